@@ -1,0 +1,13 @@
+//! What everything counts in: time, ids and containers of fixed capacity.
+//!
+//! Standard library only. Nothing here reads a clock, allocates after construction or knows what a model is.
+
+mod heap;
+mod id;
+mod list;
+mod time;
+
+pub use heap::IndexedHeap;
+pub use id::{BlockId, DeviceId, ModelId, RequestSlot, TaskId};
+pub use list::{Links, List};
+pub use time::{Nanos, Time};

@@ -1,0 +1,142 @@
+//! Doubly linked lists over a shared table of links.
+//!
+//! Every live request stands in at most one list (its model's queue, say), so one table of links, indexed by slot,
+//! serves all lists: nothing is allocated when a request moves, and any request leaves its list in O(1).
+
+/// The links of all slots; one table serves many [`List`]s as long as a slot is in one list at a time.
+#[derive(Clone, Debug)]
+pub struct Links {
+    next: Vec<u32>,
+    prev: Vec<u32>,
+}
+
+/// A list of slots: only its ends; the links are in [`Links`].
+#[derive(Clone, Copy, Debug)]
+pub struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+const END: u32 = u32::MAX;
+
+impl Links {
+    /// Links for the slots `0..capacity`; never allocates again.
+    pub fn new(capacity: usize) -> Links {
+        assert!(capacity < END as usize);
+        Links { next: vec![END; capacity], prev: vec![END; capacity] }
+    }
+
+    /// The slot after `slot` in its list.
+    pub fn next(&self, slot: u32) -> Option<u32> {
+        some(self.next[slot as usize])
+    }
+
+    /// The slot before `slot` in its list.
+    pub fn prev(&self, slot: u32) -> Option<u32> {
+        some(self.prev[slot as usize])
+    }
+}
+
+impl Default for List {
+    fn default() -> List {
+        List { head: END, tail: END, len: 0 }
+    }
+}
+
+impl List {
+    /// The number of slots in the list.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether the list is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first slot.
+    pub fn front(&self) -> Option<u32> {
+        some(self.head)
+    }
+
+    /// The last slot.
+    pub fn back(&self) -> Option<u32> {
+        some(self.tail)
+    }
+
+    /// Appends `slot`.
+    pub fn push_back(&mut self, links: &mut Links, slot: u32) {
+        self.insert_after(links, some(self.tail), slot);
+    }
+
+    /// Inserts `slot` after `before`, or at the front if `before` is none.
+    pub fn insert_after(&mut self, links: &mut Links, before: Option<u32>, slot: u32) {
+        let after = match before {
+            Some(before) => std::mem::replace(&mut links.next[before as usize], slot),
+            None => std::mem::replace(&mut self.head, slot),
+        };
+        links.prev[slot as usize] = before.unwrap_or(END);
+        links.next[slot as usize] = after;
+        match some(after) {
+            Some(after) => links.prev[after as usize] = slot,
+            None => self.tail = slot,
+        }
+        self.len += 1;
+    }
+
+    /// Removes `slot`, which must be in this list.
+    pub fn remove(&mut self, links: &mut Links, slot: u32) {
+        let (prev, next) = (links.prev[slot as usize], links.next[slot as usize]);
+        match some(prev) {
+            Some(prev) => links.next[prev as usize] = next,
+            None => self.head = next,
+        }
+        match some(next) {
+            Some(next) => links.prev[next as usize] = prev,
+            None => self.tail = prev,
+        }
+        (links.prev[slot as usize], links.next[slot as usize]) = (END, END);
+        self.len -= 1;
+    }
+
+    /// Removes and returns the first slot.
+    pub fn pop_front(&mut self, links: &mut Links) -> Option<u32> {
+        let slot = self.front()?;
+        self.remove(links, slot);
+        Some(slot)
+    }
+
+    /// The slots in order.
+    pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
+        std::iter::successors(self.front(), |&slot| links.next(slot))
+    }
+}
+
+fn some(slot: u32) -> Option<u32> {
+    (slot != END).then_some(slot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_lists_share_one_table() {
+        let mut links = Links::new(6);
+        let (mut a, mut b) = (List::default(), List::default());
+        for slot in [0, 2, 4] {
+            a.push_back(&mut links, slot);
+            b.push_back(&mut links, slot + 1);
+        }
+        a.remove(&mut links, 2);
+        a.insert_after(&mut links, None, 2);
+        assert_eq!(a.iter(&links).collect::<Vec<_>>(), [2, 0, 4]);
+        assert_eq!(b.iter(&links).collect::<Vec<_>>(), [1, 3, 5]);
+        assert_eq!((a.pop_front(&mut links), a.len(), a.back()), (Some(2), 2, Some(4)));
+        assert_eq!((links.prev(5), links.next(5)), (Some(3), None));
+        b.remove(&mut links, 5);
+        b.remove(&mut links, 1);
+        assert_eq!((b.pop_front(&mut links), b.is_empty(), b.front()), (Some(3), true, None));
+    }
+}

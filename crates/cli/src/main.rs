@@ -1,0 +1,2 @@
+//! The `ripieno` binary.
+fn main() {}

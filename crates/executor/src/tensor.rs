@@ -1,0 +1,18 @@
+//! Tensors as they travel: little-endian, row-major bytes.
+
+use bytes::Bytes;
+use ripieno_model::DataType;
+use std::sync::Arc;
+
+/// A tensor of one request. Cheap to clone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Name.
+    pub name: Arc<str>,
+    /// Element type.
+    pub datatype: DataType,
+    /// Dimensions; the first is the request's rows.
+    pub shape: Vec<i64>,
+    /// The elements, little-endian and row-major; those of BYTES carry a 4-byte length each.
+    pub data: Bytes,
+}

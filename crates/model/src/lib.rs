@@ -1,0 +1,11 @@
+//! What a model is: its blocks, what they cost by batch size, and how a request walks through them.
+//!
+//! Standard library only; the scheduler, the simulator and the executors share these types.
+
+mod graph;
+mod profile;
+mod tensor;
+
+pub use graph::{Block, DropRule, Model, Walk};
+pub use profile::{Fit, Profile, ProfileError};
+pub use tensor::{DataType, TensorSpec};

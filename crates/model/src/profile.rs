@@ -1,0 +1,211 @@
+//! The latency profile ℓ(b): how long a batch of b rows takes on one block.
+//!
+//! A table is the truth, because real devices have steps; a line αb+β with its R² is fitted for people only and never
+//! decides anything. The table is made monotone (running maximum) so that "the largest batch that fits a span" is one
+//! binary search and adding a row never makes a batch look cheaper, which a noisy measurement would otherwise do.
+
+use ripieno_base::Nanos;
+use std::fmt;
+
+/// Latency by batch size, for batch sizes `1..=max_batch`.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Profile {
+    /// `table[b - 1]` is ℓ(b); never falls.
+    table: Box<[Nanos]>,
+}
+
+/// The least-squares line αb+β through a profile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fit {
+    /// Cost of each further row, α.
+    pub alpha_ms: f64,
+    /// Fixed cost of a batch, β.
+    pub beta_ms: f64,
+    /// Share of the variance that the line explains, 0 to 1.
+    pub r_squared: f64,
+}
+
+/// Why numbers do not make a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileError {
+    /// There is no batch size at all.
+    Empty,
+    /// ℓ(b) is zero, negative or not a number at this batch size.
+    NotPositive {
+        /// The offending batch size.
+        batch: usize,
+    },
+    /// More batch sizes than [`Profile::MAX_BATCH`].
+    TooLong {
+        /// The batch sizes given.
+        given: usize,
+    },
+}
+
+impl Profile {
+    /// The largest batch size that a profile may describe.
+    pub const MAX_BATCH: usize = 65_536;
+
+    /// A profile from measured or published latencies, `latencies[b - 1]` = ℓ(b); made monotone.
+    pub fn from_table(latencies: &[Nanos]) -> Result<Profile, ProfileError> {
+        if latencies.is_empty() {
+            return Err(ProfileError::Empty);
+        }
+        if latencies.len() > Profile::MAX_BATCH {
+            return Err(ProfileError::TooLong { given: latencies.len() });
+        }
+        if let Some(at) = latencies.iter().position(|&latency| latency <= Nanos::ZERO) {
+            return Err(ProfileError::NotPositive { batch: at + 1 });
+        }
+        let mut longest = Nanos::ZERO;
+        let table = latencies.iter().map(|&latency| {
+            longest = longest.max(latency);
+            longest
+        });
+        Ok(Profile { table: table.collect() })
+    }
+
+    /// The profile ℓ(b) = αb + β for `1..=max_batch`, in milliseconds.
+    pub fn linear(alpha_ms: f64, beta_ms: f64, max_batch: usize) -> Result<Profile, ProfileError> {
+        if !(alpha_ms.is_finite() && beta_ms.is_finite() && alpha_ms >= 0.0) {
+            return Err(ProfileError::NotPositive { batch: 1 });
+        }
+        if max_batch > Profile::MAX_BATCH {
+            return Err(ProfileError::TooLong { given: max_batch });
+        }
+        let at = |batch: usize| Nanos::from_millis_f64(alpha_ms * batch as f64 + beta_ms);
+        Profile::from_table(&(1..=max_batch).map(at).collect::<Vec<_>>())
+    }
+
+    /// A profile from latencies measured at some batch sizes, ascending; linear in between, flat before the first.
+    pub fn interpolate(points: &[(usize, Nanos)]) -> Result<Profile, ProfileError> {
+        let (&(first, _), &(last, _)) = (points.first().zip(points.last())).ok_or(ProfileError::Empty)?;
+        if last > Profile::MAX_BATCH {
+            return Err(ProfileError::TooLong { given: last });
+        }
+        let mut table = vec![points[0].1; first];
+        for pair in points.windows(2) {
+            let ((b0, l0), (b1, l1)) = (pair[0], pair[1]);
+            let rise = |b: usize| Nanos(l0.0 + (l1.0 - l0.0) * (b - b0) as i64 / (b1 - b0) as i64);
+            table.extend((b0 + 1..=b1).map(rise));
+        }
+        Profile::from_table(&table)
+    }
+
+    /// ℓ(b) for `1 <= batch <= max_batch`; a larger batch costs [`Nanos::MAX`], so that no deadline admits it.
+    pub fn latency(&self, batch: usize) -> Nanos {
+        debug_assert!(batch > 0);
+        self.table.get(batch - 1).copied().unwrap_or(Nanos::MAX)
+    }
+
+    /// The largest batch size described.
+    pub fn max_batch(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The largest b with ℓ(b) ≤ `span`; 0 if not even one row fits.
+    pub fn largest_within(&self, span: Nanos) -> usize {
+        self.table.partition_point(|&latency| latency <= span)
+    }
+
+    /// The same profile for batches of at most `max_batch` rows.
+    pub fn truncated(&self, max_batch: usize) -> Profile {
+        Profile { table: self.table[..max_batch.clamp(1, self.table.len())].into() }
+    }
+
+    /// The profile of running `blocks` one after the other, up to the smallest of their maximum batches.
+    pub fn sum<'a>(blocks: impl Iterator<Item = &'a Profile> + Clone) -> Profile {
+        let max_batch = blocks.clone().map(Profile::max_batch).min().unwrap_or(0);
+        assert!(max_batch > 0, "a model has at least one block");
+        let total = |batch: usize| blocks.clone().map(|profile| profile.latency(batch)).sum();
+        Profile { table: (1..=max_batch).map(total).collect() }
+    }
+
+    /// The latencies ℓ(1), ℓ(2), …
+    pub fn table(&self) -> &[Nanos] {
+        &self.table
+    }
+
+    /// The least-squares line through the table.
+    pub fn fit(&self) -> Fit {
+        let n = self.table.len() as f64;
+        let points = || self.table.iter().enumerate().map(|(at, latency)| ((at + 1) as f64, latency.as_millis_f64()));
+        let (mean_b, mean_l) = points().fold((0.0, 0.0), |(b, l), (x, y)| (b + x / n, l + y / n));
+        let sum = |f: &dyn Fn(f64, f64) -> f64| points().map(|(x, y)| f(x - mean_b, y - mean_l)).sum::<f64>();
+        let (sxx, sxy, syy) = (sum(&|x, _| x * x), sum(&|x, y| x * y), sum(&|_, y| y * y));
+        let alpha_ms = if sxx > 0.0 { sxy / sxx } else { 0.0 };
+        let r_squared = if sxx > 0.0 && syy > 0.0 { (sxy * sxy / (sxx * syy)).min(1.0) } else { 1.0 };
+        Fit { alpha_ms, beta_ms: mean_l - alpha_ms * mean_b, r_squared }
+    }
+}
+
+impl fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProfileError::Empty => write!(f, "a latency profile needs at least one batch size"),
+            ProfileError::NotPositive { batch } => {
+                write!(f, "the latency of batch size {batch} must be a positive number")
+            }
+            ProfileError::TooLong { given } => {
+                write!(f, "{given} batch sizes are more than the {} that a profile may have", Profile::MAX_BATCH)
+            }
+        }
+    }
+}
+
+impl std::error::Error for ProfileError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(millis: &[i64]) -> Profile {
+        Profile::from_table(&millis.iter().map(|&ms| Nanos::from_millis(ms)).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn a_dip_is_raised_to_the_running_maximum() {
+        assert_eq!(table(&[2, 5, 4, 6]).table(), table(&[2, 5, 5, 6]).table());
+    }
+
+    #[test]
+    fn largest_within_is_the_inverse_of_latency() {
+        let profile = Profile::linear(1.053, 5.072, 64).unwrap();
+        for batch in 1..=64 {
+            assert_eq!(profile.largest_within(profile.latency(batch)), batch);
+            assert_eq!(profile.largest_within(profile.latency(batch) - Nanos(1)), batch - 1);
+        }
+        assert_eq!(profile.latency(65), Nanos::MAX);
+    }
+
+    #[test]
+    fn the_fit_recovers_a_line_and_measures_a_bend() {
+        let fit = Profile::linear(1.053, 5.072, 64).unwrap().fit();
+        assert!((fit.alpha_ms - 1.053).abs() < 1e-6 && (fit.beta_ms - 5.072).abs() < 1e-4, "{fit:?}");
+        assert!(fit.r_squared > 0.999_999);
+        assert!(table(&[1, 1, 1, 9]).fit().r_squared < 0.7);
+        assert_eq!(table(&[3]).fit(), Fit { alpha_ms: 0.0, beta_ms: 3.0, r_squared: 1.0 });
+    }
+
+    #[test]
+    fn interpolation_is_linear_between_points() {
+        let ms = Nanos::from_millis;
+        let profile = Profile::interpolate(&[(2, ms(4)), (4, ms(8)), (5, ms(20))]).unwrap();
+        assert_eq!(profile.table(), [ms(4), ms(4), ms(6), ms(8), ms(20)]);
+    }
+
+    #[test]
+    fn a_chain_costs_the_sum_of_its_blocks() {
+        let (a, b) = (table(&[1, 2, 3]), table(&[10, 11]));
+        assert_eq!(Profile::sum([&a, &b].into_iter()).table(), table(&[11, 13]).table());
+    }
+
+    #[test]
+    fn bad_numbers_are_named() {
+        assert_eq!(Profile::from_table(&[]), Err(ProfileError::Empty));
+        assert_eq!(Profile::from_table(&[Nanos(3), Nanos(0)]), Err(ProfileError::NotPositive { batch: 2 }));
+        assert_eq!(Profile::linear(f64::NAN, 1.0, 4), Err(ProfileError::NotPositive { batch: 1 }));
+        assert_eq!(Profile::linear(1.0, 1.0, 1 << 20), Err(ProfileError::TooLong { given: 1 << 20 }));
+    }
+}

@@ -1,0 +1,1 @@
+//! Histograms, goodput, tables and JSON; the same live and simulated.

@@ -1,0 +1,94 @@
+//! What the front end sees of the runtime: submit a job, get one answer.
+
+use ripieno_base::{ModelId, Nanos};
+use ripieno_executor::{Loaded, Tensor};
+use ripieno_model::Model;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+/// A model to serve.
+pub struct ServedModel {
+    /// As the scheduler sees it: profile, SLO, largest batch, instances, drop rule.
+    pub model: Model,
+    /// As the executor sees it.
+    pub loaded: Arc<dyn Loaded>,
+    /// The most live requests of this model; further ones are refused.
+    pub max_queue: usize,
+    /// Whether a request past its SLO is still answered (`late = "answer"`), instead of refused at its deadline.
+    pub answer_late: bool,
+}
+
+/// One client call.
+pub struct Job {
+    /// The model.
+    pub model: ModelId,
+    /// All inputs of the model, checked against its specification; their first dimension is the rows.
+    pub inputs: Arc<[Tensor]>,
+    /// Rows; may exceed the model's largest batch, then the call is split and put together again.
+    pub rows: usize,
+    /// The client's own time limit, if it gave one; the model's SLO holds as well.
+    pub timeout: Option<Duration>,
+    /// Called exactly once for every accepted job, from a runtime thread; must not block.
+    pub on_answer: Box<dyn FnOnce(Answer) + Send>,
+}
+
+/// The one answer to an accepted job.
+pub type Answer = Result<Answered, Failure>;
+
+/// A successful answer.
+#[derive(Debug)]
+pub struct Answered {
+    /// All outputs of the model; their first dimension is the rows.
+    pub outputs: Vec<Tensor>,
+    /// From arrival to the start of its (last part's) batch.
+    pub queued: Nanos,
+    /// Execution time of that batch.
+    pub executed: Nanos,
+    /// Rows in that batch.
+    pub batch: usize,
+    /// Whether it came after the deadline.
+    pub late: bool,
+}
+
+/// Why an accepted job ends without outputs.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Failure {
+    /// Its deadline passed.
+    #[error("Request timeout expired")]
+    Expired,
+    /// No schedule could meet its deadline any more.
+    #[error("Request timeout expired: no schedule could meet its deadline")]
+    Hopeless,
+    /// The client went away.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The engine failed on its batch.
+    #[error("inference failed: {0}")]
+    Failed(String),
+    /// Its model was unloaded while it waited.
+    #[error("the model was unloaded")]
+    Unloaded,
+    /// The server is going down and did not get to it in time.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+/// Why a job was not accepted; `on_answer` is not called.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue bound of the model or of the server is hit.
+    #[error("Exceeds maximum queue size of {bound} requests; retry after {retry_after:?}")]
+    QueueFull {
+        /// The bound.
+        bound: usize,
+        /// When a retry may succeed.
+        retry_after: Duration,
+    },
+    /// No such model is loaded.
+    #[error("the model is not loaded")]
+    NotLoaded,
+    /// The server is draining.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}

@@ -1,0 +1,88 @@
+//! What a scheduler may do: four verbs, and the outbox that carries them to the driver.
+
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+
+/// A decision.
+///
+/// Small and `Copy`: actions are logged, compared and replayed as plain data. Preemption at a block border needs no
+/// verb of its own; it is simply the next `Start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Action {
+    /// Run a batch. The driver answers with exactly one [`TaskDone`](crate::TaskDone).
+    Start {
+        /// The task; its members are [`Scheduler::members`](crate::Scheduler::members) until the next input.
+        task: TaskId,
+        /// The model of the block.
+        model: ModelId,
+        /// The block to run.
+        block: BlockId,
+        /// The device to run it on, after the tasks started there before.
+        device: DeviceId,
+        /// The device must not begin before this instant.
+        not_before: Time,
+    },
+    /// The request's walk is complete: answer the client. The slot may be reused.
+    Finish {
+        /// The request.
+        request: RequestSlot,
+    },
+    /// The request ends without an answer. The slot may be reused.
+    Reject {
+        /// The request.
+        request: RequestSlot,
+        /// The reason, for the client and the metrics.
+        why: Why,
+    },
+}
+
+/// Why a request ends without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Why {
+    /// Its deadline has passed.
+    Expired,
+    /// Its deadline lies ahead, but no schedule could meet it, or meeting it would cost more requests than it is.
+    Hopeless,
+    /// The client withdrew it.
+    Cancelled,
+    /// The executor reported an error for its batch.
+    Failed,
+    /// Its model was unloaded.
+    Unloaded,
+}
+
+const _: () = assert!(size_of::<Action>() <= 24);
+
+/// A bounded list of actions, owned by the driver and emptied by it after every settle.
+#[derive(Debug)]
+pub struct Outbox {
+    actions: Vec<Action>,
+    capacity: usize,
+}
+
+impl Outbox {
+    /// An outbox for a scheduler built with these limits; never allocates again.
+    ///
+    /// Each live request ends at most once and each device slot receives at most one start between two drains.
+    pub fn new(limits: &crate::Limits) -> Outbox {
+        let capacity = limits.requests + limits.tasks();
+        Outbox { actions: Vec::with_capacity(capacity), capacity }
+    }
+
+    /// Adds an action. Exceeding the bound is a bug of the policy.
+    pub fn push(&mut self, action: Action) {
+        assert!(self.actions.len() < self.capacity, "a policy exceeded the outbox bound of {}", self.capacity);
+        self.actions.push(action);
+    }
+
+    /// The actions since the last [`Outbox::clear`], in order.
+    pub fn actions(&self) -> &[Action] {
+        &self.actions
+    }
+
+    /// Empties the outbox.
+    pub fn clear(&mut self) {
+        self.actions.clear();
+    }
+}

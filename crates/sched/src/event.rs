@@ -1,0 +1,61 @@
+//! Inputs as values: what a recorder writes and a replay reads.
+
+use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
+use ripieno_base::{RequestSlot, TaskId, Time};
+
+/// One call into a scheduler, or what it decided.
+///
+/// Settles are events of their own: which inputs were drained before which settle is part of what decides.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Event {
+    /// [`Scheduler::on_request`].
+    Request(Request),
+    /// [`Scheduler::on_task_done`].
+    TaskDone {
+        /// The task.
+        task: TaskId,
+        /// How it ended.
+        outcome: Outcome,
+        /// Per member, whether its walk ended.
+        ended: Vec<bool>,
+    },
+    /// [`Scheduler::on_control`].
+    Control(Control),
+    /// [`Scheduler::settle`] and all that it decided: the actions, and the members of each start in their order.
+    Settle {
+        /// The actions.
+        actions: Vec<Action>,
+        /// The members of each `Start` among them.
+        members: Vec<Vec<RequestSlot>>,
+    },
+}
+
+impl Event {
+    /// The settle event for what `scheduler` has just put into `out`.
+    pub fn of_settle(scheduler: &dyn Scheduler, out: &Outbox) -> Event {
+        let starts = out.actions().iter().filter_map(|action| match action {
+            Action::Start { task, .. } => Some(scheduler.members(*task).to_vec()),
+            _ => None,
+        });
+        Event::Settle { members: starts.collect(), actions: out.actions().to_vec() }
+    }
+
+    /// Repeats this event on `scheduler`. A settle that decides otherwise than recorded is returned as the error.
+    pub fn replay(&self, now: Time, scheduler: &mut dyn Scheduler, out: &mut Outbox) -> Result<(), Event> {
+        match self {
+            Event::Request(request) => scheduler.on_request(now, request),
+            Event::TaskDone { task, outcome, ended } => {
+                scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended });
+            }
+            Event::Control(control) => scheduler.on_control(now, control.clone()),
+            Event::Settle { .. } => {
+                out.clear();
+                scheduler.settle(now, out);
+                let decided = Event::of_settle(scheduler, out);
+                return if decided == *self { Ok(()) } else { Err(decided) };
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! The contract between a scheduler and its driver, and the facts that pass between them.
+
+use crate::Outbox;
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_model::{Model, Profile};
+
+/// A state machine that is told facts and asked for decisions.
+///
+/// It owns no clock, device or payload: `now` is an argument, and a request is five plain numbers whose slot indexes
+/// whatever the driver keeps for it. So the simulator and the server run one and the same code, and a recorded run
+/// replays to the same decisions.
+///
+/// **The driver promises**: time never goes back; one `settle` after one or more inputs of one `now`, and at or
+/// after [`next_wakeup`](Scheduler::next_wakeup); the outbox is emptied before the next input; each `Start` is
+/// answered by exactly one [`TaskDone`]; a slot is reused only after its request has ended.
+///
+/// **The scheduler promises**: each request ends in exactly one `Finish` or `Reject`; never more tasks on a device
+/// than its depth; after `settle`, `next_wakeup() > now`; bounded output; no allocation after construction, but for
+/// [`Control`]; equal inputs give equal outputs, bit for bit.
+pub trait Scheduler: Send {
+    /// A request has arrived.
+    fn on_request(&mut self, now: Time, request: &Request);
+
+    /// A task has ended, well or badly.
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>);
+
+    /// The world has changed: devices, models, costs, or a client that went away.
+    fn on_control(&mut self, now: Time, control: Control);
+
+    /// Decides, once per instant. The only place where choices are made.
+    fn settle(&mut self, now: Time, out: &mut Outbox);
+
+    /// When to call `settle` again if nothing happens; [`Time::NEVER`] if there is nothing to wait for.
+    fn next_wakeup(&self) -> Time;
+
+    /// The requests in a task, in batch order; valid from its `Start` until the next input.
+    fn members(&self, task: TaskId) -> &[RequestSlot];
+}
+
+/// A request that has been accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Request {
+    /// Where the driver keeps what belongs to it; below [`Limits::requests`].
+    pub slot: RequestSlot,
+    /// The model asked for.
+    pub model: ModelId,
+    /// When it reached the server.
+    pub arrived: Time,
+    /// When the answer is due.
+    pub deadline: Time,
+    /// How many rows it holds: at least one, at most the model's largest batch.
+    pub rows: u32,
+}
+
+/// The end of a task.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskDone<'a> {
+    /// The task.
+    pub task: TaskId,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// For each member, whether its walk ended in this block (end of sequence, early exit). Empty if none did.
+    pub ended: &'a [bool],
+}
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Outcome {
+    /// It ran.
+    Ok,
+    /// The executor reported an error; its members are rejected.
+    Failed,
+    /// The device vanished with it; its members may run again elsewhere.
+    DeviceLost,
+}
+
+/// A change of the world, other than requests and tasks. May allocate: these are rare.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Control {
+    /// A device is ready for tasks.
+    DeviceJoined(DeviceId),
+    /// A device takes no further tasks; tasks under way still end in a [`TaskDone`].
+    DeviceLeft(DeviceId),
+    /// A device needs `percent` % of the profiled latency from now on; 100 is nominal.
+    DeviceSlowed {
+        /// The device.
+        device: DeviceId,
+        /// Its latency relative to the profile, in percent; at least 1.
+        percent: u32,
+    },
+    /// A model can be served. Its id is below [`Limits::models`] and not in use.
+    ModelLoaded(ModelId, Box<Model>),
+    /// A model is served no more; its queued requests are rejected, running ones finish.
+    ModelUnloaded(ModelId),
+    /// A block's latency profile was measured anew.
+    ProfileReplaced {
+        /// The model.
+        model: ModelId,
+        /// The block.
+        block: BlockId,
+        /// Its new profile; at least as long as the model's largest batch.
+        profile: Profile,
+    },
+    /// A client went away. If the request still waits it is rejected; if it runs it finishes. Late news of a request
+    /// that has ended already must not be passed on, since its slot may be another's.
+    Cancelled(RequestSlot),
+}
+
+/// The bounds that a scheduler is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Limits {
+    /// Live requests; also the bound of every queue.
+    pub requests: usize,
+    /// Models.
+    pub models: usize,
+    /// Devices.
+    pub devices: usize,
+    /// Tasks that a device holds at once, the running one included.
+    pub depth: usize,
+    /// Rows in a batch, of any model.
+    pub batch: usize,
+}
+
+impl Limits {
+    /// The most tasks in flight.
+    pub fn tasks(&self) -> usize {
+        self.devices * self.depth
+    }
+}
+
+/// The world at the start: models `0..models.len()` and devices `0..devices` are there.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Setup {
+    /// The models; ids are their positions.
+    pub models: Vec<Model>,
+    /// How many devices are there from the start.
+    pub devices: usize,
+    /// The bounds.
+    pub limits: Limits,
+}

@@ -1,0 +1,1 @@
+//! HTTP and gRPC front end, model repository, metrics.

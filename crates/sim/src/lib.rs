@@ -1,0 +1,1 @@
+//! Driver A: virtual time, emulated devices, checkers.

@@ -1,0 +1,1 @@
+//! Protocol types of the Open Inference Protocol: protobuf, JSON, binary tensors.
