@@ -1,1 +1,4 @@
 //! HTTP and gRPC front end, model repository, metrics.
+
+pub mod registry;
+pub mod stats;
