@@ -2,9 +2,11 @@
 //!
 //! Standard library only; the scheduler, the simulator and the executors share these types.
 
+pub mod bounds;
 mod graph;
 mod profile;
 mod tensor;
+pub mod zoo;
 
 pub use graph::{Block, DropRule, Model, Walk};
 pub use profile::{Fit, Profile, ProfileError};

@@ -1,0 +1,85 @@
+//! How much load devices can carry within an SLO: the analytic bound of staggered execution.
+//!
+//! With N devices that start their batches evenly spaced, a request waits at most one N-th of a batch before its own
+//! batch starts, so a batch of b rows meets the target as long as (1 + 1/N)·ℓ(b) ≤ SLO, and the devices together answer
+//! N·b/ℓ(b) rows a second. These are equations (1) and (2) of "Symphony: Optimized DNN Model Serving using Deferred
+//! Batch Scheduling". It is an upper estimate for evenly spaced arrivals of one model; it informs people and sizes
+//! targets, and never decides about a request.
+
+use crate::Profile;
+use ripieno_base::Nanos;
+
+/// The best operating point of a model on some devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Rows in each batch; 0 if not even one row meets the target.
+    pub batch: usize,
+    /// Rows answered per second by all devices together.
+    pub goodput_rps: f64,
+}
+
+/// The batch size, among those that meet `slo` on `devices` in staggered execution, that answers the most rows.
+///
+/// For a line αb+β that is the largest such batch; a measured table may have steps that make a smaller one better.
+pub fn staggered_bound(profile: &Profile, slo: Nanos, devices: usize) -> Bound {
+    let nothing = Bound { batch: 0, goodput_rps: 0.0 };
+    let span = slo.scale(devices as u64, devices as u64 + 1);
+    let goodput = |batch: usize| devices as f64 * batch as f64 / profile.latency(batch).as_secs_f64();
+    (1..=profile.largest_within(span)).fold(nothing, |best, batch| {
+        let goodput_rps = goodput(batch);
+        if goodput_rps >= best.goodput_rps { Bound { batch, goodput_rps } } else { best }
+    })
+}
+
+/// Rows a second at the best point of [`staggered_bound`].
+pub fn best_goodput(profile: &Profile, slo: Nanos, devices: usize) -> f64 {
+    staggered_bound(profile, slo, devices).goodput_rps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// alpha, beta, SLO in milliseconds; devices; the batch and rows/s computed independently from the equations.
+    const ROWS: [(f64, f64, f64, usize, usize, f64); 8] = [
+        (1.053, 5.072, 25.0, 8, 16, 5839.4),
+        (5.090, 18.368, 70.0, 8, 8, 1083.1),
+        (0.570, 14.348, 33.0, 8, 26, 7131.1),
+        (0.335, 5.350, 20.0, 8, 37, 16680.8),
+        (1.271, 13.618, 37.0, 8, 15, 3671.6),
+        (2.050, 5.378, 27.0, 8, 9, 3021.7),
+        (17.656, 18.952, 179.0, 8, 7, 392.9),
+        (1.009, 2.390, 20.0, 8, 15, 6847.4),
+    ];
+
+    #[test]
+    fn the_bound_of_published_profiles_is_met() {
+        for (alpha_ms, beta_ms, slo_ms, devices, batch, goodput_rps) in ROWS {
+            let profile = Profile::linear(alpha_ms, beta_ms, 64).unwrap();
+            let bound = staggered_bound(&profile, Nanos::from_millis_f64(slo_ms), devices);
+            assert_eq!(bound.batch, batch, "{alpha_ms} {beta_ms}");
+            assert!((bound.goodput_rps - goodput_rps).abs() < 0.06, "{bound:?}, expected {goodput_rps}");
+        }
+    }
+
+    #[test]
+    fn one_device_has_half_of_the_slo() {
+        let profile = Profile::linear(1.0, 1.0, 64).unwrap();
+        assert_eq!(staggered_bound(&profile, Nanos::from_millis(10), 1).batch, 4);
+        assert_eq!(best_goodput(&profile, Nanos::from_millis(10), 1), 800.0);
+    }
+
+    #[test]
+    fn an_slo_below_one_row_or_no_device_carries_nothing() {
+        let profile = Profile::linear(1.0, 5.0, 8).unwrap();
+        assert_eq!(best_goodput(&profile, Nanos::from_millis(11), 1), 0.0);
+        assert_eq!(best_goodput(&profile, Nanos::from_millis(1000), 0), 0.0);
+    }
+
+    #[test]
+    fn a_step_in_the_table_makes_the_smaller_batch_better() {
+        let ms = Nanos::from_millis;
+        let profile = Profile::from_table(&[ms(2), ms(2), ms(9)]).unwrap();
+        assert_eq!(staggered_bound(&profile, ms(100), 1), Bound { batch: 2, goodput_rps: 1000.0 });
+    }
+}
