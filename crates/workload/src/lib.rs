@@ -1,1 +1,14 @@
-//! Arrivals, lengths and traces; seeded.
+//! Arrivals and traces; seeded.
+//!
+//! A run must be repeatable from its seed alone, on any machine and with any later version of our dependencies, so the
+//! generator is named here (xoshiro256++) instead of taken from a "standard" one that may change, and each model draws
+//! from a stream of its own: adding a model leaves the others' arrivals as they were.
+
+mod arrival;
+mod mix;
+mod random;
+pub mod trace;
+
+pub use arrival::{Arrival, ArrivalError, Arrivals};
+pub use mix::{Mix, mix};
+pub use random::{Random, stream};
