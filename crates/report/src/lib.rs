@@ -1,1 +1,17 @@
 //! Histograms, goodput, tables and JSON; the same live and simulated.
+//!
+//! One [`Collector`] takes the facts of a run from either driver, so that a number printed by `simulate` means the same
+//! as one printed by `bench` or the live demo. Recording never allocates: the tables are sized at construction, because
+//! a recorder that stops to grow would disturb the run that it watches.
+
+mod collector;
+mod latencies;
+mod search;
+mod summary;
+mod table;
+
+pub use collector::{Collector, Window};
+pub use latencies::Latencies;
+pub use search::{Found, Search, Trial, search};
+pub use summary::{Figures, ModelFigures, RunInfo, Summary};
+pub use table::{Format, Table, models_table, number, percent, policies_table};

@@ -1,0 +1,80 @@
+//! What a run comes to: the fields that `--format json` prints.
+
+use serde::Serialize;
+
+/// The figures of one model, or of a whole run.
+///
+/// Latencies are those of all answers, late ones included; a dropped request has none. They are null when nothing was
+/// answered. Rates are per second of the observed window.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// Requests that arrived, a second.
+    pub offered_rps: f64,
+    /// Requests answered in time, a second.
+    pub goodput_rps: f64,
+    /// Requests dropped or answered late, over all requests; 0 where there was none.
+    pub bad_rate: f64,
+    /// Median latency.
+    pub p50_ms: Option<f64>,
+    /// 90th percentile of the latency.
+    pub p90_ms: Option<f64>,
+    /// 99th percentile of the latency.
+    pub p99_ms: Option<f64>,
+    /// Rows in a batch: the mean over batches, each counting once whatever its size.
+    pub mean_batch: f64,
+    /// Rows in a batch: the median over batches, each counting once whatever its size.
+    pub median_batch: f64,
+    /// Time that devices spent on tasks, over devices × window; above 1 only where a device runs several lanes.
+    pub busy_fraction: f64,
+    /// Devices that ran at least one task in the window.
+    pub devices_used: usize,
+    /// Requests counted.
+    pub requests: u64,
+    /// Of these, never answered.
+    pub dropped: u64,
+    /// Of these, answered after their deadline.
+    pub late: u64,
+}
+
+/// The figures of one model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelFigures {
+    /// The model's name.
+    pub name: String,
+    /// Its figures; its busy fraction is its share of all devices' time.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// What a driver knows about its run and the collector does not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunInfo {
+    /// The policy's name.
+    pub policy: String,
+    /// The seed.
+    pub seed: u64,
+    /// Events processed.
+    pub events: u64,
+    /// Wall time that the run took.
+    pub wall_s: f64,
+}
+
+/// The summary of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// The policy's name.
+    pub policy: String,
+    /// The seed.
+    pub seed: u64,
+    /// The figures of all models together.
+    #[serde(flatten)]
+    pub total: Figures,
+    /// The highest bad rate of any model; what the goodput search looks at.
+    pub worst_bad_rate: f64,
+    /// Events processed.
+    pub events: u64,
+    /// Wall time that the run took.
+    pub wall_s: f64,
+    /// The figures of each model.
+    pub models: Vec<ModelFigures>,
+}
