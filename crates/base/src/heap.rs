@@ -51,6 +51,11 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
         self.heap.first().map(|&key| (self.priority[key as usize], key as usize))
     }
 
+    /// The keys present, in no particular order.
+    pub fn keys(&self) -> impl Iterator<Item = usize> + '_ {
+        self.heap.iter().map(|&key| key as usize)
+    }
+
     /// Inserts `key`, or changes its priority.
     pub fn set(&mut self, key: usize, priority: P) {
         self.priority[key] = priority;

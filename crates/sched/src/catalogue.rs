@@ -1,10 +1,15 @@
-//! The catalogue: every policy by the name that its paper gave it.
+//! The catalogue: every policy by the name that its paper gave it, with its knobs.
+//!
+//! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
+//! is added by one file in `policies/` and one row here.
 
-use crate::{Scheduler, Setup};
+use crate::{Scheduler, Setup, policies};
+use ripieno_model::Model;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Options of a policy, by name, as they stand in a scenario's `[policy_options]` or on the command line.
+/// Options of a policy by name, as they stand in a scenario's `[policy_options]` or on the command line. An option
+/// `knob.model` holds for one model and wins over `knob`.
 pub type Options = BTreeMap<String, OptionValue>;
 
 /// The value of an option.
@@ -12,7 +17,7 @@ pub type Options = BTreeMap<String, OptionValue>;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(untagged))]
 pub enum OptionValue {
-    /// true or false
+    /// true or false.
     Bool(bool),
     /// A whole number.
     Int(i64),
@@ -21,3 +26,208 @@ pub enum OptionValue {
     /// A word.
     Text(String),
 }
+
+/// A row of the catalogue.
+#[derive(Debug)]
+pub struct Policy {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// Where it comes from: title and section of the paper, or the system.
+    pub source: &'static str,
+    /// What it does, in a sentence.
+    pub summary: &'static str,
+    /// Whether it can run as model shards and a matchmaker on threads of their own.
+    pub sharded: bool,
+    /// What can be set.
+    pub knobs: &'static [Knob],
+    /// Builds it.
+    pub(crate) build: Build,
+}
+
+/// Builds a policy from what was set.
+type Build = fn(&Setup, &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError>;
+
+/// Something that can be set on a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// Its name in `[policy_options]`.
+    pub name: &'static str,
+    /// Its default, as it would be written.
+    pub default: &'static str,
+    /// What it does, with its unit and when to change it.
+    pub help: &'static str,
+}
+
+/// Every policy.
+pub const CATALOGUE: &[Policy] =
+    &[policies::serial::POLICY, policies::timeout::TIMEOUT, policies::timeout::EAGER, policies::symphony::POLICY];
+
+/// The policy of this name.
+pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
+    CATALOGUE.iter().find(|policy| policy.name == name).ok_or_else(|| BuildError::UnknownPolicy(name.to_owned()))
+}
+
+/// Builds the policy of this name for a setup.
+pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
+    let policy = find(name)?;
+    check_setup(setup)?;
+    let knobs = Knobs { policy, options };
+    knobs.check(setup)?;
+    (policy.build)(setup, &knobs)
+}
+
+fn check_setup(setup: &Setup) -> Result<(), BuildError> {
+    let limits = &setup.limits;
+    let fault = |text: String| Err(BuildError::Setup(text));
+    if setup.models.len() > limits.models || setup.devices > limits.devices {
+        return fault(format!(
+            "{} models and {} devices exceed the limits of {} and {}",
+            setup.models.len(),
+            setup.devices,
+            limits.models,
+            limits.devices
+        ));
+    }
+    if limits.requests == 0 || limits.devices == 0 || limits.depth == 0 || limits.batch == 0 {
+        return fault("every limit must be at least 1".to_owned());
+    }
+    let bad = |model: &&Model| model.max_batch == 0 || model.max_batch > limits.batch;
+    if let Some(model) = setup.models.iter().find(bad) {
+        let (name, batch) = (&model.name, model.max_batch);
+        return fault(format!("model {name:?} has max_batch {batch}, which is not between 1 and {}", limits.batch));
+    }
+    let short = |model: &&Model| model.blocks.iter().any(|block| block.profile.max_batch() < model.max_batch);
+    match setup.models.iter().find(short) {
+        Some(model) => fault(format!("model {:?} has a block whose profile ends before max_batch", model.name)),
+        None => Ok(()),
+    }
+}
+
+/// The options given for one policy, read by knob.
+pub(crate) struct Knobs<'a> {
+    policy: &'static Policy,
+    options: &'a Options,
+}
+
+impl Knobs<'_> {
+    /// Every option must be a knob, and every `knob.model` must name a model.
+    fn check(&self, setup: &Setup) -> Result<(), BuildError> {
+        for name in self.options.keys() {
+            let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
+            let known = self.policy.knobs.iter().any(|known| known.name == knob);
+            let model_known = model.is_none_or(|model| setup.models.iter().any(|known| known.name == model));
+            if !known || !model_known {
+                return Err(BuildError::UnknownKnob { policy: self.policy.name, name: name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, knob: &str, model: Option<&str>) -> Option<&OptionValue> {
+        debug_assert!(self.policy.knobs.iter().any(|known| known.name == knob), "{knob} is not a knob");
+        let own = model.and_then(|model| self.options.get(&format!("{knob}.{model}")));
+        own.or_else(|| self.options.get(knob))
+    }
+
+    /// One of several words; each stands for a value.
+    pub(crate) fn choice<T: Copy>(&self, knob: &str, choices: &[(&str, T)], default: T) -> Result<T, BuildError> {
+        let Some(value) = self.get(knob, None) else { return Ok(default) };
+        let chosen = choices.iter().find(|(word, _)| matches!(value, OptionValue::Text(text) if text == word));
+        chosen.map(|&(_, value)| value).ok_or_else(|| {
+            let words: Vec<_> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
+            self.bad(knob, value, &format!("one of {}", words.join(", ")))
+        })
+    }
+
+    /// A number of at least zero, for one model or for all.
+    pub(crate) fn number(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
+        let Some(value) = self.get(knob, model) else { return Ok(None) };
+        let number = match value {
+            OptionValue::Int(int) => *int as f64,
+            OptionValue::Float(float) => *float,
+            OptionValue::Bool(_) | OptionValue::Text(_) => f64::NAN,
+        };
+        if number.is_finite() && number >= 0.0 {
+            return Ok(Some(number));
+        }
+        Err(self.bad(knob, value, "a number of at least 0"))
+    }
+
+    /// A whole number of at least one.
+    pub(crate) fn count(&self, knob: &str, model: Option<&str>) -> Result<Option<usize>, BuildError> {
+        let Some(value) = self.get(knob, model) else { return Ok(None) };
+        match value {
+            OptionValue::Int(int) if *int >= 1 => Ok(Some(*int as usize)),
+            _ => Err(self.bad(knob, value, "a whole number of at least 1")),
+        }
+    }
+
+    fn bad(&self, knob: &str, value: &OptionValue, expected: &str) -> BuildError {
+        BuildError::BadValue {
+            policy: self.policy.name,
+            knob: knob.to_owned(),
+            value: value.to_string(),
+            expected: expected.to_owned(),
+        }
+    }
+}
+
+/// Why a policy cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BuildError {
+    /// No policy has this name.
+    UnknownPolicy(String),
+    /// The policy has no such knob, or the model of a `knob.model` does not exist.
+    UnknownKnob {
+        /// The policy.
+        policy: &'static str,
+        /// The option as given.
+        name: String,
+    },
+    /// The value does not suit the knob.
+    BadValue {
+        /// The policy.
+        policy: &'static str,
+        /// The knob.
+        knob: String,
+        /// The value as given.
+        value: String,
+        /// What would do.
+        expected: String,
+    },
+    /// Models, devices and limits contradict each other.
+    Setup(String),
+}
+
+impl fmt::Display for OptionValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OptionValue::Bool(value) => write!(f, "{value}"),
+            OptionValue::Int(value) => write!(f, "{value}"),
+            OptionValue::Float(value) => write!(f, "{value}"),
+            OptionValue::Text(value) => write!(f, "{value:?}"),
+        }
+    }
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BuildError::UnknownPolicy(name) => {
+                let known: Vec<_> = CATALOGUE.iter().map(|policy| policy.name).collect();
+                write!(f, "unknown policy {name:?}; choose one of: {}", known.join(", "))
+            }
+            BuildError::UnknownKnob { policy, name } => {
+                let knobs = find(policy).map_or(&[][..], |policy| policy.knobs);
+                let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
+                write!(f, "policy {policy:?} has no option {name:?}; it has: {} (or KNOB.MODEL)", known.join(", "))
+            }
+            BuildError::BadValue { policy, knob, value, expected } => {
+                write!(f, "option {knob:?} of policy {policy:?} is {value}; it must be {expected}")
+            }
+            BuildError::Setup(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for BuildError {}

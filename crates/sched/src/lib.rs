@@ -1,9 +1,45 @@
-//! Who runs when: the scheduler contract.
+//! Who runs when: the scheduler contract, the parts, and every policy by the name that its paper gave it.
+//!
+//! A scheduler is a state machine without input or output of its own. Two drivers feed it, the simulator in virtual
+//! time and the runtime in wall time, with the same calls:
+//!
+//! ```
+//! use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+//! use ripieno_model::{Model, Profile};
+//! use ripieno_sched::{Action, Limits, Options, Outbox, Outcome, Request, Setup, TaskDone, build};
+//!
+//! let ms = |millis| Time::ORIGIN + Nanos::from_millis(millis);
+//! let model = Model::whole("resnet", Profile::linear(1.0, 5.0, 16).unwrap(), Nanos::from_millis(12));
+//! let limits = Limits { requests: 8, models: 1, devices: 1, depth: 1, batch: 16 };
+//! let mut scheduler = build("deferred", &Setup { models: vec![model], devices: 1, limits }, &Options::new()).unwrap();
+//! let mut out = Outbox::new(&limits);
+//!
+//! // A request arrives at 0 and is due at 12. Alone it takes 6 ms, with a second one 7: frontrun is 5.
+//! let request = Request { slot: RequestSlot(0), model: ModelId(0), arrived: ms(0), deadline: ms(12), rows: 1 };
+//! scheduler.on_request(ms(0), &request);
+//! scheduler.settle(ms(0), &mut out);
+//! assert!(out.actions().is_empty());
+//! assert_eq!(scheduler.next_wakeup(), ms(5));
+//!
+//! // Nobody else came. The batch starts, and the driver reports when it is done.
+//! scheduler.settle(ms(5), &mut out);
+//! let Action::Start { task, .. } = out.actions()[0] else { panic!() };
+//! assert_eq!(scheduler.members(task), [RequestSlot(0)]);
+//! out.clear();
+//! scheduler.on_task_done(ms(11), &TaskDone { task, outcome: Outcome::Ok, ended: &[] });
+//! scheduler.settle(ms(11), &mut out);
+//! assert_eq!(out.actions(), [Action::Finish { request: RequestSlot(0) }]);
+//! ```
 
 mod action;
+mod catalogue;
 mod event;
+mod parts;
+mod policies;
 mod scheduler;
+mod shard;
 
 pub use action::{Action, Outbox, Why};
+pub use catalogue::{BuildError, CATALOGUE, Knob, OptionValue, Options, Policy, build, find};
 pub use event::Event;
 pub use scheduler::{Control, Limits, Outcome, Request, Scheduler, Setup, TaskDone};

@@ -1,0 +1,63 @@
+//! "deferred": Symphony's deferred batch scheduling.
+//!
+//! Source: "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling", sections 3.1 and 3.2, Algorithm 1.
+//!
+//! 1. The candidate of a model is the largest batch from its queue that can finish by the first member's deadline d.
+//! 2. It may start from frontrun, d − ℓ(b+1), to its latest moment, d − ℓ(b): no request that arrives after frontrun
+//!    could join it in time, so waiting longer gains nothing, and starting sooner might give away a larger batch.
+//! 3. At exec = max(now, frontrun) it takes the free device with the smallest id; the others stay idle for release.
+//! 4. Without a free device it stays schedulable until its latest moment; a device that falls free takes, of the
+//!    schedulable candidates, the one with the earliest latest moment.
+//! 5. Candidates are computed anew on every arrival and grant, and when their latest moment has passed.
+//!
+//! State: a queue, a candidate and a rate meter a model; devices by id. It ignores what other models will ask for.
+//!
+//! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix" goodput collapses
+//! beyond the peak; passed-over heads are dropped when the batch starts, not before. `objective = "latency"`, which is
+//! ours, starts at once while batches of the present size keep up with the measured load, and defers beyond that.
+
+use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::shard::{Fused, Gather, Rule, Start};
+use crate::{Scheduler, Setup};
+use ripieno_model::{DropRule, Model};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "deferred",
+    source: "Symphony, sections 3.1 and 3.2",
+    summary: "a batch starts at the last moment that keeps its size, so that it is as large as its deadline allows",
+    sharded: true,
+    knobs: &[
+        Knob {
+            name: "gather",
+            default: "window",
+            help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = \
+                   heads that keep the batch below its target are passed over",
+        },
+        Knob {
+            name: "objective",
+            default: "efficiency",
+            help: "\"efficiency\" = always defer; \"latency\" = start at once while small batches keep up with the load",
+        },
+        MAX_BATCH,
+        DROP,
+        DEVICE,
+    ],
+    build,
+};
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let gather = knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Window)], Gather::Window)?;
+    let objectives = [("efficiency", Start::Frontrun), ("latency", Start::FrontrunUnderLoad)];
+    let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
+    let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
+    let rule = move |model: &Model| Rule {
+        start,
+        gather,
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        single: false,
+    };
+    Ok(Box::new(Fused::new(setup, device_choice(knobs)?, Box::new(rule))))
+}

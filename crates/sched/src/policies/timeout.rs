@@ -1,0 +1,92 @@
+//! "timeout" and "eager": a batch starts when it is full or its first request has waited for a fixed window.
+//!
+//! Sources: the dynamic batchers of TensorFlow Serving and Triton; as a baseline, "Symphony: Optimized DNN Model Serving
+//! using Deferred Batch Scheduling", section 3.4 (exec = max(now, a + k)), and "GraphB" of LazyBatching.
+//!
+//! 1. The candidate of a model is the batch gathered from the head of its queue.
+//! 2. It may start once its first request has waited for the window k, or at once if it is full.
+//! 3. A free device takes, of the candidates that may start, the one with the earliest latest moment.
+//! 4. "eager" is k = 0: a free device never waits.
+//! 5. With `gather = "fifo"` deadlines do not decide: batches take the oldest requests up to the largest batch, and the
+//!    model whose head arrived first goes first. That is the batcher of servers that know no deadlines.
+//!
+//! State: a queue and a candidate a model. It ignores how the cost of a batch grows with its size when it decides to
+//! wait. Deviation: a candidate starts at its latest moment even if the window is not over, since waiting on would only
+//! make it late; the public code of Symphony's authors does the same.
+
+use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::shard::{Fused, Gather, Rule, Start};
+use crate::{Scheduler, Setup};
+use ripieno_base::Nanos;
+use ripieno_model::{DropRule, Model};
+
+const GATHER: Knob = Knob {
+    name: "gather",
+    default: "prefix",
+    help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = heads \
+           that keep the batch below its target are passed over; \"fifo\" = the oldest, whatever the deadlines",
+};
+
+const TIMEOUT_MS: Knob =
+    Knob { name: "timeout_ms", default: "5", help: "how long the first request of a batch waits for others, in ms" };
+
+const TIMEOUT_SLO: Knob =
+    Knob { name: "timeout_slo", default: "none", help: "the same as a fraction of the model's SLO, 0 to 1" };
+
+pub(crate) const TIMEOUT: Policy = Policy {
+    name: "timeout",
+    source: "Triton, TensorFlow Serving; Symphony, section 3.4",
+    summary: "a batch starts when it is full or its first request has waited for a fixed window",
+    sharded: true,
+    knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE],
+    build: build_timeout,
+};
+
+pub(crate) const EAGER: Policy = Policy {
+    name: "eager",
+    source: "Symphony, section 3.4 (k = 0)",
+    summary: "a free device at once takes whatever waits",
+    sharded: true,
+    knobs: &[GATHER, MAX_BATCH, DROP, DEVICE],
+    build: build_eager,
+};
+
+/// How long the first request of a batch waits.
+#[derive(Clone, Copy)]
+enum Wait {
+    For(Nanos),
+    SloFraction(f64),
+}
+
+fn build_timeout(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let wait = |model: Option<&str>| {
+        if let Some(fraction) = knobs.number("timeout_slo", model)? {
+            return Ok(Wait::SloFraction(fraction));
+        }
+        Ok(Wait::For(Nanos::from_millis_f64(knobs.number("timeout_ms", model)?.unwrap_or(5.0))))
+    };
+    build(setup, knobs, PerModel::read(&setup.models, wait)?)
+}
+
+fn build_eager(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    build(setup, knobs, PerModel::read(&[], |_| Ok(Wait::For(Nanos::ZERO)))?)
+}
+
+fn build(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("fifo", Gather::Fifo)];
+    let gather = knobs.choice("gather", &gathers, Gather::Prefix)?;
+    let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
+    let rule = move |model: &Model| Rule {
+        start: Start::After(match wait.of(model) {
+            Wait::For(span) => span,
+            Wait::SloFraction(fraction) => Nanos::from_millis_f64(model.slo.as_millis_f64() * fraction),
+        }),
+        gather,
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        single: false,
+    };
+    Ok(Box::new(Fused::new(setup, device_choice(knobs)?, Box::new(rule))))
+}

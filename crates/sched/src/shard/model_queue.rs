@@ -1,0 +1,248 @@
+//! The queue of one model and the batch that can be gathered from it: GETBATCH and UPDATECANDIDATE of Symphony's
+//! Algorithm 1 (section 3.2).
+//!
+//! Waiting requests stand in deadline order (arrival order under [`Gather::Fifo`]), ties by arrival at the server.
+//! Insertion walks from the tail: O(1) when all requests have the same SLO, which is the normal case.
+//!
+//! The target of the window rule is the largest b with ℓ(b) + b/r ≤ SLO, r being the measured rate: gathering b rows
+//! at that rate and running them must fit. With N = r·ℓ(b)/b devices this is the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO
+//! of section 3.3, and with less than one device of load it is the rule for a device that is not full.
+
+use super::{Gather, Rule, Start, Window};
+use crate::parts::rate::RateMeter;
+use crate::parts::requests::Requests;
+use ripieno_base::{Links, List, Nanos, Time};
+use ripieno_model::{DropRule, Model, Profile};
+
+/// Waiting requests of one model.
+#[derive(Debug)]
+pub(crate) struct ModelQueue {
+    pub(crate) rule: Rule,
+    pub(crate) model: Model,
+    /// ℓ(b) of the whole walk.
+    pub(crate) profile: Profile,
+    pub(crate) rate: RateMeter,
+    /// Requests that may still be punctual.
+    pub(crate) waiting: List,
+    waiting_rows: u64,
+    /// How many waiting requests have more than one row.
+    wide: usize,
+    /// Requests that cannot be punctual any more, or were passed over; they run when nobody else wants the device.
+    pub(crate) overdue: List,
+    /// The batch size that the window rule aims at.
+    target: usize,
+    /// Whether the model accepts no further requests.
+    pub(crate) retired: bool,
+}
+
+/// The best batch that can be formed now: `rows` rows, beginning with the request `first`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) first: u32,
+    pub(crate) rows: usize,
+}
+
+impl ModelQueue {
+    pub(crate) fn new(model: Model, rule: Rule) -> ModelQueue {
+        let profile = model.profile();
+        let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, rule.max_batch);
+        ModelQueue {
+            rule,
+            model,
+            profile,
+            rate: RateMeter::new(),
+            waiting: List::default(),
+            waiting_rows: 0,
+            wide: 0,
+            overdue: List::default(),
+            target,
+            retired: false,
+        }
+    }
+
+    /// Puts the profile in force after a block was measured anew.
+    pub(crate) fn refresh_profile(&mut self, now: Time) {
+        self.profile = self.model.profile();
+        self.update_target(now);
+    }
+
+    /// Adds a request that is in the table already.
+    pub(crate) fn push(&mut self, links: &mut Links, requests: &Requests, slot: u32) {
+        let key = |slot: u32| self.key(requests, slot);
+        let mut before = self.waiting.back();
+        while before.is_some_and(|other| key(other) > key(slot)) {
+            before = before.and_then(|other| links.prev(other));
+        }
+        self.waiting.insert_after(links, before, slot);
+        let rows = requests.get(slot).rows;
+        self.waiting_rows += u64::from(rows);
+        self.wide += usize::from(rows > 1);
+    }
+
+    /// Removes a waiting request.
+    pub(crate) fn remove(&mut self, links: &mut Links, requests: &Requests, slot: u32) {
+        self.waiting.remove(links, slot);
+        let rows = requests.get(slot).rows;
+        self.waiting_rows -= u64::from(rows);
+        self.wide -= usize::from(rows > 1);
+    }
+
+    fn key(&self, requests: &Requests, slot: u32) -> (Time, Time) {
+        let request = requests.get(slot);
+        match self.rule.gather {
+            Gather::Fifo => (request.arrived, request.deadline),
+            Gather::Prefix | Gather::Window => (request.deadline, request.arrived),
+        }
+    }
+
+    /// Counts arrived rows.
+    pub(crate) fn record(&mut self, now: Time, rows: u32) {
+        if self.rate.record(now, rows) {
+            self.update_target(now);
+        }
+    }
+
+    fn update_target(&mut self, now: Time) {
+        let Some(rate) = self.rate.rate(now) else { return };
+        let fits = |batch: usize| self.profile.latency(batch) + rate.gather_time(batch) <= self.model.slo;
+        self.target = largest(self.rule.max_batch, fits).max(1);
+    }
+
+    /// The batch size at which the model runs most efficiently within its SLO and rate.
+    pub(crate) fn target(&self) -> usize {
+        self.target
+    }
+
+    /// The head of the queue if it cannot stay there: it could not even run alone in time, or, where deadlines do not
+    /// decide about batches, the drop rule says so.
+    pub(crate) fn hopeless_head(&self, requests: &Requests, now: Time) -> Option<u32> {
+        let head = self.waiting.front()?;
+        (now > self.head_leaves_after(requests, head)).then_some(head)
+    }
+
+    /// The last moment at which this request may stand at the head of the queue.
+    fn head_leaves_after(&self, requests: &Requests, head: u32) -> Time {
+        let request = requests.get(head);
+        let alone = request.deadline - self.profile.latency(request.rows as usize);
+        match (self.rule.gather, self.rule.drop) {
+            (Gather::Prefix | Gather::Window, _) | (Gather::Fifo, DropRule::Hopeless) => alone,
+            (Gather::Fifo, DropRule::Expired) => Time(request.deadline.0 - 1),
+            (Gather::Fifo, DropRule::Never) => Time::NEVER,
+        }
+    }
+
+    /// The best batch at `now` on a device that needs `percent` % of the profile. The head must not be hopeless.
+    pub(crate) fn gather(&self, links: &Links, requests: &Requests, now: Time, percent: u32) -> Option<Candidate> {
+        let head = self.waiting.front()?;
+        if self.rule.single {
+            return Some(Candidate { first: head, rows: requests.get(head).rows as usize });
+        }
+        let largest = |first: u32| {
+            let request = requests.get(first);
+            // A request that is wider than the limit runs alone.
+            let limit = self.rule.max_batch.max(request.rows as usize);
+            match self.rule.gather {
+                Gather::Fifo => limit,
+                Gather::Prefix | Gather::Window => {
+                    let span = (request.deadline - now).scale(100, u64::from(percent));
+                    self.profile.largest_within(span).min(limit)
+                }
+            }
+        };
+        let (first, left) = match self.rule.gather {
+            Gather::Window => self.skip(links, requests, head, largest),
+            Gather::Prefix | Gather::Fifo => (head, self.waiting_rows),
+        };
+        let rows = self.fill(links, requests, first, largest(first), left);
+        (rows > 0).then_some(Candidate { first, rows })
+    }
+
+    /// Passes over the fewest heads that let the batch reach its target, or the largest size that any later head
+    /// allows if that is smaller. Returns the first request kept and the rows from it to the end of the queue.
+    fn skip(&self, links: &Links, requests: &Requests, head: u32, largest: impl Fn(u32) -> usize) -> (u32, u64) {
+        let size = |first: u32, left: u64| match largest(first) {
+            room if room < requests.get(first).rows as usize => 0,
+            room => left.min(room as u64),
+        };
+        let (mut first, mut left) = (head, self.waiting_rows);
+        let mut best = (first, left);
+        while size(best.0, best.1) < self.target as u64 {
+            // No later head allows more once everything left fits.
+            if largest(first) as u64 >= left {
+                break;
+            }
+            left -= u64::from(requests.get(first).rows);
+            let Some(next) = links.next(first) else { break };
+            first = next;
+            if size(first, left) > size(best.0, best.1) {
+                best = (first, left);
+            }
+        }
+        best
+    }
+
+    /// How many of the `left` rows from `first` on fit into `room` rows without splitting a request.
+    fn fill(&self, links: &Links, requests: &Requests, first: u32, room: usize, left: u64) -> usize {
+        if left <= room as u64 {
+            return left as usize;
+        }
+        if self.wide == 0 {
+            return room;
+        }
+        let mut rows = 0;
+        let mut next = Some(first);
+        while let Some(slot) = next {
+            let more = requests.get(slot).rows as usize;
+            if rows + more > room {
+                break;
+            }
+            rows += more;
+            next = links.next(slot);
+        }
+        rows
+    }
+
+    /// The window of a candidate at `now`: exec, latest, and its rank among candidates that may start.
+    pub(crate) fn window(&self, requests: &Requests, now: Time, candidate: Candidate, keeps_up: bool) -> Window {
+        let first = requests.get(candidate.first);
+        let latest = match self.rule.gather {
+            Gather::Fifo => Time::NEVER,
+            Gather::Prefix | Gather::Window => first.deadline - self.profile.latency(candidate.rows),
+        };
+        let exec = match self.rule.start {
+            _ if candidate.rows >= self.rule.max_batch => now,
+            Start::FrontrunUnderLoad if keeps_up => now,
+            Start::Frontrun | Start::FrontrunUnderLoad => first.deadline - self.profile.latency(candidate.rows + 1),
+            Start::After(wait) => (first.arrived + wait).min(latest),
+        };
+        let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest };
+        Window { exec: exec.max(now), latest, rank }
+    }
+
+    /// When the queue must be looked at again although nothing happens: its candidate or its head becomes impossible,
+    /// or an overdue request expires.
+    pub(crate) fn wakeup(&self, requests: &Requests, window: Option<Window>) -> Time {
+        let candidate = window.map_or(Time::NEVER, |window| window.latest.next());
+        let head = self.waiting.front().map_or(Time::NEVER, |head| self.head_leaves_after(requests, head).next());
+        let expiry = match self.rule.drop {
+            DropRule::Expired => self.overdue.front().map_or(Time::NEVER, |slot| requests.get(slot).deadline),
+            DropRule::Hopeless | DropRule::Never => Time::NEVER,
+        };
+        candidate.min(head).min(expiry)
+    }
+
+    /// Thousandths of a device that the measured rate keeps busy in batches of `batch` rows.
+    pub(crate) fn load_permille(&self, now: Time, batch: usize) -> u64 {
+        self.rate.rate(now).map_or(0, |rate| rate.load_permille(batch, self.profile.latency(batch)))
+    }
+}
+
+/// The largest of `1..=max` that fits, where everything below something that fits does so too; 0 if none.
+fn largest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, max);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
