@@ -1,4 +1,5 @@
 //! HTTP and gRPC front end, model repository, metrics.
 
 pub mod registry;
+pub mod repository;
 pub mod stats;

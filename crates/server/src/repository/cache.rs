@@ -1,0 +1,208 @@
+//! Measured profiles, kept between runs.
+//!
+//! A measurement takes seconds and holds a device, so it is made once for each model file, device and largest batch, and
+//! kept beside the model in `.ripieno/`, where it moves and disappears with the model; a folder that cannot be written
+//! (an image layer, a read-only mount) falls back to the user's cache folder. A cached file is a hint: one that is corrupt or
+//! belongs to something else is reported and measured anew, and a file appears whole or not at all.
+
+use ripieno_base::Nanos;
+use ripieno_model::Profile;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const FORMAT: u32 = 1;
+const LARGEST_FILE: u64 = 64 << 20;
+
+/// The folders that profiles of one model are kept in, the best first.
+#[derive(Clone, Debug)]
+pub struct ProfileCache {
+    folders: Vec<PathBuf>,
+}
+
+/// What a profile holds for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileKey {
+    format: u32,
+    device: String,
+    model_sha256: Vec<String>,
+    max_batch: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    key: ProfileKey,
+    /// ℓ(1), ℓ(2), … of each block.
+    blocks_ns: Vec<Vec<i64>>,
+}
+
+impl ProfileKey {
+    /// The key of a model whose blocks lie in `files`, on the device that calls itself `device`.
+    pub fn new(device: &str, files: &[PathBuf], max_batch: usize) -> Result<ProfileKey, String> {
+        let hash =
+            |file: &PathBuf| sha256(file).map_err(|error| format!("{}: cannot be read: {error}", file.display()));
+        let model_sha256 = files.iter().map(hash).collect::<Result<_, _>>()?;
+        Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch })
+    }
+
+    /// The name of the file that a profile of this key is kept in.
+    fn file_name(&self) -> String {
+        let words = format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
+        format!("profile-{}.json", &hex(&Sha256::digest(words))[..16])
+    }
+}
+
+impl ProfileCache {
+    /// The cache of a model that lies in `folder`.
+    pub fn beside(folder: &Path) -> ProfileCache {
+        let mut folders = vec![folder.join(".ripieno")];
+        folders.extend(user_cache_folder());
+        ProfileCache { folders }
+    }
+
+    /// The profiles of the model's blocks, if they were measured before.
+    pub fn read(&self, key: &ProfileKey) -> Option<Vec<Profile>> {
+        let name = key.file_name();
+        self.folders.iter().map(|folder| folder.join(&name)).filter(|path| path.is_file()).find_map(|path| {
+            let profiles = read_file(&path, key);
+            if let Err(cause) = &profiles {
+                tracing::warn!("{}: ignored and measured anew: {cause}", path.display());
+            }
+            profiles.ok()
+        })
+    }
+
+    /// Keeps the profiles; in the first folder that can be written.
+    pub fn write(&self, key: &ProfileKey, profiles: &[Profile]) -> Result<PathBuf, String> {
+        let in_nanos = |profile: &Profile| profile.table().iter().map(|latency| latency.0).collect();
+        let record = Record { key: key.clone(), blocks_ns: profiles.iter().map(in_nanos).collect() };
+        let json = serde_json::to_vec_pretty(&record).map_err(|error| error.to_string())?;
+        let mut causes = Vec::new();
+        for folder in &self.folders {
+            let path = folder.join(key.file_name());
+            match write_whole(&path, &json) {
+                Ok(()) => return Ok(path),
+                Err(error) => causes.push(format!("{}: {error}", path.display())),
+            }
+        }
+        Err(format!("the profile cannot be kept and will be measured again: {}", causes.join("; ")))
+    }
+}
+
+fn read_file(path: &Path, key: &ProfileKey) -> Result<Vec<Profile>, String> {
+    if fs::metadata(path).map_err(|error| error.to_string())?.len() > LARGEST_FILE {
+        return Err(format!("it is larger than {LARGEST_FILE} bytes"));
+    }
+    let bytes = fs::read(path).map_err(|error| error.to_string())?;
+    let record: Record = serde_json::from_slice(&bytes).map_err(|error| format!("it is corrupt: {error}"))?;
+    if record.key != *key {
+        return Err("it belongs to another model, device or batch size".to_owned());
+    }
+    if record.blocks_ns.is_empty() || record.blocks_ns.iter().any(|block| block.len() != key.max_batch) {
+        return Err(format!("it does not hold {} latencies for each block", key.max_batch));
+    }
+    let profile = |block: &Vec<i64>| {
+        let latencies: Vec<Nanos> = block.iter().map(|&latency| Nanos(latency)).collect();
+        Profile::from_table(&latencies).map_err(|error| format!("it is corrupt: {error}"))
+    };
+    record.blocks_ns.iter().map(profile).collect()
+}
+
+/// Writes a file under a name of its own and renames it, so that no reader ever sees half of it.
+fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let draft = path.with_extension(format!("{}-{number}.draft", std::process::id()));
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}
+
+/// `$XDG_CACHE_HOME/ripieno`, or `~/.cache/ripieno`.
+fn user_cache_folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    cache.map(|cache| cache.join("ripieno"))
+}
+
+fn sha256(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let mut hash = Sha256::new();
+    let mut chunk = vec![0; 1 << 16];
+    loop {
+        let read = file.read(&mut chunk)?;
+        if read == 0 {
+            return Ok(hex(&hash.finalize()));
+        }
+        hash.update(&chunk[..read]);
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repository::fixture::Folder;
+
+    fn profile() -> Profile {
+        Profile::linear(1.0, 2.0, 4).unwrap()
+    }
+
+    fn cache(folders: &[PathBuf]) -> ProfileCache {
+        ProfileCache { folders: folders.to_vec() }
+    }
+
+    #[test]
+    fn a_profile_comes_back_for_its_own_key_only() {
+        let folder = Folder::new();
+        let model = folder.write("model.onnx", "abc");
+        let key = ProfileKey::new("cpu", std::slice::from_ref(&model), 4).unwrap();
+        let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(key.model_sha256, [sha256]);
+        let cache = cache(&[folder.path().join("a")]);
+        assert_eq!(cache.read(&key), None);
+        let path = cache.write(&key, &[profile()]).unwrap();
+        assert_eq!(cache.read(&key), Some(vec![profile()]));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no draft is left behind");
+        folder.write("model.onnx", "abcd");
+        for other in [ProfileKey::new("cpu", &[model], 4), ProfileKey::new("gpu", &[], 4)] {
+            assert_eq!(cache.read(&other.unwrap()), None);
+        }
+    }
+
+    #[test]
+    fn a_corrupt_or_foreign_file_is_ignored_and_written_anew() {
+        let folder = Folder::new();
+        let cache = cache(&[folder.path().to_owned()]);
+        let key = ProfileKey::new("cpu", &[], 4).unwrap();
+        let path = cache.write(&key, &[profile()]).unwrap();
+        let good = fs::read_to_string(&path).unwrap();
+        for bad in [good.replace("cpu", "gpu"), good.replace("3000000", "-3"), good[..good.len() / 2].to_owned()] {
+            fs::write(&path, &bad).unwrap();
+            assert_eq!(cache.read(&key), None, "{bad}");
+        }
+        cache.write(&key, &[profile()]).unwrap();
+        assert_eq!(cache.read(&key), Some(vec![profile()]));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_falls_back_to_the_next() {
+        let folder = Folder::new();
+        let blocked = folder.write("file", "").join(".ripieno");
+        let fallback = folder.path().join("home");
+        let key = ProfileKey::new("cpu", &[], 4).unwrap();
+        let both = cache(&[blocked.clone(), fallback.clone()]);
+        assert!(both.write(&key, &[profile()]).unwrap().starts_with(fallback));
+        assert_eq!(both.read(&key), Some(vec![profile()]));
+        assert!(cache(&[blocked]).write(&key, &[profile()]).unwrap_err().contains("will be measured again"));
+    }
+}

@@ -1,0 +1,203 @@
+//! Typed access to one TOML table, with errors that a person can act on.
+//!
+//! Walking the spanned document by hand, rather than deriving `Deserialize`, costs a few lines and buys the three things
+//! that a derived error cannot give at once: the line, the value as the user wrote it, and a fix in the user's words.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// The text of one configuration file.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    /// The file, as errors name it.
+    pub(super) file: &'a str,
+    /// Its content.
+    pub(super) text: &'a str,
+}
+
+/// One table of the file, whose keys are known to be valid.
+pub(super) struct Keys<'a> {
+    source: Source<'a>,
+    /// Where the table stands: empty at the top, "block 2: " inside the second `[[block]]`.
+    place: String,
+    /// The line that the table starts at.
+    line: usize,
+    table: &'a DeTable<'a>,
+}
+
+type Value<'a> = Spanned<DeValue<'a>>;
+
+impl<'a> Source<'a> {
+    /// An error at a line of this file.
+    pub(super) fn error(self, line: usize, what: &str) -> String {
+        format!("{}:{line}: {what}", self.file)
+    }
+
+    /// The line, counted from one, of a byte of this file.
+    pub(super) fn line(self, byte: usize) -> usize {
+        1 + self.text.bytes().take(byte).filter(|&byte| byte == b'\n').count()
+    }
+}
+
+impl<'a> Keys<'a> {
+    /// The table at `place`; a key that is not `valid` is an error.
+    pub(super) fn new(
+        source: Source<'a>,
+        place: String,
+        start: usize,
+        table: &'a DeTable<'a>,
+        valid: &[&str],
+    ) -> Result<Keys<'a>, String> {
+        let keys = Keys { source, place, line: source.line(start), table };
+        match table.keys().find(|key| !valid.contains(&key.get_ref().as_ref())) {
+            Some(key) => Err(keys.unknown(key, valid)),
+            None => Ok(keys),
+        }
+    }
+
+    fn unknown(&self, key: &Spanned<toml::de::DeString<'_>>, valid: &[&str]) -> String {
+        let name: &str = key.get_ref().as_ref();
+        let advice = match nearest(name, valid) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("valid keys are {}", valid.join(", ")),
+        };
+        let line = self.source.line(key.span().start);
+        self.source.error(line, &format!("{}unknown key {name}; {advice}", self.place))
+    }
+
+    /// An error about this table as a whole.
+    pub(super) fn error(&self, what: &str) -> String {
+        self.source.error(self.line, &format!("{}{what}", self.place))
+    }
+
+    /// An error about the value of `key`.
+    pub(super) fn wrong(&self, key: &str, fix: &str) -> String {
+        let Some(value) = self.table.get(key) else { return self.error(&format!("{key} {fix}")) };
+        let written = self.source.text.get(value.span()).unwrap_or("").trim();
+        let short: String = written.chars().take(60).collect();
+        let line = self.source.line(value.span().start);
+        self.source.error(line, &format!("{}{key} = {short}: {fix}", self.place))
+    }
+
+    fn get<T>(&self, key: &str, fix: &str, read: impl Fn(&DeValue<'a>) -> Option<T>) -> Result<Option<T>, String> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        read(value.get_ref()).map(Some).ok_or_else(|| self.wrong(key, fix))
+    }
+
+    /// A number in `above < value <= most`.
+    pub(super) fn number(&self, key: &str, above: f64, most: f64) -> Result<Option<f64>, String> {
+        let fix = format!("must be a number above {above} and at most {most}, without quotes");
+        self.get(key, &fix, |value| as_f64(value).filter(|&number| number > above && number <= most))
+    }
+
+    /// A number that may be zero, at most `most`.
+    pub(super) fn number_from_zero(&self, key: &str, most: f64) -> Result<Option<f64>, String> {
+        let fix = format!("must be a number from 0 to {most}, without quotes");
+        self.get(key, &fix, |value| as_f64(value).filter(|&number| (0.0..=most).contains(&number)))
+    }
+
+    /// A whole number in `least..=most`.
+    pub(super) fn whole(&self, key: &str, least: usize, most: usize) -> Result<Option<usize>, String> {
+        let fix = format!("must be a whole number from {least} to {most}, without quotes");
+        self.get(key, &fix, |value| as_usize(value).filter(|number| (least..=most).contains(number)))
+    }
+
+    /// A word that is not empty.
+    pub(super) fn text(&self, key: &str, example: &str) -> Result<Option<String>, String> {
+        let fix = format!("must be text in quotes, for example {key} = \"{example}\"");
+        self.get(key, &fix, |value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned))
+    }
+
+    /// One of a few words.
+    pub(super) fn one_of<T: Copy>(&self, key: &str, words: &[(&str, T)]) -> Result<Option<T>, String> {
+        let valid: Vec<String> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
+        let fix = format!("must be {}", valid.join(" or "));
+        self.get(key, &fix, |value| {
+            let text = value.as_str()?;
+            words.iter().find(|(word, _)| *word == text).map(|&(_, meaning)| meaning)
+        })
+    }
+
+    /// A yes or no.
+    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+        self.table.get(key).and_then(|value| value.get_ref().as_bool())
+    }
+
+    /// A list of at least one number above zero.
+    pub(super) fn numbers(&self, key: &str, example: &str) -> Result<Option<Vec<f64>>, String> {
+        let fix = format!("must be a list of numbers above 0, for example {key} = {example}");
+        let positive = |value: &Value<'a>| as_f64(value.get_ref()).filter(|number| *number > 0.0 && number.is_finite());
+        self.get(key, &fix, |value| {
+            value.as_array()?.iter().map(positive).collect::<Option<Vec<f64>>>().filter(|list| !list.is_empty())
+        })
+    }
+
+    /// A list of whole numbers, negative ones included.
+    pub(super) fn integers(&self, key: &str, example: &str) -> Result<Option<Vec<i64>>, String> {
+        let fix = format!("must be a list of whole numbers, for example {key} = {example}");
+        self.get(key, &fix, |value| value.as_array()?.iter().map(|item| as_i64(item.get_ref())).collect())
+    }
+
+    /// The tables under `[[key]]`, each with valid keys only.
+    pub(super) fn tables(&self, key: &str, valid: &[&str]) -> Result<Vec<Keys<'a>>, String> {
+        let Some(value) = self.table.get(key) else { return Ok(Vec::new()) };
+        let not_tables = || self.wrong(key, &format!("must be written as a section [[{key}]] of its own"));
+        let items = value.get_ref().as_array().ok_or_else(not_tables)?;
+        let one = |(at, item): (usize, &'a Value<'a>)| {
+            let table = item.get_ref().as_table().ok_or_else(not_tables)?;
+            Keys::new(self.source, format!("[[{key}]] number {}: ", at + 1), item.span().start, table, valid)
+        };
+        items.iter().enumerate().map(one).collect()
+    }
+
+    /// Whether the key is there at all.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.contains_key(key)
+    }
+
+    /// The value of a key that must be there.
+    pub(super) fn required<T>(&self, value: Option<T>, key: &str, example: &str) -> Result<T, String> {
+        value.ok_or_else(|| self.error(&format!("the key {key} is missing; add for example {key} = {example}")))
+    }
+}
+
+fn as_i64(value: &DeValue<'_>) -> Option<i64> {
+    let integer = value.as_integer()?;
+    i64::from_str_radix(integer.as_str(), integer.radix()).ok()
+}
+
+fn as_usize(value: &DeValue<'_>) -> Option<usize> {
+    as_i64(value).and_then(|number| usize::try_from(number).ok())
+}
+
+fn as_f64(value: &DeValue<'_>) -> Option<f64> {
+    match value {
+        DeValue::Float(float) => float.as_str().parse().ok(),
+        other => as_i64(other).map(|number| number as f64),
+    }
+}
+
+/// The valid word that is most like `word`, if any is like it at all.
+pub(crate) fn nearest<'a>(word: &str, valid: &[&'a str]) -> Option<&'a str> {
+    let lower = word.to_ascii_lowercase();
+    let contained = |candidate: &str| lower.contains(candidate) || candidate.contains(lower.as_str());
+    let score = |candidate: &&'a str| (!contained(candidate), edits(&lower, candidate));
+    let near = valid.iter().copied().min_by_key(score)?;
+    (contained(near) || edits(&lower, near) * 2 <= near.len().max(lower.len())).then_some(near)
+}
+
+/// Insertions, deletions and substitutions that turn one word into the other.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (at, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = at + 1;
+        for column in 1..row.len() {
+            let kept = diagonal + usize::from(letter != to[column - 1]);
+            diagonal = row[column];
+            row[column] = kept.min(row[column] + 1).min(row[column - 1] + 1);
+        }
+    }
+    row[to.len()]
+}

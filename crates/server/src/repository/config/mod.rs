@@ -1,0 +1,283 @@
+//! `model.toml`: what its owner says about a model. Parsed into types once; everything after works on [`ModelConfig`].
+//!
+//! Every key is optional, and an absent file is an empty one. Checks that need only the file are made here; those that
+//! need the model or the device (does the shape fit the ONNX file, is there a profile to emulate) are made at load.
+
+mod keys;
+#[cfg(test)]
+mod tests;
+
+use keys::{Keys, Source};
+use ripieno_base::Nanos;
+use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec};
+use std::collections::BTreeSet;
+use std::path::Path;
+use toml::de::DeTable;
+
+pub(crate) use keys::nearest;
+
+/// The latency target of a model that names none.
+pub const DEFAULT_SLO_MS: f64 = 100.0;
+/// The largest batch of a model that names none.
+pub const DEFAULT_MAX_BATCH: usize = 32;
+/// The queue bound of a model that names none, in requests.
+pub const DEFAULT_MAX_QUEUE: usize = 1000;
+/// How many batches warm a model up before it is ready.
+pub const DEFAULT_WARM_UP: usize = 2;
+
+const LONGEST_MS: f64 = 86_400_000.0;
+const MOST_WARM_UP: usize = 1000;
+const MOST_QUEUED: usize = 1_000_000;
+const MOST_INSTANCES: usize = 65_536;
+const MOST_BLOCKS: usize = 1024;
+
+const KEYS: [&str; 15] = [
+    "slo_ms",
+    "max_batch",
+    "instances",
+    "policy",
+    "warm_up",
+    "late",
+    "drop",
+    "max_queue",
+    "walk",
+    "latency_ms",
+    "alpha_ms",
+    "beta_ms",
+    "block",
+    "input",
+    "output",
+];
+const BLOCK_KEYS: [&str; 5] = ["name", "file", "latency_ms", "alpha_ms", "beta_ms"];
+const TENSOR_KEYS: [&str; 3] = ["name", "datatype", "shape"];
+
+/// What a `model.toml` says; none where it says nothing and the default depends on the device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The file, as errors name it.
+    pub file: String,
+    /// The latency target.
+    pub slo: Option<Nanos>,
+    /// The most rows in one batch.
+    pub max_batch: Option<usize>,
+    /// The most batches of this model that run at once.
+    pub instances: usize,
+    /// The policy that the model was set up for; the server must run it.
+    pub policy: Option<String>,
+    /// Batches to run before the model is ready.
+    pub warm_up: usize,
+    /// `late = "answer"`: a request past its SLO is still answered.
+    pub answer_late: bool,
+    /// What becomes of hopeless requests; the policy's own rule if none.
+    pub drop: Option<DropRule>,
+    /// The most live requests.
+    pub max_queue: usize,
+    /// ℓ(b) of the whole model, given by hand.
+    pub latency: Option<Latency>,
+    /// The blocks of a chain; empty for a model of one block.
+    pub blocks: Vec<BlockConfig>,
+    /// Inputs as declared.
+    pub inputs: Vec<TensorSpec>,
+    /// Outputs as declared.
+    pub outputs: Vec<TensorSpec>,
+}
+
+/// One `[[block]]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockConfig {
+    /// Name, unique in the model.
+    pub name: String,
+    /// ONNX file in the version folder.
+    pub file: Option<String>,
+    /// ℓ(b), given by hand.
+    pub latency: Option<Latency>,
+}
+
+/// A latency profile as written by hand.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Latency {
+    /// `latency_ms = [ℓ(1), ℓ(2), …]`
+    Table(Vec<f64>),
+    /// `alpha_ms`, `beta_ms`: ℓ(b) = αb + β
+    Line {
+        /// Cost of each further row.
+        alpha_ms: f64,
+        /// Fixed cost of a batch.
+        beta_ms: f64,
+    },
+}
+
+impl Latency {
+    /// The profile for batches of up to `max_batch` rows.
+    pub fn profile(&self, max_batch: usize) -> Result<Profile, ProfileError> {
+        match self {
+            Latency::Line { alpha_ms, beta_ms } => Profile::linear(*alpha_ms, *beta_ms, max_batch),
+            Latency::Table(millis) => {
+                let table: Vec<Nanos> = millis.iter().map(|&ms| Nanos::from_millis_f64(ms)).collect();
+                Profile::from_table(&table).map(|profile| profile.truncated(max_batch))
+            }
+        }
+    }
+
+    /// The largest batch described; none if any is.
+    pub fn max_batch(&self) -> Option<usize> {
+        match self {
+            Latency::Line { .. } => None,
+            Latency::Table(millis) => Some(millis.len()),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Reads a file. The error names the file, the line, the key and the fix.
+    pub fn read(path: &Path) -> Result<ModelConfig, String> {
+        let file = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|error| format!("{file}: cannot be read: {error}"))?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|&&b| b == b'\n').count();
+            format!("{file}:{line}: the file is not UTF-8 text; save it in that encoding")
+        })?;
+        ModelConfig::parse(&file, &text)
+    }
+
+    /// Parses the text of a file that errors name `file`.
+    pub fn parse(file: &str, text: &str) -> Result<ModelConfig, String> {
+        let source = Source { file, text };
+        let document = DeTable::parse(text).map_err(|error| {
+            let line = source.line(error.span().map_or(0, |span| span.start));
+            source.error(line, &format!("this is not valid TOML: {}", error.message().replace('\n', ", ")))
+        })?;
+        let keys = Keys::new(source, String::new(), 0, document.get_ref(), &KEYS)?;
+        let config = read_model(&keys, file)?;
+        check(&keys, &config)?;
+        Ok(config)
+    }
+}
+
+fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
+    let answer_late = keys.one_of("late", &[("answer", true), ("refuse", false)])?.unwrap_or(false);
+    Ok(ModelConfig {
+        file: file.to_owned(),
+        slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
+        max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
+        instances: keys.whole("instances", 1, MOST_INSTANCES)?.unwrap_or(usize::MAX),
+        policy: keys.text("policy", "deferred")?,
+        warm_up: read_warm_up(keys)?,
+        answer_late,
+        drop: read_drop(keys, answer_late)?,
+        max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
+        latency: read_latency(keys)?,
+        blocks: keys.tables("block", &BLOCK_KEYS)?.iter().map(read_block).collect::<Result<_, _>>()?,
+        inputs: keys.tables("input", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
+        outputs: keys.tables("output", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
+    })
+}
+
+fn read_warm_up(keys: &Keys<'_>) -> Result<usize, String> {
+    match keys.flag("warm_up") {
+        Some(true) => Ok(DEFAULT_WARM_UP),
+        Some(false) => Ok(0),
+        None => Ok(keys.whole("warm_up", 0, MOST_WARM_UP)?.unwrap_or(DEFAULT_WARM_UP)),
+    }
+}
+
+/// A request that is to be answered late must not be dropped for being late.
+fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, String> {
+    let words = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
+    match keys.one_of("drop", &words)? {
+        None if answer_late => Ok(Some(DropRule::Never)),
+        Some(rule) if answer_late && rule != DropRule::Never => {
+            Err(keys.wrong("drop", "contradicts late = \"answer\"; remove one of the two"))
+        }
+        rule => Ok(rule),
+    }
+}
+
+fn read_latency(keys: &Keys<'_>) -> Result<Option<Latency>, String> {
+    let table = keys.numbers("latency_ms", "[5.1, 6.0, 6.8]")?;
+    let alpha_ms = keys.number_from_zero("alpha_ms", LONGEST_MS)?;
+    let beta_ms = keys.number_from_zero("beta_ms", LONGEST_MS)?;
+    match (table, alpha_ms, beta_ms) {
+        (None, None, None) => Ok(None),
+        (Some(table), None, None) => Ok(Some(Latency::Table(table))),
+        (None, Some(alpha_ms), Some(beta_ms)) if alpha_ms + beta_ms > 0.0 => {
+            Ok(Some(Latency::Line { alpha_ms, beta_ms }))
+        }
+        (None, Some(_), Some(_)) => Err(keys.wrong("alpha_ms", "alpha_ms and beta_ms cannot both be 0")),
+        (None, Some(_), None) => Err(keys.wrong("alpha_ms", "needs beta_ms beside it, the fixed cost of a batch")),
+        (None, None, Some(_)) => Err(keys.wrong("beta_ms", "needs alpha_ms beside it, the cost of each further row")),
+        (Some(_), ..) => Err(keys.wrong("latency_ms", "stands beside alpha_ms or beta_ms; give the table or the line")),
+    }
+}
+
+fn read_block(keys: &Keys<'_>) -> Result<BlockConfig, String> {
+    let name = keys.required(keys.text("name", "encoder")?, "name", "\"encoder\"")?;
+    let file = keys.text("file", "encoder.onnx")?;
+    if file.as_deref().is_some_and(|file| Path::new(file).components().count() != 1 || file == "..") {
+        return Err(keys.wrong("file", "must be the name of a file in the version folder, without a path"));
+    }
+    Ok(BlockConfig { name, file, latency: read_latency(keys)? })
+}
+
+fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
+    let name = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
+    let datatypes = DataType::ALL.map(|datatype| (datatype.name(), datatype));
+    let datatype = keys.required(keys.one_of("datatype", &datatypes)?, "datatype", "\"FP32\"")?;
+    let shape = keys.required(keys.integers("shape", "[-1, 64]")?, "shape", "[-1, 64]")?;
+    if shape.first() != Some(&-1) {
+        return Err(keys.wrong("shape", "has no batch dimension; its first number must be -1, as in [-1, 64]"));
+    }
+    if shape.iter().any(|&size| size < -1 || size == 0) {
+        return Err(keys.wrong("shape", "must hold sizes above 0, or -1 where the size is not fixed"));
+    }
+    Ok(TensorSpec { name, datatype, shape })
+}
+
+/// What must hold between keys.
+fn check(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
+    if config.blocks.len() > MOST_BLOCKS {
+        return Err(keys.error(&format!("{} blocks are more than the {MOST_BLOCKS} allowed", config.blocks.len())));
+    }
+    check_unique("block", config.blocks.iter().map(|block| block.name.as_str()), keys)?;
+    check_unique("input", config.inputs.iter().map(|spec| spec.name.as_str()), keys)?;
+    check_unique("output", config.outputs.iter().map(|spec| spec.name.as_str()), keys)?;
+    check_walk(keys, config)?;
+    check_table_lengths(keys, config)
+}
+
+fn check_unique<'n>(kind: &str, names: impl Iterator<Item = &'n str>, keys: &Keys<'_>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    match names.into_iter().find(|name| !seen.insert(*name)) {
+        Some(name) => Err(keys.error(&format!("two [[{kind}]] are named \"{name}\"; give each a name of its own"))),
+        None => Ok(()),
+    }
+}
+
+fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
+    let chain = keys.one_of("walk", &[("chain", true), ("whole", false)])?;
+    match (chain, config.blocks.len()) {
+        (Some(true), 0) => Err(keys.wrong("walk", "needs the chain's parts; add a [[block]] section for each")),
+        (Some(false), 2..) => {
+            Err(keys.wrong("walk", "a model of several [[block]] is a chain; write walk = \"chain\""))
+        }
+        (_, 1..) if config.latency.is_some() => {
+            let key = if keys.has("latency_ms") { "latency_ms" } else { "alpha_ms" };
+            Err(keys.wrong(key, "belongs into each [[block]], since every block has its own latency"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_table_lengths(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
+    let latencies = config.latency.iter().chain(config.blocks.iter().filter_map(|block| block.latency.as_ref()));
+    let shortest = latencies.filter_map(Latency::max_batch).min();
+    match (config.max_batch, shortest) {
+        (Some(max_batch), Some(given)) if given < max_batch => Err(keys.wrong(
+            "max_batch",
+            &format!(
+                "latency_ms has {given} numbers, one for each batch size; add the rest or write max_batch = {given}"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}

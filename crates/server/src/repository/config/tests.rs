@@ -1,0 +1,148 @@
+use super::*;
+
+fn parse(text: &str) -> Result<ModelConfig, String> {
+    ModelConfig::parse("m/model.toml", text)
+}
+
+fn error(text: &str) -> String {
+    parse(text).expect_err(text)
+}
+
+#[test]
+fn an_empty_file_is_all_defaults() {
+    let config = parse("").unwrap();
+    assert_eq!((config.slo, config.max_batch, config.instances), (None, None, usize::MAX));
+    assert_eq!((config.warm_up, config.max_queue), (DEFAULT_WARM_UP, DEFAULT_MAX_QUEUE));
+    assert_eq!((config.answer_late, config.drop, config.latency), (false, None, None));
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = parse(
+        r#"
+        slo_ms = 25
+        max_batch = 0x10
+        instances = 2
+        policy = "deferred"
+        warm_up = false
+        late = "answer"
+        drop = "never"
+        max_queue = 50
+        walk = "chain"
+        [[block]]
+        name = "encoder"
+        file = "encoder.onnx"
+        latency_ms = [1, 1.5, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+        [[block]]
+        name = "decoder"
+        alpha_ms = 1.053
+        beta_ms = 5
+        [[input]]
+        name = "x"
+        datatype = "INT64"
+        shape = [-1, 16]
+        [[output]]
+        name = "y"
+        datatype = "FP32"
+        shape = [-1, -1]
+        "#,
+    )
+    .unwrap();
+    assert_eq!((config.slo, config.max_batch), (Some(Nanos::from_millis(25)), Some(16)));
+    assert_eq!((config.instances, config.policy.as_deref(), config.warm_up), (2, Some("deferred"), 0));
+    assert_eq!((config.answer_late, config.drop, config.max_queue), (true, Some(DropRule::Never), 50));
+    assert_eq!(config.blocks[0].file.as_deref(), Some("encoder.onnx"));
+    assert_eq!(config.blocks[1].latency, Some(Latency::Line { alpha_ms: 1.053, beta_ms: 5.0 }));
+    let x = TensorSpec { name: "x".into(), datatype: DataType::Int64, shape: vec![-1, 16] };
+    assert_eq!(config.inputs, [x]);
+    assert_eq!(config.outputs[0].shape, [-1, -1]);
+}
+
+#[test]
+fn an_unknown_key_names_its_line_and_the_nearest_valid_key() {
+    assert_eq!(error("max_batch = 4\nslo = 5\n"), "m/model.toml:2: unknown key slo; did you mean slo_ms?");
+    assert_eq!(error("max_batch_size = 4"), "m/model.toml:1: unknown key max_batch_size; did you mean max_batch?");
+    assert_eq!(error("Max_Batch = 4"), "m/model.toml:1: unknown key Max_Batch; did you mean max_batch?");
+    let far = error("zebra = 1");
+    assert!(far.starts_with("m/model.toml:1: unknown key zebra; valid keys are slo_ms, max_batch"), "{far}");
+    let inner = error("[[block]]\nname = \"a\"\nfiel = \"a.onnx\"\n");
+    assert_eq!(inner, "m/model.toml:3: [[block]] number 1: unknown key fiel; did you mean file?");
+}
+
+#[test]
+fn a_wrong_value_names_what_was_written_and_what_to_write() {
+    let cases = [
+        ("slo_ms = \"fast\"", "slo_ms = \"fast\": must be a number above 0"),
+        ("slo_ms = 0", "slo_ms = 0: must be a number above 0"),
+        ("slo_ms = nan", "slo_ms = nan: must be a number above 0"),
+        ("max_batch = 0", "max_batch = 0: must be a whole number from 1 to 65536"),
+        ("max_batch = 2.5", "max_batch = 2.5: must be a whole number"),
+        ("instances = -1", "instances = -1: must be a whole number from 1"),
+        ("warm_up = \"yes\"", "warm_up = \"yes\": must be a whole number from 0"),
+        ("late = \"maybe\"", "late = \"maybe\": must be \"answer\" or \"refuse\""),
+        ("policy = 3", "policy = 3: must be text in quotes, for example policy = \"deferred\""),
+        ("latency_ms = [1, -2]", "latency_ms = [1, -2]: must be a list of numbers above 0"),
+        ("latency_ms = []", "latency_ms = []: must be a list of numbers above 0"),
+        ("block = 3", "block = 3: must be written as a section [[block]] of its own"),
+        ("slo_ms", "this is not valid TOML: "),
+    ];
+    for (text, expected) in cases {
+        let message = error(text);
+        assert!(message.starts_with(&format!("m/model.toml:1: {expected}")), "{text}: {message}");
+        assert!(!message.contains('\n'), "one line: {message}");
+    }
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_refused() {
+    let cases = [
+        ("late = \"answer\"\ndrop = \"expired\"", ":2: drop = \"expired\": contradicts late = \"answer\""),
+        ("alpha_ms = 1", ":1: alpha_ms = 1: needs beta_ms beside it"),
+        ("beta_ms = 1", ":1: beta_ms = 1: needs alpha_ms beside it"),
+        ("alpha_ms = 0\nbeta_ms = 0.0", ":1: alpha_ms = 0: alpha_ms and beta_ms cannot both be 0"),
+        ("latency_ms = [1]\nalpha_ms = 1\nbeta_ms = 1", ":1: latency_ms = [1]: stands beside alpha_ms"),
+        ("max_batch = 4\nlatency_ms = [1, 2]", ":1: max_batch = 4: latency_ms has 2 numbers"),
+        ("walk = \"chain\"", ":1: walk = \"chain\": needs the chain's parts"),
+        ("latency_ms = [1]\n[[block]]\nname = \"a\"", ":1: latency_ms = [1]: belongs into each [[block]]"),
+        ("walk = \"whole\"\n[[block]]\nname = \"a\"\n[[block]]\nname = \"b\"", ":1: walk = \"whole\": a model of"),
+        ("[[block]]\nname = \"a\"\n[[block]]\nname = \"a\"", ":1: two [[block]] are named \"a\""),
+        ("[[block]]\nfile = \"a.onnx\"", ":1: [[block]] number 1: the key name is missing; add for example"),
+        ("[[block]]\nname = \"a\"\nfile = \"../a.onnx\"", ":3: [[block]] number 1: file = \"../a.onnx\": must be"),
+    ];
+    for (text, expected) in cases {
+        let message = error(text);
+        assert!(message.starts_with(&format!("m/model.toml{expected}")), "{text}: {message}");
+    }
+}
+
+#[test]
+fn a_declared_tensor_needs_a_batch_dimension_and_a_known_type() {
+    let tensor = |shape: &str, datatype: &str| {
+        error(&format!("[[input]]\nname = \"x\"\ndatatype = \"{datatype}\"\nshape = {shape}\n"))
+    };
+    assert!(tensor("[3, 4]", "FP32").contains(":4: [[input]] number 1: shape = [3, 4]: has no batch dimension"));
+    assert!(tensor("[]", "FP32").contains("has no batch dimension"));
+    assert!(tensor("[-1, 0]", "FP32").contains("must hold sizes above 0"));
+    assert!(tensor("[-1]", "float").contains(":3: [[input]] number 1: datatype = \"float\": must be \"BOOL\" or"));
+}
+
+#[test]
+fn a_file_that_is_missing_or_not_text_is_named() {
+    let folder = crate::repository::fixture::Folder::new();
+    let path = folder.path().join("model.toml");
+    assert!(ModelConfig::read(&path).unwrap_err().contains("model.toml: cannot be read: "));
+    std::fs::write(&path, b"slo_ms = 5\n\xff\xfe").unwrap();
+    assert!(
+        ModelConfig::read(&path)
+            .unwrap_err()
+            .ends_with("model.toml:2: the file is not UTF-8 text; save it in that encoding")
+    );
+}
+
+#[test]
+fn latencies_become_profiles_of_the_wanted_length() {
+    let table = Latency::Table(vec![2.0, 3.0, 4.0]);
+    assert_eq!(table.profile(2).unwrap().table(), [Nanos::from_millis(2), Nanos::from_millis(3)]);
+    let line = Latency::Line { alpha_ms: 1.0, beta_ms: 1.0 };
+    assert_eq!((line.max_batch(), line.profile(3).unwrap().max_batch()), (None, 3));
+}
