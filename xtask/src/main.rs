@@ -1,2 +1,50 @@
-//! Project tasks.
-fn main() {}
+//! The project's own commands: `cargo xtask tidy | test | ci`.
+//!
+//! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
+//! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
+
+mod ci;
+mod python;
+mod steps;
+mod test;
+mod tidy;
+
+use anyhow::{Result, bail};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND
+
+Commands:
+  tidy                               check the rules of the house: dependency edges, clocks, sizes, docs, links
+  test [--rust-only|--python-only]   run every test; makes a Python virtual environment under target/ on first use
+  venv                               only make that environment, and print the path of its onnxruntime library
+  ci                                 format, lints, docs, tidy, then every test: what a change must pass";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match dispatch(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(words: &[&str]) -> Result<()> {
+    match words {
+        ["tidy"] => tidy::run(),
+        ["test"] => test::run(test::Which::All),
+        ["test", "--rust-only"] => test::run(test::Which::Rust),
+        ["test", "--python-only"] => test::run(test::Which::Python),
+        ["venv"] => python::Environment::prepare()?.print(),
+        ["ci"] => ci::run(),
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("unknown command '{}'\n\n{USAGE}", words.join(" ")),
+    }
+}

@@ -1,0 +1,68 @@
+//! Running other programs: each step is printed before it starts and timed when it ends, and a failing one stops all.
+
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+/// The repository's root.
+pub(crate) fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lies in the root of the repository").to_path_buf()
+}
+
+/// The cargo that runs us, to run in the repository's root.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Runs a step with its output shown as it comes; an error if it fails.
+pub(crate) fn step(what: &str, command: &mut Command) -> Result<()> {
+    eprintln!("\n=== {what}");
+    let begun = Instant::now();
+    let status = command.status().with_context(|| format!("{what}: cannot start {}", name(command)))?;
+    if !status.success() {
+        bail!("{what}: {} ended with {status}", name(command));
+    }
+    eprintln!("=== {what}: done in {:.1} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Runs a program and returns what it prints; an error with its last words if it fails.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {}", name(command)))?;
+    if !output.status.success() {
+        bail!("{} ended with {}: {}", name(command), output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{} printed something that is not UTF-8", name(command)))
+}
+
+/// The program and its first arguments, for messages.
+fn name(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args().take(3));
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_step_is_an_error() {
+        assert!(step("no such command", &mut cargo(&["no-such-command"])).is_err());
+        assert!(output(&mut cargo(&["no-such-command"])).is_err());
+    }
+
+    #[test]
+    fn output_returns_what_was_printed() {
+        assert!(output(&mut cargo(&["--version"])).unwrap().starts_with("cargo "));
+    }
+
+    #[test]
+    fn the_root_holds_the_workspace() {
+        assert!(root().join("Cargo.toml").is_file() && root().join("xtask").is_dir());
+    }
+}

@@ -1,0 +1,41 @@
+//! `cargo xtask test`: every test there is, Rust's and those of the stock Python clients.
+//!
+//! The Python environment comes first, because the Rust tests of the `onnxruntime` engine load their library from its
+//! wheel. Binaries and tests are built in one go, so that cargo settles on one set of features and builds nothing twice.
+
+use crate::python::Environment;
+use crate::steps::{cargo, step};
+use anyhow::Result;
+
+/// Which tests to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    Rust,
+    Python,
+}
+
+/// Runs them; an error if one fails.
+pub(crate) fn run(which: Which) -> Result<()> {
+    let environment = Environment::prepare()?;
+    build()?;
+    if which != Which::Python {
+        let mut tests = cargo(&["test", "--workspace"]);
+        step("Rust tests", tests.env("ORT_DYLIB_PATH", environment.onnxruntime()?))?;
+    }
+    if which != Which::Rust {
+        python_tests(&environment)?;
+    }
+    println!("\nAll tests passed.");
+    Ok(())
+}
+
+fn build() -> Result<()> {
+    step("build the server and the tests", &mut cargo(&["build", "--workspace", "--bins", "--tests"]))
+}
+
+/// The KServe client has a process to itself: it and Triton's register protobuf messages of the same names.
+fn python_tests(environment: &Environment) -> Result<()> {
+    step("Python client tests", &mut environment.pytest(&["tests/python"])?)?;
+    step("KServe client tests", &mut environment.pytest(&["tests/python/test_kserve_client.py"])?)
+}

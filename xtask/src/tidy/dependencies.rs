@@ -1,0 +1,144 @@
+//! Which crate may know which: a crate exists only where an edge must be forbidden, so here are the allowed ones.
+
+use super::Finding;
+use serde_json::Value;
+
+/// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
+const EDGES: [(&str, &[&str]); 14] = [
+    ("base", &[]),
+    ("model", &["base"]),
+    ("sched", &["base", "model"]),
+    ("workload", &["base"]),
+    ("report", &["base"]),
+    ("sim", &["base", "model", "sched", "workload", "report"]),
+    ("onnx", &["base", "model"]),
+    ("executor", &["base", "model", "onnx"]),
+    ("runtime", &["base", "model", "sched", "executor", "report"]),
+    ("wire", &[]),
+    ("server", &["base", "model", "executor", "runtime", "wire", "report"]),
+    ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
+    (
+        "cli",
+        &[
+            "base", "model", "sched", "workload", "report", "sim", "onnx", "executor", "runtime", "wire", "server",
+            "cluster",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+/// What tests may use beyond that. The two drivers of the core never see each other, not even here.
+const TEST_EDGES: [(&str, &[&str]); 4] = [
+    ("sched", &["workload"]),
+    ("executor", &["workload"]),
+    ("runtime", &["workload"]),
+    ("server", &["sched", "workload"]),
+];
+
+/// Crates that use the standard library alone; serde as an option is the one exception.
+const STD_ONLY: [&str; 3] = ["base", "model", "sched"];
+/// Crates in which an async runtime may appear.
+const ASYNC: [&str; 3] = ["server", "cluster", "cli"];
+
+/// Checks the manifests, as cargo reads them.
+pub(super) fn check(metadata: &Value) -> Vec<Finding> {
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    packages.iter().flat_map(check_package).collect()
+}
+
+fn check_package(package: &Value) -> Vec<Finding> {
+    let name = short(package["name"].as_str().unwrap_or_default());
+    let report = |message: String| Finding { path: manifest(name), line: 1, rule: "dependency", message };
+    let Some((_, allowed)) = EDGES.iter().find(|(row, _)| *row == name) else {
+        return vec![report(format!("{name} has no row in the dependency table of tidy; see ARCHITECTURE.md"))];
+    };
+    let dependencies = package["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
+    dependencies.iter().filter_map(|dependency| breach(name, allowed, dependency)).map(report).collect()
+}
+
+/// Says what is wrong with one dependency, if anything is.
+fn breach(name: &str, allowed: &[&str], dependency: &Value) -> Option<String> {
+    let full = dependency["name"].as_str().unwrap_or_default();
+    let other = short(full);
+    let in_tests = dependency["kind"] == "dev";
+    if EDGES.iter().any(|(row, _)| *row == other) {
+        let for_tests = TEST_EDGES.iter().find(|(row, _)| *row == name).map_or(&[][..], |(_, others)| others);
+        let fine = other == name || allowed.contains(&other) || in_tests && for_tests.contains(&other);
+        let place = if in_tests { " (in tests)" } else { "" };
+        return (!fine).then(|| format!("forbidden edge {name} → {other}{place}"));
+    }
+    if in_tests {
+        return None;
+    }
+    let optional_serde = full == "serde" && dependency["optional"] == true;
+    if STD_ONLY.contains(&name) && !optional_serde {
+        return Some(format!("{name} uses the standard library only (serde if optional); it depends on {full}"));
+    }
+    let is_async = full.starts_with("tokio") || full.starts_with("async-std") || full == "smol";
+    (is_async && !ASYNC.contains(&name)).then(|| format!("{full} may appear in {} only", ASYNC.join(", ")))
+}
+
+fn short(name: &str) -> &str {
+    name.strip_prefix("ripieno-").unwrap_or(name)
+}
+
+fn manifest(name: &str) -> String {
+    if name == "xtask" { "xtask/Cargo.toml".into() } else { format!("crates/{name}/Cargo.toml") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn messages(name: &str, dependency: Value) -> Vec<String> {
+        let metadata = json!({ "packages": [{ "name": name, "dependencies": [dependency] }] });
+        check(&metadata).into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn a_forbidden_edge_is_named() {
+        let found = messages("ripieno-sim", json!({ "name": "ripieno-runtime", "kind": null }));
+        assert_eq!(found, ["forbidden edge sim → runtime"]);
+        let found = messages("ripieno-runtime", json!({ "name": "ripieno-sim", "kind": "dev" }));
+        assert_eq!(found, ["forbidden edge runtime → sim (in tests)"]);
+        assert!(!messages("ripieno-executor", json!({ "name": "ripieno-sched", "kind": null })).is_empty());
+    }
+
+    #[test]
+    fn an_allowed_edge_is_not() {
+        assert!(messages("ripieno-sim", json!({ "name": "ripieno-sched", "kind": null })).is_empty());
+        assert!(messages("ripieno-server", json!({ "name": "ripieno-sched", "kind": "dev" })).is_empty());
+        assert!(!messages("ripieno-server", json!({ "name": "ripieno-sched", "kind": null })).is_empty());
+    }
+
+    #[test]
+    fn the_core_uses_std_only() {
+        assert!(!messages("ripieno-sched", json!({ "name": "rand", "kind": null })).is_empty());
+        assert!(!messages("ripieno-base", json!({ "name": "serde", "kind": null, "optional": false })).is_empty());
+        assert!(messages("ripieno-base", json!({ "name": "serde", "kind": null, "optional": true })).is_empty());
+        assert!(messages("ripieno-sched", json!({ "name": "proptest", "kind": "dev" })).is_empty());
+    }
+
+    #[test]
+    fn async_stays_at_the_edge() {
+        assert!(!messages("ripieno-runtime", json!({ "name": "tokio", "kind": null })).is_empty());
+        assert!(!messages("ripieno-wire", json!({ "name": "tokio-stream", "kind": null })).is_empty());
+        assert!(messages("ripieno-server", json!({ "name": "tokio", "kind": null })).is_empty());
+    }
+
+    #[test]
+    fn an_unknown_crate_needs_a_row() {
+        assert!(messages("ripieno-novel", json!({ "name": "serde", "kind": null }))[0].contains("no row"));
+    }
+
+    #[test]
+    fn the_table_has_no_cycles_and_keeps_the_drivers_apart() {
+        let row = |name: &str| EDGES.iter().find(|(row, _)| *row == name).unwrap().1;
+        for (position, (name, below)) in EDGES.iter().enumerate() {
+            let first = |other: &str| EDGES.iter().position(|(row, _)| *row == other).unwrap();
+            assert!(below.iter().all(|other| first(other) < position), "{name} points up");
+        }
+        assert!(!row("sim").contains(&"runtime") && !row("runtime").contains(&"sim"));
+    }
+}

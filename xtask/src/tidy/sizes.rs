@@ -1,0 +1,94 @@
+//! Files that one can read: a bound on their length that can only sink, and a module doc that says why they exist.
+//!
+//! Functions are clippy's: `too_many_lines`, set to 70 in `clippy.toml`.
+
+use super::Finding;
+use super::source::Source;
+
+/// No source file is longer.
+const MOST_LINES: usize = 600;
+/// A file above this needs a module doc, and so does every crate. Not `tests.rs`, which stands beside what it tests.
+const SMALL: usize = 50;
+/// Files that are longer today, with their length. An entry may sink, never rise, and goes when the file is split.
+const RATCHET: [(&str, usize); 0] = [];
+
+/// Checks lengths and module docs.
+pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
+    let code = sources.iter().filter(|source| (source.is("rs") || source.is("py")) && !source.is_generated());
+    code.flat_map(|source| [length(source, &RATCHET), module_doc(source)]).flatten().collect()
+}
+
+fn length(source: &Source, ratchet: &[(&str, usize)]) -> Option<Finding> {
+    let lines = source.text.lines().count();
+    let allowed = ratchet.iter().find(|(path, _)| source.path == *path).map(|(_, allowed)| *allowed);
+    let message = match allowed {
+        None if lines > MOST_LINES => format!("{lines} lines; split the file, {MOST_LINES} is the most"),
+        Some(allowed) if lines > allowed => format!("{lines} lines; it was to shrink from {allowed}"),
+        Some(_) if lines <= MOST_LINES => "short enough now: remove it from the ratchet".into(),
+        Some(allowed) if lines < allowed => format!("{lines} lines: lower its entry in the ratchet from {allowed}"),
+        _ => return None,
+    };
+    Some(source.finding(lines, "file-size", message))
+}
+
+fn module_doc(source: &Source) -> Option<Finding> {
+    let crate_root = source.path.ends_with("/src/lib.rs") || source.path.ends_with("/src/main.rs");
+    let beside_its_subject = source.path.ends_with("/tests.rs");
+    let needed = crate_root || source.text.lines().count() > SMALL && !beside_its_subject;
+    if !needed || has_module_doc(source) {
+        return None;
+    }
+    Some(source.finding(1, "module-doc", "say first what this file is and why it is so"))
+}
+
+fn has_module_doc(source: &Source) -> bool {
+    let markers: &[&str] = if source.is("rs") { &["//!"] } else { &["\"\"\"", "r\"\"\"", "# "] };
+    let preamble = |line: &&str| line.is_empty() || line.starts_with("#!");
+    let first = source.text.lines().find(|line| !preamble(line)).unwrap_or_default();
+    markers.iter().any(|marker| first.starts_with(marker))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, first: &str, lines: usize) -> Source {
+        Source::new(path, Some(format!("{first}\n{}", "x();\n".repeat(lines - 1))))
+    }
+
+    fn rules(path: &str, first: &str, lines: usize) -> Vec<&'static str> {
+        check(&[source(path, first, lines)]).into_iter().map(|finding| finding.rule).collect()
+    }
+
+    #[test]
+    fn a_long_file_is_found() {
+        assert_eq!(rules("crates/a/src/b.rs", "//! Doc.", 601), ["file-size"]);
+        assert!(rules("crates/a/src/b.rs", "//! Doc.", 600).is_empty());
+    }
+
+    #[test]
+    fn generated_code_is_exempt() {
+        assert!(rules("crates/wire/src/generated/inference.rs", "x", 5000).is_empty());
+    }
+
+    #[test]
+    fn the_ratchet_only_sinks() {
+        let ratchet = [("a.rs", 700)];
+        let judged = |lines| length(&source("a.rs", "//! Doc.", lines), &ratchet).map(|finding| finding.message);
+        assert!(judged(701).unwrap().contains("shrink"));
+        assert_eq!(judged(700), None);
+        assert!(judged(650).unwrap().contains("lower"));
+        assert!(judged(600).unwrap().contains("remove"));
+    }
+
+    #[test]
+    fn a_missing_module_doc_is_found() {
+        assert_eq!(rules("crates/a/src/b.rs", "use x;", 51), ["module-doc"]);
+        assert!(rules("crates/a/src/b.rs", "use x;", 50).is_empty());
+        assert!(rules("crates/a/src/b/tests.rs", "use x;", 51).is_empty());
+        assert_eq!(rules("crates/a/src/lib.rs", "mod x;", 1), ["module-doc"]);
+        assert!(rules("crates/a/src/lib.rs", "#![allow(x)]\n\n//! Doc.", 1).is_empty());
+        assert_eq!(rules("tests/python/a.py", "import x", 51), ["module-doc"]);
+        assert!(rules("tests/python/a.py", "\"\"\"Doc.\"\"\"", 51).is_empty());
+    }
+}
