@@ -1,0 +1,121 @@
+//! The answer to `POST …/infer`: JSON, then the bytes of the binary outputs.
+
+use crate::infer::byte_elements;
+use crate::{Datatype, InferResponse, ResponseTensor, WireError};
+use serde::Serialize;
+
+/// A response body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedResponse {
+    /// JSON, then the binary outputs in order.
+    pub body: Vec<u8>,
+    /// The length of the JSON if anything follows it: the header Inference-Header-Content-Length.
+    pub json_length: Option<usize>,
+}
+
+/// Encodes a response. Fails if an output that is to be sent in JSON has no JSON form; the message says to ask for binary.
+pub fn encode_infer(response: &InferResponse) -> Result<EncodedResponse, WireError> {
+    let binary: usize = response.outputs.iter().filter(|output| output.binary).map(|output| output.data.len()).sum();
+    let json: usize = response.outputs.iter().filter(|output| !output.binary).map(|output| output.data.len() * 4).sum();
+    let mut body = Vec::with_capacity(256 + 128 * response.outputs.len() + binary + json);
+    body.extend_from_slice(b"{\"model_name\":");
+    write(&mut body, &response.model);
+    field(&mut body, "model_version", &response.version);
+    if !response.id.is_empty() {
+        field(&mut body, "id", &response.id);
+    }
+    if !response.parameters.is_empty() {
+        field(&mut body, "parameters", &response.parameters);
+    }
+    body.extend_from_slice(b",\"outputs\":[");
+    for (index, output) in response.outputs.iter().enumerate() {
+        if index > 0 {
+            body.push(b',');
+        }
+        tensor(&mut body, output)?;
+    }
+    body.extend_from_slice(b"]}");
+    let json_length = response.outputs.iter().any(|output| output.binary).then_some(body.len());
+    for output in response.outputs.iter().filter(|output| output.binary) {
+        body.extend_from_slice(&output.data);
+    }
+    Ok(EncodedResponse { body, json_length })
+}
+
+fn write(body: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(body, value).expect("strings and numbers into memory always serialise");
+}
+
+fn field(body: &mut Vec<u8>, name: &str, value: &(impl Serialize + ?Sized)) {
+    body.extend_from_slice(b",\"");
+    body.extend_from_slice(name.as_bytes());
+    body.extend_from_slice(b"\":");
+    write(body, value);
+}
+
+/// A JSON output carries no `parameters`: the C++ client takes any for a promise of binary data.
+fn tensor(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
+    body.extend_from_slice(b"{\"name\":");
+    write(body, &output.name);
+    field(body, "datatype", output.datatype.name());
+    field(body, "shape", &output.shape);
+    if output.binary {
+        body.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
+        write(body, &output.data.len());
+        body.extend_from_slice(b"}}");
+        return Ok(());
+    }
+    body.extend_from_slice(b",\"data\":[");
+    let start = body.len();
+    data(body, output)?;
+    if body.len() > start {
+        body.pop();
+    }
+    body.extend_from_slice(b"]}");
+    Ok(())
+}
+
+/// The elements, each followed by a comma.
+fn data(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
+    let bytes = &output.data;
+    match output.datatype {
+        Datatype::Bool => numbers(body, bytes, |[byte]: [u8; 1]| byte != 0),
+        Datatype::Uint8 => numbers(body, bytes, u8::from_le_bytes),
+        Datatype::Uint16 => numbers(body, bytes, u16::from_le_bytes),
+        Datatype::Uint32 => numbers(body, bytes, u32::from_le_bytes),
+        Datatype::Uint64 => numbers(body, bytes, u64::from_le_bytes),
+        Datatype::Int8 => numbers(body, bytes, i8::from_le_bytes),
+        Datatype::Int16 => numbers(body, bytes, i16::from_le_bytes),
+        Datatype::Int32 => numbers(body, bytes, i32::from_le_bytes),
+        Datatype::Int64 => numbers(body, bytes, i64::from_le_bytes),
+        Datatype::Fp32 => numbers(body, bytes, f32::from_le_bytes),
+        Datatype::Fp64 => numbers(body, bytes, f64::from_le_bytes),
+        Datatype::Bytes => return strings(body, output),
+        Datatype::Fp16 | Datatype::Bf16 => return Err(ask_for_binary(output, "its datatype has no JSON form")),
+    }
+    Ok(())
+}
+
+fn numbers<T: Serialize, const N: usize>(body: &mut Vec<u8>, bytes: &[u8], value: fn([u8; N]) -> T) {
+    for chunk in bytes.as_chunks::<N>().0 {
+        write(body, &value(*chunk));
+        body.push(b',');
+    }
+}
+
+fn strings(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
+    for (index, element) in byte_elements(&output.data).enumerate() {
+        let text = element.and_then(|element| std::str::from_utf8(element).ok());
+        let text = text.ok_or_else(|| ask_for_binary(output, &format!("its element {index} is not UTF-8")))?;
+        write(body, text);
+        body.push(b',');
+    }
+    Ok(())
+}
+
+fn ask_for_binary(output: &ResponseTensor, why: &str) -> WireError {
+    WireError(format!(
+        "output '{}' of {} cannot be sent as JSON: {why}; request it with parameters {{\"binary_data\": true}}",
+        output.name, output.datatype
+    ))
+}

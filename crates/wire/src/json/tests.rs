@@ -1,0 +1,261 @@
+use super::*;
+use crate::{Datatype, InferRequest, InferResponse, ResponseTensor, WireError};
+use bytes::Bytes;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn parse(json: &Value) -> Result<InferRequest, WireError> {
+    parse_infer("m", "", &Bytes::from(json.to_string()), None)
+}
+
+fn one(datatype: &str, shape: Value, data: Value) -> Result<Bytes, String> {
+    let request = json!({"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "data": data}]});
+    parse(&request).map(|request| request.inputs[0].data.clone()).map_err(|error| error.0)
+}
+
+fn error_of(json: Value) -> String {
+    parse(&json).unwrap_err().0
+}
+
+#[test]
+fn nested_and_flat_data_are_the_same() {
+    let flat = one("INT16", json!([2, 3]), json!([1, 2, 3, 4, 5, -6])).unwrap();
+    assert_eq!(flat.as_ref(), [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 250, 255]);
+    assert_eq!(one("INT16", json!([2, 3]), json!([[1, 2, 3], [4, 5, -6]])).unwrap(), flat);
+    assert_eq!(one("INT16", json!([0, 3]), json!([])).unwrap().len(), 0);
+}
+
+#[test]
+fn keys_may_come_in_any_order() {
+    let body = r#" {"inputs":[{"data":[ 1.5 , 2e0 ],"shape":[2],"datatype":"FP32","name":"x","junk":{"a":[1]}}],"id":"7","z":0} "#;
+    let request = parse_infer("m", "3", &Bytes::from(body), Some(body.len())).unwrap();
+    assert_eq!((request.id.as_str(), request.version.as_str()), ("7", "3"));
+    assert_eq!(request.inputs[0].data.as_ref(), [1.5f32.to_le_bytes(), 2f32.to_le_bytes()].concat());
+}
+
+#[test]
+fn errors_name_tensor_element_value_and_type() {
+    assert_eq!(
+        one("UINT8", json!([3]), json!([1, 2, 300])).unwrap_err(),
+        "input 'x': element 2 is 300, which is not an integer in the range of UINT8, 0 to 255"
+    );
+    let cases = [
+        ("INT8", json!([-129]), "range of INT8, -128 to 127"),
+        ("UINT64", json!([-1]), "range of UINT64, 0 to 18446744073709551615"),
+        ("INT64", json!([9_223_372_036_854_775_808u64]), "-9223372036854775808 to 9223372036854775807"),
+        ("INT32", json!([1.5]), "element 0 is 1.5"),
+        ("INT32", json!(["1"]), "element 0 is \"1\""),
+        ("FP32", json!([1e39]), "finite number in the range of FP32"),
+        ("FP64", json!([null]), "element 0 is null"),
+        ("FP32", json!([true]), "element 0 is true"),
+        ("BOOL", json!([2]), "a BOOL: true or false"),
+        ("BYTES", json!([1]), "a BYTES element: a string"),
+        ("FP32", json!([{"a": 1}]), "element 0 is {"),
+        ("FP16", json!([1.0]), "FP16 has no JSON form; send it as binary"),
+        ("BF16", json!([1.0]), "BF16 has no JSON form"),
+        ("FLOAT", json!([1.0]), "datatype 'FLOAT' is unknown; use one of"),
+        ("FP32", json!([1, 2]), "more than the 1 elements"),
+        ("FP32", json!([]), "expected 1 elements by its shape, got 0"),
+        ("FP32", json!(1.0), "data must be an array"),
+        ("FP32", json!("1.0"), "data must be an array"),
+    ];
+    for (datatype, data, expected) in cases {
+        let error = one(datatype, json!([1]), data).unwrap_err();
+        assert!(error.contains(expected) && error.contains("'x'"), "{datatype}: {error}");
+    }
+}
+
+#[test]
+fn uneven_nesting_is_refused() {
+    assert!(one("FP32", json!([2, 2]), json!([[1, 2, 3], [4]])).unwrap_err().contains("ragged"));
+    assert!(one("FP32", json!([2, 2]), json!([[1, 2, 3], 4])).unwrap_err().contains("mixes elements and arrays"));
+    let deep = |levels: usize| {
+        let data = "[".repeat(levels) + "1" + &"]".repeat(levels);
+        let body = format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":{data}}}]}}"#);
+        parse_infer("m", "", &Bytes::from(body), None)
+    };
+    assert!(deep(64).is_ok());
+    assert!(deep(65).unwrap_err().0.contains("deeper than 64"));
+    assert!(deep(100_000).unwrap_err().0.contains("deeper than 64"));
+}
+
+#[test]
+fn malformed_requests_are_refused() {
+    let input = |name: &str| json!({"name": name, "datatype": "FP32", "shape": [1], "data": [1]});
+    let with = |key: &str, value: Value| {
+        let mut input = input("x");
+        input[key] = value;
+        error_of(json!({"inputs": [input]}))
+    };
+    assert!(error_of(json!({})).contains("missing field `inputs`"));
+    assert!(error_of(json!({"inputs": [input("x"), input("x")]})).contains("'x' is given twice"));
+    let outputs = json!([{"name": "y"}, {"name": "y"}]);
+    assert!(error_of(json!({"inputs": [], "outputs": outputs})).contains("'y' is requested twice"));
+    assert!(with("parameters", json!({"binary_data_size": 4})).contains("both data and binary_data_size"));
+    assert!(with("shape", json!([-1])).contains("is negative"));
+    assert!(with("shape", json!([1u64 << 40, 1u64 << 40])).contains("more elements than can be counted"));
+    assert!(with("shape", json!(vec![1; 33])).contains("at most 32"));
+    assert!(with("parameters", json!({"a": []})).contains("a string, a number or a boolean"));
+    let many: Vec<Value> = (0..257).map(|index| input(&index.to_string())).collect();
+    assert!(error_of(json!({"inputs": many})).contains("at most 256"));
+    let no_data = json!({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1]}]});
+    assert!(error_of(no_data).contains("'x' has no data"));
+    let flag = json!({"inputs": [], "parameters": {"binary_data_output": 1}});
+    assert!(error_of(flag).contains("binary_data_output of the request is 1; it must be true or false"));
+    assert!(parse_infer("m", "", &Bytes::from("{} x"), None).unwrap_err().0.contains("not valid"));
+    let shared = json!({"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}});
+    assert!(error_of(json!({"inputs": [shared]})).contains("shared memory is not supported"));
+}
+
+fn binary_request(size: Value, tail: &[u8], json_length: Option<isize>) -> Result<InferRequest, WireError> {
+    let input = json!({"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": size}});
+    let json = json!({"inputs": [input]}).to_string();
+    let length = json_length.map(|more| json.len().checked_add_signed(more).unwrap());
+    parse_infer("m", "", &Bytes::from([json.as_bytes(), tail].concat()), length)
+}
+
+#[test]
+fn binary_data_must_add_up() {
+    assert_eq!(binary_request(json!(4), &[1, 2, 3, 4], Some(0)).unwrap().inputs[0].data.as_ref(), [1, 2, 3, 4]);
+    let error = |size, tail: &[u8], length| binary_request(size, tail, length).unwrap_err().0;
+    assert!(error(json!(4), &[1, 2, 3], Some(0)).contains("only 3 bytes follow the JSON"));
+    assert!(error(json!(4), &[1; 5], Some(0)).contains("1 bytes are left over"));
+    assert!(error(json!(5), &[1; 5], Some(0)).contains("expected 4 bytes for shape [1] of FP32, got 5"));
+    assert!(error(json!(-4), &[1; 4], Some(0)).contains("not a number of bytes"));
+    assert!(error(json!(u64::MAX), &[1; 4], Some(0)).contains("only 4 bytes"));
+    assert!(error(json!(4), &[1; 4], Some(5)).contains("the body has only"));
+    assert!(error(json!(4), &[1; 4], None).contains("not valid"));
+}
+
+#[test]
+fn a_raw_binary_request_is_left_to_the_model() {
+    let request = parse_infer("m", "", &Bytes::from_static(b"\x01\x02"), Some(0)).unwrap();
+    assert_eq!(request.raw_input.as_deref(), Some(&[1u8, 2][..]));
+    assert!(request.binary_outputs && request.inputs.is_empty());
+}
+
+#[test]
+fn the_output_flag_beats_the_one_of_the_request() {
+    let output = |name: &str, flag| json!({"name": name, "parameters": {"binary_data": flag}});
+    let request = parse(&json!({"inputs": [], "parameters": {"binary_data_output": true, "timeout": 5},
+        "outputs": [output("a", false), {"name": "b"}]}))
+    .unwrap();
+    assert!(request.binary_outputs);
+    assert_eq!((request.outputs[0].binary, request.outputs[1].binary), (Some(false), None));
+    assert_eq!(request.parameters.get("timeout").and_then(|value| value.as_u64()), Some(5));
+}
+
+fn output(datatype: Datatype, data: Vec<u8>, binary: bool) -> ResponseTensor {
+    ResponseTensor { name: "y".into(), datatype, shape: vec![1, 2], data: Bytes::from(data), binary }
+}
+
+fn encode(outputs: Vec<ResponseTensor>) -> Result<EncodedResponse, WireError> {
+    encode_infer(&InferResponse { model: "m".into(), version: "1".into(), outputs, ..InferResponse::default() })
+}
+
+#[test]
+fn responses_say_what_follows_the_json() {
+    let floats = [1.5f32.to_le_bytes(), f32::NAN.to_le_bytes()].concat();
+    let mixed =
+        encode(vec![output(Datatype::Fp32, floats.clone(), false), output(Datatype::Fp32, floats.clone(), true)]);
+    let EncodedResponse { body, json_length } = mixed.unwrap();
+    let (json, tail) = body.split_at(json_length.unwrap());
+    assert_eq!(tail, floats);
+    let json: Value = serde_json::from_slice(json).unwrap();
+    assert_eq!(json["outputs"][0]["data"], json!([1.5, null]));
+    assert!(json["outputs"][0].get("parameters").is_none());
+    assert_eq!(json["outputs"][1]["parameters"], json!({"binary_data_size": 8}));
+    assert!(json.get("id").is_none());
+    assert_eq!(encode(vec![output(Datatype::Fp32, vec![], false)]).unwrap().json_length, None);
+}
+
+#[test]
+fn what_json_cannot_say_asks_for_binary() {
+    let not_text = vec![1, 0, 0, 0, 0xff];
+    let error = encode(vec![output(Datatype::Bytes, not_text, false)]).unwrap_err().0;
+    assert!(error.contains("element 0 is not UTF-8") && error.contains("{\"binary_data\": true}"), "{error}");
+    assert!(encode(vec![output(Datatype::Fp16, vec![0, 0], false)]).unwrap_err().0.contains("no JSON form"));
+}
+
+/// Bytes of a tensor of `count` elements, free of what JSON cannot carry.
+fn tensor_data() -> impl Strategy<Value = (Datatype, usize, Vec<u8>)> {
+    let json_types: Vec<Datatype> =
+        Datatype::all().filter(|datatype| !matches!(datatype, Datatype::Fp16 | Datatype::Bf16)).collect();
+    (proptest::sample::select(json_types), proptest::collection::vec(any::<u64>(), 0..40)).prop_map(
+        |(datatype, words)| {
+            let element = |word: &u64| match datatype {
+                Datatype::Bool => vec![(*word & 1) as u8],
+                Datatype::Fp32 => {
+                    let value = f32::from_bits(*word as u32);
+                    (if value.is_finite() { value } else { 0.5 }).to_le_bytes().to_vec()
+                }
+                Datatype::Fp64 => {
+                    let value = f64::from_bits(*word);
+                    (if value.is_finite() { value } else { 0.5 }).to_le_bytes().to_vec()
+                }
+                Datatype::Bytes => {
+                    let text: String =
+                        format!("{word:x}\"\\\n\u{1}ä{}", char::from_u32((*word % 0xd800) as u32).unwrap());
+                    [(text.len() as u32).to_le_bytes().as_slice(), text.as_bytes()].concat()
+                }
+                _ => word.to_le_bytes()[..datatype.size().unwrap()].to_vec(),
+            };
+            (datatype, words.len(), words.iter().flat_map(element).collect())
+        },
+    )
+}
+
+/// What a client does with a response: sends it back as a request.
+fn send_back(encoded: EncodedResponse) -> Result<InferRequest, WireError> {
+    let text = String::from_utf8_lossy(&encoded.body[..encoded.json_length.unwrap_or(encoded.body.len())]).into_owned();
+    let json = text.replacen("\"outputs\"", "\"inputs\"", 1).into_bytes();
+    let length = encoded.json_length.map(|_| json.len());
+    let tail = encoded.json_length.map_or(&[][..], |length| &encoded.body[length..]);
+    parse_infer("m", "", &Bytes::from([json.as_slice(), tail].concat()), length)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_datatype_survives_json_and_binary((datatype, count, data) in tensor_data(), binary: bool) {
+        let mut tensor = output(datatype, data.clone(), binary);
+        tensor.shape = vec![count as i64];
+        let request = send_back(encode(vec![tensor]).unwrap()).unwrap();
+        prop_assert_eq!(request.inputs[0].data.as_ref(), data.as_slice());
+        prop_assert_eq!(request.inputs[0].datatype, datatype);
+    }
+
+    #[test]
+    fn half_precision_survives_binary(words in proptest::collection::vec(any::<u16>(), 0..20), brain: bool) {
+        let datatype = if brain { Datatype::Bf16 } else { Datatype::Fp16 };
+        let data: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut tensor = output(datatype, data.clone(), true);
+        tensor.shape = vec![words.len() as i64];
+        let request = send_back(encode(vec![tensor]).unwrap()).unwrap();
+        prop_assert_eq!(request.inputs[0].data.as_ref(), data.as_slice());
+    }
+
+    #[test]
+    fn no_bytes_make_the_parser_panic(body: Vec<u8>, length: Option<u8>) {
+        let _ = parse_infer("m", "", &Bytes::from(body), length.map(usize::from));
+    }
+
+    #[test]
+    fn no_damage_to_a_request_makes_the_parser_panic(at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+        let body = br#"{"id":"1","inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES","data":[["a\n","b"]]},{"name":"y",
+            "shape":[2],"datatype":"INT8","parameters":{"binary_data_size":2}}],"outputs":[{"name":"z"}]}ab"#;
+        let mut damaged = body.to_vec();
+        *at.get_mut(&mut damaged) = byte;
+        damaged.truncate(cut.index(body.len()) + 1);
+        let length = damaged.len().saturating_sub(2);
+        let _ = parse_infer("m", "", &Bytes::from(damaged), Some(length));
+    }
+
+    #[test]
+    fn no_data_text_makes_the_parser_panic(text in r#"[\[\]0-9eE.,"a\\ -]{0,40}"#, count in 0usize..9) {
+        for datatype in Datatype::all() {
+            let _ = data::parse("x", datatype, count, &text);
+        }
+    }
+}
