@@ -80,6 +80,9 @@ pub trait Device: Send {
     fn depth(&self) -> usize;
 
     /// Makes a model runnable here as `id`. Takes effect after the tasks submitted before.
+    ///
+    /// What it costs is paid by the caller's thread, not by the tasks that run meanwhile. A model that cannot be made
+    /// runnable shows it in its tasks, which fail and say why.
     fn attach(&self, id: ModelId, model: Arc<dyn Loaded>);
 
     /// Forgets a model. Takes effect after the tasks submitted before.
@@ -87,6 +90,13 @@ pub trait Device: Send {
 
     /// Queues a task, or hands it back if `depth` tasks are held already.
     fn submit(&self, task: Task) -> Result<(), Task>;
+
+    /// Rows copied so far to make batches contiguous, counted once for each input tensor; 0 where nothing is counted.
+    ///
+    /// It stays put while the same members run block after block in the same order.
+    fn rows_gathered(&self) -> u64 {
+        0
+    }
 }
 
 /// One batch on one block.

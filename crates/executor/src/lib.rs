@@ -1,9 +1,29 @@
 //! The executor contract and its engines, one folder each: `cpu`, `onnxruntime`, `emulated`.
+//!
+//! Engines compute synchronously; `lane` makes an asynchronous device of one, and `worker` does for all of them what
+//! a task asks beside computing: keeping walks, gathering and scattering rows.
 
+mod buffer;
+mod clock;
 mod contract;
+mod cpu;
+mod emulated;
 mod error;
+mod lane;
+mod mailbox;
+mod model;
+mod onnx_io;
+mod onnxruntime;
+mod plan;
+mod profile;
+mod rows;
 mod tensor;
+mod worker;
 
 pub use contract::{BlockSource, Device, Engine, Loaded, Member, ModelSource, Progress, Sink, Task, TaskResult};
+pub use cpu::{CpuEngine, CpuOptions};
+pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError};
+pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
+pub use profile::{Measurement, Step, measure};
 pub use tensor::Tensor;

@@ -1,0 +1,79 @@
+//! Bytes that an engine may read as numbers.
+//!
+//! Tensors travel as bytes, engines want slices of numbers, and a byte slice may begin at any address. So batches are
+//! gathered into a buffer that is aligned for every datatype, and an engine's own vector becomes bytes in place.
+
+use bytemuck::NoUninit;
+use bytes::Bytes;
+
+/// A reusable buffer, aligned for every datatype.
+#[derive(Debug, Default)]
+pub(crate) struct AlignedBuffer {
+    words: Vec<u64>,
+}
+
+impl AlignedBuffer {
+    /// The largest buffer that is allocated ahead of use; a larger one grows when it is needed.
+    const MAX_AHEAD_BYTES: usize = 1 << 32;
+
+    /// A buffer of so many bytes. The system commits its pages only when they are first written.
+    pub(crate) fn with_capacity(bytes: usize) -> AlignedBuffer {
+        let ahead = if bytes <= Self::MAX_AHEAD_BYTES { bytes } else { 0 };
+        AlignedBuffer { words: vec![0; ahead.div_ceil(size_of::<u64>())] }
+    }
+
+    /// The first `bytes` bytes, to be overwritten; allocates only if the buffer was never as large.
+    pub(crate) fn first_mut(&mut self, bytes: usize) -> &mut [u8] {
+        let words = bytes.div_ceil(size_of::<u64>());
+        if self.words.len() < words {
+            self.words.resize(words, 0);
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..bytes]
+    }
+
+    /// The first `bytes` bytes.
+    pub(crate) fn first(&self, bytes: usize) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..bytes]
+    }
+}
+
+/// Whether `data` lies at an address fit for elements of `size` bytes.
+pub(crate) fn is_aligned(data: &[u8], size: usize) -> bool {
+    data.as_ptr().addr().is_multiple_of(size.max(1))
+}
+
+/// Turns a vector of numbers into bytes without copying them.
+pub(crate) fn into_bytes<T: NoUninit + Send>(elements: Vec<T>) -> Bytes {
+    struct Owner<T>(Vec<T>);
+    impl<T: NoUninit> AsRef<[u8]> for Owner<T> {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+    }
+    Bytes::from_owner(Owner(elements))
+}
+
+const _: () = assert!(cfg!(target_endian = "little"), "tensors travel little-endian and are read in place");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_allocates_only_when_it_was_never_as_large() {
+        let mut buffer = AlignedBuffer::with_capacity(64);
+        let at = buffer.first(64).as_ptr();
+        buffer.first_mut(64)[63] = 7;
+        assert_eq!((buffer.first_mut(64).as_ptr(), buffer.first(64)[63]), (at, 7));
+        assert_eq!(buffer.first_mut(65).len(), 65);
+    }
+
+    #[test]
+    fn a_vector_becomes_bytes_in_place() {
+        let elements = vec![1.0f32, -2.5];
+        let at = elements.as_ptr().addr();
+        let bytes = into_bytes(elements);
+        assert_eq!((bytes.as_ptr().addr(), &bytes[4..]), (at, &(-2.5f32).to_le_bytes()[..]));
+        assert!(is_aligned(&bytes, 4) && !is_aligned(&bytes[1..], 4));
+    }
+}

@@ -1,0 +1,174 @@
+//! Engine "cpu": ONNX on the processor with nothing to install, by rten.
+//!
+//! One copy of a model's weights, packed once for fast multiplication, serves all devices. rten computes in 32-bit
+//! floats, 32-bit and 8-bit integers; `convert` keeps that from clients, and models that need more are refused with a
+//! pointer to the other engine.
+//!
+//! Each device owns a pool of rten threads and runs its whole loop inside, on one of them: from there a batch starts
+//! without waking a thread. Rejected: calling into the pool for each batch, which costs two thread switches each.
+
+mod convert;
+
+use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
+use crate::model::{LoadedModel, read_blocks};
+use crate::onnx_io::OnnxIo;
+use crate::plan::Plan;
+use crate::rows::Batch;
+use crate::worker::{Call, Ready, Runner};
+use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
+use convert::Scratch;
+use ripieno_model::TensorSpec;
+use rten::{NodeId, RunOptions, ThreadPool};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const NAME: &str = "cpu";
+
+/// How the engine uses the machine.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Threads that work on one batch, for each device.
+    pub threads: usize,
+}
+
+impl Default for CpuOptions {
+    fn default() -> CpuOptions {
+        CpuOptions { threads: 1 }
+    }
+}
+
+/// Engine "cpu".
+#[derive(Debug)]
+pub struct CpuEngine {
+    options: CpuOptions,
+    depth: usize,
+    opened: AtomicUsize,
+}
+
+impl CpuEngine {
+    /// The engine.
+    pub fn new(options: CpuOptions) -> CpuEngine {
+        let options = CpuOptions { threads: options.threads.max(1) };
+        CpuEngine { options, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) }
+    }
+
+    /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
+    pub fn with_depth(mut self, depth: usize) -> CpuEngine {
+        self.depth = depth;
+        self
+    }
+}
+
+impl Engine for CpuEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn device_key(&self) -> String {
+        format!("{NAME}/rten-0.27/{}-thread", self.options.threads)
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+        let read = read_blocks(source, NAME)?;
+        let blocks = read.blocks.iter().map(|(path, io)| Block::load(path, io)).collect::<Result<_, _>>()?;
+        let own = RtenModel { blocks: Arc::new(blocks) };
+        Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))
+    }
+
+    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let pool = Arc::new(ThreadPool::with_num_threads(self.options.threads));
+        let outer = Arc::clone(&pool);
+        let options = LaneOptions {
+            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
+            depth: self.depth,
+            prepare: Box::new(move |loaded| prepare(loaded, &pool)),
+            enter: Box::new(move |body| outer.run(body)),
+        };
+        Lane::open(options, sink)
+    }
+}
+
+fn prepare(loaded: &dyn Loaded, pool: &Arc<ThreadPool>) -> Result<Ready, ExecError> {
+    let model = LoadedModel::<RtenModel>::of(loaded, NAME)?;
+    let blocks = Arc::clone(&model.own.blocks);
+    let scratch = blocks.iter().map(|block| block.inputs.iter().map(|_| Scratch::default()).collect());
+    let runner = RtenRunner {
+        scratch: scratch.collect(),
+        options: RunOptions::default().with_thread_pool(Some(Arc::clone(pool))),
+        plan: Arc::clone(&model.plan),
+        blocks,
+    };
+    Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
+}
+
+struct RtenModel {
+    blocks: Arc<Vec<Block>>,
+}
+
+/// One block in rten: the nodes of its inputs and outputs in the file's order.
+struct Block {
+    model: rten::Model,
+    inputs: Vec<NodeId>,
+    outputs: Vec<NodeId>,
+}
+
+impl Block {
+    fn load(path: &Path, io: &OnnxIo) -> Result<Block, LoadError> {
+        check_datatypes(path, io)?;
+        let refuse = |cause: String| {
+            let file = path.display();
+            LoadError(format!("{file}: rten cannot load it: {cause}; use --engine onnxruntime, or export it otherwise"))
+        };
+        let model = rten::ModelOptions::with_all_ops().prepack_weights(true).load_file(path);
+        let model = model.map_err(|cause| refuse(cause.to_string()))?;
+        let nodes = |specs: &[TensorSpec]| {
+            let node = |spec: &TensorSpec| model.node_id(&spec.name);
+            specs.iter().map(node).collect::<Result<Vec<_>, _>>()
+        };
+        let inputs = nodes(&io.inputs).map_err(|cause| refuse(cause.to_string()))?;
+        let outputs = nodes(&io.outputs).map_err(|cause| refuse(cause.to_string()))?;
+        Ok(Block { inputs, outputs, model })
+    }
+}
+
+fn check_datatypes(path: &Path, io: &OnnxIo) -> Result<(), LoadError> {
+    let tensors = io.inputs.iter().map(|spec| ("input", spec)).chain(io.outputs.iter().map(|spec| ("output", spec)));
+    for (kind, spec) in tensors {
+        if !convert::carries(spec.datatype) {
+            return Err(LoadError(format!(
+                "{kind} '{}' of {} is {}, which engine 'cpu' cannot carry: use --engine onnxruntime",
+                spec.name,
+                path.display(),
+                spec.datatype
+            )));
+        }
+    }
+    Ok(())
+}
+
+struct RtenRunner {
+    plan: Arc<Plan>,
+    blocks: Arc<Vec<Block>>,
+    options: RunOptions,
+    /// For each block and each of its inputs, room for converted elements.
+    scratch: Vec<Vec<Scratch>>,
+}
+
+impl Runner for RtenRunner {
+    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+        let block = &self.blocks[call.block];
+        let mut inputs = Vec::with_capacity(call.inputs.len());
+        for ((input, &node), scratch) in call.inputs.iter().zip(&block.inputs).zip(&mut self.scratch[call.block]) {
+            inputs.push((node, convert::to_rten(input, scratch)?.into()));
+        }
+        let values = block.model.run(inputs, &block.outputs, Some(self.options.clone()));
+        let values = values.map_err(|cause| ExecError(format!("rten: {cause}")))?;
+        let outputs = values.into_iter().zip(&self.plan.blocks[call.block].outputs).map(|(value, &output)| {
+            let output = &self.plan.values[output];
+            let batch = convert::from_rten(value, output.spec.datatype);
+            batch.map_err(|cause| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name)))
+        });
+        outputs.collect()
+    }
+}

@@ -1,0 +1,187 @@
+//! Engine "emulated": takes as long as a profile says and computes nothing.
+//!
+//! Demonstrations, tests and whole clusters run without an accelerator, under the very timing that a scheduler plans
+//! with. A batch ends ℓ(b) after it could have begun, counted from the end of the batch before if that came later, so
+//! that late wake-ups do not add up and a saturated device yields exactly what its profile promises.
+//!
+//! An output is answered with the input of its name, else with the first input that is declared like it, else with
+//! zeros, so that a client can tell its own answer from another's.
+
+use crate::clock::wait_until;
+use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
+use crate::model::LoadedModel;
+use crate::plan::{BlockIo, Plan};
+use crate::rows::{Batch, Input};
+use crate::worker::{Call, Ready, Runner};
+use crate::{BlockSource, Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use ripieno_model::{DataType, Profile, TensorSpec};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const NAME: &str = "emulated";
+
+/// What is emulated.
+#[derive(Clone, Debug, Default)]
+pub struct EmulatedOptions {
+    /// The device's name, part of [`Engine::device_key`]; may be empty.
+    pub name: String,
+}
+
+/// Engine "emulated".
+#[derive(Debug)]
+pub struct EmulatedEngine {
+    options: EmulatedOptions,
+    depth: usize,
+    opened: AtomicUsize,
+}
+
+impl EmulatedEngine {
+    /// The engine.
+    pub fn new(options: EmulatedOptions) -> EmulatedEngine {
+        EmulatedEngine { options, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) }
+    }
+
+    /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
+    pub fn with_depth(mut self, depth: usize) -> EmulatedEngine {
+        self.depth = depth;
+        self
+    }
+}
+
+impl Engine for EmulatedEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn device_key(&self) -> String {
+        if self.options.name.is_empty() { NAME.to_owned() } else { format!("{NAME}/{}", self.options.name) }
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+        let plan = Plan::link(source, &block_ios(source)?)?;
+        let profiles = source.blocks.iter().map(|block| profile(source, block)).collect::<Result<_, _>>()?;
+        Ok(Arc::new(LoadedModel { plan: Arc::new(plan), own: Profiles(profiles) }))
+    }
+
+    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let busy_until = Arc::new(Mutex::new(Instant::now()));
+        let options = LaneOptions {
+            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
+            depth: self.depth,
+            prepare: Box::new(move |loaded| {
+                let model = LoadedModel::<Profiles>::of(loaded, NAME)?;
+                let plan = Arc::clone(&model.plan);
+                let profiles = model.own.0.clone();
+                let runner = EmulatedRunner { plan: Arc::clone(&plan), profiles, busy_until: Arc::clone(&busy_until) };
+                Ok(Ready { plan, runner: Box::new(runner) })
+            }),
+            enter: Box::new(|body| body()),
+        };
+        Lane::open(options, sink)
+    }
+}
+
+/// ℓ(b) of each block.
+struct Profiles(Vec<Profile>);
+
+fn profile(source: &ModelSource, block: &BlockSource) -> Result<Profile, LoadError> {
+    let (model, name) = (&source.name, &block.name);
+    let profile = block.profile.clone().ok_or_else(|| {
+        LoadError(format!(
+            "model '{model}': block '{name}' has no latency profile to emulate: give latency_ms, or alpha_ms and \
+             beta_ms, in its model.toml"
+        ))
+    })?;
+    if profile.max_batch() < source.max_batch {
+        return Err(LoadError(format!(
+            "model '{model}': the latency profile of block '{name}' ends at a batch of {}, before max_batch = {}: give \
+             a longer latency_ms or a smaller max_batch in its model.toml",
+            profile.max_batch(),
+            source.max_batch
+        )));
+    }
+    Ok(profile)
+}
+
+/// All blocks but the last hand the inputs on; the last answers.
+fn block_ios(source: &ModelSource) -> Result<Vec<BlockIo>, LoadError> {
+    let declared = |key: &str, specs: &[TensorSpec], name: &str| match specs {
+        [] => Ok(vec![TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, 1] }]),
+        specs => specs.iter().map(|spec| check_spec(source, key, spec)).collect::<Result<Vec<_>, _>>(),
+    };
+    let inputs = declared("inputs", &source.inputs, "input")?;
+    let outputs = declared("outputs", &source.outputs, "output")?;
+    let last = source.blocks.len().saturating_sub(1);
+    let io = |(at, block): (usize, &BlockSource)| BlockIo {
+        place: format!("block '{}'", block.name),
+        inputs: inputs.clone(),
+        outputs: if at == last { outputs.clone() } else { inputs.clone() },
+    };
+    Ok(source.blocks.iter().enumerate().map(io).collect())
+}
+
+fn check_spec(source: &ModelSource, key: &str, spec: &TensorSpec) -> Result<TensorSpec, LoadError> {
+    let (model, name) = (&source.name, &spec.name);
+    if spec.shape.first() == Some(&-1) && spec.shape.iter().all(|&dim| dim >= -1) {
+        return Ok(spec.clone());
+    }
+    let shape = &spec.shape;
+    Err(LoadError(format!(
+        "model '{model}': {key} in its model.toml declares '{name}' with shape {shape:?}: the first dimension must be -1, \
+         the batch"
+    )))
+}
+
+struct EmulatedRunner {
+    plan: Arc<Plan>,
+    profiles: Vec<Profile>,
+    /// When the device's last batch ended, on time; shared by the models of one device.
+    busy_until: Arc<Mutex<Instant>>,
+}
+
+impl Runner for EmulatedRunner {
+    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+        let profile = &self.profiles[call.block];
+        if call.rows > profile.max_batch() {
+            let (rows, longest) = (call.rows, profile.max_batch());
+            return Err(ExecError(format!("a batch of {rows} is beyond the latency profile, which ends at {longest}")));
+        }
+        let latency = Duration::from_nanos(profile.latency(call.rows).0.unsigned_abs());
+        let end = call.ready.max(*self.busy_until.lock()) + latency;
+        *self.busy_until.lock() = end;
+        let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
+            let spec = &self.plan.values[output].spec;
+            answer(&self.plan, call, spec).map_err(|cause| ExecError(format!("output '{}': {cause}", spec.name)))
+        });
+        let outputs = outputs.collect();
+        wait_until(end);
+        outputs
+    }
+}
+
+fn answer(plan: &Plan, call: &Call<'_>, output: &TensorSpec) -> Result<Batch, String> {
+    let declared = |input: &Input<'_>| plan.values.iter().map(|value| &value.spec).find(|spec| spec.name == input.name);
+    let alike = |input: &&Input<'_>| {
+        declared(input).is_some_and(|spec| spec.datatype == output.datatype && spec.shape == output.shape)
+    };
+    let same_name = call.inputs.iter().find(|input| input.name == output.name && input.datatype == output.datatype);
+    match same_name.or_else(|| call.inputs.iter().find(alike)) {
+        Some(input) => {
+            let shape = [call.rows as i64].into_iter().chain(input.row_shape.iter().copied()).collect();
+            Batch::new(input.datatype, shape, Bytes::copy_from_slice(input.data))
+        }
+        None => zeros(call.rows, output),
+    }
+}
+
+fn zeros(rows: usize, output: &TensorSpec) -> Result<Batch, String> {
+    let row = output.shape[1..].iter().map(|&dim| if dim == -1 { 1 } else { dim });
+    let shape: Vec<i64> = [rows as i64].into_iter().chain(row).collect();
+    // An empty string is its length, four zero bytes.
+    let size = output.datatype.size().unwrap_or(4);
+    let bytes = shape.iter().try_fold(size, |product, &dim| product.checked_mul(dim as usize));
+    Batch::new(output.datatype, shape, Bytes::from(vec![0; bytes.ok_or("its declared shape is too large")?]))
+}

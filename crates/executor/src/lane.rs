@@ -1,0 +1,130 @@
+//! An asynchronous device made of a synchronous engine: one thread that runs what its mailbox holds, in order.
+//!
+//! The thread also calls the sink, so that a device's results come one after the other and a slow receiver slows the
+//! device down instead of filling a queue. Nothing that a task or the sink does ends the thread: a panic becomes the
+//! error of its task.
+
+use crate::clock::wait_until;
+use crate::mailbox::{Mailbox, Message};
+use crate::worker::{Ready, Worker};
+use crate::{Device, ExecError, LoadError, Loaded, Progress, Sink, Task, TaskResult};
+use ripieno_base::ModelId;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// How many tasks a device holds unless told otherwise: one runs, and the next is there when it ends.
+pub(crate) const DEFAULT_DEPTH: usize = 2;
+
+/// Makes a loaded model runnable on this device; called by whoever attaches it.
+pub(crate) type Prepare = Box<dyn Fn(&dyn Loaded) -> Result<Ready, ExecError> + Send>;
+
+/// Runs the thread's loop, for engines that want it inside a thread pool of theirs.
+pub(crate) type Enter = Box<dyn FnOnce(&mut (dyn FnMut() + Send)) + Send>;
+
+/// What a lane is made of.
+pub(crate) struct LaneOptions {
+    /// The thread's name.
+    pub(crate) name: String,
+    pub(crate) depth: usize,
+    pub(crate) prepare: Prepare,
+    pub(crate) enter: Enter,
+}
+
+/// A device with a thread of its own. Dropping it runs what was accepted, then ends the thread.
+pub(crate) struct Lane {
+    mailbox: Arc<Mailbox>,
+    prepare: Prepare,
+    rows_gathered: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lane {
+    pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let LaneOptions { name, depth, prepare, enter } = options;
+        let mailbox = Arc::new(Mailbox::new(depth.max(1)));
+        let rows_gathered = Arc::new(AtomicU64::new(0));
+        let mut body = {
+            let mailbox = Arc::clone(&mailbox);
+            let mut worker = Worker::new(Arc::clone(&rows_gathered));
+            move || run_messages(&mailbox, &mut worker, &sink)
+        };
+        let thread = std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || enter(&mut body))
+            .map_err(|cause| LoadError(format!("no thread for device {name}: {cause}")))?;
+        Ok(Box::new(Lane { mailbox, prepare, rows_gathered, thread: Some(thread) }))
+    }
+}
+
+impl Device for Lane {
+    fn depth(&self) -> usize {
+        self.mailbox.depth()
+    }
+
+    fn attach(&self, id: ModelId, model: Arc<dyn Loaded>) {
+        let ready = (self.prepare)(&*model);
+        if let Err(cause) = &ready {
+            tracing::error!(model = id.0, %cause, "a model cannot be attached");
+        }
+        self.mailbox.control(Message::Attach(id, ready));
+    }
+
+    fn detach(&self, id: ModelId) {
+        self.mailbox.control(Message::Detach(id));
+    }
+
+    fn submit(&self, task: Task) -> Result<(), Task> {
+        self.mailbox.submit(task)
+    }
+
+    fn rows_gathered(&self) -> u64 {
+        self.rows_gathered.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.mailbox.close();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a device's thread panicked outside its tasks");
+        }
+    }
+}
+
+fn run_messages(mailbox: &Mailbox, worker: &mut Worker, sink: &Sink) {
+    while let Some(message) = mailbox.receive() {
+        match message {
+            Message::Attach(id, model) => worker.attach(id, model),
+            Message::Detach(id) => worker.detach(id),
+            Message::Run(task, accepted) => {
+                let result = run_task(worker, &task, accepted);
+                mailbox.release();
+                if catch_unwind(AssertUnwindSafe(|| sink(result))).is_err() {
+                    tracing::error!(task = task.id.0, "the receiver of a result panicked");
+                }
+            }
+        }
+    }
+}
+
+fn run_task(worker: &mut Worker, task: &Task, accepted: Instant) -> TaskResult {
+    let ready = task.not_before.map_or(accepted, |not_before| accepted.max(not_before));
+    wait_until(ready);
+    let started = Instant::now();
+    // The worker takes the state of a task's walks out before it runs them, so a panic leaves none half done.
+    let outcome = catch_unwind(AssertUnwindSafe(|| worker.execute(task, ready)));
+    let outcome: Result<Vec<Progress>, ExecError> = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));
+    TaskResult { id: task.id, outcome, started, finished: Instant::now() }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> ExecError {
+    let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    ExecError(format!("the engine panicked: {}", words.unwrap_or("without a word")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! The way into a device's thread: one bounded queue for tasks, attachments and detachments, so that they keep their
+//! order.
+//!
+//! A channel from the standard library would bound all messages together, but here two bounds are wanted: tasks are
+//! handed back once the device holds its depth (never a wait, since a scheduler's thread submits), while attachments
+//! are rare and slow, so that their sender simply waits. The count of tasks held includes the running one and is lowered
+//! before its result is reported, so that whoever hears of a result may submit the next task at once.
+
+use crate::worker::Ready;
+use crate::{ExecError, Task};
+use parking_lot::{Condvar, Mutex};
+use ripieno_base::ModelId;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// A message to a device's thread.
+pub(crate) enum Message {
+    Attach(ModelId, Result<Ready, ExecError>),
+    Detach(ModelId),
+    /// A task, and when it was accepted.
+    Run(Task, Instant),
+}
+
+/// The most attachments and detachments that wait at once; the sender of a further one waits.
+const MAX_CONTROLS: usize = 64;
+
+pub(crate) struct Mailbox {
+    depth: usize,
+    state: Mutex<State>,
+    arrived: Condvar,
+    controls_taken: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Message>,
+    /// Tasks queued or running.
+    tasks: usize,
+    /// Attachments and detachments queued.
+    controls: usize,
+    closed: bool,
+}
+
+impl Mailbox {
+    pub(crate) fn new(depth: usize) -> Mailbox {
+        let queue = VecDeque::with_capacity(depth + MAX_CONTROLS);
+        let state = State { queue, tasks: 0, controls: 0, closed: false };
+        Mailbox { depth, state: Mutex::new(state), arrived: Condvar::new(), controls_taken: Condvar::new() }
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Queues a task, or hands it back if so many are held already.
+    pub(crate) fn submit(&self, task: Task) -> Result<(), Task> {
+        let mut state = self.state.lock();
+        if state.tasks >= self.depth {
+            return Err(task);
+        }
+        state.tasks += 1;
+        state.queue.push_back(Message::Run(task, Instant::now()));
+        self.arrived.notify_one();
+        Ok(())
+    }
+
+    /// Queues an attachment or a detachment; waits while too many are queued.
+    pub(crate) fn control(&self, message: Message) {
+        let mut state = self.state.lock();
+        self.controls_taken.wait_while(&mut state, |state| state.controls >= MAX_CONTROLS);
+        state.controls += 1;
+        state.queue.push_back(message);
+        self.arrived.notify_one();
+    }
+
+    /// Waits for the next message; none once the mailbox is closed and empty.
+    pub(crate) fn receive(&self) -> Option<Message> {
+        let mut state = self.state.lock();
+        self.arrived.wait_while(&mut state, |state| state.queue.is_empty() && !state.closed);
+        let message = state.queue.pop_front()?;
+        if !matches!(message, Message::Run(..)) {
+            state.controls -= 1;
+            self.controls_taken.notify_one();
+        }
+        Some(message)
+    }
+
+    /// A task that was received is over.
+    pub(crate) fn release(&self) {
+        self.state.lock().tasks -= 1;
+    }
+
+    /// No message will follow.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.arrived.notify_one();
+    }
+}

@@ -1,0 +1,67 @@
+//! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
+
+use crate::onnx_io::{self, OnnxIo};
+use crate::plan::{BlockIo, Plan};
+use crate::{ExecError, LoadError, Loaded, ModelSource};
+use ripieno_model::TensorSpec;
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The [`Loaded`] of every engine here; `T` is the engine's own part.
+pub(crate) struct LoadedModel<T> {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) own: T,
+}
+
+impl<T: Send + Sync + 'static> LoadedModel<T> {
+    /// The model behind `loaded`, if the same engine has loaded it.
+    pub(crate) fn of<'a>(loaded: &'a dyn Loaded, engine: &str) -> Result<&'a LoadedModel<T>, ExecError> {
+        let cause =
+            || ExecError(format!("a model that another engine has loaded cannot run on a device of '{engine}'"));
+        loaded.as_any().downcast_ref().ok_or_else(cause)
+    }
+}
+
+impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
+    fn inputs(&self) -> &[TensorSpec] {
+        &self.plan.inputs
+    }
+
+    fn outputs(&self) -> &[TensorSpec] {
+        &self.plan.outputs
+    }
+
+    fn blocks(&self) -> usize {
+        self.plan.blocks.len()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The ONNX files of a model's blocks, read and tied together.
+pub(crate) struct OnnxBlocks<'a> {
+    pub(crate) plan: Plan,
+    pub(crate) blocks: Vec<(&'a Path, OnnxIo)>,
+}
+
+/// Reads the ONNX files of a model's blocks and ties them together.
+pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<OnnxBlocks<'a>, LoadError> {
+    let mut blocks = Vec::with_capacity(source.blocks.len());
+    for block in &source.blocks {
+        let path = block.path.as_deref().ok_or_else(|| {
+            let (model, block) = (&source.name, &block.name);
+            LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
+        })?;
+        blocks.push((path, onnx_io::read(path)?));
+    }
+    let ios = source.blocks.iter().zip(&blocks).map(|(block, (path, io))| BlockIo {
+        place: format!("block '{}' ({})", block.name, path.display()),
+        inputs: io.inputs.clone(),
+        outputs: io.outputs.clone(),
+    });
+    let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    Ok(OnnxBlocks { plan, blocks })
+}

@@ -1,0 +1,176 @@
+//! What an ONNX file declares: its inputs and outputs, and the files beside it that it needs.
+//!
+//! Engines report types as they use them (one turns 64-bit integers into 32-bit ones), but clients must see what the
+//! model declares, so both engines take it from here. Only these few fields are decoded; weights are skipped over.
+
+use crate::LoadError;
+use prost::Message;
+use ripieno_model::{DataType, TensorSpec};
+use std::path::{Component, Path};
+
+/// The inputs and outputs of an ONNX file, in its order; initializers that old files list as inputs left out.
+#[derive(Debug)]
+pub(crate) struct OnnxIo {
+    pub(crate) inputs: Vec<TensorSpec>,
+    pub(crate) outputs: Vec<TensorSpec>,
+}
+
+/// Reads what `path` declares, and checks that every tensor has a batch dimension.
+pub(crate) fn read(path: &Path) -> Result<OnnxIo, LoadError> {
+    let file = path.display();
+    let bytes = std::fs::read(path)
+        .map_err(|cause| LoadError(format!("cannot read {file}: {cause}; put the model's ONNX file there")))?;
+    let not_onnx = || LoadError(format!("{file} is not an ONNX model: export the model to ONNX anew"));
+    let graph = ModelProto::decode(&*bytes).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
+    if graph.output.is_empty() {
+        return Err(not_onnx());
+    }
+    check_external_data(path, &graph)?;
+    let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
+    let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
+    let outputs = graph.output.iter().map(|info| spec("output", info, path));
+    let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<_, _>>()?);
+    if inputs.is_empty() {
+        return Err(LoadError(format!("{file} has no input: a model that is served needs one")));
+    }
+    Ok(OnnxIo { inputs, outputs })
+}
+
+fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, LoadError> {
+    let name = info.name.as_str();
+    let refuse = |cause: String| LoadError(format!("{kind} '{name}' of {} {cause}", path.display()));
+    let tensor = info.r#type.as_ref().and_then(|of| of.tensor_type.as_ref()).ok_or_else(|| {
+        refuse("is not a tensor: export the model with tensors only (scikit-learn: zipmap=False)".to_owned())
+    })?;
+    let datatype = datatype(tensor.elem_type).ok_or_else(|| {
+        let code = tensor.elem_type;
+        refuse(format!("has the ONNX element type {code}, which no client can send: add a Cast to the model"))
+    })?;
+    let shape = tensor.shape.as_ref().ok_or_else(|| {
+        refuse("has no shape: run onnx.shape_inference.infer_shapes on the file, or declare it at export".to_owned())
+    })?;
+    let Some(batch) = shape.dim.first() else {
+        return Err(refuse(
+            "is a scalar, so it has no batch dimension: export it with a dynamic batch axis".to_owned(),
+        ));
+    };
+    if let Some(fixed) = batch.fixed() {
+        return Err(refuse(format!("has a fixed first dimension {fixed}: export it with a dynamic batch axis")));
+    }
+    let dims = shape.dim.iter().map(|dim| dim.fixed().unwrap_or(-1));
+    Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
+}
+
+fn check_external_data(path: &Path, graph: &GraphProto) -> Result<(), LoadError> {
+    let locations = graph.initializer.iter().flat_map(|weight| &weight.external_data);
+    for entry in locations.filter(|entry| entry.key == "location") {
+        let location = Path::new(&entry.value);
+        let beside = location.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        if !beside {
+            let (file, weights) = (path.display(), &entry.value);
+            return Err(LoadError(format!("{file} keeps weights in '{weights}': save them beside the model instead")));
+        }
+        if !path.with_file_name("").join(location).is_file() {
+            let (file, weights) = (path.display(), &entry.value);
+            return Err(LoadError(format!(
+                "the weights file '{weights}' of {file} is missing: copy it beside the model"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn datatype(elem_type: i32) -> Option<DataType> {
+    Some(match elem_type {
+        1 => DataType::Fp32,
+        2 => DataType::Uint8,
+        3 => DataType::Int8,
+        4 => DataType::Uint16,
+        5 => DataType::Int16,
+        6 => DataType::Int32,
+        7 => DataType::Int64,
+        8 => DataType::Bytes,
+        9 => DataType::Bool,
+        10 => DataType::Fp16,
+        11 => DataType::Fp64,
+        12 => DataType::Uint32,
+        13 => DataType::Uint64,
+        16 => DataType::Bf16,
+        _ => return None,
+    })
+}
+
+// The few messages of onnx.proto that matter here, under their published field numbers.
+
+#[derive(Clone, PartialEq, Message)]
+struct ModelProto {
+    #[prost(message, optional, tag = "7")]
+    graph: Option<GraphProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct GraphProto {
+    #[prost(message, repeated, tag = "5")]
+    initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    output: Vec<ValueInfoProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorProto {
+    #[prost(string, tag = "8")]
+    name: String,
+    #[prost(message, repeated, tag = "13")]
+    external_data: Vec<StringStringEntryProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StringStringEntryProto {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "2")]
+    r#type: Option<TypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    tensor_type: Option<TensorTypeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorTypeProto {
+    #[prost(int32, tag = "1")]
+    elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<ShapeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    dim: Vec<DimensionProto>,
+}
+
+/// A size or a name; exporters also write sizes of 0 or -1 where they mean any.
+#[derive(Clone, PartialEq, Message)]
+struct DimensionProto {
+    #[prost(int64, optional, tag = "1")]
+    dim_value: Option<i64>,
+}
+
+impl DimensionProto {
+    fn fixed(&self) -> Option<i64> {
+        self.dim_value.filter(|&size| size > 0)
+    }
+}

@@ -1,0 +1,124 @@
+//! Finding and loading the ONNX Runtime library, once for the process.
+//!
+//! A path that the user names, by option or environment variable, is taken or fails; otherwise the system's library and
+//! then Python's package are tried, since `pip install onnxruntime` is the easiest way to come by it.
+
+use crate::LoadError;
+use ort::environment::Environment;
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The library, loaded.
+pub(crate) struct Library {
+    pub(crate) environment: Environment,
+    /// Tells builds apart in the key of cached profiles.
+    pub(crate) version: String,
+    path: PathBuf,
+}
+
+const VARIABLE: &str = "ORT_DYLIB_PATH";
+const FIX: &str = "install it with `pip install onnxruntime`, or name its file with --onnxruntime PATH";
+
+#[cfg(target_os = "macos")]
+const SYSTEM_NAMES: &[&str] = &["libonnxruntime.dylib"];
+#[cfg(target_os = "windows")]
+const SYSTEM_NAMES: &[&str] = &["onnxruntime.dll"];
+#[cfg(not(any(target_os = "macos", target_os = "windows")))]
+const SYSTEM_NAMES: &[&str] = &["libonnxruntime.so", "libonnxruntime.so.1"];
+
+/// The library, from `explicit` or wherever it is found.
+pub(crate) fn load(explicit: Option<&Path>) -> Result<&'static Library, LoadError> {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    static LOADING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = LOADING.lock();
+    if LIBRARY.get().is_none() {
+        let found = find(explicit)?;
+        return Ok(LIBRARY.get_or_init(|| found));
+    }
+    match (LIBRARY.get(), explicit) {
+        (Some(library), Some(path)) if path != library.path => Err(LoadError(format!(
+            "cannot load ONNX Runtime from {}: this process has loaded {} already, and can hold only one",
+            path.display(),
+            library.path.display()
+        ))),
+        (Some(library), _) => Ok(library),
+        (None, _) => Err(LoadError(format!("ONNX Runtime was not loaded: {FIX}"))),
+    }
+}
+
+fn find(explicit: Option<&Path>) -> Result<Library, LoadError> {
+    let named = explicit.map(|path| ("--onnxruntime", path.to_path_buf()));
+    let variable = || std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    if let Some((by, path)) = named.or_else(|| Some((VARIABLE, variable()?.into()))) {
+        return open(&path).map_err(|cause| {
+            LoadError(format!("cannot load ONNX Runtime, as named by {by}: {cause}; correct the path, or {FIX}"))
+        });
+    }
+    let mut tried = Vec::new();
+    let system = SYSTEM_NAMES.iter().map(|name| Ok(PathBuf::from(name)));
+    for candidate in system.chain([python_package()]) {
+        match candidate.and_then(|path| open(&path)) {
+            Ok(library) => return Ok(library),
+            Err(cause) => tried.push(cause),
+        }
+    }
+    let tried = tried.join("; ");
+    Err(LoadError(format!("cannot find ONNX Runtime: {VARIABLE} is not set; {tried}. To fix it, {FIX}")))
+}
+
+fn open(path: &Path) -> Result<Library, String> {
+    let builder = ort::init_from(path).map_err(|cause| cause.to_string())?;
+    let environment = builder.with_name("ripieno").with_telemetry(false).build().map_err(|cause| cause.to_string())?;
+    Ok(Library { environment, version: version(path, ort::info()), path: path.to_path_buf() })
+}
+
+/// The commit that the library was built from, or else its file's name.
+fn version(path: &Path, build_info: &str) -> String {
+    let commit = build_info.split([',', ' ']).find_map(|part| part.strip_prefix("git-commit-id="));
+    let file = || path.file_name().map_or("unknown".into(), |name| name.to_string_lossy().into_owned());
+    commit.filter(|commit| !commit.is_empty()).map_or_else(file, str::to_owned)
+}
+
+/// The library inside Python's package, which need not be imported for it.
+fn python_package() -> Result<PathBuf, String> {
+    const FIND: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
+                        print(s.submodule_search_locations[0] if s else '')";
+    let run = Command::new("python3").args(["-c", FIND]).output();
+    let run = run.map_err(|cause| format!("python3 cannot be asked for its package onnxruntime: {cause}"))?;
+    let package = String::from_utf8_lossy(&run.stdout).trim().to_owned();
+    if package.is_empty() {
+        return Err("python3 has no package onnxruntime".to_owned());
+    }
+    let folder = Path::new(&package).join("capi");
+    let files = std::fs::read_dir(&folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
+    let library = files.flatten().map(|file| file.path()).find(|path| is_library(path));
+    library.ok_or_else(|| format!("{} holds no libonnxruntime", folder.display()))
+}
+
+fn is_library(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let linux = name.starts_with("libonnxruntime.so");
+    let mac = name.starts_with("libonnxruntime.") && name.ends_with(".dylib");
+    linux || mac || name == "onnxruntime.dll"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_in_the_package_is_told_from_its_neighbours() {
+        let is = |name: &str| is_library(&Path::new("capi").join(name));
+        assert!(is("libonnxruntime.so.1.31.1") && is("libonnxruntime.1.31.1.dylib") && is("onnxruntime.dll"));
+        assert!(!is("libonnxruntime_providers_shared.so") && !is("onnxruntime_pybind11_state.so"));
+    }
+
+    #[test]
+    fn builds_are_told_apart_by_their_commit() {
+        let info = "ORT Build Info: git-branch=HEAD, git-commit-id=26250ae, build type=Release";
+        assert_eq!(version(Path::new("lib/libonnxruntime.so.1"), info), "26250ae");
+        assert_eq!(version(Path::new("lib/libonnxruntime.so.1"), "unknown"), "libonnxruntime.so.1");
+    }
+}

@@ -1,0 +1,178 @@
+//! Engine "onnxruntime": ONNX by Microsoft's library, loaded at run time by the crate ort.
+//!
+//! A session runs one batch at a time, so each device needs its own. Making one is slow (the graph is optimised again,
+//! the weights are read again), so it happens in `load`, for as many devices as are open then and at least one, and the
+//! model keeps the sessions that no device uses. A device opened later makes its own when the model is attached to it,
+//! on the attaching thread: no other model's batch waits for it. The price is one copy of the weights for each device.
+//!
+//! Gathered batches are read in place, and outputs stay in the library's memory until the last answer made of them is
+//! sent.
+
+mod library;
+mod tensors;
+
+use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
+use crate::model::{LoadedModel, read_blocks};
+use crate::plan::Plan;
+use crate::rows::Batch;
+use crate::worker::{Call, Ready, Runner};
+use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
+use library::Library;
+use ort::session::{Session, SessionInputValue, builder::SessionBuilder};
+use parking_lot::Mutex;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const NAME: &str = "onnxruntime";
+
+/// How the engine uses the machine.
+#[derive(Clone, Debug)]
+pub struct OnnxRuntimeOptions {
+    /// The library's file. If none: the environment variable `ORT_DYLIB_PATH`, else the system's library, else the
+    /// Python package onnxruntime.
+    pub library: Option<PathBuf>,
+    /// Threads that work on one batch, for each device.
+    pub threads: usize,
+}
+
+impl Default for OnnxRuntimeOptions {
+    fn default() -> OnnxRuntimeOptions {
+        OnnxRuntimeOptions { library: None, threads: 1 }
+    }
+}
+
+/// Engine "onnxruntime".
+pub struct OnnxRuntimeEngine {
+    library: &'static Library,
+    threads: usize,
+    depth: usize,
+    opened: AtomicUsize,
+}
+
+impl OnnxRuntimeEngine {
+    /// The engine, once the library is found and loaded; a process loads it once.
+    pub fn new(options: OnnxRuntimeOptions) -> Result<OnnxRuntimeEngine, LoadError> {
+        let library = library::load(options.library.as_deref())?;
+        let threads = options.threads.max(1);
+        Ok(OnnxRuntimeEngine { library, threads, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) })
+    }
+
+    /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
+    pub fn with_depth(mut self, depth: usize) -> OnnxRuntimeEngine {
+        self.depth = depth;
+        self
+    }
+}
+
+impl Engine for OnnxRuntimeEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn device_key(&self) -> String {
+        format!("{NAME}/{}/{}-thread", self.library.version, self.threads)
+    }
+
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+        let read = read_blocks(source, NAME)?;
+        let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
+        let home = Arc::new(Home { library: self.library, threads: self.threads, paths, idle: Mutex::default() });
+        for _ in 0..self.opened.load(Ordering::Relaxed).max(1) {
+            let made = home.make()?;
+            home.idle.lock().push(made);
+        }
+        Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: home }))
+    }
+
+    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let options = LaneOptions {
+            name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
+            depth: self.depth,
+            prepare: Box::new(prepare),
+            enter: Box::new(|body| body()),
+        };
+        Lane::open(options, sink)
+    }
+}
+
+fn prepare(loaded: &dyn Loaded) -> Result<Ready, ExecError> {
+    let model = LoadedModel::<Arc<Home>>::of(loaded, NAME)?;
+    let home = Arc::clone(&model.own);
+    let idle = home.idle.lock().pop();
+    let sessions = match idle {
+        Some(sessions) => sessions,
+        None => home.make().map_err(|cause| ExecError(cause.to_string()))?,
+    };
+    let runner = OrtRunner { plan: Arc::clone(&model.plan), sessions, home };
+    Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
+}
+
+/// Where a model's sessions are made, and where they wait while no device uses them.
+struct Home {
+    library: &'static Library,
+    threads: usize,
+    paths: Vec<PathBuf>,
+    /// Never more than devices had the model at once.
+    idle: Mutex<Vec<Sessions>>,
+}
+
+/// One session for each block.
+type Sessions = Vec<Session>;
+
+impl Home {
+    fn make(&self) -> Result<Sessions, LoadError> {
+        let session = |path: &PathBuf| {
+            self.session(path).map_err(|cause| {
+                let file = path.display();
+                LoadError(format!("{file}: onnxruntime cannot load it: {cause}; check the file with onnx.checker"))
+            })
+        };
+        self.paths.iter().map(session).collect()
+    }
+
+    fn session(&self, path: &Path) -> Result<Session, ort::Error> {
+        let builder = Session::builder(&self.library.environment)?;
+        let mut builder = configure(builder, self.threads)?;
+        builder.commit_from_file(path)
+    }
+}
+
+/// Threads that wait must sleep: the device next to this one, and the server, want the cores.
+fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, ort::Error<SessionBuilder>> {
+    builder.with_intra_threads(threads)?.with_inter_threads(1)?.with_intra_op_spinning(false)
+}
+
+struct OrtRunner {
+    plan: Arc<Plan>,
+    sessions: Sessions,
+    home: Arc<Home>,
+}
+
+impl Drop for OrtRunner {
+    fn drop(&mut self) {
+        self.home.idle.lock().push(std::mem::take(&mut self.sessions));
+    }
+}
+
+impl Runner for OrtRunner {
+    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+        let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(call.inputs.len());
+        for input in call.inputs {
+            let value = tensors::to_ort(input);
+            let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
+            inputs.push((Cow::Borrowed(input.name), value));
+        }
+        let values = self.sessions[call.block].run(inputs);
+        let mut values = values.map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
+        let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
+            let output = &self.plan.values[output];
+            let refuse =
+                |cause: String| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name));
+            let value = values.remove(&*output.name).ok_or_else(|| refuse("the session did not give it".to_owned()))?;
+            tensors::from_ort(value, output.spec.datatype, call.inputs).map_err(refuse)
+        });
+        outputs.collect()
+    }
+}

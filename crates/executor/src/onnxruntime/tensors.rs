@@ -1,0 +1,148 @@
+//! Between batches and ONNX Runtime's values, in place wherever memory allows.
+
+use crate::rows::{Batch, Input};
+use bytemuck::AnyBitPattern;
+use bytes::Bytes;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
+use ort::session::SessionInputValue;
+use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, ValueType};
+use ripieno_model::DataType;
+use std::fmt::Debug;
+
+/// A value for a session that reads the batch in place; strings are copied, as the library demands.
+pub(crate) fn to_ort<'a>(input: &Input<'a>) -> Result<SessionInputValue<'a>, String> {
+    match input.datatype {
+        DataType::Bool => {
+            let bits = bytemuck::checked::try_cast_slice::<u8, bool>(input.data);
+            view(input, bits.map_err(|_| "a BOOL element is neither 0 nor 1".to_owned())?)
+        }
+        DataType::Uint8 => view(input, input.data),
+        DataType::Uint16 => view(input, elements::<u16>(input)?),
+        DataType::Uint32 => view(input, elements::<u32>(input)?),
+        DataType::Uint64 => view(input, elements::<u64>(input)?),
+        DataType::Int8 => view(input, elements::<i8>(input)?),
+        DataType::Int16 => view(input, elements::<i16>(input)?),
+        DataType::Int32 => view(input, elements::<i32>(input)?),
+        DataType::Int64 => view(input, elements::<i64>(input)?),
+        DataType::Fp16 => view(input, elements::<u16>(input)?.reinterpret_cast::<f16>()),
+        DataType::Bf16 => view(input, elements::<u16>(input)?.reinterpret_cast::<bf16>()),
+        DataType::Fp32 => view(input, elements::<f32>(input)?),
+        DataType::Fp64 => view(input, elements::<f64>(input)?),
+        DataType::Bytes => {
+            let strings = strings(input.data)?;
+            let tensor = Tensor::from_string_array((shape(input), &strings[..])).map_err(|cause| cause.to_string())?;
+            Ok(tensor.into())
+        }
+    }
+}
+
+fn shape(input: &Input<'_>) -> Vec<i64> {
+    [input.rows as i64].into_iter().chain(input.row_shape.iter().copied()).collect()
+}
+
+fn view<'a, T>(input: &Input<'a>, elements: &'a [T]) -> Result<SessionInputValue<'a>, String>
+where
+    T: PrimitiveTensorElementType + Clone + Debug + 'static,
+{
+    let view = TensorRef::from_array_view((shape(input), elements)).map_err(|cause| cause.to_string())?;
+    Ok(view.into())
+}
+
+fn elements<'a, T: AnyBitPattern>(input: &Input<'a>) -> Result<&'a [T], String> {
+    bytemuck::try_cast_slice(input.data).map_err(|cause| format!("its data is not {}: {cause}", input.datatype))
+}
+
+/// BYTES elements as text, which is all that ONNX strings can hold.
+fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
+    let mut strings = Vec::<String>::new();
+    while let Some((prefix, rest)) = data.split_first_chunk() {
+        let length = u32::from_le_bytes(*prefix) as usize;
+        let (element, rest) = rest.split_at_checked(length).ok_or("its last BYTES element is cut short")?;
+        let text = std::str::from_utf8(element).ok().filter(|text| !text.contains('\0')).ok_or_else(|| {
+            let at = strings.len();
+            format!("BYTES element {at} of the batch is not UTF-8 text without zero bytes, as ONNX strings must be")
+        })?;
+        strings.push(text.to_owned());
+        data = rest;
+    }
+    Ok(strings)
+}
+
+/// A session's output as a batch, without a copy but for strings, and for outputs that are inputs handed through:
+/// these lie in buffers that the next batch overwrites.
+pub(crate) fn from_ort(value: DynValue, declared: DataType, inputs: &[Input<'_>]) -> Result<Batch, String> {
+    let ValueType::Tensor { shape, .. } = value.dtype() else {
+        return Err(format!("it is declared {declared}, but the session gives {}", value.dtype()));
+    };
+    let shape = shape.to_vec();
+    let data = match declared {
+        DataType::Bytes => {
+            let (_, strings) = value.try_extract_strings().map_err(|cause| cause.to_string())?;
+            string_bytes(&strings)?
+        }
+        _ => {
+            let bytes = value_bytes(&value, declared).map_err(|cause| cause.to_string())?;
+            let handed_through = inputs.iter().any(|input| input.data.as_ptr_range().contains(&bytes.as_ptr()));
+            if handed_through { Bytes::copy_from_slice(bytes) } else { Bytes::from_owner(Owner { value, declared }) }
+        }
+    };
+    Batch::new(declared, shape, data)
+}
+
+/// Keeps an output alive for as long as somebody reads its bytes.
+struct Owner {
+    value: DynValue,
+    declared: DataType,
+}
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        // The same call has just succeeded; were it to fail now, the batch's length check would say so.
+        value_bytes(&self.value, self.declared).unwrap_or_default()
+    }
+}
+
+fn value_bytes(value: &DynValue, declared: DataType) -> Result<&[u8], ort::Error> {
+    Ok(match declared {
+        DataType::Bool => bytemuck::cast_slice(value.try_extract_tensor::<bool>()?.1),
+        DataType::Uint8 => value.try_extract_tensor::<u8>()?.1,
+        DataType::Uint16 => bytemuck::cast_slice(value.try_extract_tensor::<u16>()?.1),
+        DataType::Uint32 => bytemuck::cast_slice(value.try_extract_tensor::<u32>()?.1),
+        DataType::Uint64 => bytemuck::cast_slice(value.try_extract_tensor::<u64>()?.1),
+        DataType::Int8 => bytemuck::cast_slice(value.try_extract_tensor::<i8>()?.1),
+        DataType::Int16 => bytemuck::cast_slice(value.try_extract_tensor::<i16>()?.1),
+        DataType::Int32 => bytemuck::cast_slice(value.try_extract_tensor::<i32>()?.1),
+        DataType::Int64 => bytemuck::cast_slice(value.try_extract_tensor::<i64>()?.1),
+        DataType::Fp16 => bytemuck::cast_slice(value.try_extract_tensor::<f16>()?.1.reinterpret_cast()),
+        DataType::Bf16 => bytemuck::cast_slice(value.try_extract_tensor::<bf16>()?.1.reinterpret_cast()),
+        DataType::Fp32 => bytemuck::cast_slice(value.try_extract_tensor::<f32>()?.1),
+        DataType::Fp64 => bytemuck::cast_slice(value.try_extract_tensor::<f64>()?.1),
+        DataType::Bytes => return Err(ort::Error::new("strings are not read in place")),
+    })
+}
+
+fn string_bytes(strings: &[String]) -> Result<Bytes, String> {
+    let mut data = Vec::with_capacity(strings.iter().map(|string| 4 + string.len()).sum());
+    for string in strings {
+        let length = u32::try_from(string.len()).map_err(|_| "a string is longer than 4 GiB".to_owned())?;
+        data.extend(length.to_le_bytes());
+        data.extend(string.as_bytes());
+    }
+    Ok(data.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_must_be_text() {
+        assert_eq!(strings(b"\x02\0\0\0ab\0\0\0\0").unwrap(), ["ab", ""]);
+        assert!(
+            strings(b"\0\0\0\0\x01\0\0\0\xff").unwrap_err().starts_with("BYTES element 1 of the batch is not UTF-8")
+        );
+        assert!(strings(b"\x01\0\0\0\0").is_err());
+        assert_eq!(string_bytes(&["ab".to_owned(), String::new()]).unwrap(), b"\x02\0\0\0ab\0\0\0\0"[..]);
+    }
+}

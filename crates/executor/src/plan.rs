@@ -1,0 +1,199 @@
+//! How tensors flow through the blocks of a model, settled at load.
+//!
+//! Blocks are tied together by the names of their tensors. Every name gets a number here, so that a running task only
+//! indexes tables, and every value the block after which nobody needs it, so that a device can forget it then.
+
+use crate::{LoadError, ModelSource};
+use ripieno_model::TensorSpec;
+use std::sync::Arc;
+
+/// What one block takes and gives.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockIo {
+    /// For messages: the block's name and file.
+    pub(crate) place: String,
+    pub(crate) inputs: Vec<TensorSpec>,
+    pub(crate) outputs: Vec<TensorSpec>,
+}
+
+/// A model's blocks, tied together.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) name: String,
+    pub(crate) max_batch: usize,
+    /// What a request brings.
+    pub(crate) inputs: Vec<TensorSpec>,
+    /// What a request gets.
+    pub(crate) outputs: Vec<TensorSpec>,
+    /// Every tensor that some block takes or gives.
+    pub(crate) values: Vec<Value>,
+    /// The numbers of [`Plan::inputs`].
+    pub(crate) input_values: Vec<usize>,
+    /// The numbers of [`Plan::outputs`].
+    pub(crate) output_values: Vec<usize>,
+    pub(crate) blocks: Vec<BlockPlan>,
+}
+
+/// A tensor between blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct Value {
+    pub(crate) name: Arc<str>,
+    pub(crate) spec: TensorSpec,
+    /// The last block that takes it; past the last block if the request gets it.
+    pub(crate) last_use: usize,
+}
+
+/// The numbers of the values that a block takes and gives, in its own order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockPlan {
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) outputs: Vec<usize>,
+}
+
+impl Plan {
+    /// Ties the blocks together. A request brings what is taken before it is given, and gets what is given and not
+    /// taken any more.
+    pub(crate) fn link(source: &ModelSource, blocks: &[BlockIo]) -> Result<Plan, LoadError> {
+        check_source(source)?;
+        let mut linker = Linker::default();
+        for (at, block) in blocks.iter().enumerate() {
+            linker.add(at, block).map_err(|cause| LoadError(format!("model '{}': {cause}", source.name)))?;
+        }
+        let Linker { mut values, blocks, inputs, outputs, .. } = linker;
+        for &value in &outputs {
+            values[value].last_use = blocks.len();
+        }
+        let specs = |numbers: &[usize]| numbers.iter().map(|&value| values[value].spec.clone()).collect();
+        Ok(Plan {
+            name: source.name.clone(),
+            max_batch: source.max_batch,
+            inputs: specs(&inputs),
+            outputs: specs(&outputs),
+            input_values: inputs,
+            output_values: outputs,
+            values,
+            blocks,
+        })
+    }
+}
+
+fn check_source(source: &ModelSource) -> Result<(), LoadError> {
+    if source.blocks.is_empty() {
+        return Err(LoadError(format!("model '{}' has no block: name at least one in model.toml", source.name)));
+    }
+    if source.max_batch == 0 {
+        return Err(LoadError(format!("model '{}': max_batch is 0: it must be at least 1", source.name)));
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Linker {
+    values: Vec<Value>,
+    /// Which block gave a value last, for messages; none if the request brings it.
+    given_by: Vec<Option<String>>,
+    blocks: Vec<BlockPlan>,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
+}
+
+impl Linker {
+    fn add(&mut self, at: usize, block: &BlockIo) -> Result<(), String> {
+        let mut plan = BlockPlan::default();
+        for spec in &block.inputs {
+            let known = self.values.len();
+            let value = self.number(spec, &block.place)?;
+            if value == known {
+                self.inputs.push(value);
+            }
+            self.values[value].last_use = at;
+            self.outputs.retain(|&output| output != value);
+            plan.inputs.push(value);
+        }
+        for spec in &block.outputs {
+            let value = self.number(spec, &block.place)?;
+            self.given_by[value] = Some(block.place.clone());
+            self.outputs.retain(|&output| output != value);
+            self.outputs.push(value);
+            plan.outputs.push(value);
+        }
+        self.blocks.push(plan);
+        Ok(())
+    }
+
+    fn number(&mut self, spec: &TensorSpec, place: &str) -> Result<usize, String> {
+        if let Some(value) = self.values.iter().position(|value| *value.name == *spec.name) {
+            let known = &self.values[value].spec;
+            if !compatible(known, spec) {
+                let giver = self.given_by[value].as_deref().unwrap_or("the request");
+                return Err(format!(
+                    "{place} declares '{}' as {} {:?}, but {giver} gives it as {} {:?}: export the blocks anew",
+                    spec.name, spec.datatype, spec.shape, known.datatype, known.shape
+                ));
+            }
+            return Ok(value);
+        }
+        self.values.push(Value { name: spec.name.as_str().into(), spec: spec.clone(), last_use: 0 });
+        self.given_by.push(None);
+        Ok(self.values.len() - 1)
+    }
+}
+
+fn compatible(a: &TensorSpec, b: &TensorSpec) -> bool {
+    let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
+    a.datatype == b.datatype && a.shape.len() == b.shape.len() && a.shape.iter().zip(&b.shape).all(agree)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BlockSource;
+    use ripieno_model::DataType;
+
+    fn spec(name: &str, width: i64) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, width] }
+    }
+
+    fn link(blocks: &[(&[(&str, i64)], &[(&str, i64)])]) -> Result<Plan, LoadError> {
+        let specs = |of: &[(&str, i64)]| of.iter().map(|&(name, width)| spec(name, width)).collect::<Vec<_>>();
+        let ios: Vec<BlockIo> = blocks
+            .iter()
+            .enumerate()
+            .map(|(at, (i, o))| BlockIo { place: format!("block {at}"), inputs: specs(i), outputs: specs(o) })
+            .collect();
+        let sources = ios.iter().map(|io| BlockSource { name: io.place.clone(), path: None, profile: None });
+        let source = ModelSource {
+            name: "m".to_owned(),
+            blocks: sources.collect(),
+            max_batch: 4,
+            inputs: vec![],
+            outputs: vec![],
+        };
+        Plan::link(&source, &ios)
+    }
+
+    #[test]
+    fn a_request_brings_what_nobody_gave_and_gets_what_nobody_took() {
+        let plan = link(&[(&[("x", 4)], &[("h", 8), ("early", 1)]), (&[("h", 8), ("mask", 1)], &[("y", 2)])]).unwrap();
+        let names = |specs: &[TensorSpec]| specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(&plan.inputs), names(&plan.outputs)),
+            (vec!["x".into(), "mask".into()], vec!["early".to_owned(), "y".to_owned()])
+        );
+        let last_use = |name: &str| plan.values.iter().find(|value| &*value.name == name).unwrap().last_use;
+        assert_eq!((last_use("x"), last_use("h"), last_use("early"), last_use("y")), (0, 1, 2, 2));
+    }
+
+    #[test]
+    fn a_value_given_anew_replaces_the_old_one() {
+        let plan = link(&[(&[("h", 8)], &[("h", 8)]), (&[("h", 8)], &[("h", 8)])]).unwrap();
+        assert_eq!((plan.values.len(), plan.input_values, plan.output_values), (1, vec![0], vec![0]));
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_named() {
+        let error = link(&[(&[("x", 4)], &[("h", 8)]), (&[("h", 9)], &[("y", 2)])]).unwrap_err().to_string();
+        let expected = "model 'm': block 1 declares 'h' as FP32 [-1, 9], but block 0 gives it as FP32 [-1, 8]";
+        assert!(error.starts_with(expected), "{error}");
+    }
+}

@@ -1,0 +1,227 @@
+//! Measuring ℓ(b): how long a batch takes on each block of a model, on a device opened for it.
+//!
+//! Measured through the same contract that serving uses, so that gathering and scattering count. Batch sizes double;
+//! in between the profile is a straight line. Each size is run until its median has enough samples or its share of the
+//! time is spent, and sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
+
+use crate::{Engine, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
+use bytes::Bytes;
+use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
+use ripieno_model::{DataType, Profile, TensorSpec};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// What to measure, and for how long.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// The largest batch.
+    pub max_batch: usize,
+    /// About how long it may take in all; every model is run at least once with one row.
+    pub budget: Duration,
+    /// The inputs of one request of one row; if none, ones and zeros, with 1 for every dimension that is not fixed.
+    pub example: Option<Arc<[Tensor]>>,
+}
+
+/// One batch size measured, for a progress bar.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// The batch size.
+    pub batch: usize,
+    /// The median of its latency, all blocks together.
+    pub latency: Nanos,
+    /// How many sizes are done, this one included.
+    pub done: usize,
+    /// How many sizes there are.
+    pub sizes: usize,
+}
+
+/// Samples after which a median is good enough, and the least that is taken where time allows.
+const SAMPLES: usize = 15;
+const WARM_UPS: usize = 2;
+/// No batch is so slow; a device that does not answer for so long is broken.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Measures ℓ(b) of each block for 1 to `max_batch` rows.
+pub fn measure(
+    engine: &dyn Engine,
+    model: &Arc<dyn Loaded>,
+    measurement: &Measurement,
+    progress: &mut dyn FnMut(Step),
+) -> Result<Vec<Profile>, LoadError> {
+    let inputs = match &measurement.example {
+        Some(example) => Arc::clone(example),
+        None => model.inputs().iter().map(example).collect::<Result<_, _>>()?,
+    };
+    let stand = Stand::new(engine, model, inputs)?;
+    let sizes = sizes(measurement.max_batch);
+    let ends = Instant::now() + measurement.budget;
+    let mut points: Vec<Vec<(usize, Nanos)>> = vec![Vec::new(); model.blocks()];
+    for (at, &batch) in sizes.iter().enumerate() {
+        let left = ends.saturating_duration_since(Instant::now());
+        if at > 0 && expected(&points, batch) > left {
+            break;
+        }
+        let latencies = stand.median(batch, left / (sizes.len() - at) as u32)?;
+        for (points, &latency) in points.iter_mut().zip(&latencies) {
+            points.push((batch, latency));
+        }
+        progress(Step { batch, latency: latencies.into_iter().sum(), done: at + 1, sizes: sizes.len() });
+    }
+    let profile = |points: Vec<(usize, Nanos)>| {
+        let points = extrapolated(points, measurement.max_batch);
+        Profile::interpolate(&points)
+            .map_err(|cause| LoadError(format!("the measured latencies are unusable: {cause}")))
+    };
+    points.into_iter().map(profile).collect()
+}
+
+/// 1, 2, 4, … and the largest.
+fn sizes(max_batch: usize) -> Vec<usize> {
+    let max_batch = max_batch.max(1);
+    let doubled = std::iter::successors(Some(1usize), |size| size.checked_mul(2));
+    doubled.take_while(|&size| size < max_batch).chain([max_batch]).collect()
+}
+
+/// What a first run at `batch` takes, should it grow in proportion.
+fn expected(points: &[Vec<(usize, Nanos)>], batch: usize) -> Duration {
+    let last = points.iter().filter_map(|points| points.last());
+    let total: Nanos = last.map(|&(size, latency)| latency.scale(batch as u64, size as u64)).sum();
+    Duration::from_nanos(total.0.unsigned_abs())
+}
+
+/// Adds a point at `max_batch` if the measurement ended before: on the line through the last two, or in proportion.
+fn extrapolated(mut points: Vec<(usize, Nanos)>, max_batch: usize) -> Vec<(usize, Nanos)> {
+    let max_batch = max_batch.max(1);
+    match points[..] {
+        [.., (b0, l0), (b1, l1)] if b1 < max_batch => {
+            let rise = (l1 - l0).max(Nanos::ZERO).scale((max_batch - b1) as u64, (b1 - b0) as u64);
+            points.push((max_batch, l1 + rise));
+        }
+        [(b0, l0)] if b0 < max_batch => points.push((max_batch, l0.scale(max_batch as u64, b0 as u64))),
+        _ => {}
+    }
+    points
+}
+
+/// One row of zeros or ones: zeros are valid ids, ones keep floating-point units honest.
+fn example(spec: &TensorSpec) -> Result<Tensor, LoadError> {
+    let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { 1 } else { dim });
+    let shape: Vec<i64> = [1].into_iter().chain(row).collect();
+    let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
+    let elements = elements.filter(|&elements| elements <= 1 << 32).ok_or_else(|| {
+        LoadError(format!("input '{}' has the shape {:?}: too large to be measured", spec.name, spec.shape))
+    })?;
+    let element: &[u8] = match spec.datatype {
+        DataType::Fp16 => &[0x00, 0x3c],
+        DataType::Bf16 => &[0x80, 0x3f],
+        DataType::Fp32 => &1f32.to_le_bytes(),
+        DataType::Fp64 => &1f64.to_le_bytes(),
+        // An empty string is its length.
+        other => &[0; 8][..other.size().unwrap_or(4)],
+    };
+    let data = Bytes::from(element.repeat(elements));
+    Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data })
+}
+
+/// A device with the model on it.
+struct Stand {
+    device: Box<dyn crate::Device>,
+    results: Receiver<TaskResult>,
+    inputs: Arc<[Tensor]>,
+    blocks: usize,
+}
+
+impl Stand {
+    fn new(engine: &dyn Engine, model: &Arc<dyn Loaded>, inputs: Arc<[Tensor]>) -> Result<Stand, LoadError> {
+        let (sender, results) = sync_channel(1);
+        // Only one task is out at a time; should the receiver be gone, nobody wants the result.
+        let device = engine.open(Arc::new(move |result| drop(sender.send(result))))?;
+        device.attach(ModelId(0), Arc::clone(model));
+        Ok(Stand { device, results, inputs, blocks: model.blocks() })
+    }
+
+    /// The median latency of each block, from as many runs as fit in `share`.
+    fn median(&self, batch: usize, share: Duration) -> Result<Vec<Nanos>, LoadError> {
+        let begun = Instant::now();
+        let mut samples = Vec::with_capacity(SAMPLES);
+        for run in 0..WARM_UPS + SAMPLES {
+            let latencies = self.walk(batch).map_err(|cause| {
+                LoadError(format!("a batch of {batch} failed while its latency was measured: {cause}"))
+            })?;
+            if run == WARM_UPS {
+                samples.clear();
+            }
+            samples.push(latencies);
+            if begun.elapsed() > share {
+                break;
+            }
+        }
+        let median = |block: usize| {
+            let mut of_block: Vec<Nanos> = samples.iter().map(|latencies| latencies[block]).collect();
+            of_block.sort_unstable();
+            of_block[of_block.len() / 2]
+        };
+        Ok((0..self.blocks).map(median).collect())
+    }
+
+    /// Runs a batch through all blocks; the latency of each.
+    fn walk(&self, batch: usize) -> Result<Vec<Nanos>, ExecError> {
+        (0..self.blocks).map(|block| self.run(batch, block)).collect()
+    }
+
+    fn run(&self, batch: usize, block: usize) -> Result<Nanos, ExecError> {
+        let member = |slot: usize| Member {
+            slot: RequestSlot(slot as u32),
+            rows: 1,
+            inputs: (block == 0).then(|| Arc::clone(&self.inputs)),
+        };
+        let task = Task {
+            id: TaskId(0),
+            model: ModelId(0),
+            block: BlockId(block as u16),
+            members: (0..batch).map(member).collect(),
+            not_before: None,
+        };
+        self.device.submit(task).map_err(|_| ExecError("the device is idle, yet refuses a task".to_owned()))?;
+        let result = self.results.recv_timeout(PATIENCE).map_err(|cause| match cause {
+            RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {PATIENCE:?}")),
+            RecvTimeoutError::Disconnected => ExecError("the device is gone".to_owned()),
+        })?;
+        result.outcome?;
+        let taken = result.finished.saturating_duration_since(result.started);
+        Ok(Nanos(i64::try_from(taken.as_nanos()).unwrap_or(i64::MAX).max(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_double_up_to_the_largest() {
+        assert_eq!(sizes(0), [1]);
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(6), [1, 2, 4, 6]);
+        assert_eq!(sizes(8), [1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_extrapolated() {
+        assert_eq!(extrapolated(vec![(1, Nanos(10))], 4), [(1, Nanos(10)), (4, Nanos(40))]);
+        let two = vec![(1, Nanos(10)), (2, Nanos(12))];
+        assert_eq!(extrapolated(two.clone(), 8), [(1, Nanos(10)), (2, Nanos(12)), (8, Nanos(24))]);
+        assert_eq!(extrapolated(two.clone(), 2), two);
+        assert_eq!(extrapolated(vec![(1, Nanos(10)), (2, Nanos(8))], 4)[2], (4, Nanos(8)));
+    }
+
+    #[test]
+    fn examples_fit_their_specification() {
+        for datatype in DataType::ALL {
+            let spec = TensorSpec { name: "x".to_owned(), datatype, shape: vec![-1, 3, -1] };
+            let tensor = example(&spec).unwrap();
+            assert_eq!(tensor.shape, [1, 3, 1]);
+            assert_eq!(crate::rows::Rows::of_tensor(&tensor).map(|rows| rows.count()), Ok(1));
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Tensors of a batch and the rows of them that belong to a request.
+//!
+//! A batch is one allocation. What a block leaves for its members are ranges of rows in it, so that scattering copies
+//! nothing, and gathering the same members in the same order again finds their rows side by side and copies nothing
+//! either. The price: rows that are still wanted keep their whole batch in memory.
+
+use crate::buffer::{AlignedBuffer, is_aligned};
+use crate::{ExecError, Tensor};
+use bytes::Bytes;
+use ripieno_model::DataType;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A tensor whose first dimension is rows of one or more requests.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) datatype: DataType,
+    pub(crate) shape: Vec<i64>,
+    data: Bytes,
+    rows: RowBytes,
+}
+
+/// Where rows begin.
+#[derive(Debug)]
+enum RowBytes {
+    Even(usize),
+    /// BYTES rows differ in length; one more offset than rows.
+    Offsets(Box<[usize]>),
+}
+
+impl Batch {
+    /// Checks that `data` is what `datatype` and `shape` promise. The error says what is wrong, without a name.
+    pub(crate) fn new(datatype: DataType, shape: Vec<i64>, data: Bytes) -> Result<Batch, String> {
+        let Some((&rows, row_shape)) = shape.split_first() else {
+            return Err("it has no dimensions, so no batch".to_owned());
+        };
+        let per_row = elements(row_shape).ok_or_else(|| format!("its shape {shape:?} is not a size"))?;
+        let rows = usize::try_from(rows).map_err(|_| format!("its shape {shape:?} is not a size"))?;
+        let rows = match datatype.size() {
+            Some(size) => {
+                let row = per_row.checked_mul(size).ok_or_else(|| format!("its shape {shape:?} is too large"))?;
+                if row.checked_mul(rows) != Some(data.len()) {
+                    return Err(format!("it holds {} bytes, which is not {datatype} {shape:?}", data.len()));
+                }
+                RowBytes::Even(row)
+            }
+            None => RowBytes::Offsets(offsets(&data, rows, per_row)?),
+        };
+        Ok(Batch { datatype, shape, data, rows })
+    }
+
+    /// The number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.shape[0] as usize
+    }
+
+    /// The shape of one row.
+    pub(crate) fn row_shape(&self) -> &[i64] {
+        &self.shape[1..]
+    }
+
+    fn byte_range(&self, rows: &Range<usize>) -> Range<usize> {
+        match &self.rows {
+            RowBytes::Even(row) => rows.start * row..rows.end * row,
+            RowBytes::Offsets(offsets) => offsets[rows.start]..offsets[rows.end],
+        }
+    }
+}
+
+fn elements(shape: &[i64]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?))
+}
+
+/// Walks the 4-byte lengths of BYTES elements.
+fn offsets(data: &[u8], rows: usize, per_row: usize) -> Result<Box<[usize]>, String> {
+    // Each element takes at least its length prefix, which bounds the table by the data.
+    if rows.checked_mul(per_row).is_none_or(|count| count > data.len() / 4) || rows > data.len() {
+        return Err(format!("it holds {} bytes, too few for {rows} x {per_row} BYTES elements", data.len()));
+    }
+    let mut at = 0;
+    let mut offsets = Vec::with_capacity(rows + 1);
+    offsets.push(0);
+    for _ in 0..rows {
+        for _ in 0..per_row {
+            let prefix = data[at..].first_chunk().ok_or("its last BYTES element is cut short")?;
+            at += 4 + u32::from_le_bytes(*prefix) as usize;
+            if at > data.len() {
+                return Err("its last BYTES element is cut short".to_owned());
+            }
+        }
+        offsets.push(at);
+    }
+    if at != data.len() {
+        return Err(format!("{} bytes follow its last BYTES element", data.len() - at));
+    }
+    Ok(offsets.into())
+}
+
+/// Some rows of a batch: one request's part of a tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    batch: Arc<Batch>,
+    range: Range<usize>,
+}
+
+impl Rows {
+    /// A tensor as a request brings it.
+    pub(crate) fn of_tensor(tensor: &Tensor) -> Result<Rows, String> {
+        let batch = Batch::new(tensor.datatype, tensor.shape.clone(), tensor.data.clone())?;
+        let range = 0..batch.rows();
+        Ok(Rows { batch: Arc::new(batch), range })
+    }
+
+    /// Rows `range` of `batch`.
+    pub(crate) fn of_batch(batch: &Arc<Batch>, range: Range<usize>) -> Rows {
+        Rows { batch: Arc::clone(batch), range }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.range.len()
+    }
+
+    /// These rows as a tensor of their own, not copied.
+    pub(crate) fn to_tensor(&self, name: &Arc<str>) -> Tensor {
+        let mut shape = self.batch.shape.clone();
+        shape[0] = self.count() as i64;
+        let data = self.batch.data.slice(self.batch.byte_range(&self.range));
+        Tensor { name: Arc::clone(name), datatype: self.batch.datatype, shape, data }
+    }
+}
+
+/// A contiguous, aligned tensor for an engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) datatype: DataType,
+    /// The shape of one row.
+    pub(crate) row_shape: &'a [i64],
+    pub(crate) rows: usize,
+    pub(crate) data: &'a [u8],
+}
+
+impl<'a> Input<'a> {
+    /// Puts the members' rows side by side. Returns also how many rows had to be copied into `buffer` for it.
+    pub(crate) fn gather(
+        name: &'a str,
+        members: &[&'a Rows],
+        buffer: &'a mut AlignedBuffer,
+    ) -> Result<(Input<'a>, usize), ExecError> {
+        let first = members[0];
+        let (datatype, row_shape) = (first.batch.datatype, first.batch.row_shape());
+        if let Some(other) = members.iter().find(|member| member.batch.row_shape() != row_shape) {
+            return Err(ExecError(format!(
+                "requests of different shapes cannot share a batch: input '{name}' has rows of {row_shape:?} and of {:?}",
+                other.batch.row_shape()
+            )));
+        }
+        let rows = members.iter().map(|member| member.count()).sum();
+        let input = |data| Input { name, datatype, row_shape, rows, data };
+        match side_by_side(members).filter(|data| is_aligned(data, datatype.size().unwrap_or(1))) {
+            Some(data) => Ok((input(data), 0)),
+            None => Ok((input(copy(members, buffer)), rows)),
+        }
+    }
+}
+
+/// The members' rows in place, if they follow one another in one batch.
+fn side_by_side<'a>(members: &[&'a Rows]) -> Option<&'a [u8]> {
+    let (first, last) = (members.first()?, members.last()?);
+    let follow =
+        |pair: &[&Rows]| Arc::ptr_eq(&pair[0].batch, &pair[1].batch) && pair[0].range.end == pair[1].range.start;
+    members
+        .windows(2)
+        .all(follow)
+        .then(|| &first.batch.data[first.batch.byte_range(&(first.range.start..last.range.end))])
+}
+
+fn copy<'a>(members: &[&Rows], buffer: &'a mut AlignedBuffer) -> &'a [u8] {
+    let parts = || members.iter().map(|member| &member.batch.data[member.batch.byte_range(&member.range)]);
+    let bytes = parts().map(<[u8]>::len).sum();
+    let mut rest = &mut *buffer.first_mut(bytes);
+    for part in parts() {
+        let (place, after) = rest.split_at_mut(part.len());
+        place.copy_from_slice(part);
+        rest = after;
+    }
+    buffer.first(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(elements: &[&str]) -> Bytes {
+        let mut data = Vec::new();
+        for element in elements {
+            data.extend((element.len() as u32).to_le_bytes());
+            data.extend(element.as_bytes());
+        }
+        data.into()
+    }
+
+    #[test]
+    fn rows_of_strings_are_found_and_put_together() {
+        let batch = Batch::new(DataType::Bytes, vec![3, 2], strings(&["a", "", "bcd", "e", "f", "gh"])).unwrap();
+        let batch = Arc::new(batch);
+        let (first, last) = (Rows::of_batch(&batch, 0..1), Rows::of_batch(&batch, 2..3));
+        assert_eq!(last.to_tensor(&"x".into()).data, strings(&["f", "gh"]));
+        let mut buffer = AlignedBuffer::default();
+        let (input, copied) = Input::gather("x", &[&last, &first], &mut buffer).unwrap();
+        assert_eq!((input.data, input.rows, copied), (&strings(&["f", "gh", "a", ""])[..], 2, 2));
+    }
+
+    #[test]
+    fn neighbours_in_order_are_not_copied() {
+        let data = crate::buffer::into_bytes(vec![1.0f32, 2.0, 3.0, 4.0]);
+        let batch = Arc::new(Batch::new(DataType::Fp32, vec![4, 1], data).unwrap());
+        let rows: Vec<Rows> = [0..1, 1..3, 3..4].map(|range| Rows::of_batch(&batch, range)).into();
+        let mut buffer = AlignedBuffer::default();
+        let copied = |members: &[&Rows], buffer: &mut AlignedBuffer| {
+            Input::gather("x", members, buffer).map(|(input, copied)| (input.rows, copied)).unwrap()
+        };
+        assert_eq!(copied(&[&rows[0], &rows[1], &rows[2]], &mut buffer), (4, 0));
+        assert_eq!(copied(&[&rows[1], &rows[2]], &mut buffer), (3, 0));
+        assert_eq!(copied(&[&rows[0], &rows[2]], &mut buffer), (2, 2));
+        assert_eq!(copied(&[&rows[1], &rows[0]], &mut buffer), (3, 3));
+    }
+
+    #[test]
+    fn data_that_does_not_fit_its_shape_is_refused() {
+        let refused = |datatype, shape: &[i64], data: &'static [u8]| {
+            Batch::new(datatype, shape.to_vec(), Bytes::from_static(data)).unwrap_err()
+        };
+        assert_eq!(refused(DataType::Fp32, &[2, 1], &[0; 4]), "it holds 4 bytes, which is not FP32 [2, 1]");
+        assert_eq!(refused(DataType::Fp32, &[], &[0; 4]), "it has no dimensions, so no batch");
+        refused(DataType::Fp32, &[1, -1], &[]);
+        refused(DataType::Fp32, &[i64::MAX, i64::MAX], &[]);
+        refused(DataType::Bytes, &[1 << 40, 0], &[]);
+        refused(DataType::Bytes, &[1 << 40, 1], &[0; 8]);
+        assert_eq!(refused(DataType::Bytes, &[1], &[5, 0, 0, 0, 1]), "its last BYTES element is cut short");
+        assert_eq!(refused(DataType::Bytes, &[1], &[0; 5]), "1 bytes follow its last BYTES element");
+    }
+}

@@ -1,0 +1,267 @@
+//! What happens on a device's thread for one task: fetch the members' values, gather, run, scatter.
+//!
+//! The state of a walk lives here, under the slots of its members, from its first block to its last. A task takes the
+//! state of its members out and puts it back only if it succeeds and the walk goes on, so nothing is left behind by a
+//! walk that ended or failed. One that was given up between blocks leaves its state until its slot runs a first block
+//! again or its model is detached: there are never more states than slots.
+
+use crate::buffer::AlignedBuffer;
+use crate::plan::Plan;
+use crate::rows::{Batch, Input, Rows};
+use crate::{ExecError, Member, Progress, Task, Tensor};
+use ripieno_base::{ModelId, RequestSlot};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// A synchronous engine's side of a model on one device.
+pub(crate) trait Runner: Send {
+    /// Runs one block; the outputs in the block's order.
+    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError>;
+}
+
+/// One batch for a [`Runner`].
+pub(crate) struct Call<'a> {
+    pub(crate) block: usize,
+    pub(crate) rows: usize,
+    /// From when on the task could have run, had the device been idle.
+    pub(crate) ready: Instant,
+    /// In the block's order.
+    pub(crate) inputs: &'a [Input<'a>],
+}
+
+/// A model that can run on one device.
+pub(crate) struct Ready {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) runner: Box<dyn Runner>,
+}
+
+/// The models and walks on one device.
+pub(crate) struct Worker {
+    models: HashMap<ModelId, Result<Attached, ExecError>>,
+    slots: HashMap<RequestSlot, Walk>,
+    rows_gathered: Arc<AtomicU64>,
+}
+
+struct Attached {
+    ready: Ready,
+    /// For each block and each of its inputs, where batches are gathered.
+    buffers: Vec<Vec<AlignedBuffer>>,
+}
+
+/// A walk between two blocks.
+struct Walk {
+    model: ModelId,
+    values: Values,
+}
+
+/// A request's part of each value of the plan, as far as it is there and still needed.
+type Values = Vec<Option<Rows>>;
+
+impl Worker {
+    pub(crate) fn new(rows_gathered: Arc<AtomicU64>) -> Worker {
+        Worker { models: HashMap::new(), slots: HashMap::new(), rows_gathered }
+    }
+
+    pub(crate) fn attach(&mut self, id: ModelId, model: Result<Ready, ExecError>) {
+        self.detach(id);
+        self.models.insert(id, model.map(Attached::new));
+    }
+
+    pub(crate) fn detach(&mut self, id: ModelId) {
+        self.models.remove(&id);
+        self.slots.retain(|_, walk| walk.model != id);
+    }
+
+    pub(crate) fn execute(&mut self, task: &Task, ready: Instant) -> Result<Vec<Progress>, ExecError> {
+        let attached = match self.models.get_mut(&task.model) {
+            Some(Ok(attached)) => attached,
+            Some(Err(cause)) => return Err(cause.clone()),
+            None => return Err(ExecError(format!("model {} is not attached to this device", task.model.0))),
+        };
+        let plan = Arc::clone(&attached.ready.plan);
+        let block = check_task(&plan, task)?;
+        let mut walks = task
+            .members
+            .iter()
+            .map(|member| match block {
+                0 => begin(&plan, &mut self.slots, member),
+                _ => resume(&plan, &mut self.slots, member, task.model),
+            })
+            .collect::<Result<Vec<Values>, ExecError>>()?;
+        let (outputs, copied) = attached.run(block, &walks, ready)?;
+        self.rows_gathered.fetch_add(copied as u64, Ordering::Relaxed);
+        scatter(&plan, block, &task.members, &mut walks, outputs)?;
+        if block + 1 == plan.blocks.len() {
+            return walks.iter().map(|values| finish(&plan, values)).collect();
+        }
+        for (member, values) in task.members.iter().zip(walks) {
+            self.slots.insert(member.slot, Walk { model: task.model, values });
+        }
+        Ok(vec![Progress::default(); task.members.len()])
+    }
+}
+
+fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
+    let block = task.block.index();
+    let rows: usize = task.members.iter().map(|member| member.rows).sum();
+    if block >= plan.blocks.len() {
+        return Err(ExecError(format!(
+            "model '{}' has {} blocks, but not block {block}",
+            plan.name,
+            plan.blocks.len()
+        )));
+    }
+    if task.members.iter().any(|member| member.rows == 0) {
+        return Err(ExecError(format!("model '{}': a batch has a member without rows", plan.name)));
+    }
+    if rows == 0 || rows > plan.max_batch {
+        return Err(ExecError(format!(
+            "a batch of model '{}' has {rows} rows, but it must have 1 to {}",
+            plan.name, plan.max_batch
+        )));
+    }
+    Ok(block)
+}
+
+/// The values that a request brings.
+fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<Values, ExecError> {
+    slots.remove(&member.slot);
+    let mut values: Values = vec![None; plan.values.len()];
+    let brought: &[Tensor] = member.inputs.as_deref().unwrap_or_default();
+    for (spec, &value) in plan.inputs.iter().zip(&plan.input_values) {
+        let refuse = |cause: String| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name));
+        let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);
+        let tensor = tensor.ok_or_else(|| refuse("the request does not bring it".to_owned()))?;
+        if tensor.datatype != spec.datatype {
+            return Err(refuse(format!("it is {}, not {}", tensor.datatype, spec.datatype)));
+        }
+        let rows = Rows::of_tensor(tensor).map_err(refuse)?;
+        if rows.count() != member.rows {
+            return Err(refuse(format!("it has {} rows, the request {}", rows.count(), member.rows)));
+        }
+        values[value] = Some(rows);
+    }
+    Ok(values)
+}
+
+/// The values that the blocks before have left.
+fn resume(
+    plan: &Plan,
+    slots: &mut HashMap<RequestSlot, Walk>,
+    member: &Member,
+    model: ModelId,
+) -> Result<Values, ExecError> {
+    let walk = slots.remove(&member.slot).filter(|walk| walk.model == model).ok_or_else(|| {
+        ExecError(format!(
+            "slot {} has no walk through model '{}' on this device: its first block must run here first",
+            member.slot.0, plan.name
+        ))
+    })?;
+    match walk.values.iter().flatten().find(|rows| rows.count() != member.rows) {
+        Some(rows) => Err(ExecError(format!(
+            "slot {} walks through model '{}' with {} rows, not {}",
+            member.slot.0,
+            plan.name,
+            rows.count(),
+            member.rows
+        ))),
+        None => Ok(walk.values),
+    }
+}
+
+impl Attached {
+    fn new(ready: Ready) -> Attached {
+        let plan = &ready.plan;
+        let buffer = |&value: &usize| {
+            let spec = &plan.values[value].spec;
+            let row = spec.shape[1..]
+                .iter()
+                .try_fold(spec.datatype.size()?, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
+            row?.checked_mul(plan.max_batch)
+        };
+        let buffers = plan.blocks.iter().map(|block| {
+            let buffers = block.inputs.iter().map(|value| AlignedBuffer::with_capacity(buffer(value).unwrap_or(0)));
+            buffers.collect()
+        });
+        Attached { buffers: buffers.collect(), ready }
+    }
+
+    /// Runs a block over the walks in their order. Returns its outputs and how many rows were copied.
+    fn run(&mut self, block: usize, walks: &[Values], ready: Instant) -> Result<(Vec<Batch>, usize), ExecError> {
+        let plan = &self.ready.plan;
+        let mut copied = 0;
+        let mut inputs = Vec::with_capacity(plan.blocks[block].inputs.len());
+        for (&value, buffer) in plan.blocks[block].inputs.iter().zip(&mut self.buffers[block]) {
+            let members = members_of(plan, block, value, walks)?;
+            let (input, rows) = Input::gather(&plan.values[value].name, &members, buffer)?;
+            copied += rows;
+            inputs.push(input);
+        }
+        let rows = rows_of(walks);
+        let outputs = self.ready.runner.run(&Call { block, rows, ready, inputs: &inputs })?;
+        Ok((outputs, copied))
+    }
+}
+
+fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &'a [Values]) -> Result<Vec<&'a Rows>, ExecError> {
+    let missing = || {
+        ExecError(format!(
+            "block {block} of model '{}' takes '{}', which no block before it has left: the blocks must run in order",
+            plan.name, plan.values[value].name
+        ))
+    };
+    walks.iter().map(|values| values[value].as_ref().ok_or_else(missing)).collect()
+}
+
+/// The rows of a batch; all values of a walk have the same number of rows.
+fn rows_of(walks: &[Values]) -> usize {
+    walks.iter().map(|values| values.iter().flatten().next().map_or(0, Rows::count)).sum()
+}
+
+/// Gives each walk its rows of the outputs, and forgets what no later block takes.
+fn scatter(
+    plan: &Plan,
+    block: usize,
+    members: &[Member],
+    walks: &mut [Values],
+    outputs: Vec<Batch>,
+) -> Result<(), ExecError> {
+    let rows: usize = members.iter().map(|member| member.rows).sum();
+    for (&value, batch) in plan.blocks[block].outputs.iter().zip(outputs) {
+        if batch.rows() != rows {
+            return Err(ExecError(format!(
+                "output '{}' of model '{}' has {} rows for a batch of {rows}: its first dimension must be the batch",
+                plan.values[value].name,
+                plan.name,
+                batch.rows()
+            )));
+        }
+        let batch = Arc::new(batch);
+        let mut at = 0;
+        for (member, values) in members.iter().zip(walks.iter_mut()) {
+            values[value] = Some(Rows::of_batch(&batch, at..at + member.rows));
+            at += member.rows;
+        }
+    }
+    for values in walks {
+        for (held, value) in values.iter_mut().zip(&plan.values) {
+            if value.last_use <= block {
+                *held = None;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The answer to a request whose walk is over.
+fn finish(plan: &Plan, values: &Values) -> Result<Progress, ExecError> {
+    let output = |&value: &usize| {
+        let name = &plan.values[value].name;
+        let missing = || ExecError(format!("no block of model '{}' gave output '{name}'", plan.name));
+        values[value].as_ref().map(|rows| rows.to_tensor(name)).ok_or_else(missing)
+    };
+    let outputs = plan.output_values.iter().map(output).collect::<Result<_, _>>()?;
+    Ok(Progress { ended: true, outputs })
+}

@@ -1,0 +1,96 @@
+"""Makes the tiny ONNX files of the executor's tests: `python make_models.py` in this folder, with onnx and numpy.
+
+The weights of the MLP follow a formula that the tests repeat, so they know each answer without an engine.
+"""
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = [helper.make_opsetid("", 17)]
+
+
+def tensor(name, elem_type, shape):
+    return helper.make_tensor_value_info(name, elem_type, shape)
+
+
+def floats(name, shape):
+    return tensor(name, TensorProto.FLOAT, shape)
+
+
+def save(file, nodes, inputs, outputs, weights=(), **options):
+    initializers = [numpy_helper.from_array(array, name) for name, array in weights]
+    graph = helper.make_graph(nodes, file, inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=options.get("opsets", OPSET), ir_version=8)
+    if options.get("check", True):
+        onnx.checker.check_model(model)
+    onnx.save(model, f"{file}.onnx", **options.get("save", {}))
+
+
+def weight(rows, columns, factor):
+    """weight[i][j] = ((i * columns + j) * factor mod 17 - 8) / 8: multiples of 1/8, exact in any float."""
+    at = np.arange(rows * columns)
+    return (((at * factor) % 17 - 8) / 8).astype(np.float32).reshape(rows, columns)
+
+
+W1, B1, W2, B2 = weight(4, 8, 5), weight(1, 8, 3)[0], weight(8, 3, 7), weight(1, 3, 11)[0]
+FIRST = [helper.make_node("Gemm", ["x", "w1", "b1"], ["a"]), helper.make_node("Relu", ["a"], ["h"])]
+SECOND = [helper.make_node("Gemm", ["h", "w2", "b2"], ["y"])]
+
+X, H, Y = floats("x", ["batch", 4]), floats("h", ["batch", 8]), floats("y", ["batch", 3])
+save("mlp", FIRST + SECOND, [X], [Y], [("w1", W1), ("b1", B1), ("w2", W2), ("b2", B2)])
+save("mlp_first", FIRST, [X], [H], [("w1", W1), ("b1", B1)])
+save("mlp_second", SECOND, [H], [Y], [("w2", W2), ("b2", B2)])
+save("mlp_fixed_batch", FIRST, [floats("x", [1, 4])], [H], [("w1", W1), ("b1", B1)])
+external = {"save_as_external_data": True, "location": "mlp_external.weights", "size_threshold": 0}
+save("mlp_external", FIRST, [X], [H], [("w1", W1), ("b1", B1)], save=external)
+
+# Old exporters list the weights among the inputs.
+save("weights_among_inputs", FIRST, [X, floats("w1", [4, 8]), floats("b1", [8])], [H], [("w1", W1), ("b1", B1)])
+
+# Twice the input, whatever its width.
+double = [helper.make_node("Add", ["x", "x"], ["y"])]
+save("double", double, [floats("x", ["batch", "width"])], [floats("y", ["batch", "width"])])
+
+# A sum over the batch: its output has no row for each row of the input.
+reduce = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
+save("sum_of_all", reduce, [floats("x", ["batch", "width"])], [floats("y", ["any", 1])])
+
+scalar = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)]
+save("scalar_output", scalar, [floats("x", ["batch", "width"])], [floats("y", [])])
+
+# Row i of the table is [i, -i].
+table = np.stack([np.arange(10), -np.arange(10)], axis=1).astype(np.float32)
+gather = [helper.make_node("Gather", ["table", "ids"], ["y"])]
+ids = tensor("ids", TensorProto.INT64, ["batch", 2])
+save("gather", gather, [ids], [floats("y", ["batch", 2, 2])], [("table", table)])
+
+# An operator that no engine has.
+unknown = [helper.make_node("Ripieno", ["x"], ["y"], domain="example")]
+opsets = [*OPSET, helper.make_opsetid("example", 1)]
+save("unknown_operator", unknown, [X], [floats("y", ["batch", 4])], opsets=opsets)
+
+# An operator that onnxruntime has and rten has not.
+det = [helper.make_node("Det", ["x"], ["d"]), helper.make_node("Reshape", ["d", "shape"], ["y"])]
+matrices = floats("x", ["batch", 2, 2])
+save("det", det, [matrices], [floats("y", ["batch", 1])], [("shape", np.array([-1, 1], dtype=np.int64))])
+
+DATATYPES = {
+    "bool": TensorProto.BOOL,
+    "uint8": TensorProto.UINT8,
+    "uint16": TensorProto.UINT16,
+    "uint32": TensorProto.UINT32,
+    "uint64": TensorProto.UINT64,
+    "int8": TensorProto.INT8,
+    "int16": TensorProto.INT16,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+    "fp32": TensorProto.FLOAT,
+    "fp64": TensorProto.DOUBLE,
+    "bytes": TensorProto.STRING,
+}
+for name, elem_type in DATATYPES.items():
+    node = [helper.make_node("Identity", ["x"], ["y"])]
+    save(f"identity_{name}", node, [tensor("x", elem_type, ["batch", 3])], [tensor("y", elem_type, ["batch", 3])])
