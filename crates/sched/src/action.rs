@@ -54,8 +54,8 @@ pub enum Why {
 
 const _: () = assert!(size_of::<Action>() <= 24);
 
-/// A bounded list of actions, owned by the driver and emptied by it after every settle.
-#[derive(Debug)]
+/// A bounded list of actions, owned by the driver and emptied by it after every settle. The default takes none.
+#[derive(Debug, Default)]
 pub struct Outbox {
     actions: Vec<Action>,
     capacity: usize,

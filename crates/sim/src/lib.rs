@@ -1,1 +1,20 @@
-//! Driver A: virtual time, emulated devices, checkers.
+//! Driver A: virtual time.
+//!
+//! [`World`] owns time, emulated devices and arrivals, and feeds them to a scheduler of `ripieno-sched` by the same
+//! contract as the live runtime. [`Observer`]s watch: the statistics, the trace files, and the [`checkers`] that turn
+//! every promise of the contract into a failure with its instant.
+//!
+//! [`Scenario`] is the file that users write; [`simulate`] and [`goodput`] are the two commands over it.
+
+pub mod checkers;
+mod observer;
+mod run;
+mod scenario;
+mod trace;
+mod world;
+
+pub use observer::{End, Observer, Run};
+pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
+pub use scenario::{Scenario, ScenarioError};
+pub use trace::Trace;
+pub use world::{Arrival, Fault, World};

@@ -1,0 +1,64 @@
+//! The promises of the scheduler contract, one file each. A checker panics at the instant at which a promise breaks.
+//!
+//! They watch every simulation, not only tests: an answer of the simulator is worth something because of them.
+
+mod conservation;
+mod devices;
+mod wakeups;
+mod walks;
+
+pub use conservation::Conservation;
+pub use devices::Devices;
+pub use wakeups::Wakeups;
+pub use walks::Walks;
+
+use crate::observer::{End, Observer, Run};
+use ripieno_base::{ModelId, Time};
+use ripieno_sched::{Request, Setup};
+
+/// All checkers.
+#[derive(Debug)]
+pub struct Checkers(Conservation, Devices, Wakeups, Walks);
+
+impl Checkers {
+    /// Checkers for a run with this setup.
+    pub fn new(setup: &Setup) -> Checkers {
+        Checkers(Conservation::new(setup), Devices::new(setup), Wakeups, Walks::new(setup))
+    }
+
+    /// To be called after the run: nothing may be left over.
+    pub fn finish(&self) {
+        self.0.finish();
+        self.1.finish();
+    }
+
+    fn all(&mut self) -> [&mut dyn Observer; 4] {
+        [&mut self.0, &mut self.1, &mut self.2, &mut self.3]
+    }
+}
+
+impl Observer for Checkers {
+    fn accepted(&mut self, id: u64, request: &Request) {
+        self.all().into_iter().for_each(|checker| checker.accepted(id, request));
+    }
+
+    fn refused(&mut self, now: Time, id: u64, model: ModelId) {
+        self.all().into_iter().for_each(|checker| checker.refused(now, id, model));
+    }
+
+    fn started(&mut self, now: Time, run: &Run<'_>) {
+        self.all().into_iter().for_each(|checker| checker.started(now, run));
+    }
+
+    fn done(&mut self, now: Time, run: &Run<'_>) {
+        self.all().into_iter().for_each(|checker| checker.done(now, run));
+    }
+
+    fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        self.all().into_iter().for_each(|checker| checker.ended(now, id, request, end));
+    }
+
+    fn settled(&mut self, now: Time, next_wakeup: Time) {
+        self.all().into_iter().for_each(|checker| checker.settled(now, next_wakeup));
+    }
+}

@@ -1,0 +1,14 @@
+//! After a settle the next wake-up lies ahead, so that a driver never spins without progress.
+
+use crate::observer::Observer;
+use ripieno_base::Time;
+
+/// Watches the wake-ups that a scheduler asks for.
+#[derive(Debug, Default)]
+pub struct Wakeups;
+
+impl Observer for Wakeups {
+    fn settled(&mut self, now: Time, next_wakeup: Time) {
+        assert!(next_wakeup > now, "after the settle at {now:?} the next wake-up is {next_wakeup:?}");
+    }
+}

@@ -1,0 +1,48 @@
+//! A batch is not empty, not larger than its model allows, of one model, and every member walks its blocks in order.
+
+use crate::observer::{End, Observer, Run};
+use ripieno_base::{BlockId, ModelId, Time};
+use ripieno_model::Model;
+use ripieno_sched::{Request, Setup};
+
+/// Follows each request through the blocks of its model.
+#[derive(Debug)]
+pub struct Walks {
+    models: Vec<Model>,
+    /// The model and next block of the request in each slot.
+    next: Vec<(ModelId, BlockId)>,
+}
+
+impl Walks {
+    pub(crate) fn new(setup: &Setup) -> Walks {
+        Walks { models: setup.models.clone(), next: vec![Default::default(); setup.limits.requests] }
+    }
+}
+
+impl Observer for Walks {
+    fn accepted(&mut self, _id: u64, request: &Request) {
+        self.next[request.slot.index()] = (request.model, BlockId(0));
+    }
+
+    fn started(&mut self, now: Time, run: &Run<'_>) {
+        let max_batch = self.models[run.model.index()].max_batch;
+        assert!((1..=max_batch).contains(&run.rows), "a batch of {} rows of {:?} at {now:?}", run.rows, run.model);
+        for slot in run.slots {
+            let next = &mut self.next[slot.index()];
+            // A request whose device was lost starts its walk anew.
+            let anew = run.block == BlockId(0);
+            assert!(
+                next.0 == run.model && (next.1 == run.block || anew),
+                "{run:?} at {now:?}, but {slot:?} is at {next:?}"
+            );
+            next.1 = BlockId(run.block.0 + 1);
+        }
+    }
+
+    fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        let (model, block) = self.next[request.slot.index()];
+        let blocks = self.models[model.index()].blocks.len();
+        let complete = block.index() == blocks;
+        assert!(end != End::Finished || complete, "request {id} finished after {block:?} of {blocks} at {now:?}");
+    }
+}

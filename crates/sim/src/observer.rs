@@ -1,0 +1,57 @@
+//! What can be seen of a run from outside.
+
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_sched::{Request, Why};
+
+/// Watches a run. Ids count arrivals from 1; slots are reused, ids never are.
+pub trait Observer {
+    /// A request was accepted.
+    fn accepted(&mut self, _id: u64, _request: &Request) {}
+
+    /// A request found no free slot.
+    fn refused(&mut self, _now: Time, _id: u64, _model: ModelId) {}
+
+    /// A task was started.
+    fn started(&mut self, _now: Time, _run: &Run<'_>) {}
+
+    /// A task has ended; `run` is as it was at its start.
+    fn done(&mut self, _now: Time, _run: &Run<'_>) {}
+
+    /// A request has ended.
+    fn ended(&mut self, _now: Time, _id: u64, _request: &Request, _end: End) {}
+
+    /// The scheduler has settled.
+    fn settled(&mut self, _now: Time, _next_wakeup: Time) {}
+}
+
+/// A task on a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// The task.
+    pub task: TaskId,
+    /// The model.
+    pub model: ModelId,
+    /// The block.
+    pub block: BlockId,
+    /// The device.
+    pub device: DeviceId,
+    /// Rows in the batch.
+    pub rows: usize,
+    /// When the device begins with it.
+    pub start: Time,
+    /// When the device is done with it.
+    pub end: Time,
+    /// The slots of the members, in batch order.
+    pub slots: &'a [RequestSlot],
+    /// The ids of the members, in batch order.
+    pub ids: &'a [u64],
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was answered.
+    Finished,
+    /// It was not.
+    Rejected(Why),
+}

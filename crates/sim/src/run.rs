@@ -1,0 +1,130 @@
+//! The two commands over a scenario: run it, and search for its goodput.
+
+use crate::checkers::Checkers;
+use crate::observer::{End, Observer, Run};
+use crate::scenario::{Length, Scenario};
+use crate::{Arrival, Trace, World};
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
+use ripieno_sched::{BuildError, Request, build};
+use ripieno_workload::{ArrivalError, Arrivals, mix};
+use thiserror::Error;
+
+/// Why a scenario could not be run.
+#[derive(Debug, Error)]
+pub enum SimError {
+    /// The policy or its options do not fit.
+    #[error(transparent)]
+    Policy(#[from] BuildError),
+    /// The arrival process does not fit the rate.
+    #[error(transparent)]
+    Arrival(#[from] ArrivalError),
+    /// A search needs a rate to vary.
+    #[error("goodput is searched by varying rate, but the scenario lists its requests in requests_file")]
+    FixedRequests,
+}
+
+/// The result of a goodput search: the last good and the first bad run.
+pub type Goodput = Found<Summary>;
+
+/// Runs a scenario at its own rate. `wall_s` is left at 0: whoever has a clock fills it in.
+pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
+    match (&scenario.requests, scenario.rate) {
+        (Some(requests), _) => run(scenario, requests.iter().copied(), last(requests), trace),
+        (None, Some(rate)) => simulate_at(scenario, rate, trace),
+        (None, None) => Err(ArrivalError::Rate(0.0).into()),
+    }
+}
+
+/// Runs a scenario with random arrivals at `rate` requests per second.
+pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
+    let models: Vec<_> = scenario.loads.iter().zip(0..).filter(|(load, _)| load.share > 0.0).collect();
+    let stream = |&(load, index): &(&crate::scenario::Load, u16)| {
+        Arrivals::new(load.arrival, rate * load.share, scenario.seed, u64::from(index))
+    };
+    let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
+    let arrival = |(at, stream): (Time, usize)| {
+        let model = models[stream].1;
+        Arrival { at, model: ModelId(model), rows: 1, deadline: at + scenario.setup.models[usize::from(model)].slo }
+    };
+    let (count, until) = match scenario.length {
+        Length::Requests(count) => (count, Time::NEVER),
+        Length::Until(until) => (u64::MAX, until),
+    };
+    let arrivals = mix(streams).take_while(move |&(at, _)| at <= until).take(count as usize).map(arrival);
+    let horizon = match scenario.length {
+        Length::Requests(count) => Time::ORIGIN + Nanos::from_secs_f64(count as f64 / rate),
+        Length::Until(until) => until,
+    };
+    run(scenario, arrivals, horizon, trace)
+}
+
+/// Searches the highest offered rate at which every model's bad rate is at most 1 %. `progress` hears of each run.
+pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&Summary)) -> Result<Goodput, SimError> {
+    if scenario.requests.is_some() {
+        return Err(SimError::FixedRequests);
+    }
+    search(Search::from_ceiling(scenario.bound_rps()), |rate| {
+        let summary = simulate_at(scenario, rate, None)?;
+        progress(&summary);
+        Ok((summary.worst_bad_rate, summary))
+    })
+}
+
+fn last(requests: &[Arrival]) -> Time {
+    requests.last().map_or(Time::ORIGIN, |arrival| arrival.at)
+}
+
+fn run(
+    scenario: &Scenario,
+    arrivals: impl Iterator<Item = Arrival>,
+    horizon: Time,
+    trace: Option<&mut Trace>,
+) -> Result<Summary, SimError> {
+    let setup = &scenario.setup;
+    let mut scheduler = build(&scenario.policy, setup, &scenario.policy_options)?;
+    let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
+    let names = setup.models.iter().map(|model| model.name.clone());
+    let window = Window::from(start);
+    let mut statistics = Statistics {
+        collector: Collector::new(names, setup.limits.devices, setup.limits.batch, window),
+        last_arrival: Time::ORIGIN,
+    };
+    let mut checkers = Checkers::new(setup);
+    let mut observers: Vec<&mut dyn Observer> = vec![&mut checkers, &mut statistics];
+    observers.extend(trace.map(|trace| trace as &mut dyn Observer));
+    let mut world = World::new(scheduler.as_mut(), setup);
+    world.run(arrivals, [], &mut observers);
+    let info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, events: world.events(), wall_s: 0.0 };
+    checkers.finish();
+    Ok(statistics.collector.finish(statistics.last_arrival, info))
+}
+
+/// Feeds the collector. Device time is counted up to the last arrival, where the observed window ends.
+struct Statistics {
+    collector: Collector,
+    last_arrival: Time,
+}
+
+impl Observer for Statistics {
+    fn accepted(&mut self, _id: u64, request: &Request) {
+        self.last_arrival = request.arrived;
+    }
+
+    fn refused(&mut self, now: Time, _id: u64, model: ModelId) {
+        self.last_arrival = now;
+        self.collector.record_drop(model, now);
+    }
+
+    fn done(&mut self, now: Time, run: &Run<'_>) {
+        let end = now.min(run.end).min(self.last_arrival.max(run.start));
+        self.collector.record_batch(run.model, run.rows, run.device, run.start, end);
+    }
+
+    fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
+        match end {
+            End::Finished => self.collector.record_answer(request.model, request.arrived, request.deadline, now),
+            End::Rejected(_) => self.collector.record_drop(request.model, request.arrived),
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Scenario files: what a user writes, parsed into types once.
+//!
+//! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
+//! wrong answer with a straight face. Every error names the file, the key, the value and the fix.
+
+use ripieno_base::{Nanos, Time};
+use ripieno_model::bounds::staggered_bound;
+use ripieno_model::{Block, DropRule, Model, Profile, Walk};
+use ripieno_sched::{Limits, OptionValue, Options, Setup};
+use ripieno_workload::Arrival as Process;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// A scenario that can be simulated.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Seed of all randomness.
+    pub seed: u64,
+    /// Offered requests per second, all models together; none if explicit requests are given.
+    pub rate: Option<f64>,
+    /// How many requests arrive, or for how long.
+    pub length: Length,
+    /// The share of the run, from its start, that the statistics leave out.
+    pub warmup_fraction: f64,
+    /// The policy's name.
+    pub policy: String,
+    /// The policy's options.
+    pub policy_options: Options,
+    /// Explicit requests, sorted by arrival.
+    pub requests: Option<Vec<crate::Arrival>>,
+    /// Each model's share of the rate and its arrival process; by model.
+    pub loads: Vec<Load>,
+    /// Models, devices and bounds.
+    pub setup: Setup,
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    /// So many arrivals.
+    Requests(u64),
+    /// Arrivals up to this moment.
+    Until(Time),
+}
+
+/// The load on one model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Fraction of the total rate, 0 to 1.
+    pub share: f64,
+    /// The arrival process.
+    pub arrival: Process,
+}
+
+/// Why a scenario cannot be used.
+#[derive(Debug, Error)]
+#[error("{file}: {problem}")]
+pub struct ScenarioError {
+    file: String,
+    problem: String,
+}
+
+/// Live requests beyond this are refused and count as dropped, unless `max_live` says otherwise.
+const MAX_LIVE: usize = 65_536;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default = "one")]
+    seed: u64,
+    requests: Option<u64>,
+    duration_s: Option<f64>,
+    requests_file: Option<PathBuf>,
+    warmup_fraction: Option<f64>,
+    rate: Option<f64>,
+    #[serde(default = "deferred")]
+    policy: String,
+    #[serde(default)]
+    policy_options: std::collections::BTreeMap<String, toml::Value>,
+    #[serde(default = "one_device")]
+    cluster: Cluster,
+    #[serde(default)]
+    network: Network,
+    max_live: Option<usize>,
+    #[serde(default)]
+    model: Vec<ModelTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cluster {
+    devices: usize,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Network {
+    control_us: f64,
+    data_us_per_request: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelTable {
+    name: String,
+    slo_ms: f64,
+    alpha_ms: Option<f64>,
+    beta_ms: Option<f64>,
+    latency_ms: Option<Vec<f64>>,
+    max_batch: Option<usize>,
+    instances: Option<usize>,
+    #[serde(default = "one_share")]
+    share: f64,
+    #[serde(default)]
+    arrival: ArrivalTable,
+    drop: Option<String>,
+    walk: Option<String>,
+    #[serde(default)]
+    block: Vec<BlockTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BlockTable {
+    name: String,
+    alpha_ms: Option<f64>,
+    beta_ms: Option<f64>,
+    latency_ms: Option<Vec<f64>>,
+    max_batch: Option<usize>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArrivalTable {
+    kind: Option<String>,
+    shape: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    arrival_ms: f64,
+    model: String,
+    #[serde(default)]
+    rows: Option<u32>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn one_share() -> f64 {
+    1.0
+}
+
+fn deferred() -> String {
+    "deferred".to_owned()
+}
+
+fn one_device() -> Cluster {
+    Cluster { devices: 1 }
+}
+
+impl Scenario {
+    /// Reads a scenario file; a `requests_file` in it is looked up beside it.
+    pub fn read(path: &Path) -> Result<Scenario, ScenarioError> {
+        let file = path.display().to_string();
+        let fail = |problem| ScenarioError { file: file.clone(), problem };
+        let text = std::fs::read_to_string(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
+        parse(&text, path.parent().unwrap_or(Path::new("."))).map_err(fail)
+    }
+
+    /// Parses the text of a scenario; `file` names it in errors.
+    pub fn parse(text: &str, file: &str) -> Result<Scenario, ScenarioError> {
+        parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
+    }
+
+    /// What all devices could answer in staggered execution if arrivals were evenly spaced: the analytic bound of the
+    /// Symphony paper, with the devices shared by the models. The first guess of a goodput search.
+    pub fn bound_rps(&self) -> f64 {
+        let seconds_per_request = |(model, load): (&Model, &Load)| {
+            let profile = model.profile();
+            let batch = staggered_bound(&profile, model.slo, self.setup.devices).batch.max(1);
+            load.share * profile.latency(batch).as_secs_f64() / batch as f64
+        };
+        let seconds: f64 = self.setup.models.iter().zip(&self.loads).map(seconds_per_request).sum();
+        self.setup.devices as f64 / seconds
+    }
+}
+
+type Checked<T> = Result<T, String>;
+
+fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
+    let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    if file.network.control_us != 0.0 || file.network.data_us_per_request != 0.0 {
+        return Err("network delays are not simulated yet; leave control_us and data_us_per_request at 0".to_owned());
+    }
+    if file.model.is_empty() {
+        return Err("there is no model; add a [[model]] table".to_owned());
+    }
+    let models = file.model.iter().map(ModelTable::model).collect::<Checked<Vec<_>>>()?;
+    unique(models.iter().map(|model| model.name.as_str()))?;
+    let requests = match &file.requests_file {
+        Some(name) => Some(read_requests(&folder.join(name), &models)?),
+        None => None,
+    };
+    let warmup_fraction = file.warmup_fraction.unwrap_or(if requests.is_some() { 0.0 } else { 0.1 });
+    if !(0.0..1.0).contains(&warmup_fraction) {
+        return Err(format!("warmup_fraction = {warmup_fraction}; it must be at least 0 and less than 1"));
+    }
+    Ok(Scenario {
+        seed: file.seed,
+        rate: file.rate()?,
+        length: file.length(requests.as_deref())?,
+        warmup_fraction,
+        policy_options: options(&file.policy_options)?,
+        loads: file.loads()?,
+        setup: file.setup(models)?,
+        policy: file.policy,
+        requests,
+    })
+}
+
+impl File {
+    fn rate(&self) -> Checked<Option<f64>> {
+        match (self.rate, &self.requests_file) {
+            (None, Some(_)) => Ok(None),
+            (Some(_), Some(_)) => Err("both rate and requests_file are given; remove one".to_owned()),
+            (Some(rate), None) if rate.is_finite() && rate > 0.0 => Ok(Some(rate)),
+            (Some(rate), None) => Err(format!("rate = {rate}; it must be a number of requests per second above 0")),
+            (None, None) => Err("rate is missing; give the offered requests per second, or a requests_file".to_owned()),
+        }
+    }
+
+    fn length(&self, requests: Option<&[crate::Arrival]>) -> Checked<Length> {
+        match (self.requests, self.duration_s, requests) {
+            (None, None, Some(requests)) => Ok(Length::Requests(requests.len() as u64)),
+            (_, _, Some(_)) => Err("requests_file says what arrives; remove requests and duration_s".to_owned()),
+            (Some(0), ..) => Err("requests = 0; it must be at least 1".to_owned()),
+            (Some(requests), None, None) => Ok(Length::Requests(requests)),
+            (None, Some(seconds), None) if seconds > 0.0 && seconds <= 1e9 => {
+                Ok(Length::Until(Time::ORIGIN + Nanos::from_secs_f64(seconds)))
+            }
+            (None, Some(seconds), None) => Err(format!("duration_s = {seconds}; it must be above 0 and at most 1e9")),
+            (Some(_), Some(_), None) => Err("both requests and duration_s are given; remove one".to_owned()),
+            (None, None, None) => Ok(Length::Requests(50_000)),
+        }
+    }
+
+    fn loads(&self) -> Checked<Vec<Load>> {
+        let bad = |model: &&ModelTable| !(model.share.is_finite() && model.share >= 0.0);
+        if let Some(model) = self.model.iter().find(bad) {
+            return Err(format!("model {:?}: share = {}; it must be at least 0", model.name, model.share));
+        }
+        let total: f64 = self.model.iter().map(|model| model.share).sum();
+        if total <= 0.0 {
+            return Err("the shares of all models are 0; give at least one model a share above 0".to_owned());
+        }
+        let load =
+            |model: &ModelTable| Ok(Load { share: model.share / total, arrival: model.arrival.parse(&model.name)? });
+        self.model.iter().map(load).collect()
+    }
+
+    fn setup(&self, models: Vec<Model>) -> Checked<Setup> {
+        let devices = self.cluster.devices;
+        if !(1..=65_536).contains(&devices) {
+            return Err(format!("cluster.devices = {devices}; it must be between 1 and 65536"));
+        }
+        let requests = self.max_live.unwrap_or(MAX_LIVE);
+        if !(1..=1 << 24).contains(&requests) {
+            return Err(format!("max_live = {requests}; it must be between 1 and {}", 1 << 24));
+        }
+        let batch = models.iter().map(|model| model.max_batch).max().unwrap_or(1);
+        let limits = Limits { requests, models: models.len(), devices, depth: 1, batch };
+        Ok(Setup { models, devices, limits })
+    }
+}
+
+impl ModelTable {
+    fn model(&self) -> Checked<Model> {
+        let context = |problem: String| format!("model {:?}: {problem}", self.name);
+        let slo = Nanos::from_millis_f64(self.slo_ms);
+        if !(self.slo_ms.is_finite() && slo > Nanos::ZERO) {
+            return Err(context(format!("slo_ms = {}; it must be a number of milliseconds above 0", self.slo_ms)));
+        }
+        let (walk, blocks) = self.walk(slo).map_err(context)?;
+        let longest = blocks.iter().map(|block| block.profile.max_batch()).min().unwrap_or(1);
+        let max_batch = self.max_batch.unwrap_or(longest);
+        if !(1..=longest).contains(&max_batch) {
+            return Err(context(format!("max_batch = {max_batch}; the latencies given allow 1 to {longest}")));
+        }
+        let instances = self.instances.unwrap_or(usize::MAX);
+        if instances == 0 {
+            return Err(context("instances = 0; it must be at least 1".to_owned()));
+        }
+        let drop = self.drop.as_deref().map(drop_rule).transpose().map_err(context)?;
+        Ok(Model { name: self.name.clone(), blocks, walk, slo, max_batch, instances, drop })
+    }
+
+    fn walk(&self, slo: Nanos) -> Checked<(Walk, Vec<Block>)> {
+        let costs = |max_batch| Costs {
+            alpha_ms: self.alpha_ms,
+            beta_ms: self.beta_ms,
+            latency_ms: self.latency_ms.as_deref(),
+            max_batch,
+        };
+        match self.walk.as_deref().unwrap_or("whole") {
+            "whole" if self.block.is_empty() => {
+                let profile = costs(self.max_batch).profile(slo)?;
+                Ok((Walk::Whole, vec![Block { name: self.name.clone(), profile }]))
+            }
+            "whole" => Err("[[model.block]] tables need walk = \"chain\"".to_owned()),
+            "chain" if self.block.is_empty() => Err("walk = \"chain\" needs [[model.block]] tables".to_owned()),
+            "chain" if costs(None).given() => Err("with blocks, give latencies in each block, not here".to_owned()),
+            "chain" => {
+                unique(self.block.iter().map(|block| block.name.as_str()))?;
+                let blocks = self.block.iter().map(|block| block.block(self.max_batch, slo));
+                Ok((Walk::Chain, blocks.collect::<Checked<_>>()?))
+            }
+            other => Err(format!("walk = {other:?}; it must be \"whole\" or \"chain\"")),
+        }
+    }
+}
+
+impl BlockTable {
+    fn block(&self, max_batch: Option<usize>, slo: Nanos) -> Checked<Block> {
+        let costs = Costs {
+            alpha_ms: self.alpha_ms,
+            beta_ms: self.beta_ms,
+            latency_ms: self.latency_ms.as_deref(),
+            max_batch: self.max_batch.or(max_batch),
+        };
+        let profile = costs.profile(slo).map_err(|problem| format!("block {:?}: {problem}", self.name))?;
+        Ok(Block { name: self.name.clone(), profile })
+    }
+}
+
+struct Costs<'a> {
+    alpha_ms: Option<f64>,
+    beta_ms: Option<f64>,
+    latency_ms: Option<&'a [f64]>,
+    max_batch: Option<usize>,
+}
+
+impl Costs<'_> {
+    fn given(&self) -> bool {
+        self.alpha_ms.is_some() || self.beta_ms.is_some() || self.latency_ms.is_some()
+    }
+
+    fn profile(&self, slo: Nanos) -> Checked<Profile> {
+        let profile = match (self.alpha_ms, self.beta_ms, self.latency_ms) {
+            (None, None, Some(table)) => {
+                let table: Vec<_> = table.iter().map(|&ms| Nanos::from_millis_f64(ms)).collect();
+                Profile::from_table(&table)
+            }
+            (Some(alpha), Some(beta), None) => {
+                // Batches beyond the SLO could never be punctual.
+                let useful = ((slo.as_millis_f64() - beta) / alpha).clamp(1.0, 1024.0) as usize;
+                Profile::linear(alpha, beta, self.max_batch.unwrap_or(useful))
+            }
+            _ => return Err("give either alpha_ms and beta_ms, or latency_ms = [l(1), l(2), …]".to_owned()),
+        };
+        profile.map_err(|error| error.to_string())
+    }
+}
+
+impl ArrivalTable {
+    fn parse(&self, model: &str) -> Checked<Process> {
+        let text = match (self.kind.as_deref().unwrap_or("poisson"), self.shape) {
+            ("gamma", Some(shape)) => format!("gamma:{shape}"),
+            ("gamma", None) => return Err(format!("model {model:?}: arrival kind \"gamma\" needs a shape")),
+            (_, Some(_)) => return Err(format!("model {model:?}: only arrival kind \"gamma\" has a shape")),
+            (kind, None) => kind.to_owned(),
+        };
+        text.parse().map_err(|error| format!("model {model:?}: {error}"))
+    }
+}
+
+fn drop_rule(text: &str) -> Checked<DropRule> {
+    match text {
+        "hopeless" => Ok(DropRule::Hopeless),
+        "expired" => Ok(DropRule::Expired),
+        "never" => Ok(DropRule::Never),
+        other => Err(format!("drop = {other:?}; it must be \"hopeless\", \"expired\" or \"never\"")),
+    }
+}
+
+fn options(table: &std::collections::BTreeMap<String, toml::Value>) -> Checked<Options> {
+    let value = |name: &String, value: &toml::Value| match value {
+        toml::Value::Boolean(value) => Ok(OptionValue::Bool(*value)),
+        toml::Value::Integer(value) => Ok(OptionValue::Int(*value)),
+        toml::Value::Float(value) => Ok(OptionValue::Float(*value)),
+        toml::Value::String(value) => Ok(OptionValue::Text(value.clone())),
+        _ => Err(format!("policy_options.{name} must be a number, a word, true or false")),
+    };
+    table.iter().map(|(name, given)| Ok((name.clone(), value(name, given)?))).collect()
+}
+
+fn unique<'a>(names: impl Iterator<Item = &'a str>) -> Checked<()> {
+    let mut seen = std::collections::BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(format!("the name {name:?} is used twice"));
+        }
+    }
+    Ok(())
+}
+
+fn read_requests(path: &Path, models: &[Model]) -> Checked<Vec<crate::Arrival>> {
+    let file = path.display();
+    let mut reader = csv::Reader::from_path(path).map_err(|error| format!("requests_file {file}: {error}"))?;
+    let mut requests = Vec::new();
+    for (line, row) in reader.deserialize::<Row>().enumerate() {
+        let place = format!("requests_file {file}, line {}", line + 2);
+        let row = row.map_err(|error| format!("{place}: {error}"))?;
+        requests.push(row.arrival(models).map_err(|problem| format!("{place}: {problem}"))?);
+    }
+    requests.sort_by_key(|arrival| arrival.at);
+    match requests.is_empty() {
+        true => Err(format!("requests_file {file} holds no request")),
+        false => Ok(requests),
+    }
+}
+
+impl Row {
+    fn arrival(&self, models: &[Model]) -> Checked<crate::Arrival> {
+        if !(self.arrival_ms.is_finite() && self.arrival_ms >= 0.0) {
+            return Err(format!("arrival_ms = {}; it must be at least 0", self.arrival_ms));
+        }
+        let position = models.iter().position(|model| model.name == self.model);
+        let index = position.ok_or_else(|| format!("model {:?} has no [[model]] table", self.model))?;
+        let rows = self.rows.unwrap_or(1);
+        let max_batch = models[index].max_batch;
+        if !(1..=max_batch).contains(&(rows as usize)) {
+            return Err(format!("rows = {rows}; model {:?} allows 1 to {max_batch}", self.model));
+        }
+        let at = Time::ORIGIN + Nanos::from_millis_f64(self.arrival_ms);
+        let model = ripieno_base::ModelId(index as u16);
+        Ok(crate::Arrival { at, model, rows, deadline: at + models[index].slo })
+    }
+}

@@ -1,0 +1,126 @@
+//! Trace files: what happened to each request and each task, in milliseconds with all nanosecond digits.
+
+use crate::observer::{End, Observer, Run};
+use ripieno_base::{ModelId, Time};
+use ripieno_model::Model;
+use ripieno_sched::Request;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Collects the trace of a run and writes it as `requests.csv` and `tasks.csv`.
+#[derive(Debug)]
+pub struct Trace {
+    models: Vec<Model>,
+    requests: Vec<Fate>,
+    tasks: Vec<(Time, String)>,
+}
+
+#[derive(Clone, Debug)]
+struct Fate {
+    model: ModelId,
+    arrival: Time,
+    start: Option<Time>,
+    finish: Time,
+    outcome: &'static str,
+}
+
+impl Trace {
+    /// An empty trace of a run with these models.
+    pub fn new(models: &[Model]) -> Trace {
+        Trace { models: models.to_vec(), requests: Vec::new(), tasks: Vec::new() }
+    }
+
+    /// `id,model,arrival_ms,start_ms,finish_ms,outcome`, by id: ids count arrivals from 1. `start_ms` is empty if the
+    /// request never ran; `finish_ms` of a dropped request is when it was dropped. The outcome is `ok`, `late` or
+    /// `dropped`.
+    pub fn requests_csv(&self) -> String {
+        let mut text = "id,model,arrival_ms,start_ms,finish_ms,outcome\n".to_owned();
+        for (id, fate) in (1..).zip(&self.requests) {
+            let start = fate.start.map_or(String::new(), millis);
+            let name = &self.models[fate.model.index()].name;
+            let (arrival, finish) = (millis(fate.arrival), millis(fate.finish));
+            writeln!(text, "{id},{},{arrival},{start},{finish},{}", quoted(name), fate.outcome)
+                .expect("writing to a string never fails");
+        }
+        text
+    }
+
+    /// `start_ms,end_ms,device,model,block,members`, by start, then device; members are request ids.
+    pub fn tasks_csv(&self) -> String {
+        let mut text = "start_ms,end_ms,device,model,block,members\n".to_owned();
+        for (_, line) in &self.tasks {
+            text.push_str(line);
+        }
+        text
+    }
+
+    /// Writes both files into `folder`, which is made if need be.
+    pub fn write(&self, folder: &Path) -> std::io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        std::fs::write(folder.join("requests.csv"), self.requests_csv())?;
+        std::fs::write(folder.join("tasks.csv"), self.tasks_csv())
+    }
+
+    fn fate(&mut self, id: u64, model: ModelId, arrival: Time) -> &mut Fate {
+        let index = id as usize - 1;
+        while self.requests.len() <= index {
+            let fate = Fate { model, arrival, start: None, finish: arrival, outcome: "dropped" };
+            self.requests.push(fate);
+        }
+        &mut self.requests[index]
+    }
+}
+
+impl Observer for Trace {
+    fn accepted(&mut self, id: u64, request: &Request) {
+        self.fate(id, request.model, request.arrived);
+    }
+
+    fn refused(&mut self, now: Time, id: u64, model: ModelId) {
+        self.fate(id, model, now);
+    }
+
+    fn started(&mut self, _now: Time, run: &Run<'_>) {
+        for &id in run.ids {
+            self.requests[id as usize - 1].start.get_or_insert(run.start);
+        }
+        let model = &self.models[run.model.index()];
+        let block = &model.blocks[run.block.index()].name;
+        let members: Vec<_> = run.ids.iter().map(u64::to_string).collect();
+        let line = format!(
+            "{},{},{},{},{},{}\n",
+            millis(run.start),
+            millis(run.end),
+            run.device.0,
+            quoted(&model.name),
+            quoted(block),
+            members.join(" ")
+        );
+        let at = self.tasks.partition_point(|(start, _)| *start <= run.start);
+        self.tasks.insert(at, (run.start, line));
+    }
+
+    fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        let fate = &mut self.requests[id as usize - 1];
+        fate.finish = now;
+        fate.outcome = match end {
+            End::Finished if now <= request.deadline => "ok",
+            End::Finished => "late",
+            End::Rejected(_) => "dropped",
+        };
+    }
+}
+
+/// Milliseconds with as many decimals as nanoseconds need, without trailing zeros.
+fn millis(time: Time) -> String {
+    let (whole, nanos) = (time.0.div_euclid(1_000_000), time.0.rem_euclid(1_000_000));
+    let text = format!("{whole}.{nanos:06}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn quoted(name: &str) -> String {
+    match name.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", name.replace('"', "\"\"")),
+        false => name.to_owned(),
+    }
+}

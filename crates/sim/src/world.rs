@@ -1,0 +1,306 @@
+//! The event loop: arrivals, emulated devices and the scheduler in virtual time.
+//!
+//! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
+//! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
+
+use crate::observer::{End, Observer, Run};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::Model;
+use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A request that will arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// When.
+    pub at: Time,
+    /// For which model.
+    pub model: ModelId,
+    /// How many rows it holds.
+    pub rows: u32,
+    /// When its answer is due.
+    pub deadline: Time,
+}
+
+/// Something that goes wrong or changes during a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// A device joins.
+    Join(DeviceId),
+    /// A device leaves after the tasks it holds.
+    Leave(DeviceId),
+    /// A device vanishes with the tasks it holds.
+    Lose(DeviceId),
+    /// A device runs at `percent` % of the profiled latency.
+    Slow(DeviceId, u32),
+    /// The next task that the device ends, ends in an error.
+    FailNext(DeviceId),
+    /// The client of this request goes away, if it still waits for an answer.
+    Cancel(u64),
+    /// A model is unloaded.
+    Unload(ModelId),
+}
+
+/// A scheduler, its devices, and what comes at them.
+pub struct World<'a> {
+    scheduler: &'a mut dyn Scheduler,
+    models: &'a [Model],
+    out: Outbox,
+    now: Time,
+    live: Vec<Option<(u64, Request)>>,
+    free: Vec<RequestSlot>,
+    devices: Vec<EmulatedDevice>,
+    tasks: Vec<Option<Running>>,
+    ends: BinaryHeap<Reverse<(Time, u64, TaskId)>>,
+    loaded: Vec<bool>,
+    starts: u64,
+    arrived: u64,
+    events: u64,
+    last_arrival: Time,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct EmulatedDevice {
+    present: bool,
+    percent: u32,
+    busy_until: Time,
+    fail_next: bool,
+}
+
+#[derive(Debug)]
+struct Running {
+    model: ModelId,
+    block: BlockId,
+    device: DeviceId,
+    rows: usize,
+    start: Time,
+    end: Time,
+    /// Which start this is: a lost task's end must not be taken for that of a later task with the same id.
+    serial: u64,
+    slots: Vec<RequestSlot>,
+    ids: Vec<u64>,
+}
+
+impl<'a> World<'a> {
+    /// A world at time zero. The scheduler must have been built for this setup.
+    pub fn new(scheduler: &'a mut dyn Scheduler, setup: &'a Setup) -> World<'a> {
+        let limits = &setup.limits;
+        let device = |index| EmulatedDevice {
+            present: index < setup.devices,
+            percent: 100,
+            busy_until: Time::ORIGIN,
+            fail_next: false,
+        };
+        World {
+            scheduler,
+            models: &setup.models,
+            out: Outbox::new(limits),
+            now: Time::ORIGIN,
+            live: vec![None; limits.requests],
+            free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
+            devices: (0..limits.devices).map(device).collect(),
+            tasks: (0..limits.tasks()).map(|_| None).collect(),
+            ends: BinaryHeap::with_capacity(limits.tasks()),
+            loaded: vec![true; setup.models.len()],
+            starts: 0,
+            arrived: 0,
+            events: 0,
+            last_arrival: Time::ORIGIN,
+        }
+    }
+
+    /// Runs until everything that arrived has ended. Both inputs must be in order of time.
+    pub fn run(
+        &mut self,
+        arrivals: impl Iterator<Item = Arrival>,
+        faults: impl IntoIterator<Item = (Time, Fault)>,
+        observers: &mut [&mut dyn Observer],
+    ) {
+        let mut arrivals = arrivals.peekable();
+        let mut faults = faults.into_iter().peekable();
+        loop {
+            let arrival = arrivals.peek().map_or(Time::NEVER, |arrival| arrival.at);
+            let fault = faults.peek().map_or(Time::NEVER, |&(at, _)| at);
+            let end = self.ends.peek().map_or(Time::NEVER, |&Reverse((at, ..))| at);
+            let next = arrival.min(fault).min(end).min(self.scheduler.next_wakeup());
+            if next == Time::NEVER {
+                break;
+            }
+            assert!(next >= self.now, "time would go back from {:?} to {next:?}", self.now);
+            self.now = next;
+            while let Some((task, serial)) = self.pop_end() {
+                self.end_task(task, serial, observers);
+            }
+            while let Some((_, fault)) = faults.next_if(|&(at, _)| at == next) {
+                self.inflict(&fault, observers);
+            }
+            while let Some(arrival) = arrivals.next_if(|arrival| arrival.at == next) {
+                self.arrive(&arrival, observers);
+            }
+            self.settle(observers);
+        }
+    }
+
+    /// Inputs given to the scheduler so far, settles not counted.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// When the last request arrived.
+    pub fn last_arrival(&self) -> Time {
+        self.last_arrival
+    }
+
+    /// How many requests have neither been answered nor rejected: none after a complete run.
+    pub fn live(&self) -> usize {
+        self.live.len() - self.free.len()
+    }
+
+    fn arrive(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) {
+        self.arrived += 1;
+        self.last_arrival = self.now;
+        let loaded = self.loaded[arrival.model.index()];
+        let Some(slot) = self.free.pop_if(|_| loaded) else {
+            each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
+            return;
+        };
+        let Arrival { model, rows, deadline, .. } = *arrival;
+        let request = Request { slot, model, arrived: self.now, deadline, rows };
+        self.live[slot.index()] = Some((self.arrived, request));
+        each(observers, |observer| observer.accepted(self.arrived, &request));
+        self.events += 1;
+        self.scheduler.on_request(self.now, &request);
+    }
+
+    fn pop_end(&mut self) -> Option<(TaskId, u64)> {
+        let &Reverse((at, serial, task)) = self.ends.peek()?;
+        (at == self.now).then(|| {
+            self.ends.pop();
+            (task, serial)
+        })
+    }
+
+    fn end_task(&mut self, id: TaskId, serial: u64, observers: &mut [&mut dyn Observer]) {
+        if self.tasks[id.index()].as_ref().is_none_or(|running| running.serial != serial) {
+            return;
+        }
+        let device = self.tasks[id.index()].as_ref().map_or(0, |running| running.device.index());
+        let failed = std::mem::take(&mut self.devices[device].fail_next);
+        self.report(id, if failed { Outcome::Failed } else { Outcome::Ok }, observers);
+    }
+
+    fn report(&mut self, id: TaskId, outcome: Outcome, observers: &mut [&mut dyn Observer]) {
+        let Some(running) = self.tasks[id.index()].take() else { return };
+        each(observers, |observer| observer.done(self.now, &running.as_run(id)));
+        self.events += 1;
+        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended: &[] });
+    }
+
+    fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
+        let control = match *fault {
+            Fault::Join(device) => {
+                let state = &mut self.devices[device.index()];
+                (state.present, state.percent) = (true, 100);
+                Control::DeviceJoined(device)
+            }
+            Fault::Leave(device) | Fault::Lose(device) => {
+                self.devices[device.index()].present = false;
+                Control::DeviceLeft(device)
+            }
+            Fault::Slow(device, percent) => {
+                self.devices[device.index()].percent = percent;
+                Control::DeviceSlowed { device, percent }
+            }
+            Fault::FailNext(device) => {
+                self.devices[device.index()].fail_next = true;
+                return;
+            }
+            Fault::Cancel(id) => match self.live.iter().flatten().find(|(live, _)| *live == id) {
+                Some((_, request)) => Control::Cancelled(request.slot),
+                None => return,
+            },
+            Fault::Unload(model) => {
+                self.loaded[model.index()] = false;
+                Control::ModelUnloaded(model)
+            }
+        };
+        self.events += 1;
+        self.scheduler.on_control(self.now, control);
+        if let Fault::Lose(device) = *fault {
+            self.lose_tasks(device, observers);
+        }
+    }
+
+    fn lose_tasks(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {
+        self.devices[device.index()].busy_until = self.now;
+        for id in 0..self.tasks.len() {
+            if self.tasks[id].as_ref().is_some_and(|running| running.device == device) {
+                self.report(TaskId(id as u32), Outcome::DeviceLost, observers);
+            }
+        }
+    }
+
+    fn settle(&mut self, observers: &mut [&mut dyn Observer]) {
+        self.scheduler.settle(self.now, &mut self.out);
+        let out = std::mem::take(&mut self.out);
+        for action in out.actions() {
+            match *action {
+                Action::Start { task, model, block, device, not_before } => {
+                    self.start(task, model, block, device, not_before, observers);
+                }
+                Action::Finish { request } => self.end_request(request, End::Finished, observers),
+                Action::Reject { request, why } => self.end_request(request, End::Rejected(why), observers),
+            }
+        }
+        self.out = out;
+        self.out.clear();
+        let next_wakeup = self.scheduler.next_wakeup();
+        each(observers, |observer| observer.settled(self.now, next_wakeup));
+    }
+
+    fn start(
+        &mut self,
+        id: TaskId,
+        model: ModelId,
+        block: BlockId,
+        device: DeviceId,
+        not_before: Time,
+        observers: &mut [&mut dyn Observer],
+    ) {
+        let slots = self.scheduler.members(id).to_vec();
+        let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
+        let ids = slots.iter().map(|slot| request(slot).0).collect();
+        let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
+        let state = &mut self.devices[device.index()];
+        let start = self.now.max(not_before).max(state.busy_until);
+        let latency = self.models[model.index()].blocks[block.index()].profile.latency(rows);
+        let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
+        state.busy_until = end;
+        self.starts += 1;
+        let running = Running { model, block, device, rows, start, end, serial: self.starts, slots, ids };
+        each(observers, |observer| observer.started(self.now, &running.as_run(id)));
+        let replaced = self.tasks[id.index()].replace(running);
+        assert!(replaced.is_none(), "a task was started that is in flight already: {id:?}");
+        self.ends.push(Reverse((end, self.starts, id)));
+    }
+
+    fn end_request(&mut self, slot: RequestSlot, end: End, observers: &mut [&mut dyn Observer]) {
+        let (id, request) = self.live[slot.index()].take().expect("a request ends once");
+        self.free.push(slot);
+        each(observers, |observer| observer.ended(self.now, id, &request, end));
+    }
+}
+
+impl Running {
+    fn as_run(&self, task: TaskId) -> Run<'_> {
+        let Running { model, block, device, rows, start, end, .. } = *self;
+        Run { task, model, block, device, rows, start, end, slots: &self.slots, ids: &self.ids }
+    }
+}
+
+fn each(observers: &mut [&mut dyn Observer], mut tell: impl FnMut(&mut dyn Observer)) {
+    for observer in observers {
+        tell(*observer);
+    }
+}
