@@ -11,4 +11,4 @@ pub mod trace;
 
 pub use arrival::{Arrival, ArrivalError, Arrivals};
 pub use mix::{Mix, mix};
-pub use random::{Random, stream};
+pub use random::{Random, stream, unit};

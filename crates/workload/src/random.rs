@@ -1,7 +1,7 @@
 //! Independent random streams from one seed.
 
 use rand_xoshiro::Xoshiro256PlusPlus;
-use rand_xoshiro::rand_core::SeedableRng;
+use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
 /// The generator that every workload draws from; its output for a seed is fixed by its published algorithm.
 pub type Random = Xoshiro256PlusPlus;
@@ -10,6 +10,11 @@ pub type Random = Xoshiro256PlusPlus;
 /// full mixing step before they meet, so `(1, 2)` and `(2, 1)` differ as well.
 pub fn stream(seed: u64, index: u64) -> Random {
     Random::seed_from_u64(splitmix64(splitmix64(seed) ^ index))
+}
+
+/// A real number in [0, 1), with all 53 bits that a double can hold there.
+pub fn unit(random: &mut Random) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// The output step of the splitmix64 generator: a bijection that spreads each input bit over the whole word.
@@ -23,7 +28,6 @@ fn splitmix64(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand_xoshiro::rand_core::Rng;
     use std::collections::BTreeSet;
 
     #[test]
@@ -31,6 +35,14 @@ mod tests {
         let firsts: BTreeSet<u64> =
             (0..32).flat_map(|seed| (0..32).map(move |index| stream(seed, index).next_u64())).collect();
         assert_eq!(firsts.len(), 32 * 32);
+    }
+
+    #[test]
+    fn unit_is_uniform_below_one() {
+        let mut random = stream(3, 3);
+        let values: Vec<f64> = (0..10_000).map(|_| unit(&mut random)).collect();
+        assert!(values.iter().all(|value| (0.0..1.0).contains(value)));
+        assert!((values.iter().sum::<f64>() / 10_000.0 - 0.5).abs() < 0.02);
     }
 
     #[test]

@@ -1,0 +1,192 @@
+//! The command line of `bench`, parsed into types.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use ripieno_report::Format;
+use ripieno_workload::Arrival;
+
+use super::inputs::ShapeArg;
+use super::target::Protocol;
+
+/// Load a server with requests and measure what comes back.
+///
+/// The load is open loop: send times are drawn from an arrival process beforehand, a slow server gets no relief, and
+/// latency counts from the time a request was due. Works with any server of the Open Inference Protocol (KServe V2).
+///
+/// Examples:
+///
+///   ripieno bench localhost:8000 --model digits --rate 500
+///   ripieno bench localhost:8000 --model digits --sweep 200:2000:200 --arrival gamma:0.3
+///   ripieno bench grpc://localhost:8001 --model digits --find-goodput --slo-ms 20 --format json
+#[derive(Clone, Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct BenchArgs {
+    /// The server: HOST:PORT, http://HOST:PORT or grpc://HOST:PORT.
+    pub(crate) url: String,
+
+    /// The model to send requests to.
+    #[arg(long, short)]
+    pub(crate) model: String,
+
+    /// Offered load in requests per second. With --find-goodput: the rate to try first.
+    #[arg(long, value_name = "R", value_parser = positive)]
+    pub(crate) rate: Option<f64>,
+
+    /// Several rates, one run each: R1,R2,… or FROM:TO:STEP.
+    #[arg(long, value_name = "RATES", conflicts_with_all = ["rate", "find_goodput"])]
+    pub(crate) sweep: Option<Sweep>,
+
+    /// Search the highest rate at which at most 1 % of the requests are bad (failed, refused or later than the SLO).
+    #[arg(long)]
+    pub(crate) find_goodput: bool,
+
+    /// When --find-goodput ends: once good and bad rate are this close. Smaller steps need longer runs to mean anything.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.02, value_parser = positive)]
+    pub(crate) goodput_step: f64,
+
+    /// How requests arrive: poisson (independent users), gamma:SHAPE (CV² = 1/SHAPE; below 1 is bursty), uniform, or
+    /// trace:FILE (arrival times in ms, one a line, or CSV with the columns arrival_ms and, if need be, model).
+    #[arg(long, default_value = "poisson")]
+    pub(crate) arrival: ArrivalArg,
+
+    /// Seconds to measure, for each rate.
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = positive)]
+    pub(crate) duration: f64,
+
+    /// Seconds of load before the measurement, not counted.
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = not_negative)]
+    pub(crate) warmup: f64,
+
+    /// Seed of arrivals and random inputs: the same seed sends the same load.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// Latency target that answers are judged by. Default: what the server's model configuration says (slo_ms).
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub(crate) slo_ms: Option<f64>,
+
+    /// Protocol, if the URL has no scheme [default: http].
+    #[arg(long, value_enum)]
+    pub(crate) protocol: Option<Protocol>,
+
+    /// Rows (batch size) of each request.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rows: u32,
+
+    /// Size of an input's open dimensions, without the rows: NAME:D1,D2,… (others are 1). May be repeated.
+    #[arg(long, value_name = "NAME:DIMS")]
+    pub(crate) shape: Vec<ShapeArg>,
+
+    /// Send real rows from a samples file (as models/samples/digits.json) instead of random ones.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: Option<PathBuf>,
+
+    /// Send tensors as JSON instead of binary (HTTP only), for servers without the binary tensor extension.
+    #[arg(long)]
+    pub(crate) json_tensors: bool,
+
+    /// Give a request up this long after it was due.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout_ms: u64,
+
+    /// Connections. Over HTTP each carries one request at a time, and requests beyond wait for their turn, at the expense
+    /// of their latency [default: 512; gRPC: 8].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) connections: Option<u32>,
+
+    /// Requests sent or waiting at most; one more that is due is not sent and counts as bad.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_outstanding: u32,
+
+    /// How to print the results: table or json (one object on stdout).
+    #[arg(long, default_value_t = Format::Table)]
+    pub(crate) format: Format,
+}
+
+impl BenchArgs {
+    /// What clap cannot check: rates and traces exclude each other, and one of them is needed.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let rated = self.rate.is_some() || self.sweep.is_some() || self.find_goodput;
+        match self.arrival {
+            ArrivalArg::Trace(_) if rated => {
+                Err("--arrival trace:FILE has its own rate; leave --rate, --sweep and --find-goodput out".into())
+            }
+            ArrivalArg::Process(_) if !rated => {
+                Err("say how much load: --rate R, --sweep R1,R2,…, --find-goodput or --arrival trace:FILE".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `--arrival`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ArrivalArg {
+    /// Random or uniform arrivals at a rate.
+    Process(Arrival),
+    /// Arrivals from a file.
+    Trace(PathBuf),
+}
+
+impl FromStr for ArrivalArg {
+    type Err = ripieno_workload::ArrivalError;
+
+    fn from_str(text: &str) -> Result<ArrivalArg, Self::Err> {
+        match text.strip_prefix("trace:") {
+            Some(file) => Ok(ArrivalArg::Trace(file.into())),
+            None => text.parse().map(ArrivalArg::Process),
+        }
+    }
+}
+
+impl fmt::Display for ArrivalArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ArrivalArg::Process(arrival) => arrival.fmt(f),
+            ArrivalArg::Trace(file) => write!(f, "trace:{}", file.display()),
+        }
+    }
+}
+
+/// `--sweep`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sweep(pub(crate) Vec<f64>);
+
+/// The most rates of one sweep.
+const MOST_RATES: usize = 1000;
+
+impl FromStr for Sweep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sweep, String> {
+        let rates = match text.split(':').collect::<Vec<_>>()[..] {
+            [from, to, step] => {
+                let (from, to, step) = (positive(from)?, positive(to)?, positive(step)?);
+                // Counted, not accumulated, and with some tolerance, so that 0.1:0.5:0.1 ends with 0.5.
+                let steps = ((to - from) / step + 1e-9).floor();
+                (0..=(steps.clamp(-1.0, MOST_RATES as f64) as i64)).map(|at| from + at as f64 * step).collect()
+            }
+            [list] => list.split(',').map(positive).collect::<Result<Vec<f64>, _>>()?,
+            _ => return Err("write R1,R2,… or FROM:TO:STEP".into()),
+        };
+        match rates.len() {
+            0 => Err("the sweep is empty: FROM is above TO".into()),
+            1..=MOST_RATES => Ok(Sweep(rates)),
+            _ => Err(format!("a sweep has at most {MOST_RATES} rates; choose a larger STEP")),
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.trim()
+        .parse()
+        .ok()
+        .filter(|&value: &f64| value > 0.0 && value.is_finite())
+        .ok_or_else(|| format!("{text:?} is no number above 0"))
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    if text.trim() == "0" { Ok(0.0) } else { positive(text) }
+}

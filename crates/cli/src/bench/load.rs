@@ -1,0 +1,285 @@
+//! Open-loop load: every send time is fixed before the run starts.
+//!
+//! A client that waits for an answer before it sends the next request slows down together with the server and so hides
+//! exactly the latencies that matter. Here the arrival process alone decides when a request is due, a slow server gets
+//! no relief, and latency counts from the *due* time: what the generator itself is late by is charged to the request
+//! and also reported apart (`send_lag`), so that a reader can tell a slow server from a slow generator.
+//!
+//! One thread keeps the send times, because tokio's timers tick in milliseconds: it sleeps until shortly before a due
+//! time, yields until the instant, and hands the request to a task. At most `max_outstanding` requests are in flight; one
+//! that is due beyond that is not sent and counts as bad.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use indicatif::ProgressBar;
+use ripieno_base::{Nanos, Time};
+use ripieno_report::Latencies;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc};
+
+/// What became of one request, as far as the target can tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// A complete, successful answer.
+    Answered,
+    /// Anything else.
+    Failed {
+        /// The class that failures are counted by: "HTTP 429", "DEADLINE_EXCEEDED", "connection"; few in number.
+        class: String,
+        /// What the server or the system said.
+        message: String,
+    },
+}
+
+/// Something that answers requests.
+pub(crate) trait Target: Send + Sync + 'static {
+    /// Sends the request `index` of the run and waits for the whole answer.
+    fn send(&self, index: u64) -> impl Future<Output = Outcome> + Send;
+}
+
+/// One run.
+pub(crate) struct Plan {
+    /// When requests are due, in order; must end.
+    pub(crate) due: Box<dyn Iterator<Item = Time> + Send>,
+    /// Requests due before this are sent but not counted.
+    pub(crate) warmup: Nanos,
+    /// When the last request may be due: the end of the counted window.
+    pub(crate) end: Nanos,
+    /// Answers within this count towards goodput; none: every answer is in time.
+    pub(crate) slo: Option<Nanos>,
+    /// How long after its due time a request is given up.
+    pub(crate) timeout: Duration,
+    /// How many requests may be on the wire; others wait for their turn, at the expense of their latency.
+    pub(crate) max_in_flight: usize,
+    /// How many requests may be on the wire or waiting; one more is not sent.
+    pub(crate) max_outstanding: usize,
+}
+
+/// How often one class of failure occurred.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Requests.
+    pub(crate) count: u64,
+    /// The first message of the class.
+    pub(crate) example: String,
+}
+
+/// What a run gave; counts are of the requests that were due in the window.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadReport {
+    /// The length of the window.
+    pub(crate) window: Nanos,
+    /// Requests that were due.
+    pub(crate) requests: u64,
+    /// Requests answered, in time or not.
+    pub(crate) answered: u64,
+    /// Of the answers, those after the SLO.
+    pub(crate) late: u64,
+    /// Requests not sent because too many were outstanding.
+    pub(crate) not_sent: u64,
+    /// Requests that failed, by class.
+    pub(crate) failures: BTreeMap<String, Failure>,
+    /// Latencies of all answers, from the due time.
+    pub(crate) latencies: Latencies,
+    /// How late the generator was: from the due time until a request was handed to the connection.
+    pub(crate) send_lag: Latencies,
+}
+
+impl LoadReport {
+    /// Requests that did not get an answer in time, over all requests.
+    pub(crate) fn bad_rate(&self) -> f64 {
+        let in_time = self.answered - self.late;
+        if self.requests == 0 { 0.0 } else { 1.0 - in_time as f64 / self.requests as f64 }
+    }
+
+    /// A count as a rate over the window.
+    pub(crate) fn per_second(&self, count: u64) -> f64 {
+        if self.window > Nanos::ZERO { count as f64 / self.window.as_secs_f64() } else { 0.0 }
+    }
+}
+
+/// What a task tells about its request.
+struct Record {
+    counted: bool,
+    latency: Nanos,
+    /// None if the request never got its turn to be sent.
+    lag: Option<Nanos>,
+    outcome: Outcome,
+}
+
+/// What the sending thread counted itself.
+struct Sent {
+    due: u64,
+    not_sent: u64,
+}
+
+/// How long before a due time the sending thread wakes up: a sleeping thread is late by about 60 µs on Linux.
+const WAKE_EARLY: Duration = Duration::from_micros(100);
+/// How long the sending thread sleeps at most before it looks whether anybody still wants the run.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// How long after the start of a run the first request may be due.
+const HEAD_START: Duration = Duration::from_millis(10);
+
+/// Sends the plan's requests to `target` and waits until each is answered, failed or given up.
+///
+/// Dropping the future stops the run.
+pub(crate) async fn open_loop<T: Target>(
+    target: Arc<T>,
+    plan: Plan,
+    progress: &ProgressBar,
+) -> anyhow::Result<LoadReport> {
+    let (warmup, window, slo) = (plan.warmup, plan.end - plan.warmup, plan.slo);
+    let (records, mut inbox) = mpsc::channel(1024);
+    let run = Run {
+        target,
+        origin: Instant::now() + HEAD_START,
+        warmup,
+        timeout: plan.timeout,
+        turns: Arc::new(Semaphore::new(plan.max_in_flight.max(1))),
+        outstanding: Arc::new(Semaphore::new(plan.max_outstanding.max(1))),
+        records,
+    };
+    let (handle, due) = (Handle::current(), plan.due);
+    let sender = std::thread::Builder::new()
+        .name("bench-sender".into())
+        .spawn(move || run.send_all(due, &handle))
+        .context("cannot start the thread that sends requests")?;
+    let mut report = LoadReport::empty(window);
+    let mut handled = 0u64;
+    while let Some(record) = inbox.recv().await {
+        report.add(record, slo);
+        handled += 1;
+        if handled.is_multiple_of(64) {
+            progress.set_message(format!("{} answered", report.answered));
+            progress.tick();
+        }
+    }
+    let sent = sender.join().map_err(|_| anyhow::anyhow!("the thread that sends requests failed"))?;
+    (report.requests, report.not_sent) = (sent.due, sent.not_sent);
+    Ok(report)
+}
+
+impl LoadReport {
+    fn empty(window: Nanos) -> LoadReport {
+        LoadReport {
+            window,
+            requests: 0,
+            answered: 0,
+            late: 0,
+            not_sent: 0,
+            failures: BTreeMap::new(),
+            latencies: Latencies::new(),
+            send_lag: Latencies::new(),
+        }
+    }
+
+    fn add(&mut self, record: Record, slo: Option<Nanos>) {
+        if !record.counted {
+            return;
+        }
+        if let Some(lag) = record.lag {
+            self.send_lag.record(lag);
+        }
+        match record.outcome {
+            Outcome::Answered => {
+                self.answered += 1;
+                self.late += u64::from(slo.is_some_and(|slo| record.latency > slo));
+                self.latencies.record(record.latency);
+            }
+            Outcome::Failed { class, message } => {
+                self.failures.entry(class).or_insert(Failure { count: 0, example: message }).count += 1;
+            }
+        }
+    }
+}
+
+/// What the sending thread and the tasks share.
+struct Run<T> {
+    target: Arc<T>,
+    /// The instant of time 0.
+    origin: Instant,
+    warmup: Nanos,
+    timeout: Duration,
+    turns: Arc<Semaphore>,
+    outstanding: Arc<Semaphore>,
+    records: mpsc::Sender<Record>,
+}
+
+impl<T: Target> Run<T> {
+    /// The sending thread: hands over each request at its due time. Dropping `self` at the end lets the run end once the
+    /// last task has reported.
+    fn send_all(self, due: impl Iterator<Item = Time>, handle: &Handle) -> Sent {
+        let mut sent = Sent { due: 0, not_sent: 0 };
+        for (index, due) in due.enumerate() {
+            let due = due - Time::ORIGIN;
+            if !self.wait_until(due) {
+                break;
+            }
+            let counted = due >= self.warmup;
+            sent.due += u64::from(counted);
+            match self.outstanding.clone().try_acquire_owned() {
+                Ok(permit) => {
+                    let (target, turns) = (self.target.clone(), self.turns.clone());
+                    let (origin, timeout, records) = (self.origin, self.timeout, self.records.clone());
+                    handle.spawn(async move {
+                        let record =
+                            Record { counted, ..request(&*target, index as u64, origin, due, timeout, &turns).await };
+                        drop(permit);
+                        // The run may have been given up; then nobody wants the record.
+                        let _ = records.send(record).await;
+                    });
+                }
+                Err(_) => sent.not_sent += u64::from(counted),
+            }
+        }
+        sent
+    }
+
+    /// Waits until `due`; false if the run was given up meanwhile.
+    fn wait_until(&self, due: Nanos) -> bool {
+        let due = self.origin + Duration::from_nanos(due.0.max(0) as u64);
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            if self.records.is_closed() {
+                return false;
+            }
+            match left {
+                Duration::ZERO => return true,
+                left if left > WAKE_EARLY => std::thread::sleep((left - WAKE_EARLY).min(LONGEST_SLEEP)),
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// One request, from its due time to its end. `counted` is the caller's to set.
+async fn request<T: Target>(
+    target: &T,
+    index: u64,
+    origin: Instant,
+    due: Nanos,
+    timeout: Duration,
+    turns: &Semaphore,
+) -> Record {
+    let due = origin + Duration::from_nanos(due.0.max(0) as u64);
+    let since_due = || Nanos(due.elapsed().as_nanos() as i64);
+    let mut lag = None;
+    let attempt = async {
+        // The semaphore is never closed, so a turn is always granted in the end.
+        let _turn = turns.acquire().await;
+        lag = Some(since_due());
+        target.send(index).await
+    };
+    let outcome = match tokio::time::timeout_at((due + timeout).into(), attempt).await {
+        Ok(outcome) => outcome,
+        Err(_) => Outcome::Failed {
+            class: "client timeout".into(),
+            message: format!("no answer within {} ms (--timeout-ms)", timeout.as_millis()),
+        },
+    };
+    Record { counted: true, latency: since_due(), lag, outcome }
+}

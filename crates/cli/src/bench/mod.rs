@@ -1,0 +1,85 @@
+//! `ripieno bench`: open-loop load on any server of the Open Inference Protocol.
+//!
+//! The pieces are usable without the command line: [`target::Client`] talks to a server, [`inputs::requests`] prepares
+//! what to send, [`load::open_loop`] sends it by a schedule and reports.
+
+mod args;
+pub(crate) mod inputs;
+pub(crate) mod load;
+mod output;
+mod session;
+pub(crate) mod target;
+
+#[cfg(test)]
+mod tests;
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use ripieno_report::{Format, Search, search};
+
+use args::ArrivalArg;
+pub(crate) use args::BenchArgs;
+use output::{Results, Row};
+use session::Session;
+
+/// Runs the command.
+pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    if let Err(message) = args.check() {
+        clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n\nFor more, try '--help'.\n")).exit();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
+    let results = measure(&args, &runtime)?;
+    match args.format {
+        Format::Json => println!("{}", serde_json::to_string(&results)?),
+        Format::Table => println!("{}", output::table(&results)),
+    }
+    Ok(())
+}
+
+/// Makes all the runs that were asked for.
+fn measure(args: &BenchArgs, runtime: &tokio::runtime::Runtime) -> anyhow::Result<Results> {
+    let mut session = runtime.block_on(Session::open(args))?;
+    let (mut last_good, mut first_bad) = (None, None);
+    if args.find_goodput {
+        session.slo_ms.context(
+            "goodput counts answers within an SLO, and the server names none for this model; give one with --slo-ms",
+        )?;
+        let options = Search { step: args.goodput_step, ..Search::from_ceiling(args.rate.unwrap_or(100.0)) };
+        let found = search(options, |rate| {
+            let row = runtime.block_on(session.run(Some(rate)))?;
+            anyhow::Ok((row.bad_rate, row))
+        })?;
+        (last_good, first_bad) = (found.good.map(|trial| trial.run), found.bad.map(|trial| trial.run));
+    } else if let ArrivalArg::Trace(_) = args.arrival {
+        runtime.block_on(session.run(None))?;
+    } else {
+        let rates = args.sweep.as_ref().map(|sweep| sweep.0.clone()).unwrap_or(args.rate.into_iter().collect());
+        for rate in rates {
+            runtime.block_on(session.run(Some(rate)))?;
+        }
+    }
+    let best = if args.find_goodput { last_good.clone() } else { session.runs.last().cloned() };
+    Ok(results(args, session, best, last_good, first_bad))
+}
+
+fn results(
+    args: &BenchArgs,
+    session: Session<'_>,
+    best: Option<Row>,
+    last_good: Option<Row>,
+    first_bad: Option<Row>,
+) -> Results {
+    Results {
+        url: args.url.clone(),
+        model: args.model.clone(),
+        protocol: format!("{:?}", session.protocol).to_lowercase(),
+        arrival: args.arrival.to_string(),
+        seed: args.seed,
+        slo_ms: session.slo_ms,
+        duration_s: session.window_s,
+        best,
+        runs: session.runs,
+        last_good,
+        first_bad,
+    }
+}

@@ -1,0 +1,146 @@
+//! What `bench` prints.
+
+use std::collections::BTreeMap;
+
+use ripieno_base::Nanos;
+use ripieno_report::{Table, number, percent};
+use serde::Serialize;
+
+use super::load::LoadReport;
+
+/// One run, as printed.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    /// The rate that was asked for; null for a trace, which has its own.
+    pub(crate) rate: Option<f64>,
+    /// Requests that were due, a second.
+    pub(crate) offered_rps: f64,
+    /// Requests answered, a second.
+    pub(crate) achieved_rps: f64,
+    /// Requests answered within the SLO, a second; null without an SLO.
+    pub(crate) goodput_rps: Option<f64>,
+    /// Requests failed, not sent or late, over all.
+    pub(crate) bad_rate: f64,
+    /// Median latency of the answers, from the due time.
+    pub(crate) p50_ms: Option<f64>,
+    /// 90th percentile.
+    pub(crate) p90_ms: Option<f64>,
+    /// 99th percentile.
+    pub(crate) p99_ms: Option<f64>,
+    /// Maximum.
+    pub(crate) max_ms: Option<f64>,
+    /// Mean.
+    pub(crate) mean_ms: Option<f64>,
+    /// 99th percentile of how late the generator itself was.
+    pub(crate) send_lag_p99_ms: Option<f64>,
+    /// Requests counted.
+    pub(crate) requests: u64,
+    /// Of these, answered.
+    pub(crate) answered: u64,
+    /// Of the answers, those after the SLO.
+    pub(crate) late: u64,
+    /// Of the requests, those not sent because too many were outstanding.
+    pub(crate) not_sent: u64,
+    /// Of the requests, those that failed, by status.
+    pub(crate) errors: BTreeMap<String, u64>,
+}
+
+impl Row {
+    /// The figures of a run at `rate`.
+    pub(crate) fn new(rate: Option<f64>, report: &LoadReport, slo: Option<Nanos>) -> Row {
+        Row {
+            rate,
+            offered_rps: report.per_second(report.requests),
+            achieved_rps: report.per_second(report.answered),
+            goodput_rps: slo.map(|_| report.per_second(report.answered - report.late)),
+            bad_rate: report.bad_rate(),
+            p50_ms: report.latencies.p50_ms(),
+            p90_ms: report.latencies.p90_ms(),
+            p99_ms: report.latencies.p99_ms(),
+            max_ms: report.latencies.max_ms(),
+            mean_ms: report.latencies.mean_ms(),
+            send_lag_p99_ms: report.send_lag.p99_ms(),
+            requests: report.requests,
+            answered: report.answered,
+            late: report.late,
+            not_sent: report.not_sent,
+            errors: report.failures.iter().map(|(class, failure)| (class.clone(), failure.count)).collect(),
+        }
+    }
+}
+
+/// What a whole call of `bench` gave.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Results {
+    /// The server.
+    pub(crate) url: String,
+    /// The model.
+    pub(crate) model: String,
+    /// "http" or "grpc".
+    pub(crate) protocol: String,
+    /// The arrival process.
+    pub(crate) arrival: String,
+    /// Its seed.
+    pub(crate) seed: u64,
+    /// The SLO that answers were judged by.
+    pub(crate) slo_ms: Option<f64>,
+    /// The counted part of each run; null for a trace.
+    pub(crate) duration_s: f64,
+    /// The figures of the run; with several, of the last one that was good.
+    #[serde(flatten)]
+    pub(crate) best: Option<Row>,
+    /// All runs, in order.
+    pub(crate) runs: Vec<Row>,
+    /// The last rate that passed, where goodput was searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last_good: Option<Row>,
+    /// The first rate that failed, where goodput was searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) first_bad: Option<Row>,
+}
+
+/// The runs as a table, with a line on each kind of error.
+pub(crate) fn table(results: &Results) -> String {
+    let headers = [
+        "offered/s",
+        "answered/s",
+        "goodput/s",
+        "bad %",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "max ms",
+        "send lag p99 ms",
+        "errors",
+    ];
+    let mut table = Table::new(headers);
+    let cell = |value: Option<f64>| number(value.unwrap_or(f64::NAN));
+    for row in &results.runs {
+        table.row([
+            number(row.offered_rps),
+            number(row.achieved_rps),
+            cell(row.goodput_rps),
+            percent(row.bad_rate),
+            cell(row.p50_ms),
+            cell(row.p90_ms),
+            cell(row.p99_ms),
+            cell(row.max_ms),
+            cell(row.send_lag_p99_ms),
+            errors(row),
+        ]);
+    }
+    let slo = results.slo_ms.map_or("no SLO".to_owned(), |slo| format!("SLO {} ms", number(slo)));
+    let Results { model, url, protocol, arrival, duration_s, .. } = results;
+    format!("{model} at {url} ({protocol}), {arrival} arrivals, {} s a run, {slo}\n{table}", number(*duration_s))
+}
+
+fn errors(row: &Row) -> String {
+    let mut kinds: Vec<String> = row.errors.iter().map(|(class, count)| format!("{count} × {class}")).collect();
+    if row.late > 0 {
+        kinds.push(format!("{} late", row.late));
+    }
+    if row.not_sent > 0 {
+        kinds.push(format!("{} not sent", row.not_sent));
+    }
+    if kinds.is_empty() { "none".to_owned() } else { kinds.join(", ") }
+}

@@ -1,0 +1,117 @@
+//! gRPC: tensors as raw contents, requests multiplexed over a few connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use ripieno_wire::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use ripieno_wire::proto::inference::model_infer_request::InferInputTensor;
+use ripieno_wire::proto::inference::{ModelConfigRequest, ModelInferRequest, ModelMetadataRequest};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::{Description, failed, spec};
+use crate::bench::inputs::Tensor;
+use crate::bench::load::Outcome;
+
+/// The largest answer taken.
+const MOST_ANSWER_BYTES: usize = 1 << 30;
+
+/// A client for one model.
+pub(crate) struct GrpcClient {
+    url: String,
+    model: String,
+    channels: Vec<GrpcInferenceServiceClient<Channel>>,
+    prepared: Vec<Arc<ModelInferRequest>>,
+}
+
+impl GrpcClient {
+    pub(super) fn new(authority: &str, model: &str, connections: usize) -> anyhow::Result<GrpcClient> {
+        let url = format!("http://{authority}");
+        let endpoint = Endpoint::from_shared(url.clone()).with_context(|| format!("{authority:?} is no HOST:PORT"))?;
+        let endpoint = endpoint.tcp_nodelay(true).connect_timeout(Duration::from_secs(5));
+        let client =
+            || GrpcInferenceServiceClient::new(endpoint.connect_lazy()).max_decoding_message_size(MOST_ANSWER_BYTES);
+        let channels = (0..connections.max(1)).map(|_| client()).collect();
+        Ok(GrpcClient { url: format!("grpc://{authority}"), model: model.to_owned(), channels, prepared: Vec::new() })
+    }
+
+    pub(super) async fn describe(&self) -> anyhow::Result<Description> {
+        let mut client = self.channels[0].clone();
+        let request = ModelMetadataRequest { name: self.model.clone(), version: String::new() };
+        let answer = tokio::time::timeout(Duration::from_secs(10), client.model_metadata(request)).await;
+        let answer = answer.with_context(|| format!("{} does not answer within 10 s", self.url))?;
+        let metadata = answer
+            .map_err(|status| anyhow!(reason(&status)))
+            .with_context(|| format!("{} does not tell about model {:?}", self.url, self.model))?;
+        let inputs =
+            metadata.into_inner().inputs.into_iter().map(|input| spec(input.name, &input.datatype, input.shape));
+        let inputs = inputs.collect::<anyhow::Result<_>>()?;
+        // The configuration is an extension: a server without it merely has no SLO to tell.
+        let request = ModelConfigRequest { name: self.model.clone(), version: String::new() };
+        let answer = tokio::time::timeout(Duration::from_secs(10), client.model_config(request)).await;
+        let config = answer.ok().and_then(Result::ok).and_then(|answer| answer.into_inner().config);
+        let slo_ms = config.and_then(|config| config.parameters.get("slo_ms")?.string_value.parse().ok());
+        Ok(Description { inputs, slo_ms })
+    }
+
+    pub(super) fn prepare(&mut self, requests: &[Vec<Tensor>]) {
+        self.prepared = requests.iter().map(|tensors| Arc::new(encode(&self.model, tensors))).collect();
+    }
+
+    pub(super) async fn send(&self, index: u64) -> Outcome {
+        let request = &self.prepared[(index % self.prepared.len() as u64) as usize];
+        let mut client = self.channels[(index % self.channels.len() as u64) as usize].clone();
+        match client.model_infer(ModelInferRequest::clone(request)).await {
+            Ok(_) => Outcome::Answered,
+            Err(status) => failed(code_name(status.code()), &reason(&status)),
+        }
+    }
+}
+
+/// What a status says; a transport's error hides its cause in the source.
+fn reason(status: &Status) -> String {
+    let cause = std::error::Error::source(status).and_then(|source| source.source());
+    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("{}: {}{cause}", code_name(status.code()), status.message())
+}
+
+fn encode(model: &str, tensors: &[Tensor]) -> ModelInferRequest {
+    ModelInferRequest {
+        model_name: model.to_owned(),
+        inputs: tensors
+            .iter()
+            .map(|tensor| InferInputTensor {
+                name: tensor.name.clone(),
+                datatype: tensor.datatype.name().to_owned(),
+                shape: tensor.shape.clone(),
+                ..InferInputTensor::default()
+            })
+            .collect(),
+        raw_input_contents: tensors.iter().map(|tensor| tensor.data.clone()).collect(),
+        ..ModelInferRequest::default()
+    }
+}
+
+/// The code's name as the gRPC documents write it.
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
