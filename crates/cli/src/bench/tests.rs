@@ -9,9 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::header::{HeaderMap, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use indicatif::ProgressBar;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{DataType, TensorSpec};
@@ -185,6 +186,45 @@ async fn a_server_is_described_and_its_statuses_are_counted() {
     let count = |class: &str| report.failures[class].count;
     assert_eq!((report.answered, count("HTTP 429"), count("HTTP 504")), (16, 10, 4));
     assert_eq!(report.failures["HTTP 504"].example, r#"{"error":"too late"}"#);
+}
+
+/// Answers every third request with RESOURCE_EXHAUSTED and the others with an empty message.
+async fn answer_grpc(
+    request: Request<Incoming>,
+    infers: Arc<AtomicU64>,
+) -> Result<Response<impl hyper::body::Body<Data = Bytes, Error = Infallible>>, Infallible> {
+    let sent = request.into_body().collect().await.unwrap().to_bytes();
+    assert!(sent.windows(4).any(|window| window == b"FP32"));
+    let response = Response::builder().header("content-type", "application/grpc");
+    let refused = infers.fetch_add(1, Ordering::SeqCst).is_multiple_of(3);
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from_static(if refused { "8" } else { "0" }));
+    trailers.insert("grpc-message", HeaderValue::from_static("queue full"));
+    let message = Full::new(Bytes::from_static(&[0; 5]));
+    Ok(response.body(message.with_trailers(std::future::ready(Some(Ok(trailers))))).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_statuses_are_counted_by_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        let infers = Arc::new(AtomicU64::new(0));
+        while let Ok((stream, _)) = listener.accept().await {
+            let infers = infers.clone();
+            let service = service_fn(move |request| answer_grpc(request, infers.clone()));
+            let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    let mut client = Client::new(&address, Protocol::Grpc, "m", 2).unwrap();
+    let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, shape: vec![-1, 4] };
+    let filling = Filling { rows: 1, ..Filling::default() };
+    client.prepare(&inputs::requests(&[spec], &filling).unwrap(), false).unwrap();
+    let report = drive(client, plan(30)).await;
+    assert_eq!((report.answered, report.failures.len()), (20, 1), "{:?}", report.failures);
+    let refused = &report.failures["RESOURCE_EXHAUSTED"];
+    assert_eq!((refused.count, refused.example.as_str()), (10, "RESOURCE_EXHAUSTED: queue full"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -59,7 +59,7 @@ pub(crate) struct Description {
 /// A client for one model of one server, with its requests prepared.
 pub(crate) enum Client {
     /// REST.
-    Http(http::HttpClient),
+    Http(Box<http::HttpClient>),
     /// gRPC.
     Grpc(grpc::GrpcClient),
 }
@@ -68,7 +68,7 @@ impl Client {
     /// A client for `model` with up to `connections` connections.
     pub(crate) fn new(authority: &str, protocol: Protocol, model: &str, connections: usize) -> anyhow::Result<Client> {
         Ok(match protocol {
-            Protocol::Http => Client::Http(http::HttpClient::new(authority, model, connections)?),
+            Protocol::Http => Client::Http(Box::new(http::HttpClient::new(authority, model, connections)?)),
             Protocol::Grpc => Client::Grpc(grpc::GrpcClient::new(authority, model, connections)?),
         })
     }
