@@ -1,5 +1,34 @@
 //! Driver B: wall time. Runs a scheduler of `ripieno-sched` against real devices.
+//!
+//! Threads: the front end's own threads admit requests and put them into the mailbox; one scheduler thread
+//! (`scheduler_thread.rs`) decides; each device has a thread of its executor; a joiner puts together the answers of
+//! requests that were larger than a batch; a recorder writes, if asked to. All of them talk in bounded queues.
 
+mod admission;
+mod answer;
 mod api;
+mod clock;
+mod core;
+mod engine;
+mod fleet;
+mod jobs;
+mod joiner;
+mod mailbox;
+mod metrics;
+mod parking;
+mod recorder;
+mod registry;
+mod replay;
+mod scheduler_thread;
+mod split;
+#[cfg(test)]
+mod testing;
+mod wakeup;
 
 pub use api::{Answer, Answered, Failure, Job, Refused, ServedModel};
+pub use clock::Clock;
+pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
+pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, TallySnapshot};
+pub use recorder::Header;
+pub use replay::{Difference, ReplayError, Replayed, replay};
+pub use wakeup::{Wakeups, measure_wakeups};

@@ -1,0 +1,424 @@
+//! The handle that the front end holds: load models, submit jobs, drain, shut down.
+
+use crate::admission::{Admission, ModelEntry};
+use crate::answer::{Answerer, Gate};
+use crate::clock::saturating_nanos;
+use crate::core::Core;
+use crate::fleet::Fleet;
+use crate::jobs::{Call, Hold, JobTable, Part};
+use crate::joiner::Joiner;
+use crate::mailbox::{Mail, Mailbox, Order};
+use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot};
+use crate::recorder::{Header, Recorder, VERSION};
+use crate::registry::Registry;
+use crate::scheduler_thread::SchedulerThread;
+use crate::{Clock, Job, Refused, ServedModel, split};
+use parking_lot::Mutex;
+use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_executor::{Device, Engine as Executor, LoadError, Sink};
+use ripieno_model::Profile;
+use ripieno_sched::{Limits, Scheduler, Setup};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// What an engine is made of.
+pub struct EngineConfig {
+    /// Decides; built for `setup`.
+    pub scheduler: Box<dyn Scheduler>,
+    /// No models (they are loaded later), as many devices as `devices`, and the bounds of everything.
+    pub setup: Setup,
+    /// Each opens one device; one executor may stand here many times.
+    pub devices: Vec<Arc<dyn Executor>>,
+    /// The most bytes of inputs in the server.
+    pub max_queued_bytes: usize,
+    /// Where and under what name to record the run.
+    pub record: Option<Recording>,
+}
+
+/// A recording to be made.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// The file; an old one is replaced.
+    pub path: PathBuf,
+    /// The policy's name in the catalogue.
+    pub policy: String,
+    /// The policy's options; whoever replays builds the scheduler from them.
+    pub options: serde_json::Value,
+}
+
+impl EngineConfig {
+    /// The default of [`EngineConfig::max_queued_bytes`], 1 GiB.
+    pub const MAX_QUEUED_BYTES: usize = 1 << 30;
+
+    /// Serves with `scheduler`, which was built for `setup`, on `devices`; not recorded.
+    pub fn new(scheduler: Box<dyn Scheduler>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
+        EngineConfig { scheduler, setup, devices, max_queued_bytes: EngineConfig::MAX_QUEUED_BYTES, record: None }
+    }
+}
+
+/// Why an engine cannot start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Configuration that contradicts itself.
+    #[error("{0}")]
+    Config(String),
+    /// A device cannot be opened.
+    #[error("cannot open device {device}: {error}")]
+    Device {
+        /// Its position.
+        device: usize,
+        /// The cause.
+        error: LoadError,
+    },
+    /// The recording cannot be written.
+    #[error("cannot record to {path}: {error}")]
+    Recording {
+        /// The file.
+        path: String,
+        /// The cause.
+        error: std::io::Error,
+    },
+    /// The operating system gave no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Why a model cannot be loaded, changed or unloaded.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ModelRefused {
+    /// Every id is taken, be it by a model that is just leaving.
+    #[error("{0} models are loaded already, which is the bound; unload one first")]
+    TooMany(usize),
+    /// Its parts contradict each other or the engine's bounds.
+    #[error("{0}")]
+    Unsuitable(String),
+    /// No such model is loaded.
+    #[error("the model is not loaded")]
+    NotLoaded,
+    /// The engine has stopped.
+    #[error("the server is shutting down")]
+    Stopped,
+}
+
+/// Serves models: a cheap handle, shared by all threads of the front end.
+///
+/// The last one to go answers what is still unanswered and joins the threads.
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    clock: Clock,
+    limits: Limits,
+    gate: Arc<Gate>,
+    admission: Arc<Admission>,
+    registry: Arc<Registry>,
+    mailbox: Arc<Mailbox>,
+    devices: Arc<[DeviceMetrics]>,
+    /// One order at a time, so that they are bounded in the mailbox and an id is given to one model only.
+    orders: Mutex<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// An accepted job. Dropping it changes nothing.
+pub struct Ticket {
+    hold: Arc<Hold>,
+    lead: RequestSlot,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Ticket {
+    /// The client went away: what waits is freed, what runs is discarded when done, and the answer, unless it has been
+    /// given, is [`Failure::Cancelled`](crate::Failure::Cancelled).
+    pub fn cancel(&self) {
+        if self.hold.cancel() {
+            self.mailbox.post(Mail::Cancel(self.lead));
+        }
+    }
+}
+
+impl Engine {
+    /// Opens the devices and starts the threads.
+    pub fn start(config: EngineConfig) -> Result<Engine, StartError> {
+        let setup = &config.setup;
+        let limits = setup.limits;
+        check(&config)?;
+        let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
+        let registry = Arc::new(Registry::new(limits.models));
+        let devices: Arc<[DeviceMetrics]> = (0..setup.devices).map(|_| DeviceMetrics::default()).collect();
+        let opened = open(&config.devices, &mailbox, limits.depth)?;
+        let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
+        let thread = SchedulerThread {
+            clock,
+            mailbox: Arc::clone(&mailbox),
+            registry: Arc::clone(&registry),
+            core: Core::new(config.scheduler, &limits, recorder),
+            jobs: JobTable::new(limits.requests),
+            fleet: Fleet::new(clock, opened, Arc::clone(&devices), &limits),
+            joiner: Joiner::start().map_err(StartError::Thread)?,
+            residents: (0..limits.models).map(|_| None).collect(),
+            withdrawals: Vec::with_capacity(limits.requests),
+            leaving: Vec::new(),
+            dismissing: false,
+        };
+        let inside = Arc::clone(&gate);
+        let builder = thread::Builder::new().name("ripieno-scheduler".to_owned());
+        let handle = builder.spawn(move || thread.run(inside)).map_err(StartError::Thread)?;
+        let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes));
+        let (orders, thread) = (Mutex::new(()), Mutex::new(Some(handle)));
+        Ok(Engine(Arc::new(Inner { clock, limits, gate, admission, registry, mailbox, devices, orders, thread })))
+    }
+
+    /// Serves a model from now on; its id stays its own until it is unloaded and its last request has ended.
+    ///
+    /// `model.drop` is the core's rule and set by the caller: with `answer_late` it should be `DropRule::Never`, or
+    /// the core gives up what the client would still take.
+    pub fn load(&self, served: ServedModel) -> Result<ModelId, ModelRefused> {
+        self.check_model(&served)?;
+        let inner = &self.0;
+        let _one_at_a_time = inner.orders.lock();
+        let id = inner.registry.free_id().ok_or(ModelRefused::TooMany(inner.limits.models))?;
+        let entry = Arc::new(ModelEntry::new(&served));
+        let (loaded, model) = (served.loaded, Box::new(served.model));
+        self.order(Order::Load { id, entry: Arc::clone(&entry), loaded, model })?;
+        inner.registry.serve(id, entry);
+        Ok(id)
+    }
+
+    /// Serves a model no more: queued requests are rejected, running ones finish. Returns once no further request can
+    /// reach it.
+    pub fn unload(&self, id: ModelId) -> Result<(), ModelRefused> {
+        let _one_at_a_time = self.0.orders.lock();
+        if !self.0.registry.leave(id) {
+            return Err(ModelRefused::NotLoaded);
+        }
+        self.order(Order::Unload(id))
+    }
+
+    /// Plans with a new latency profile of one block from now on.
+    pub fn replace_profile(&self, id: ModelId, block: BlockId, profile: Profile) -> Result<(), ModelRefused> {
+        let _one_at_a_time = self.0.orders.lock();
+        let entry = self.0.registry.get(id).ok_or(ModelRefused::NotLoaded)?;
+        if block.index() >= entry.blocks {
+            let text = format!("model {:?} has {} blocks; there is no block {}", entry.name, entry.blocks, block.0);
+            return Err(ModelRefused::Unsuitable(text));
+        }
+        check_profile(&entry.name, &profile, entry.max_batch)?;
+        self.order(Order::Profile { id, block, profile })
+    }
+
+    /// Accepts a job, which will be answered exactly once, or refuses it, and then `on_answer` is not called.
+    ///
+    /// The answer is due at arrival plus the smaller of the model's SLO and the job's own timeout. A model that
+    /// answers late waives its SLO for the answer, never the client's own timeout.
+    pub fn submit(&self, job: Job) -> Result<Ticket, Refused> {
+        assert!(job.rows > 0, "a job has at least one row");
+        let arrived = self.0.clock.now();
+        let pass = self.0.gate.enter().ok_or(Refused::ShuttingDown)?;
+        let model = self.0.registry.get(job.model).ok_or(Refused::NotLoaded)?;
+        let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
+        let permit = self.0.admission.enter(&model, job.rows.div_ceil(model.max_batch), bytes)?;
+        let (deadline, expires) = due(arrived, &model, job.timeout);
+        let parts = split::split(&job.inputs, job.rows, model.max_batch);
+        let hold = Arc::new(Hold::new());
+        let call = Call {
+            answerer: Some(Answerer::new(job.on_answer, pass)),
+            hold: Arc::clone(&hold),
+            id: job.model,
+            model,
+            arrived,
+            deadline,
+            expires,
+            rows: job.rows,
+            parts: parts.into_iter().map(|(rows, inputs)| Part::new(rows, inputs)).collect(),
+            done: 0,
+            in_core: 0,
+            cancel_read: false,
+            permit,
+        };
+        let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(&self.0.mailbox) };
+        self.0.mailbox.post(Mail::Submit(Box::new(call)));
+        Ok(ticket)
+    }
+
+    /// Refuses new jobs and waits until all accepted ones are answered. What is not answered after `timeout` is
+    /// answered with [`Failure::ShuttingDown`](crate::Failure::ShuttingDown), and false is returned.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.0.gate.close();
+        let now = Instant::now();
+        let until = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(1 << 30));
+        if self.0.gate.wait_until_empty(until) {
+            return true;
+        }
+        let _one_at_a_time = self.0.orders.lock();
+        // If the thread has stopped meanwhile, it has answered everything.
+        let _ = self.order(Order::Dismiss);
+        false
+    }
+
+    /// Answers what is unanswered and joins the threads. A device that never ends its task holds this up.
+    pub fn shutdown(&self) {
+        self.0.stop();
+    }
+
+    /// Whether the scheduler thread runs; false after a shutdown or a crash.
+    pub fn is_alive(&self) -> bool {
+        !self.0.mailbox.is_closed()
+    }
+
+    /// Jobs that await their answer.
+    pub fn unanswered(&self) -> usize {
+        self.0.gate.inside()
+    }
+
+    /// The numbers of a model.
+    pub fn model_metrics(&self, id: ModelId) -> Option<ModelSnapshot> {
+        self.0.registry.get(id).map(|entry| entry.snapshot())
+    }
+
+    /// The numbers of all models served, by id.
+    pub fn all_metrics(&self) -> Vec<(ModelId, String, ModelSnapshot)> {
+        let served = self.0.registry.serving().into_iter();
+        served.map(|(id, entry)| (id, entry.name.clone(), entry.snapshot())).collect()
+    }
+
+    /// The numbers of the devices.
+    pub fn device_metrics(&self) -> Vec<DeviceSnapshot> {
+        self.0.devices.iter().map(DeviceMetrics::snapshot).collect()
+    }
+
+    /// Gives an order and waits until it is carried out. The caller holds the order lock.
+    fn order(&self, order: Order) -> Result<(), ModelRefused> {
+        let (confirm, confirmed) = sync_channel(1);
+        self.0.mailbox.post(Mail::Order(order, confirm));
+        confirmed.recv().map_err(|_| ModelRefused::Stopped)
+    }
+
+    fn check_model(&self, served: &ServedModel) -> Result<(), ModelRefused> {
+        let (model, limits) = (&served.model, &self.0.limits);
+        let unsuitable = |text: String| Err(ModelRefused::Unsuitable(text));
+        if model.max_batch == 0 || model.max_batch > limits.batch {
+            return unsuitable(format!(
+                "model {:?}: max_batch is {}; it must be between 1 and {}",
+                model.name, model.max_batch, limits.batch
+            ));
+        }
+        if model.blocks.is_empty() || model.blocks.len() != served.loaded.blocks() {
+            return unsuitable(format!(
+                "model {:?} is described with {} blocks and loaded with {}; they must be equal and at least 1",
+                model.name,
+                model.blocks.len(),
+                served.loaded.blocks()
+            ));
+        }
+        model.blocks.iter().try_for_each(|block| check_profile(&model.name, &block.profile, model.max_batch))
+    }
+}
+
+impl Inner {
+    fn stop(&self) {
+        self.gate.close();
+        let Some(thread) = self.thread.lock().take() else { return };
+        self.mailbox.post(Mail::Stop);
+        // The last handle may be dropped by an answer's receiver, on the very thread that is to end.
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            tracing::error!("the scheduler thread panicked; all clients were answered");
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn check(config: &EngineConfig) -> Result<(), StartError> {
+    let (setup, limits) = (&config.setup, &config.setup.limits);
+    let fault = |text: String| Err(StartError::Config(text));
+    if !setup.models.is_empty() {
+        return fault("an engine starts without models; load them afterwards".to_owned());
+    }
+    if setup.devices != config.devices.len() || setup.devices > limits.devices {
+        return fault(format!(
+            "the scheduler is built for {} devices (at most {}), but {} are given",
+            setup.devices,
+            limits.devices,
+            config.devices.len()
+        ));
+    }
+    if limits.requests == 0 || limits.requests >= u32::MAX as usize || limits.batch == 0 || limits.depth == 0 {
+        return fault("the bounds of requests, batch and depth must be at least 1".to_owned());
+    }
+    Ok(())
+}
+
+fn check_profile(model: &str, profile: &Profile, max_batch: usize) -> Result<(), ModelRefused> {
+    if profile.max_batch() >= max_batch {
+        return Ok(());
+    }
+    Err(ModelRefused::Unsuitable(format!(
+        "model {model:?}: its profile ends at batch size {}, before max_batch {max_batch}",
+        profile.max_batch()
+    )))
+}
+
+fn open(
+    executors: &[Arc<dyn Executor>],
+    mailbox: &Arc<Mailbox>,
+    depth: usize,
+) -> Result<Vec<Box<dyn Device>>, StartError> {
+    let open_one = |(at, executor): (usize, &Arc<dyn Executor>)| {
+        let mailbox = Arc::clone(mailbox);
+        let sink: Sink = Arc::new(move |result| mailbox.post(Mail::Done(result)));
+        let device = executor.open(sink).map_err(|error| StartError::Device { device: at, error })?;
+        if device.depth() < depth {
+            let held = device.depth();
+            return Err(StartError::Config(format!(
+                "device {at} ({}) holds {held} tasks at once, but the scheduler is built for {depth}; lower the depth",
+                executor.name()
+            )));
+        }
+        Ok(device)
+    };
+    executors.iter().enumerate().map(open_one).collect()
+}
+
+fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> {
+    let header = Header {
+        ripieno_recording: VERSION,
+        policy: recording.policy.clone(),
+        options: recording.options.clone(),
+        setup: setup.clone(),
+    };
+    let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };
+    Recorder::start(&recording.path, &header).map_err(failed)
+}
+
+/// When an answer is due, and when the client is told that it is too late.
+fn due(arrived: Time, model: &ModelEntry, timeout: Option<Duration>) -> (Time, Time) {
+    let own = timeout.map_or(Nanos::MAX, saturating_nanos);
+    let deadline = arrived + model.slo.min(own);
+    (deadline, if model.answer_late { arrived + own } else { deadline })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::served;
+
+    #[test]
+    fn the_nearer_limit_is_the_deadline_and_late_answers_waive_only_the_slo() {
+        let strict = ModelEntry::new(&served(1, 1));
+        let patient = ModelEntry::new(&ServedModel { answer_late: true, ..served(1, 1) });
+        let (slo, now, ms) = (Nanos::from_millis(100), Time(5), Duration::from_millis);
+        assert_eq!(due(now, &strict, None), (now + slo, now + slo));
+        assert_eq!(due(now, &strict, Some(ms(7))), (Time(7_000_005), Time(7_000_005)));
+        assert_eq!(due(now, &patient, None), (now + slo, Time::NEVER));
+        assert_eq!(due(now, &patient, Some(ms(900))), (now + slo, Time(900_000_005)));
+        assert_eq!(due(now, &patient, Some(Duration::MAX)), (now + slo, Time::NEVER));
+    }
+}

@@ -1,0 +1,204 @@
+//! The table of live requests: what belongs to a slot, and who is due.
+//!
+//! A call is one client request. It has one or more parts, each at most a batch, which are what the core knows as
+//! requests. All slots of a call are taken and given back together, and its first slot is its name in the table.
+
+use crate::Answer;
+use crate::admission::{ModelEntry, Permit};
+use crate::answer::Answerer;
+use ripieno_base::{IndexedHeap, ModelId, Nanos, RequestSlot, Time};
+use ripieno_executor::Tensor;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// One client request.
+pub(crate) struct Call {
+    /// Until it is answered.
+    pub(crate) answerer: Option<Answerer>,
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) id: ModelId,
+    pub(crate) model: Arc<ModelEntry>,
+    pub(crate) arrived: Time,
+    /// When the answer is due.
+    pub(crate) deadline: Time,
+    /// When the client is told that it is too late; [`Time::NEVER`] where late answers are wanted.
+    pub(crate) expires: Time,
+    pub(crate) rows: usize,
+    pub(crate) parts: Vec<Part>,
+    /// Parts that have their outputs.
+    pub(crate) done: usize,
+    /// Parts that the core has not ended.
+    pub(crate) in_core: usize,
+    /// Whether the mail of its cancellation has been read.
+    pub(crate) cancel_read: bool,
+    pub(crate) permit: Permit,
+}
+
+/// What the core knows as a request.
+pub(crate) struct Part {
+    pub(crate) rows: usize,
+    pub(crate) inputs: Arc<[Tensor]>,
+    pub(crate) stage: Stage,
+    /// When its first batch began.
+    pub(crate) started: Option<Time>,
+    /// Execution time of its batches.
+    pub(crate) executed: Nanos,
+    /// Rows in its last batch.
+    pub(crate) batch: usize,
+    pub(crate) result: Option<Result<Vec<Tensor>, String>>,
+}
+
+/// Where a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Not in the core: not yet, or ended.
+    Outside,
+    /// In the core, never dispatched.
+    Waiting,
+    /// In the core, between two blocks or to be run again.
+    Between,
+    /// In a task on a device.
+    Running,
+}
+
+impl Part {
+    pub(crate) fn new(rows: usize, inputs: Arc<[Tensor]>) -> Part {
+        let stage = Stage::Outside;
+        Part { rows, inputs, stage, started: None, executed: Nanos::ZERO, batch: 0, result: None }
+    }
+}
+
+impl Call {
+    /// Its name in the table.
+    pub(crate) fn lead(&self) -> RequestSlot {
+        self.permit.slots()[0]
+    }
+
+    /// Answers, unless it has been answered.
+    pub(crate) fn answer(&mut self, answer: Answer) {
+        if let Some(answerer) = self.answerer.take() {
+            answerer.answer(answer);
+        }
+    }
+}
+
+/// What a ticket and its call agree on, so that at most one cancellation is ever sent, and only while the call holds
+/// its slots. Without this, tickets of long-finished calls could flood the mailbox.
+pub(crate) struct Hold(AtomicU8);
+
+const LIVE: u8 = 0;
+const CANCELLING: u8 = 1;
+const OVER: u8 = 2;
+
+impl Hold {
+    pub(crate) fn new() -> Hold {
+        Hold(AtomicU8::new(LIVE))
+    }
+
+    /// Whether the caller is to send the cancellation.
+    pub(crate) fn cancel(&self) -> bool {
+        self.0.compare_exchange(LIVE, CANCELLING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends the hold; false if a cancellation is on its way, which must be read first.
+    fn end(&self) -> bool {
+        self.0.compare_exchange(LIVE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// All live calls.
+pub(crate) struct JobTable {
+    /// By first slot.
+    calls: Vec<Option<Box<Call>>>,
+    /// Of each slot in use: the first slot of its call, and which part it is.
+    owner: Vec<(RequestSlot, u32)>,
+    expiries: IndexedHeap<Time>,
+}
+
+impl JobTable {
+    pub(crate) fn new(slots: usize) -> JobTable {
+        JobTable {
+            calls: (0..slots).map(|_| None).collect(),
+            owner: vec![(RequestSlot(0), 0); slots],
+            expiries: IndexedHeap::new(slots),
+        }
+    }
+
+    pub(crate) fn insert(&mut self, call: Box<Call>) -> RequestSlot {
+        let lead = call.lead();
+        for (part, slot) in call.permit.slots().iter().enumerate() {
+            self.owner[slot.index()] = (lead, part as u32);
+        }
+        if call.expires < Time::NEVER {
+            self.expiries.set(lead.index(), call.expires);
+        }
+        let before = self.calls[lead.index()].replace(call);
+        assert!(before.is_none(), "slot {} is taken", lead.0);
+        lead
+    }
+
+    /// The call with this first slot.
+    pub(crate) fn call(&mut self, lead: RequestSlot) -> &mut Call {
+        self.calls[lead.index()].as_mut().expect("the call is live")
+    }
+
+    /// The call that `slot` belongs to, its first slot and the part.
+    pub(crate) fn owner(&mut self, slot: RequestSlot) -> (RequestSlot, &mut Call, usize) {
+        let (lead, part) = self.owner[slot.index()];
+        (lead, self.call(lead), part as usize)
+    }
+
+    /// The part in `slot`.
+    pub(crate) fn part(&mut self, slot: RequestSlot) -> &mut Part {
+        let (_, call, part) = self.owner(slot);
+        &mut call.parts[part]
+    }
+
+    /// Whether the core holds the part in `slot`; false for a slot that nobody has.
+    pub(crate) fn in_core(&self, slot: RequestSlot) -> bool {
+        let (lead, part) = self.owner[slot.index()];
+        let call = self.calls[lead.index()].as_ref();
+        call.is_some_and(|call| call.parts[part as usize].stage != Stage::Outside)
+    }
+
+    pub(crate) fn next_expiry(&self) -> Time {
+        self.expiries.peek().map_or(Time::NEVER, |(time, _)| time)
+    }
+
+    /// A call whose time is over, its timer removed.
+    pub(crate) fn pop_expired(&mut self, now: Time) -> Option<RequestSlot> {
+        self.expiries.peek().filter(|(time, _)| *time <= now)?;
+        self.expiries.pop().map(|(_, lead)| RequestSlot(lead as u32))
+    }
+
+    /// It will be answered at once, or has been; its timer must not strike any more.
+    pub(crate) fn disarm(&mut self, lead: RequestSlot) {
+        self.expiries.remove(lead.index());
+    }
+
+    /// Frees the slots of a call that is answered, ended in the core and not about to be cancelled.
+    pub(crate) fn release_if_over(&mut self, lead: RequestSlot) {
+        let call = self.call(lead);
+        if call.in_core == 0 && call.answerer.is_none() && (call.cancel_read || call.hold.end()) {
+            self.calls[lead.index()] = None;
+        }
+    }
+
+    /// The first slots of all calls.
+    pub(crate) fn leads(&self) -> Vec<RequestSlot> {
+        self.calls.iter().flatten().map(|call| call.lead()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_cancellation_at_most_and_none_after_the_end() {
+        let hold = Hold::new();
+        assert_eq!((hold.cancel(), hold.cancel(), hold.end()), (true, false, false));
+        let over = Hold::new();
+        assert_eq!((over.end(), over.cancel()), (true, false));
+    }
+}

@@ -1,0 +1,94 @@
+//! What other threads tell the scheduler thread.
+//!
+//! One bounded queue without locks. It can never be full, so nothing mandatory is ever lost or waited for: every kind
+//! of mail is bounded by something that its sender must hold first. A submission and a cancellation hold the slots of
+//! their request until they have been read, a result holds its task, and orders are sent one at a time.
+
+use crate::admission::ModelEntry;
+use crate::jobs::Call;
+use crate::parking::Parking;
+use crossbeam_queue::ArrayQueue;
+use ripieno_base::{BlockId, ModelId, RequestSlot};
+use ripieno_executor::{Loaded, TaskResult};
+use ripieno_model::{Model, Profile};
+use ripieno_sched::Limits;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+
+/// Orders in the queue at once: one from the holder of the engine's order lock, one to stop, and one to spare.
+const ORDERS: usize = 3;
+
+/// A message to the scheduler thread.
+pub(crate) enum Mail {
+    /// A request has been admitted.
+    Submit(Box<Call>),
+    /// The client of the request with this first slot went away.
+    Cancel(RequestSlot),
+    /// A device has ended a task.
+    Done(TaskResult),
+    /// An order, to be confirmed through the sender once it is carried out.
+    Order(Order, SyncSender<()>),
+    /// End the thread.
+    Stop,
+}
+
+/// What the owner of the engine wants.
+pub(crate) enum Order {
+    /// Serve a model.
+    Load { id: ModelId, entry: Arc<ModelEntry>, loaded: Arc<dyn Loaded>, model: Box<Model> },
+    /// Serve it no more.
+    Unload(ModelId),
+    /// Use a new profile.
+    Profile { id: ModelId, block: BlockId, profile: Profile },
+    /// Answer everything that is unanswered, now and from now on, with the news of the shutdown.
+    Dismiss,
+}
+
+/// The scheduler thread's one inbox.
+pub(crate) struct Mailbox {
+    queue: ArrayQueue<Mail>,
+    pub(crate) parking: Parking,
+    closed: AtomicBool,
+}
+
+impl Mailbox {
+    pub(crate) fn new(limits: &Limits) -> Mailbox {
+        let capacity = 2 * limits.requests + limits.tasks() + ORDERS;
+        Mailbox { queue: ArrayQueue::new(capacity), parking: Parking::default(), closed: AtomicBool::new(false) }
+    }
+
+    /// Delivers `mail`. If the thread has ended it is dropped instead, which answers what it carries.
+    pub(crate) fn post(&self, mail: Mail) {
+        assert!(self.queue.push(mail).is_ok(), "the mailbox is sized for all mail that can exist");
+        self.parking.wake();
+        // The scheduler thread closes, then discards. Mail that came too late for its discard is discarded here.
+        if self.closed.load(Ordering::SeqCst) {
+            self.discard();
+        }
+    }
+
+    pub(crate) fn pop(&self) -> Option<Mail> {
+        self.queue.pop()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Drops everything in it and all that will be posted.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.discard();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    fn discard(&self) {
+        while let Some(mail) = self.queue.pop() {
+            drop(mail);
+        }
+    }
+}

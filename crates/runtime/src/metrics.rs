@@ -1,0 +1,376 @@
+//! What is counted while serving, and the snapshots that the front end prints.
+//!
+//! Derived from actions and results where the driver performs them, never in a decision. Everything is an atomic with
+//! one short write, so the scheduler thread never waits for a reader; a snapshot is not one instant, but each number
+//! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
+
+use ripieno_base::Nanos;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::SystemTime;
+
+/// Bounds of durations in nanoseconds: 10 µs to 100 s, three a decade.
+const DURATIONS_NS: [i64; 22] = [
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+    20_000_000_000,
+    50_000_000_000,
+    100_000_000_000,
+];
+
+/// Bounds of slack: what has none, then as durations.
+const SLACK_NS: [i64; 23] = {
+    let mut bounds = [0; 23];
+    let mut at = 0;
+    while at < DURATIONS_NS.len() {
+        bounds[at + 1] = DURATIONS_NS[at];
+        at += 1;
+    }
+    bounds
+};
+
+/// Bounds of batch sizes in rows.
+const ROWS: [i64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Answered by its deadline.
+    Ok,
+    /// Answered after its deadline.
+    Late,
+    /// Not answered by its deadline.
+    Expired,
+    /// Given up before its deadline, which no schedule could meet.
+    Hopeless,
+    /// Withdrawn by its client.
+    Cancelled,
+    /// The engine failed on it.
+    Failed,
+    /// Not accepted: a queue bound was hit.
+    Refused,
+    /// Its model was unloaded.
+    Unloaded,
+    /// The server went down.
+    ShuttingDown,
+}
+
+impl Ending {
+    /// Every ending.
+    pub const ALL: [Ending; 9] = [
+        Ending::Ok,
+        Ending::Late,
+        Ending::Expired,
+        Ending::Hopeless,
+        Ending::Cancelled,
+        Ending::Failed,
+        Ending::Refused,
+        Ending::Unloaded,
+        Ending::ShuttingDown,
+    ];
+
+    /// As a metric's label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ending::Ok => "ok",
+            Ending::Late => "late",
+            Ending::Expired => "expired",
+            Ending::Hopeless => "hopeless",
+            Ending::Cancelled => "cancelled",
+            Ending::Failed => "failed",
+            Ending::Refused => "refused",
+            Ending::Unloaded => "unloaded",
+            Ending::ShuttingDown => "shutting_down",
+        }
+    }
+}
+
+/// A cumulative histogram with fixed bounds.
+pub(crate) struct Histogram {
+    bounds: &'static [i64],
+    /// One more than bounds: the last counts what exceeds them all.
+    buckets: Box<[AtomicU64]>,
+    sum: AtomicI64,
+}
+
+/// A histogram at some instant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HistogramSnapshot {
+    /// The inclusive upper bounds, ascending: nanoseconds or rows.
+    pub bounds: &'static [i64],
+    /// How many values were at most each bound.
+    pub cumulative: Vec<u64>,
+    /// How many values there were.
+    pub count: u64,
+    /// Their sum.
+    pub sum: i64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [i64]) -> Histogram {
+        Histogram { bounds, buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(), sum: AtomicI64::new(0) }
+    }
+
+    fn add(&self, value: i64) {
+        self.buckets[self.bounds.partition_point(|&bound| bound < value)].fetch_add(1, Relaxed);
+        self.sum.fetch_add(value, Relaxed);
+    }
+
+    fn snapshot(&self) -> HistogramSnapshot {
+        let mut count = 0;
+        let mut cumulative: Vec<u64> = Vec::with_capacity(self.buckets.len());
+        for bucket in &self.buckets {
+            count += bucket.load(Relaxed);
+            cumulative.push(count);
+        }
+        cumulative.pop();
+        HistogramSnapshot { bounds: self.bounds, cumulative, count, sum: self.sum.load(Relaxed) }
+    }
+}
+
+/// How often something happened, and how long it took in all.
+#[derive(Default)]
+pub(crate) struct Tally {
+    count: AtomicU64,
+    ns: AtomicU64,
+}
+
+/// A count and the total duration of what was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TallySnapshot {
+    /// How often.
+    pub count: u64,
+    /// How long in all.
+    pub ns: u64,
+}
+
+impl Tally {
+    fn add(&self, span: Nanos) {
+        self.count.fetch_add(1, Relaxed);
+        self.ns.fetch_add(span.0.max(0).cast_unsigned(), Relaxed);
+    }
+
+    fn snapshot(&self) -> TallySnapshot {
+        TallySnapshot { count: self.count.load(Relaxed), ns: self.ns.load(Relaxed) }
+    }
+}
+
+/// The numbers of one model.
+pub(crate) struct ModelMetrics {
+    endings: [AtomicU64; Ending::ALL.len()],
+    rows: AtomicU64,
+    /// Parts of requests that wait for their first batch.
+    pub(crate) waiting: AtomicUsize,
+    queue_delay: Histogram,
+    batch_rows: Histogram,
+    execution: Histogram,
+    slack: Histogram,
+    response: Histogram,
+    success: Tally,
+    fail: Tally,
+    queue: Tally,
+    compute: Tally,
+    /// `[b - 1]` counts the batches of b rows.
+    by_batch: Box<[Tally]>,
+    last_inference_ms: AtomicU64,
+}
+
+/// The numbers of one model at some instant. A request is one client call, however many parts it was split into; each
+/// block that ran a batch counts as one.
+#[derive(Clone, Debug)]
+pub struct ModelSnapshot {
+    /// Requests by how they ended.
+    pub requests: Vec<(Ending, u64)>,
+    /// Rows answered, late ones included (Triton's `inference_count`).
+    pub rows: u64,
+    /// Batches executed (Triton's `execution_count`).
+    pub batches: u64,
+    /// Requests (or parts) that wait for their first batch.
+    pub waiting: usize,
+    /// Requests (or parts) that wait or run.
+    pub live: usize,
+    /// From arrival to the start of the first batch.
+    pub queue_delay: HistogramSnapshot,
+    /// Rows in a batch.
+    pub batch_rows: HistogramSnapshot,
+    /// Duration of a batch.
+    pub execution: HistogramSnapshot,
+    /// Deadline minus the start of the first batch; what was started too late counts at most 0.
+    pub slack: HistogramSnapshot,
+    /// From arrival to answer, of requests that were answered with outputs.
+    pub response: HistogramSnapshot,
+    /// Requests answered with outputs, and their response times.
+    pub success: TallySnapshot,
+    /// Accepted requests that ended otherwise, and how long they took.
+    pub fail: TallySnapshot,
+    /// Successful requests, and how long they waited for their batch.
+    pub queue: TallySnapshot,
+    /// Successful requests, and how long their batches ran.
+    pub compute: TallySnapshot,
+    /// By batch size in rows, ascending: the batches of that size. Sizes that never ran are left out.
+    pub by_batch: Vec<(usize, TallySnapshot)>,
+    /// The end of the last batch in milliseconds since the Unix epoch; 0 if there was none.
+    pub last_inference_ms: u64,
+}
+
+impl ModelMetrics {
+    pub(crate) fn new(max_batch: usize) -> ModelMetrics {
+        ModelMetrics {
+            endings: Default::default(),
+            rows: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            queue_delay: Histogram::new(&DURATIONS_NS),
+            batch_rows: Histogram::new(&ROWS),
+            execution: Histogram::new(&DURATIONS_NS),
+            slack: Histogram::new(&SLACK_NS),
+            response: Histogram::new(&DURATIONS_NS),
+            success: Tally::default(),
+            fail: Tally::default(),
+            queue: Tally::default(),
+            compute: Tally::default(),
+            by_batch: (0..max_batch).map(|_| Tally::default()).collect(),
+            last_inference_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn on_refused(&self) {
+        self.endings[Ending::Refused as usize].fetch_add(1, Relaxed);
+    }
+
+    /// A batch ended after `execution`.
+    pub(crate) fn on_batch(&self, rows: usize, execution: Nanos) {
+        self.batch_rows.add(rows as i64);
+        self.execution.add(execution.0);
+        self.by_batch[rows - 1].add(execution);
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.last_inference_ms.store(since_epoch.as_millis() as u64, Relaxed);
+    }
+
+    /// The first batch of a request (or part) has run.
+    pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
+        self.queue_delay.add(queued.0);
+        self.slack.add(slack.0);
+    }
+
+    /// A request was answered with outputs.
+    pub(crate) fn on_success(&self, late: bool, rows: usize, response: Nanos, queued: Nanos, executed: Nanos) {
+        let ending = if late { Ending::Late } else { Ending::Ok };
+        self.endings[ending as usize].fetch_add(1, Relaxed);
+        self.rows.fetch_add(rows as u64, Relaxed);
+        self.response.add(response.0);
+        self.success.add(response);
+        self.queue.add(queued);
+        self.compute.add(executed);
+    }
+
+    /// An accepted request ended without outputs.
+    pub(crate) fn on_failure(&self, ending: Ending, after: Nanos) {
+        self.endings[ending as usize].fetch_add(1, Relaxed);
+        self.fail.add(after);
+    }
+
+    pub(crate) fn snapshot(&self, live: usize) -> ModelSnapshot {
+        let batch_rows = self.batch_rows.snapshot();
+        let by_batch = self.by_batch.iter().map(Tally::snapshot).enumerate();
+        ModelSnapshot {
+            requests: Ending::ALL.into_iter().map(|e| (e, self.endings[e as usize].load(Relaxed))).collect(),
+            rows: self.rows.load(Relaxed),
+            batches: batch_rows.count,
+            waiting: self.waiting.load(Relaxed),
+            live,
+            queue_delay: self.queue_delay.snapshot(),
+            batch_rows,
+            execution: self.execution.snapshot(),
+            slack: self.slack.snapshot(),
+            response: self.response.snapshot(),
+            success: self.success.snapshot(),
+            fail: self.fail.snapshot(),
+            queue: self.queue.snapshot(),
+            compute: self.compute.snapshot(),
+            by_batch: by_batch.filter(|(_, tally)| tally.count > 0).map(|(at, tally)| (at + 1, tally)).collect(),
+            last_inference_ms: self.last_inference_ms.load(Relaxed),
+        }
+    }
+}
+
+/// The numbers of one device.
+#[derive(Default)]
+pub(crate) struct DeviceMetrics(Tally);
+
+/// The numbers of one device at some instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSnapshot {
+    /// Batches executed.
+    pub batches: u64,
+    /// Time spent executing; its rate is the busy fraction. A batch counts when it ends.
+    pub busy_ns: u64,
+}
+
+impl DeviceMetrics {
+    pub(crate) fn on_batch(&self, execution: Nanos) {
+        self.0.add(execution);
+    }
+
+    pub(crate) fn snapshot(&self) -> DeviceSnapshot {
+        let TallySnapshot { count, ns } = self.0.snapshot();
+        DeviceSnapshot { batches: count, busy_ns: ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histograms_are_cumulative_with_inclusive_bounds() {
+        let histogram = Histogram::new(&ROWS);
+        for rows in [1, 2, 3, 4, 9_999] {
+            histogram.add(rows);
+        }
+        let snapshot = histogram.snapshot();
+        assert_eq!(snapshot.cumulative[..4], [1, 2, 4, 4]);
+        assert_eq!((snapshot.cumulative.len(), snapshot.cumulative[12]), (ROWS.len(), 4));
+        assert_eq!((snapshot.count, snapshot.sum), (5, 10_009));
+    }
+
+    #[test]
+    fn negative_slack_falls_into_the_first_bucket() {
+        let metrics = ModelMetrics::new(4);
+        metrics.on_first_start(Nanos(5), Nanos(-3));
+        metrics.on_first_start(Nanos(5), Nanos(15_000));
+        assert_eq!(metrics.snapshot(0).slack.cumulative[..3], [1, 1, 2]);
+    }
+
+    #[test]
+    fn a_model_counts_requests_rows_and_batches_apart() {
+        let metrics = ModelMetrics::new(8);
+        metrics.on_batch(3, Nanos(700));
+        metrics.on_success(false, 1, Nanos(1_000), Nanos(300), Nanos(700));
+        metrics.on_success(true, 2, Nanos(2_000), Nanos(1_300), Nanos(700));
+        metrics.on_failure(Ending::Expired, Nanos(50));
+        metrics.on_refused();
+        let seen = metrics.snapshot(7);
+        assert_eq!((seen.rows, seen.batches, seen.live), (3, 1, 7));
+        assert_eq!(seen.success, TallySnapshot { count: 2, ns: 3_000 });
+        assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
+        assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);
+        let counted: Vec<_> = seen.requests.iter().filter(|(_, n)| *n == 1).map(|(ending, _)| ending.name()).collect();
+        assert_eq!(counted, ["ok", "late", "expired", "refused"]);
+    }
+}

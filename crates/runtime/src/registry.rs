@@ -1,0 +1,89 @@
+//! The models by id: what front-end threads look up, and which ids are free.
+//!
+//! An id passes through free, serving, leaving and free again. It is leaving from the moment that no further request may
+//! use it until the scheduler thread has seen the last request of the old model end, so that an id never means two
+//! models at once anywhere.
+
+use crate::admission::ModelEntry;
+use parking_lot::RwLock;
+use ripieno_base::ModelId;
+use std::sync::Arc;
+
+/// All model ids.
+pub(crate) struct Registry(RwLock<Box<[State]>>);
+
+#[derive(Clone)]
+enum State {
+    Free,
+    Serving(Arc<ModelEntry>),
+    Leaving,
+}
+
+impl Registry {
+    pub(crate) fn new(models: usize) -> Registry {
+        Registry(RwLock::new(vec![State::Free; models].into()))
+    }
+
+    /// The model of this id, if it is served.
+    pub(crate) fn get(&self, id: ModelId) -> Option<Arc<ModelEntry>> {
+        match self.0.read().get(id.index()) {
+            Some(State::Serving(entry)) => Some(Arc::clone(entry)),
+            _ => None,
+        }
+    }
+
+    /// An id that is free now; it stays so until [`Registry::serve`].
+    pub(crate) fn free_id(&self) -> Option<ModelId> {
+        let at = self.0.read().iter().position(|state| matches!(state, State::Free))?;
+        Some(ModelId(u16::try_from(at).ok()?))
+    }
+
+    pub(crate) fn serve(&self, id: ModelId, entry: Arc<ModelEntry>) {
+        self.0.write()[id.index()] = State::Serving(entry);
+    }
+
+    /// Stops further requests; false if the model is not served.
+    pub(crate) fn leave(&self, id: ModelId) -> bool {
+        match self.0.write().get_mut(id.index()) {
+            Some(state @ State::Serving(_)) => {
+                *state = State::Leaving;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn free(&self, id: ModelId) {
+        self.0.write()[id.index()] = State::Free;
+    }
+
+    /// The models served, by id.
+    pub(crate) fn serving(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
+        let states = self.0.read();
+        let served = states.iter().enumerate().filter_map(|(at, state)| match state {
+            State::Serving(entry) => Some((ModelId(at as u16), Arc::clone(entry))),
+            _ => None,
+        });
+        served.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::served;
+
+    #[test]
+    fn an_id_is_free_again_only_when_its_model_has_gone() {
+        let registry = Registry::new(1);
+        let id = registry.free_id().unwrap();
+        assert!(registry.get(id).is_none() && !registry.leave(id));
+        registry.serve(id, Arc::new(ModelEntry::new(&served(1, 1))));
+        assert!(registry.get(id).is_some() && registry.free_id().is_none());
+        assert!(registry.leave(id) && !registry.leave(id));
+        assert!(registry.get(id).is_none() && registry.free_id().is_none());
+        registry.free(id);
+        assert_eq!(registry.free_id(), Some(id));
+        assert!(registry.get(ModelId(9)).is_none() && !registry.leave(ModelId(9)));
+    }
+}

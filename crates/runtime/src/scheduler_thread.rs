@@ -1,0 +1,313 @@
+//! The thread that decides: it owns the scheduler, the live requests, their timers and the devices.
+//!
+//! One thread, because what it owns changes with every request and every decision; messages in, calls out, no lock
+//! anywhere. Each turn reads the clock once: mail, expired requests and withdrawals are told to the core at that
+//! instant, the core decides, the decisions are performed. Then the thread sleeps until the next timer or mail. A turn
+//! takes at most [`MAILS_A_TURN`] messages, so that timers are looked at often however much comes in.
+//!
+//! Invariants: the outbox is performed whole before the next input; a client is answered at most once, by the type of
+//! its [`Answerer`](crate::answer::Answerer); a slot is given back only when its call is answered, the core has ended
+//! it and no cancellation is on its way.
+
+use crate::admission::ModelEntry;
+use crate::answer::Gate;
+use crate::core::Core;
+use crate::fleet::{Fleet, Landed, Start, stop_waiting};
+use crate::jobs::{Call, JobTable, Stage};
+use crate::joiner::{Joiner, Pieces};
+use crate::mailbox::{Mail, Mailbox, Order};
+use crate::metrics::Ending;
+use crate::parking::Sleeper;
+use crate::registry::Registry;
+use crate::{Answered, Clock, Failure, split};
+use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_executor::TaskResult;
+use ripieno_sched::{Action, Control, Request, TaskDone, Why};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+const MAILS_A_TURN: usize = 256;
+
+/// Everything that the thread owns.
+pub(crate) struct SchedulerThread {
+    pub(crate) clock: Clock,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) core: Core,
+    pub(crate) jobs: JobTable,
+    pub(crate) fleet: Fleet,
+    pub(crate) joiner: Joiner,
+    /// By model id.
+    pub(crate) residents: Vec<Option<Resident>>,
+    /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
+    /// inputs, since the outbox may be half performed when that becomes known.
+    pub(crate) withdrawals: Vec<RequestSlot>,
+    /// Models that are to go once their last request has ended.
+    pub(crate) leaving: Vec<ModelId>,
+    /// Whether new requests are answered with the news of the shutdown.
+    pub(crate) dismissing: bool,
+}
+
+/// A model that the core knows.
+pub(crate) struct Resident {
+    entry: Arc<ModelEntry>,
+    /// Parts in the core.
+    live: usize,
+    leaving: bool,
+}
+
+/// Closes the way in when the thread ends, be it by a panic: whoever waits for it is answered.
+struct Closing(Arc<Mailbox>, Arc<Gate>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.1.close();
+        self.0.close();
+    }
+}
+
+impl SchedulerThread {
+    /// Runs until it is told to stop. Dropping the table then answers whoever has not been answered.
+    pub(crate) fn run(mut self, gate: Arc<Gate>) {
+        let mailbox = Arc::clone(&self.mailbox);
+        let _closing = Closing(Arc::clone(&mailbox), gate);
+        let mut sleeper = Sleeper::new(&mailbox.parking);
+        let mut inbox = Vec::with_capacity(MAILS_A_TURN);
+        loop {
+            inbox.extend(std::iter::from_fn(|| mailbox.pop()).take(MAILS_A_TURN));
+            let now = self.core.advance(self.clock.now());
+            for mail in inbox.drain(..) {
+                match mail {
+                    Mail::Stop => return self.dismiss(now),
+                    mail => self.take(now, mail),
+                }
+            }
+            self.expire(now);
+            self.withdraw();
+            self.core.settle();
+            for at in 0..self.core.actions() {
+                self.perform(now, self.core.action(at));
+            }
+            // What the core has ended by itself in this turn is not to be withdrawn in the next.
+            self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
+            self.see_off();
+            if self.withdrawals.is_empty() {
+                let next = self.core.next_wakeup().min(self.jobs.next_expiry());
+                sleeper.wait(&mailbox.parking, self.clock.instant(next), || !mailbox.is_empty());
+            }
+        }
+    }
+
+    fn take(&mut self, now: Time, mail: Mail) {
+        match mail {
+            Mail::Submit(call) => self.admit(now, call),
+            Mail::Cancel(lead) => self.cancel(now, lead),
+            Mail::Done(result) => self.land(result),
+            Mail::Order(order, confirm) => self.obey(now, order, &confirm),
+            Mail::Stop => {}
+        }
+    }
+
+    /// Tells the core of a request, unless its model has gone meanwhile.
+    fn admit(&mut self, now: Time, call: Box<Call>) {
+        let (id, entry) = (call.id, Arc::clone(&call.model));
+        let lead = self.jobs.insert(call);
+        let resident = self.residents[id.index()].as_mut();
+        let resident = resident.filter(|resident| !resident.leaving && Arc::ptr_eq(&resident.entry, &entry));
+        let Some(resident) = resident.filter(|_| !self.dismissing) else {
+            let why = if self.dismissing { Failure::ShuttingDown } else { Failure::Unloaded };
+            self.fail(now, lead, why);
+            return self.jobs.release_if_over(lead);
+        };
+        let call = self.jobs.call(lead);
+        resident.live += call.parts.len();
+        call.in_core = call.parts.len();
+        entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
+        for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
+            part.stage = Stage::Waiting;
+            let (arrived, deadline) = (call.arrived, call.deadline);
+            self.core.request(&Request { slot, model: id, arrived, deadline, rows: part.rows as u32 });
+        }
+    }
+
+    fn cancel(&mut self, now: Time, lead: RequestSlot) {
+        self.jobs.call(lead).cancel_read = true;
+        self.fail(now, lead, Failure::Cancelled);
+        self.jobs.release_if_over(lead);
+    }
+
+    fn land(&mut self, result: TaskResult) {
+        let Landed { task, outcome, members } = self.fleet.land(result, &mut self.jobs);
+        for &slot in &members {
+            let (lead, call, _) = self.jobs.owner(slot);
+            if call.done == call.parts.len() {
+                // It will be finished in this very turn, so its timer must not strike between.
+                self.jobs.disarm(lead);
+            }
+        }
+        self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended() });
+        self.fleet.recycle(members);
+    }
+
+    fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
+        match order {
+            Order::Load { id, entry, loaded, model } => {
+                self.fleet.attach(id, &loaded);
+                self.residents[id.index()] = Some(Resident { entry, live: 0, leaving: false });
+                self.core.control(Control::ModelLoaded(id, model));
+            }
+            Order::Unload(id) => {
+                let resident = self.residents[id.index()].as_mut().expect("only what is served is unloaded");
+                resident.leaving = true;
+                self.leaving.push(id);
+                self.core.control(Control::ModelUnloaded(id));
+            }
+            Order::Profile { id, block, profile } => {
+                self.core.control(Control::ProfileReplaced { model: id, block, profile });
+            }
+            Order::Dismiss => self.dismiss(now),
+        }
+        // Whoever gave the order may have gone; then nobody needs the confirmation.
+        let _ = confirm.try_send(());
+    }
+
+    /// Answers the clients whose time is over, whether their requests wait or run.
+    fn expire(&mut self, now: Time) {
+        while let Some(lead) = self.jobs.pop_expired(now) {
+            self.fail(now, lead, Failure::Expired);
+        }
+    }
+
+    /// Tells the core of the requests that nobody waits for any more. Those that run are discarded when they are done.
+    fn withdraw(&mut self) {
+        while let Some(slot) = self.withdrawals.pop() {
+            self.core.control(Control::Cancelled(slot));
+        }
+    }
+
+    fn perform(&mut self, now: Time, action: Action) {
+        match action {
+            Action::Start { task, model, block, device, not_before } => {
+                let members = self.core.members(task);
+                self.fleet.start(&Start { task, model, block, device, not_before, members }, &mut self.jobs);
+            }
+            Action::Finish { request } => self.finish(now, request),
+            Action::Reject { request, why } => self.reject(now, request, why),
+        }
+    }
+
+    fn finish(&mut self, now: Time, slot: RequestSlot) {
+        let lead = self.leave_core(slot);
+        let call = self.jobs.call(lead);
+        if call.done == call.parts.len() {
+            self.complete(now, lead);
+        } else if !matches!(self.jobs.part(slot).result, Some(Ok(_))) {
+            self.fail(now, lead, Failure::Failed("the engine ended the request without outputs".to_owned()));
+        }
+        self.jobs.release_if_over(lead);
+    }
+
+    fn reject(&mut self, now: Time, slot: RequestSlot, why: Why) {
+        let lead = self.leave_core(slot);
+        let failure = match why {
+            Why::Expired => Failure::Expired,
+            Why::Hopeless => Failure::Hopeless,
+            Why::Cancelled => Failure::Cancelled,
+            Why::Unloaded => Failure::Unloaded,
+            Why::Failed => match self.jobs.part(slot).result.take() {
+                Some(Err(text)) => Failure::Failed(text),
+                _ => Failure::Failed("the engine gave no reason".to_owned()),
+            },
+        };
+        self.fail(now, lead, failure);
+        self.jobs.release_if_over(lead);
+    }
+
+    /// The core has ended the part in `slot`.
+    fn leave_core(&mut self, slot: RequestSlot) -> RequestSlot {
+        let (lead, call, part) = self.jobs.owner(slot);
+        let stage = std::mem::replace(&mut call.parts[part].stage, Stage::Outside);
+        assert!(matches!(stage, Stage::Waiting | Stage::Between), "a policy ended a request that is {stage:?}");
+        if stage == Stage::Waiting {
+            stop_waiting(&call.model);
+        }
+        call.in_core -= 1;
+        let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
+        resident.live -= 1;
+        lead
+    }
+
+    /// All parts have their outputs: answers the client, unless it has had an answer.
+    fn complete(&mut self, now: Time, lead: RequestSlot) {
+        self.jobs.disarm(lead);
+        let call = self.jobs.call(lead);
+        let Some(answerer) = call.answerer.take() else { return };
+        let last = call.parts.iter().max_by_key(|part| part.started).expect("a call has parts");
+        let queued = last.started.map_or(now, |started| started) - call.arrived;
+        let late = now > call.deadline;
+        let answered = Answered { outputs: Vec::new(), queued, executed: last.executed, batch: last.batch, late };
+        let results = call.parts.iter_mut().map(|part| part.result.take().unwrap_or_else(|| Ok(Vec::new())));
+        let parts =
+            results.collect::<Result<Vec<_>, String>>().and_then(|parts| split::check_joinable(&parts).map(|()| parts));
+        match parts {
+            Ok(mut parts) => {
+                call.model.metrics.on_success(late, call.rows, now - call.arrived, queued, answered.executed);
+                if parts.len() == 1 {
+                    answerer.answer(Ok(Answered { outputs: parts.remove(0), ..answered }));
+                } else {
+                    self.joiner.join(Pieces { answerer, parts, answered });
+                }
+            }
+            Err(text) => {
+                call.model.metrics.on_failure(Ending::Failed, now - call.arrived);
+                answerer.answer(Err(Failure::Failed(text)));
+            }
+        }
+    }
+
+    /// Answers the client with a failure, unless it has been answered, and withdraws what the core still holds.
+    fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
+        self.jobs.disarm(lead);
+        let call = self.jobs.call(lead);
+        if call.answerer.is_none() {
+            return;
+        }
+        call.model.metrics.on_failure(ending(&failure), now - call.arrived);
+        call.answer(Err(failure));
+        let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != Stage::Outside);
+        self.withdrawals.extend(held.map(|(_, &slot)| slot));
+    }
+
+    /// Lets go of unloaded models whose last request has ended.
+    fn see_off(&mut self) {
+        let (residents, fleet, registry) = (&mut self.residents, &self.fleet, &self.registry);
+        self.leaving.retain(|&id| {
+            let live = residents[id.index()].as_ref().map_or(0, |resident| resident.live);
+            if live == 0 {
+                residents[id.index()] = None;
+                fleet.detach(id);
+                registry.free(id);
+            }
+            live > 0
+        });
+    }
+
+    fn dismiss(&mut self, now: Time) {
+        self.dismissing = true;
+        for lead in self.jobs.leads() {
+            self.fail(now, lead, Failure::ShuttingDown);
+            self.jobs.release_if_over(lead);
+        }
+    }
+}
+
+fn ending(failure: &Failure) -> Ending {
+    match failure {
+        Failure::Expired => Ending::Expired,
+        Failure::Hopeless => Ending::Hopeless,
+        Failure::Cancelled => Ending::Cancelled,
+        Failure::Failed(_) => Ending::Failed,
+        Failure::Unloaded => Ending::Unloaded,
+        Failure::ShuttingDown => Ending::ShuttingDown,
+    }
+}

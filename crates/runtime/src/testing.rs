@@ -1,0 +1,32 @@
+//! What unit tests of several modules need.
+
+use crate::ServedModel;
+use ripieno_base::Nanos;
+use ripieno_executor::Loaded;
+use ripieno_model::{Model, Profile, TensorSpec};
+use std::any::Any;
+use std::sync::Arc;
+
+struct Nothing;
+
+impl Loaded for Nothing {
+    fn inputs(&self) -> &[TensorSpec] {
+        &[]
+    }
+    fn outputs(&self) -> &[TensorSpec] {
+        &[]
+    }
+    fn blocks(&self) -> usize {
+        1
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A model with ℓ(b) = b + 1 ms.
+pub(crate) fn served(max_batch: usize, max_queue: usize) -> ServedModel {
+    let profile = Profile::linear(1.0, 1.0, max_batch).unwrap();
+    let model = Model::whole("m", profile, Nanos::from_millis(100));
+    ServedModel { model, loaded: Arc::new(Nothing), max_queue, answer_late: false }
+}

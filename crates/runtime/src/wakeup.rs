@@ -1,0 +1,74 @@
+//! How exactly the scheduler thread wakes up, measured with the very code that it parks with.
+
+use crate::clock::saturating_nanos;
+use crate::parking::{Parking, Sleeper};
+use ripieno_base::Nanos;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How late each of a number of wake-ups was.
+#[derive(Clone, Debug)]
+pub struct Wakeups {
+    /// Actual minus target, ascending; never negative.
+    sorted: Vec<Nanos>,
+}
+
+impl Wakeups {
+    /// The lateness that a share `quantile` (0 to 1) of the wake-ups did not exceed; zero if there were none.
+    pub fn quantile(&self, quantile: f64) -> Nanos {
+        let last = self.sorted.len().saturating_sub(1);
+        let at = (quantile.clamp(0.0, 1.0) * last as f64).round() as usize;
+        self.sorted.get(at).copied().unwrap_or_default()
+    }
+
+    /// How many of the wake-ups were within each of `bounds`, which ascend; the last number counts those beyond all.
+    pub fn histogram(&self, bounds: &[Nanos]) -> Vec<usize> {
+        let within = bounds.iter().map(|bound| self.sorted.partition_point(|late| late <= bound));
+        let edges: Vec<usize> = std::iter::once(0).chain(within).chain([self.sorted.len()]).collect();
+        edges.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    /// Every lateness, ascending.
+    pub fn sorted(&self) -> &[Nanos] {
+        &self.sorted
+    }
+}
+
+/// Wakes up `count` times, `spacing` apart, on a thread of its own.
+pub fn measure_wakeups(count: usize, spacing: Duration) -> Wakeups {
+    let measure = move || {
+        let parking = Parking::default();
+        let mut sleeper = Sleeper::new(&parking);
+        let mut late = Vec::with_capacity(count);
+        for _ in 0..count {
+            let target = Instant::now() + spacing;
+            sleeper.wait(&parking, Some(target), || false);
+            late.push(saturating_nanos(target.elapsed()));
+        }
+        late
+    };
+    let mut sorted = thread::spawn(measure).join().expect("measuring does not panic");
+    sorted.sort_unstable();
+    Wakeups { sorted }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_every_wake_up() {
+        let wakeups = measure_wakeups(20, Duration::from_micros(300));
+        assert_eq!(wakeups.sorted().len(), 20);
+        assert!(wakeups.quantile(0.0) >= Nanos::ZERO && wakeups.quantile(0.5) <= wakeups.quantile(1.0));
+        let bounds = [Nanos::from_micros(100), Nanos::from_millis(1)];
+        assert_eq!(wakeups.histogram(&bounds).iter().sum::<usize>(), 20);
+    }
+
+    #[test]
+    fn buckets_hold_what_lies_between_their_bounds() {
+        let wakeups = Wakeups { sorted: vec![Nanos(1), Nanos(10), Nanos(11), Nanos(500)] };
+        assert_eq!(wakeups.histogram(&[Nanos(10), Nanos(100)]), [2, 1, 1]);
+        assert_eq!((wakeups.quantile(0.5), wakeups.quantile(1.0)), (Nanos(11), Nanos(500)));
+    }
+}
