@@ -59,14 +59,15 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
     run(scenario, arrivals, horizon, trace)
 }
 
-/// Searches the highest offered rate at which every model's bad rate is at most 1 %. `progress` hears of each run.
-pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&Summary)) -> Result<Goodput, SimError> {
+/// Searches the highest offered rate at which every model's bad rate is at most 1 %. `progress` hears of
+/// each run and may fill in its `wall_s`.
+pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&mut Summary)) -> Result<Goodput, SimError> {
     if scenario.requests.is_some() {
         return Err(SimError::FixedRequests);
     }
     search(Search::from_ceiling(scenario.bound_rps()), |rate| {
-        let summary = simulate_at(scenario, rate, None)?;
-        progress(&summary);
+        let mut summary = simulate_at(scenario, rate, None)?;
+        progress(&mut summary);
         Ok((summary.worst_bad_rate, summary))
     })
 }

@@ -197,8 +197,22 @@ impl<'a> World<'a> {
         self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended: &[] });
     }
 
+    /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
     fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
-        let control = match *fault {
+        let Some(control) = self.control(fault) else { return };
+        self.events += 1;
+        self.scheduler.on_control(self.now, control);
+        if let Fault::Lose(device) = *fault {
+            self.lose_tasks(device, observers);
+        }
+    }
+
+    fn control(&mut self, fault: &Fault) -> Option<Control> {
+        let present = |world: &World<'_>, device: DeviceId| world.devices[device.index()].present;
+        Some(match *fault {
+            Fault::Join(device) if present(self, device) => return None,
+            Fault::Leave(device) | Fault::Lose(device) if !present(self, device) => return None,
+            Fault::Unload(model) if !self.loaded[model.index()] => return None,
             Fault::Join(device) => {
                 let state = &mut self.devices[device.index()];
                 (state.present, state.percent) = (true, 100);
@@ -214,22 +228,17 @@ impl<'a> World<'a> {
             }
             Fault::FailNext(device) => {
                 self.devices[device.index()].fail_next = true;
-                return;
+                return None;
             }
-            Fault::Cancel(id) => match self.live.iter().flatten().find(|(live, _)| *live == id) {
-                Some((_, request)) => Control::Cancelled(request.slot),
-                None => return,
-            },
+            Fault::Cancel(id) => {
+                let (_, request) = self.live.iter().flatten().find(|(live, _)| *live == id)?;
+                Control::Cancelled(request.slot)
+            }
             Fault::Unload(model) => {
                 self.loaded[model.index()] = false;
                 Control::ModelUnloaded(model)
             }
-        };
-        self.events += 1;
-        self.scheduler.on_control(self.now, control);
-        if let Fault::Lose(device) = *fault {
-            self.lose_tasks(device, observers);
-        }
+        })
     }
 
     fn lose_tasks(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {

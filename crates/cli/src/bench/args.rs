@@ -8,12 +8,13 @@ use ripieno_report::Format;
 use ripieno_workload::Arrival;
 
 use super::inputs::ShapeArg;
-use super::target::Protocol;
+use super::target::{Address, Protocol};
 
 /// Load a server with requests and measure what comes back.
 ///
-/// The load is open loop: send times are drawn from an arrival process beforehand, a slow server gets no relief, and
-/// latency counts from the time a request was due. Works with any server of the Open Inference Protocol (KServe V2).
+/// The load is open loop: send times are drawn from an arrival process beforehand, a slow server
+/// gets no relief, and latency counts from the time a request was due. Works with any server of
+/// the Open Inference Protocol (KServe V2).
 ///
 /// Examples:
 ///
@@ -24,6 +25,7 @@ use super::target::Protocol;
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
     /// The server: HOST:PORT, http://HOST:PORT or grpc://HOST:PORT.
+    #[arg(value_parser = url)]
     pub(crate) url: String,
 
     /// The model to send requests to.
@@ -185,6 +187,11 @@ fn positive(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|&value: &f64| value > 0.0 && value.is_finite())
         .ok_or_else(|| format!("{text:?} is no number above 0"))
+}
+
+/// The URL as written, once it is known to name a server.
+fn url(text: &str) -> Result<String, String> {
+    text.parse::<Address>().map(|_| text.to_owned())
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {

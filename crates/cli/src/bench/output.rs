@@ -84,9 +84,9 @@ pub(crate) struct Results {
     pub(crate) seed: u64,
     /// The SLO that answers were judged by.
     pub(crate) slo_ms: Option<f64>,
-    /// The counted part of each run; null for a trace.
+    /// The counted part of each run.
     pub(crate) duration_s: f64,
-    /// The figures of the run; with several, of the last one that was good.
+    /// The figures of the last run or, where goodput was searched, of the last good one.
     #[serde(flatten)]
     pub(crate) best: Option<Row>,
     /// All runs, in order.

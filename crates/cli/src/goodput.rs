@@ -1,0 +1,64 @@
+//! `ripieno goodput`: the highest load that a scenario's devices carry.
+
+use crate::output::print_json;
+use crate::policy::catalogue;
+use crate::simulate::Overrides;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use ripieno_report::{Format, Summary, policies_table};
+use ripieno_sim::{Goodput, goodput};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Search the goodput of a scenario: the highest offered rate at which every model's bad rate (dropped or late) stays
+/// within 1 %.
+///
+/// The rate in the scenario is ignored; all else is as in `ripieno simulate`.
+#[derive(Args, Debug)]
+#[command(after_help = catalogue(), after_long_help = catalogue())]
+pub(crate) struct GoodputArgs {
+    /// The scenario file; see scenarios/ for examples.
+    scenario: PathBuf,
+
+    #[command(flatten)]
+    overrides: Overrides,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn run(args: &GoodputArgs) -> anyhow::Result<()> {
+    let scenario = args.overrides.read(&args.scenario)?;
+    let bar = ProgressBar::new_spinner().with_style(ProgressStyle::with_template("{spinner} {msg}")?);
+    let mut started = Instant::now();
+    let found = goodput(&scenario, |summary| {
+        summary.wall_s = std::mem::replace(&mut started, Instant::now()).elapsed().as_secs_f64();
+        let (rate, bad) = (summary.total.offered_rps, 100.0 * summary.worst_bad_rate);
+        bar.set_message(format!("{rate:.0} requests/s: worst bad rate {bad:.2} %"));
+        bar.tick();
+    })?;
+    bar.finish_and_clear();
+    print(&scenario.policy, &found, args.format)
+}
+
+fn print(policy: &str, found: &Goodput, format: Format) -> anyhow::Result<()> {
+    let run = |trial: &Option<ripieno_report::Trial<Summary>>| trial.as_ref().map(|trial| trial.run.clone());
+    let (good, bad) = (run(&found.good), run(&found.bad));
+    if format == Format::Json {
+        return print_json(&serde_json::json!({
+            "policy": policy,
+            "goodput_rps": found.goodput_rps(),
+            "last_good": good,
+            "first_bad": bad,
+            "runs": found.runs,
+        }));
+    }
+    println!(
+        "goodput of {policy}: {:.1} requests/s ({} runs; the last good and the first bad one:)",
+        found.goodput_rps(),
+        found.runs
+    );
+    println!("{}", policies_table(good.iter().chain(&bad)));
+    Ok(())
+}

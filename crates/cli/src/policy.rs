@@ -1,0 +1,51 @@
+//! A policy and its options on the command line.
+
+use clap::Args;
+use ripieno_sched::{CATALOGUE, OptionValue, Options};
+use std::fmt::Write;
+
+/// Which policy decides, and what is set on it.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct PolicyArgs {
+    /// The scheduling policy: serial, timeout, eager or deferred.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) policy: Option<String>,
+
+    /// An option of the policy, for example gather=prefix or timeout_ms.resnet50=3; may be repeated.
+    #[arg(long = "option", value_name = "KEY=VALUE", value_parser = option)]
+    pub(crate) options: Vec<(String, OptionValue)>,
+}
+
+impl PolicyArgs {
+    /// The options as the catalogue takes them, over those given elsewhere.
+    pub(crate) fn over(&self, mut options: Options) -> Options {
+        options.extend(self.options.iter().cloned());
+        options
+    }
+}
+
+fn option(text: &str) -> Result<(String, OptionValue), String> {
+    let (key, value) = text.split_once('=').ok_or("it must have the form KEY=VALUE")?;
+    let value = if let Ok(int) = value.parse() {
+        OptionValue::Int(int)
+    } else if let Ok(float) = value.parse() {
+        OptionValue::Float(float)
+    } else if let Ok(bool) = value.parse() {
+        OptionValue::Bool(bool)
+    } else {
+        OptionValue::Text(value.to_owned())
+    };
+    Ok((key.to_owned(), value))
+}
+
+/// The catalogue with all knobs, for `--help`.
+pub(crate) fn catalogue() -> String {
+    let mut text = "Policies and their options:\n".to_owned();
+    for policy in CATALOGUE {
+        let _ = writeln!(text, "  {:<10}{} ({})", policy.name, policy.summary, policy.source);
+        for knob in policy.knobs {
+            let _ = writeln!(text, "    {:<14}[{}] {}", knob.name, knob.default, knob.help);
+        }
+    }
+    text
+}

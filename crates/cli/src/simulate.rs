@@ -1,0 +1,89 @@
+//! `ripieno simulate`: runs a scenario in virtual time, with the scheduling code of the live server.
+
+use crate::output::print_json;
+use crate::policy::{PolicyArgs, catalogue};
+use anyhow::{Context, bail};
+use clap::Args;
+use ripieno_report::{Format, Summary, models_table, policies_table};
+use ripieno_sim::{Scenario, Trace, simulate};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Run a scenario in virtual time: how would these models fare on so many devices, under this load and policy?
+///
+/// The simulator runs the very same scheduling code as the live server. Equal seeds give equal results, bit for bit.
+#[derive(Args, Debug)]
+#[command(after_help = catalogue(), after_long_help = catalogue())]
+pub(crate) struct SimulateArgs {
+    /// The scenario file; see scenarios/ for examples.
+    scenario: PathBuf,
+
+    #[command(flatten)]
+    overrides: Overrides,
+
+    /// Write requests.csv and tasks.csv of the run into this folder.
+    #[arg(long, value_name = "DIR")]
+    trace_out: Option<PathBuf>,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// What can be changed on a scenario without editing it.
+#[derive(Args, Debug)]
+pub(crate) struct Overrides {
+    #[command(flatten)]
+    policy: PolicyArgs,
+
+    /// Seed of the random arrivals, instead of the scenario's.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Offered requests per second, instead of the scenario's.
+    #[arg(long, value_name = "R")]
+    rate: Option<f64>,
+}
+
+impl Overrides {
+    /// Reads the scenario and applies the changes. Another policy starts from its own default options.
+    pub(crate) fn read(&self, path: &std::path::Path) -> anyhow::Result<Scenario> {
+        let mut scenario = Scenario::read(path)?;
+        if let Some(policy) = self.policy.policy.as_ref().filter(|&policy| *policy != scenario.policy) {
+            scenario.policy.clone_from(policy);
+            scenario.policy_options.clear();
+        }
+        scenario.policy_options = self.policy.over(std::mem::take(&mut scenario.policy_options));
+        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        if let Some(rate) = self.rate {
+            if scenario.requests.is_some() {
+                bail!("--rate has no effect: the scenario lists its requests in requests_file");
+            }
+            scenario.rate = Some(rate);
+        }
+        Ok(scenario)
+    }
+}
+
+pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    let scenario = args.overrides.read(&args.scenario)?;
+    let mut trace = args.trace_out.as_ref().map(|_| Trace::new(&scenario.setup.models));
+    let started = Instant::now();
+    let mut summary = simulate(&scenario, trace.as_mut())?;
+    summary.wall_s = started.elapsed().as_secs_f64();
+    if let Some((trace, folder)) = trace.zip(args.trace_out.as_ref()) {
+        trace.write(folder).with_context(|| format!("cannot write the trace into {}", folder.display()))?;
+    }
+    print(&summary, args.format)
+}
+
+fn print(summary: &Summary, format: Format) -> anyhow::Result<()> {
+    if format == Format::Json {
+        return print_json(summary);
+    }
+    println!("{}", policies_table([summary]));
+    if summary.models.len() > 1 {
+        println!("{}", models_table(summary));
+    }
+    Ok(())
+}

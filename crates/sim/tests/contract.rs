@@ -1,0 +1,177 @@
+//! The promises of the scheduler contract, over every policy and its main options, on random worlds with faults.
+//!
+//! The checkers panic when a promise breaks: each request ends exactly once, no device holds more than its depth, wake-ups
+//! lie ahead, walks are in order. Beyond them: equal inputs give equal outputs, and a policy that drops what is hopeless
+//! starts nothing that ends late on devices that run as profiled.
+
+use proptest::prelude::*;
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{Block, DropRule, Model, Profile, Walk};
+use ripieno_sched::{CATALOGUE, Limits, OptionValue, Options, Setup, build};
+use ripieno_sim::checkers::Checkers;
+use ripieno_sim::{Arrival, Fault, Trace, World};
+
+const DEVICES: usize = 5;
+
+/// A world to run a policy in.
+#[derive(Clone, Debug)]
+struct Case {
+    setup: Setup,
+    arrivals: Vec<Arrival>,
+    faults: Vec<(Time, Fault)>,
+}
+
+fn micros(at: i64) -> Time {
+    Time::ORIGIN + Nanos::from_micros(at)
+}
+
+prop_compose! {
+    fn model()(
+        costs in prop::collection::vec((1..2_000i64, 0..4_000i64), 1..=3),
+        slo_us in 2_000..40_000i64,
+        max_batch in 1..=12usize,
+        instances in prop_oneof![3 => Just(usize::MAX), 1 => 1..=2usize],
+        drop in prop_oneof![
+            2 => Just(None),
+            1 => Just(Some(DropRule::Hopeless)),
+            1 => Just(Some(DropRule::Expired)),
+            1 => Just(Some(DropRule::Never)),
+        ],
+    ) -> Model {
+        let block = |(index, &(alpha, beta)): (usize, &(i64, i64))| {
+            let table: Vec<_> = (1..=max_batch as i64).map(|batch| Nanos::from_micros(alpha * batch + beta)).collect();
+            Block { name: index.to_string(), profile: Profile::from_table(&table).unwrap() }
+        };
+        let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
+        let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
+        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop }
+    }
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    let device = || (0..DEVICES as u16).prop_map(DeviceId);
+    prop_oneof![
+        device().prop_map(Fault::Join),
+        device().prop_map(Fault::Leave),
+        device().prop_map(Fault::Lose),
+        (device(), 20..400u32).prop_map(|(device, percent)| Fault::Slow(device, percent)),
+        device().prop_map(Fault::FailNext),
+        (1..150u64).prop_map(Fault::Cancel),
+        (0..3u16).prop_map(|model| Fault::Unload(ModelId(model))),
+    ]
+}
+
+prop_compose! {
+    fn case(faulty: bool)(
+        mut models in prop::collection::vec(model(), 1..=3),
+        devices in 1..=DEVICES,
+        requests in prop::collection::vec((0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64), 1..150),
+        faults in prop::collection::vec((0..150_000i64, fault()), if faulty { 0..10 } else { 0..1 }),
+        slots in 20..200usize,
+    ) -> Case {
+        for (index, model) in models.iter_mut().enumerate() {
+            model.name = format!("m{index}");
+        }
+        let mut at = 0;
+        let arrivals = requests.iter().map(|&(gap, model, rows, percent)| {
+            at += gap;
+            let model_id = model % models.len();
+            let model = &models[model_id];
+            Arrival {
+                at: micros(at),
+                model: ModelId(model_id as u16),
+                rows: rows.min(model.max_batch as u32),
+                deadline: micros(at) + Nanos(model.slo.0 * percent / 100),
+            }
+        }).collect();
+        let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
+        let mut faults: Vec<_> =
+            faults.into_iter().filter(|(_, fault)| faulty && known(fault)).map(|(at, fault)| (micros(at), fault)).collect();
+        faults.sort_by_key(|&(at, _)| at);
+        // Whatever was lost, one device comes back, so that everything can end.
+        faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
+        let batch = models.iter().map(|model| model.max_batch).max().unwrap();
+        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth: 1, batch };
+        Case { setup: Setup { models, devices, limits }, arrivals, faults }
+    }
+}
+
+fn run(policy: &str, options: &Options, case: &Case) -> Trace {
+    let mut scheduler = build(policy, &case.setup, options).unwrap();
+    let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
+    let mut world = World::new(scheduler.as_mut(), &case.setup);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut trace]);
+    assert_eq!(world.live(), 0, "requests were left over");
+    checkers.finish();
+    trace
+}
+
+fn options(text: &str) -> Options {
+    let option = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap();
+        let value = value.parse().map(OptionValue::Float).unwrap_or(OptionValue::Text(value.to_owned()));
+        (name.to_owned(), value)
+    };
+    text.split_whitespace().map(option).collect()
+}
+
+macro_rules! contract {
+    ($($test:ident: $policy:literal $options:literal;)*) => {
+        /// The policies that the suite runs over.
+        const COVERED: &[&str] = &[$($policy),*];
+
+        $(mod $test {
+            use super::*;
+
+            proptest! {
+                #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+                #[test]
+                fn keeps_its_promises_among_faults(case in case(true)) {
+                    run($policy, &options($options), &case);
+                }
+
+                #[test]
+                fn equal_inputs_give_equal_outputs(case in case(true)) {
+                    let (a, b) = (run($policy, &options($options), &case), run($policy, &options($options), &case));
+                    prop_assert_eq!(a.tasks_csv(), b.tasks_csv());
+                    prop_assert_eq!(a.requests_csv(), b.requests_csv());
+                }
+
+                #[test]
+                fn a_late_answer_needs_a_rule_that_allows_it(case in case(false)) {
+                    let mut case = case;
+                    for model in &mut case.setup.models {
+                        model.drop = Some(DropRule::Hopeless);
+                    }
+                    let knows_deadlines = !$options.contains("fifo") && $policy != "serial";
+                    let late = run($policy, &options($options), &case).requests_csv().contains("late");
+                    prop_assert!(!(late && knows_deadlines));
+                }
+            }
+        })*
+    };
+}
+
+contract! {
+    serial: "serial" "";
+    serial_hopeless: "serial" "drop=hopeless";
+    eager_prefix: "eager" "gather=prefix";
+    eager_window: "eager" "gather=window drop=expired";
+    eager_fifo: "eager" "gather=fifo drop=never";
+    timeout_prefix: "timeout" "timeout_ms=1.5 device=earliest-free";
+    timeout_window: "timeout" "timeout_slo=0.3 gather=window";
+    timeout_fifo: "timeout" "timeout_ms=4 gather=fifo drop=expired";
+    deferred_prefix: "deferred" "gather=prefix";
+    deferred_window: "deferred" "gather=window";
+    deferred_expired: "deferred" "gather=window drop=expired";
+    deferred_never: "deferred" "gather=prefix drop=never";
+    deferred_latency: "deferred" "objective=latency device=earliest-free";
+}
+
+#[test]
+fn the_suite_covers_the_catalogue() {
+    for policy in CATALOGUE {
+        assert!(COVERED.contains(&policy.name), "add {:?} to contract!", policy.name);
+    }
+}

@@ -1,0 +1,134 @@
+//! Scenario files: what is accepted, and what each mistake is told.
+
+use expect_test::{Expect, expect};
+use ripieno_base::Nanos;
+use ripieno_model::{DropRule, Walk};
+use ripieno_sim::{Scenario, Trace, simulate};
+
+const MODEL: &str = "[[model]]\nname = \"m\"\nslo_ms = 25.0\nalpha_ms = 1.0\nbeta_ms = 5.0\n";
+
+fn check_error(text: &str, expected: Expect) {
+    expected.assert_eq(&Scenario::parse(text, "s.toml").unwrap_err().to_string());
+}
+
+#[test]
+fn a_scenario_with_every_key_is_understood() {
+    let text = r#"
+        seed = 7
+        duration_s = 60
+        warmup_fraction = 0.1
+        rate = 5000.0
+        policy = "timeout"
+        policy_options = { timeout_ms = 3, gather = "fifo", "timeout_ms.chain" = 1.5 }
+        max_live = 100
+        [cluster]
+        devices = 8
+        [network]
+        control_us = 0.0
+        data_us_per_request = 0.0
+        [[model]]
+        name = "table"
+        latency_ms = [6.0, 7.0, 8.5]
+        slo_ms = 25.0
+        share = 3
+        arrival = { kind = "gamma", shape = 0.3 }
+        drop = "expired"
+        [[model]]
+        name = "chain"
+        walk = "chain"
+        slo_ms = 40
+        max_batch = 4
+        instances = 2
+        [[model.block]]
+        name = "a"
+        latency_ms = [1.0, 2.0, 3.0, 4.0]
+        [[model.block]]
+        name = "b"
+        alpha_ms = 0.5
+        beta_ms = 1.0
+        "#;
+    let scenario = Scenario::parse(text, "s.toml").unwrap();
+    let [table, chain] = &scenario.setup.models[..] else { panic!() };
+    assert_eq!((table.max_batch, table.drop, table.walk), (3, Some(DropRule::Expired), Walk::Whole));
+    assert_eq!((chain.max_batch, chain.instances, chain.walk), (4, 2, Walk::Chain));
+    assert_eq!(chain.profile().latency(4), Nanos::from_millis(7));
+    assert_eq!(scenario.loads.iter().map(|load| load.share).collect::<Vec<_>>(), [0.75, 0.25]);
+    let summary = simulate(&scenario, None).unwrap();
+    assert!(summary.total.requests > 200_000 && summary.models.len() == 2);
+}
+
+#[test]
+fn without_max_batch_a_line_goes_as_far_as_the_slo() {
+    let scenario = Scenario::parse(&format!("rate = 1.0\n{MODEL}"), "s.toml").unwrap();
+    assert_eq!(scenario.setup.models[0].max_batch, 20);
+}
+
+#[test]
+fn mistakes_are_named() {
+    check_error("rate = 1.0", expect!["s.toml: there is no model; add a [[model]] table"]);
+    check_error(MODEL, expect!["s.toml: rate is missing; give the offered requests per second, or a requests_file"]);
+    check_error(
+        &format!("rate = -1\n{MODEL}"),
+        expect!["s.toml: rate = -1; it must be a number of requests per second above 0"],
+    );
+    check_error(
+        &format!("rate = 1\nrequests = 5\nduration_s = 1\n{MODEL}"),
+        expect!["s.toml: both requests and duration_s are given; remove one"],
+    );
+    check_error(&format!("rate = 1\n{MODEL}{MODEL}"), expect![[r#"s.toml: the name "m" is used twice"#]]);
+    check_error(
+        &format!("rate = 1\n{MODEL}walk = \"tree\""),
+        expect![[r#"s.toml: model "m": walk = "tree"; it must be "whole" or "chain""#]],
+    );
+    check_error(
+        &format!("rate = 1\n{MODEL}latency_ms = [1.0]"),
+        expect![[r#"s.toml: model "m": give either alpha_ms and beta_ms, or latency_ms = [l(1), l(2), …]"#]],
+    );
+    check_error(
+        &format!("rate = 1\n{MODEL}arrival = {{ kind = \"gamma\" }}"),
+        expect![[r#"s.toml: model "m": arrival kind "gamma" needs a shape"#]],
+    );
+    check_error(
+        &format!("rate = 1\n{MODEL}max_batch = 0"),
+        expect![[r#"s.toml: model "m": a latency profile needs at least one batch size"#]],
+    );
+    check_error(
+        &format!("rate = 1\n[network]\ncontrol_us = 5.0\n{MODEL}"),
+        expect!["s.toml: network delays are not simulated yet; leave control_us and data_us_per_request at 0"],
+    );
+    check_error(
+        &format!("rate = 1\nrequest_file = \"x\"\n{MODEL}"),
+        expect![[r#"
+            s.toml: TOML parse error at line 2, column 1
+              |
+            2 | request_file = "x"
+              | ^^^^^^^^^^^^
+            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `cluster`, `network`, `max_live`, `model`
+        "#]],
+    );
+}
+
+#[test]
+fn explicit_requests_come_from_a_file() {
+    let folder = std::env::temp_dir().join(format!("ripieno-scenario-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let read = |requests: &str| {
+        std::fs::write(folder.join("requests.csv"), requests).unwrap();
+        let text = format!("requests_file = \"requests.csv\"\npolicy = \"serial\"\n{MODEL}");
+        std::fs::write(folder.join("s.toml"), text).unwrap();
+        Scenario::read(&folder.join("s.toml"))
+    };
+    let scenario = read("arrival_ms,model,length,output_length,tree\n4.5,m,,,\n0,m,,,\n").unwrap();
+    let mut trace = Trace::new(&scenario.setup.models);
+    let summary = simulate(&scenario, Some(&mut trace)).unwrap();
+    assert_eq!((summary.total.requests, summary.total.late), (2, 0));
+    expect![[r#"
+        id,model,arrival_ms,start_ms,finish_ms,outcome
+        1,m,0,0,6,ok
+        2,m,4.5,6,12,ok
+    "#]]
+    .assert_eq(&trace.requests_csv());
+    let error = read("arrival_ms,model\n1,other\n").unwrap_err().to_string();
+    assert!(error.ends_with("requests.csv, line 2: model \"other\" has no [[model]] table"), "{error}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
