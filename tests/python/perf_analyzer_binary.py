@@ -59,7 +59,9 @@ def fetch(program):
 def compile_base64(library):
     source = pathlib.Path(__file__).with_name("base64.c")
     compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(source)], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(source)], check=True
+    )
 
 
 def cuda_runtime():

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import onnx
 import onnxruntime
+from ml_dtypes import bfloat16
 from onnx import TensorProto, helper, numpy_helper
 
 from serving import ROOT
@@ -26,10 +27,10 @@ DATATYPES = {
     "INT32": (TensorProto.INT32, np.array([[-(2**31), 0, 2**31 - 1], [7, -8, 9]], np.int32)),
     "INT64": (TensorProto.INT64, np.array([[-(2**63), 0, 2**63 - 1], [7, -8, 9]], np.int64)),
     "FP16": (TensorProto.FLOAT16, np.array([[-1.5, 0.0, 65504.0], [0.25, 6e-8, 3.0]], np.float16)),
-    "BF16": (TensorProto.BFLOAT16, np.array([[-1.5, 0.0, 2.0**100], [0.25, 2.0**-100, 3.0]], np.float32)),
+    "BF16": (TensorProto.BFLOAT16, np.array([[-1.5, 0.0, 2.0**100], [0.25, 2.0**-100, 3.0]], bfloat16)),
     "FP32": (TensorProto.FLOAT, np.array([[-1.5, 0.0, 3.4e38], [0.1, 1e-38, 3.0]], np.float32)),
     "FP64": (TensorProto.DOUBLE, np.array([[-1.5, 0.0, 1.7e308], [0.1, 1e-300, 3.0]], np.float64)),
-    "BYTES": (TensorProto.STRING, np.array([[b"", b"a", "é€".encode()], [b"\"\\\n", b"x" * 300, b"z"]], object)),
+    "BYTES": (TensorProto.STRING, np.array([[b"", b"a", "é€".encode()], [b'"\\\n', b"x" * 300, b"z"]], object)),
 }
 
 

@@ -14,6 +14,8 @@ from repositories import Reference
 from serving import Server
 from wires import Grpc, Http
 
+# The gauge of requests that wait or run.
+LIVE = "ripieno_requests_live"
 X = np.arange(16, dtype=np.float32).reshape(1, 16)
 
 
@@ -72,7 +74,15 @@ def no_version(repository):
 
 
 MISTAKES = [
-    not_onnx, cut_off, unknown_key, wrong_value, no_toml, unknown_policy, no_batch_dimension, missing_file, no_version,
+    not_onnx,
+    cut_off,
+    unknown_key,
+    wrong_value,
+    no_toml,
+    unknown_policy,
+    no_batch_dimension,
+    missing_file,
+    no_version,
 ]
 
 
@@ -193,6 +203,6 @@ def wait_until_counted(server, requests):
 
 
 def pending(metrics):
-    """Live requests, by the gauge of that name."""
-    lines = [line for line in metrics.splitlines() if line.startswith("ripieno_requests_live")]
+    """Requests that wait or run, by the gauge."""
+    lines = [line for line in metrics.splitlines() if line.startswith(LIVE)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
