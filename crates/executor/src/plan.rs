@@ -154,8 +154,10 @@ mod tests {
         TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, width] }
     }
 
-    fn link(blocks: &[(&[(&str, i64)], &[(&str, i64)])]) -> Result<Plan, LoadError> {
-        let specs = |of: &[(&str, i64)]| of.iter().map(|&(name, width)| spec(name, width)).collect::<Vec<_>>();
+    type Tensors<'a> = &'a [(&'a str, i64)];
+
+    fn link(blocks: &[(Tensors<'_>, Tensors<'_>)]) -> Result<Plan, LoadError> {
+        let specs = |of: Tensors<'_>| of.iter().map(|&(name, width)| spec(name, width)).collect::<Vec<_>>();
         let ios: Vec<BlockIo> = blocks
             .iter()
             .enumerate()

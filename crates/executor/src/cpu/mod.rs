@@ -18,7 +18,7 @@ use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use convert::Scratch;
 use ripieno_model::TensorSpec;
-use rten::{NodeId, RunOptions, ThreadPool};
+use rten::{LoadErrorKind, NodeId, RunOptions, ThreadPool};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -116,19 +116,29 @@ struct Block {
 impl Block {
     fn load(path: &Path, io: &OnnxIo) -> Result<Block, LoadError> {
         check_datatypes(path, io)?;
-        let refuse = |cause: String| {
-            let file = path.display();
-            LoadError(format!("{file}: rten cannot load it: {cause}; use --engine onnxruntime, or export it otherwise"))
-        };
+        let refuse =
+            |cause: String, fix: &str| LoadError(format!("{}: rten cannot load it: {cause}; {fix}", path.display()));
         let model = rten::ModelOptions::with_all_ops().prepack_weights(true).load_file(path);
-        let model = model.map_err(|cause| refuse(cause.to_string()))?;
+        let model = model.map_err(|cause| refuse(cause.to_string(), fix(&cause.kind())))?;
         let nodes = |specs: &[TensorSpec]| {
             let node = |spec: &TensorSpec| model.node_id(&spec.name);
             specs.iter().map(node).collect::<Result<Vec<_>, _>>()
         };
-        let inputs = nodes(&io.inputs).map_err(|cause| refuse(cause.to_string()))?;
-        let outputs = nodes(&io.outputs).map_err(|cause| refuse(cause.to_string()))?;
+        let inputs = nodes(&io.inputs).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
+        let outputs = nodes(&io.outputs).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
         Ok(Block { inputs, outputs, model })
+    }
+}
+
+const OTHER_ENGINE: &str = "use --engine onnxruntime, or export it otherwise";
+
+fn fix(kind: &LoadErrorKind) -> &'static str {
+    match kind {
+        LoadErrorKind::UnknownFileType => "give the file a name that ends in .onnx",
+        LoadErrorKind::ExternalDataError => {
+            "keep the weights in the .onnx file, or in a file beside it whose name ends in .data"
+        }
+        _ => OTHER_ENGINE,
     }
 }
 

@@ -18,6 +18,7 @@ use crate::rows::Batch;
 use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use library::Library;
+use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, builder::SessionBuilder};
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -139,9 +140,11 @@ impl Home {
     }
 }
 
-/// Threads that wait must sleep: the device next to this one, and the server, want the cores.
-fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, ort::Error<SessionBuilder>> {
-    builder.with_intra_threads(threads)?.with_inter_threads(1)?.with_intra_op_spinning(false)
+/// Threads that wait must sleep: the device next to this one, and the server, want the cores. Nothing is logged by the
+/// library, because every error is returned.
+fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, ort::Error> {
+    let builder = builder.with_intra_threads(threads)?.with_inter_threads(1)?.with_intra_op_spinning(false)?;
+    Ok(builder.with_log_level(LogLevel::Fatal)?)
 }
 
 struct OrtRunner {

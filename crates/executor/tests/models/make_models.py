@@ -42,7 +42,7 @@ save("mlp", FIRST + SECOND, [X], [Y], [("w1", W1), ("b1", B1), ("w2", W2), ("b2"
 save("mlp_first", FIRST, [X], [H], [("w1", W1), ("b1", B1)])
 save("mlp_second", SECOND, [H], [Y], [("w2", W2), ("b2", B2)])
 save("mlp_fixed_batch", FIRST, [floats("x", [1, 4])], [H], [("w1", W1), ("b1", B1)])
-external = {"save_as_external_data": True, "location": "mlp_external.weights", "size_threshold": 0}
+external = {"save_as_external_data": True, "location": "mlp_external.onnx.data", "size_threshold": 0}
 save("mlp_external", FIRST, [X], [H], [("w1", W1), ("b1", B1)], save=external)
 
 # Old exporters list the weights among the inputs.
@@ -51,6 +51,10 @@ save("weights_among_inputs", FIRST, [X, floats("w1", [4, 8]), floats("b1", [8])]
 # Twice the input, whatever its width.
 double = [helper.make_node("Add", ["x", "x"], ["y"])]
 save("double", double, [floats("x", ["batch", "width"])], [floats("y", ["batch", "width"])])
+
+# An output that is the input itself, beside one that is computed.
+widths = ["batch", "width"]
+save("handed_through", double, [floats("x", widths)], [floats("x", widths), floats("y", widths)])
 
 # A sum over the batch: its output has no row for each row of the input.
 reduce = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)]
