@@ -12,6 +12,9 @@ from serving import ROOT
 
 DEMO = ROOT / "models" / "repository"
 
+# What runs emulated models. The device's published latencies are not used: each model here brings its own.
+EMULATED = ("--device", "emulated:1080ti")
+
 # Far beyond what any test takes: in most of them a missed deadline would only blur what is tested.
 PATIENT = "slo_ms = 20000\n"
 

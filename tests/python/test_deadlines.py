@@ -17,7 +17,6 @@ import repositories
 from serving import Server
 from wires import Grpc, Http
 
-EMULATED = ("--device", "emulated:test")
 X = np.array([[1.0, 2.0]], np.float32)
 
 
@@ -29,7 +28,7 @@ def server(tmp_path_factory):
     repositories.emulated(repository, "strict", f"slo_ms = 10000\n{busy}")
     repositories.emulated(repository, "short", f"slo_ms = 900\n{busy}")
     repositories.emulated(repository, "late", f'slo_ms = 100\nlate = "answer"\n{busy}')
-    with Server(repository, *EMULATED) as server:
+    with Server(repository, *repositories.EMULATED) as server:
         yield server
 
 

@@ -15,7 +15,7 @@ from serving import Server
 from wires import Grpc, Http
 
 # The gauge of requests that wait or run.
-LIVE = "ripieno_requests_live"
+LIVE = "ripieno_live_requests"
 X = np.arange(16, dtype=np.float32).reshape(1, 16)
 
 
@@ -163,7 +163,7 @@ def test_the_ready_line_lists_the_models(tmp_path):
 def test_sigterm_answers_what_was_accepted(tmp_path):
     repositories.emulated(tmp_path, "slow", "slo_ms = 10000\nmax_batch = 1\nlatency_ms = [400]\n")
     answers = []
-    with Server(tmp_path, "--device", "emulated:test") as server:
+    with Server(tmp_path, *repositories.EMULATED) as server:
         host, port = server.http.split(":")
         connections = [ask(host, int(port)) for _ in range(3)]
         readers = [threading.Thread(target=lambda c=c: answers.append(read_all(c))) for c in connections]

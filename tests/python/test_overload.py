@@ -13,7 +13,6 @@ import repositories
 from serving import Server
 from wires import Http
 
-EMULATED = ("--device", "emulated:test")
 MAX_BATCH = 16
 BATCH_MS = 40 + 5 * MAX_BATCH
 PEAK_RPS = MAX_BATCH / (BATCH_MS / 1000)
@@ -34,7 +33,7 @@ def body():
 def test_goodput_holds_at_three_times_the_peak(tmp_path):
     toml = f"slo_ms = 500\nmax_batch = {MAX_BATCH}\nalpha_ms = 5\nbeta_ms = 40\n"
     repositories.emulated(tmp_path, "slow", toml)
-    with Server(tmp_path, *EMULATED) as server:
+    with Server(tmp_path, *repositories.EMULATED) as server:
         before_mib = server.resident_mib()
         answers, health = asyncio.run(overload(server))
         grown_mib = server.resident_mib() - before_mib
@@ -99,7 +98,7 @@ def test_a_full_queue_refuses_at_once(tmp_path, requests):
         async with aiohttp.ClientSession() as session:
             return await asyncio.gather(*(send(session) for _ in range(requests)))
 
-    with Server(tmp_path, *EMULATED) as server:
+    with Server(tmp_path, *repositories.EMULATED) as server:
         answers = asyncio.run(send_all(f"http://{server.http}/v2/models/narrow/infer"))
         assert Http(server).client.is_server_ready()
     served = [answer for answer in answers if answer[0] == 200]
