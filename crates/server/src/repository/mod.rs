@@ -1,7 +1,28 @@
-//! The model repository.
+//! The model repository: from folders on a disk to models that serve.
+//!
+//! Four steps, each of which knows nothing of the next: [`scan`](mod@scan) finds models by their names, [`config`] reads what
+//! their owners say, [`plan`] settles what is to be loaded for this server's device, [`load`] reads, checks, profiles and
+//! warms up. [`live`] does it for a running server, [`inspect`](mod@inspect) for the command line.
+//!
+//! Whatever goes wrong with a model is one line of text that names the file, the key and the fix, and stays with that
+//! model: nothing here stops at the first mistake. Nothing slow runs on a thread that serves.
 
 pub mod cache;
 pub mod config;
 #[cfg(test)]
 mod fixture;
+pub mod inspect;
+pub mod live;
+pub mod load;
+pub mod plan;
+pub mod report;
 pub mod scan;
+#[cfg(test)]
+mod tests;
+mod warm_up;
+
+pub use inspect::{inspect, profile};
+pub use live::{Host, LiveRepository};
+pub use load::{Loader, Prepared, Profiling, Progress};
+pub use plan::Target;
+pub use report::{ModelReport, ProfileReport};

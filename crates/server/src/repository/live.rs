@@ -1,0 +1,264 @@
+//! The repository of a running server: loads at the start, and loads, reloads and unloads when asked.
+//!
+//! Each model has one lock, held while that model changes; there is no other, so loading one model never waits for
+//! another and never stalls one that serves. A reload loads the new version beside the old one, switches the
+//! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
+
+use super::load::{Loader, Prepared, Profiling, Progress};
+use super::plan::Target;
+use super::report::ModelReport;
+use super::scan::{Candidate, scan};
+use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
+use parking_lot::Mutex;
+use ripieno_base::ModelId;
+use ripieno_runtime::{Engine, ServedModel};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Models that are read at the same time at the start; enough to hide the disk, few enough to leave memory alone.
+const LOADERS: usize = 4;
+/// How long a replaced version stays for requests that are on their way to it.
+const GRACE: Duration = Duration::from_millis(50);
+/// How often a replaced version is asked whether it is idle.
+const POLL: Duration = Duration::from_millis(2);
+/// The longest that a replaced version is kept for its last requests.
+const LONGEST_FAREWELL: Duration = Duration::from_secs(30);
+
+/// Where models run once they are loaded: the runtime, or a stand-in in tests.
+pub trait Host: Send + Sync {
+    /// Takes a model into service.
+    fn load(&self, model: ServedModel) -> Result<ModelId, String>;
+
+    /// How many of its requests wait or run.
+    fn live(&self, model: ModelId) -> usize;
+
+    /// Takes it out of service; requests that still wait are refused.
+    fn unload(&self, model: ModelId);
+}
+
+impl Host for Engine {
+    fn load(&self, model: ServedModel) -> Result<ModelId, String> {
+        Engine::load(self, model).map_err(|refused| refused.to_string())
+    }
+
+    fn live(&self, model: ModelId) -> usize {
+        self.model_metrics(model).map_or(0, |metrics| metrics.live)
+    }
+
+    fn unload(&self, model: ModelId) {
+        if let Err(refused) = Engine::unload(self, model) {
+            tracing::warn!("a model could not be unloaded: {refused}");
+        }
+    }
+}
+
+/// A repository that serves.
+pub struct LiveRepository {
+    path: PathBuf,
+    loader: Loader,
+    registry: Arc<Registry>,
+    host: Arc<dyn Host>,
+    slots: Mutex<BTreeMap<String, Arc<Mutex<Slot>>>>,
+}
+
+/// What a model is doing; locked while it changes.
+#[derive(Default)]
+struct Slot {
+    serving: Option<Arc<ServedEntry>>,
+    /// The version of a row in the registry that tells of a failure or an unload.
+    failed: Option<String>,
+}
+
+impl LiveRepository {
+    /// The repository at `path`; nothing is loaded yet.
+    pub fn new(
+        path: PathBuf,
+        target: Target,
+        registry: Arc<Registry>,
+        host: Arc<dyn Host>,
+        progress: Progress,
+    ) -> LiveRepository {
+        LiveRepository { path, loader: Loader::new(target, progress), registry, host, slots: Mutex::default() }
+    }
+
+    /// Loads every model; returns when all are served or have failed. An error only if the path cannot be read.
+    pub fn load_all(&self) -> Result<Vec<ModelReport>, String> {
+        let candidates = scan(&self.path)?;
+        for candidate in &candidates {
+            self.registry.set(&candidate.name, version_of(candidate), ModelState::Loading, "");
+        }
+        let next = AtomicUsize::new(0);
+        let reports = Mutex::new(BTreeMap::new());
+        std::thread::scope(|scope| {
+            for _ in 0..LOADERS.min(candidates.len()) {
+                scope.spawn(|| {
+                    while let Some(candidate) = candidates.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let report = self.bring_up_reported(candidate);
+                        reports.lock().insert(candidate.name.clone(), report);
+                    }
+                });
+            }
+        });
+        Ok(reports.into_inner().into_values().collect())
+    }
+
+    fn bring_up_reported(&self, candidate: &Candidate) -> ModelReport {
+        self.bring_up(candidate).unwrap_or_else(|error| {
+            tracing::error!("model {} is not served: {error}", candidate.name);
+            ModelReport::failed(&candidate.name, version_of(candidate), error)
+        })
+    }
+
+    /// Loads what was found for a model and puts it in the place of what serves now.
+    fn bring_up(&self, candidate: &Candidate) -> Result<ModelReport, String> {
+        let slot = self.slots.lock().entry(candidate.name.clone()).or_default().clone();
+        let mut slot = slot.lock();
+        let (name, version) = (candidate.name.as_str(), version_of(candidate));
+        let serves_already = slot.serving.as_ref().is_some_and(|entry| entry.version == version);
+        if !serves_already {
+            self.registry.set(name, version, ModelState::Loading, "");
+        }
+        match self.prepare_and_host(candidate) {
+            Ok((entry, report)) => {
+                self.switch(&mut slot, entry);
+                Ok(report)
+            }
+            Err(error) => {
+                self.record_failure(&mut slot, name, version, &error);
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare_and_host(&self, candidate: &Candidate) -> Result<(Arc<ServedEntry>, ModelReport), String> {
+        let found = candidate.found.as_ref().map_err(String::clone)?;
+        let prepared = self.loader.prepare(found, Profiling::IfMissing)?;
+        for warning in &prepared.warnings {
+            tracing::warn!("model {}: {warning}", candidate.name);
+        }
+        let served = prepared.served().ok_or_else(|| format!("{}: it has no profile", found.model.display()))?;
+        let id = self.host.load(served).map_err(|error| format!("{}: {error}", found.model.display()))?;
+        let target = self.loader.target();
+        Ok((Arc::new(entry(&prepared, id, target)), prepared.report(target.devices)))
+    }
+
+    /// First the new one answers, then the old one goes.
+    fn switch(&self, slot: &mut Slot, entry: Arc<ServedEntry>) {
+        let (name, version) = (entry.name.clone(), entry.version.clone());
+        self.registry.set(&name, &version, ModelState::Ready(entry.clone()), "");
+        if let Some(old) = slot.serving.replace(entry) {
+            if old.version != version {
+                self.registry.remove(&name, &old.version);
+            }
+            self.retire(&old);
+        }
+        if let Some(failed) = slot.failed.take().filter(|failed| *failed != version) {
+            self.registry.remove(&name, &failed);
+        }
+    }
+
+    /// Unloads a replaced version once nobody waits for it any more, and at the latest when its requests' time is over.
+    ///
+    /// The grace at the start is for requests that looked it up just before the switch and are still being decoded.
+    fn retire(&self, old: &ServedEntry) {
+        let patience = Duration::from_nanos(old.slo.0.unsigned_abs()).min(LONGEST_FAREWELL);
+        let begun = Instant::now();
+        std::thread::sleep(GRACE);
+        while self.host.live(old.id) > 0 && begun.elapsed() < patience + GRACE {
+            std::thread::sleep(POLL);
+        }
+        self.host.unload(old.id);
+    }
+
+    fn record_failure(&self, slot: &mut Slot, name: &str, version: &str, error: &str) {
+        if let Some(entry) = slot.serving.as_ref().filter(|entry| entry.version == version) {
+            let reason = format!("serves what was loaded before; loading it again failed: {error}");
+            self.registry.set(name, version, ModelState::Ready(entry.clone()), &reason);
+            return;
+        }
+        self.registry.set(name, version, ModelState::Unavailable, error);
+        if let Some(before) = slot.failed.replace(version.to_owned()).filter(|before| before != version) {
+            self.registry.remove(name, &before);
+        }
+    }
+
+    fn names(&self, candidates: &[Candidate]) -> String {
+        let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
+        let held = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+        format!("{} holds {held}", self.path.display())
+    }
+}
+
+impl Repository for LiveRepository {
+    fn load(&self, name: &str, config: Option<&str>) -> Result<(), String> {
+        if config.is_some() {
+            return Err(format!(
+                "the parameter config of a load call is not supported; write {name}/model.toml in {} and load again",
+                self.path.display()
+            ));
+        }
+        let candidates = scan(&self.path)?;
+        match candidates.iter().find(|candidate| candidate.name == name) {
+            Some(candidate) => self.bring_up(candidate).map(|_| ()),
+            None => Err(format!("Request for unknown model: '{name}' is not found; {}", self.names(&candidates))),
+        }
+    }
+
+    fn unload(&self, name: &str) -> Result<(), String> {
+        let slot = self.slots.lock().get(name).cloned();
+        let Some(slot) = slot else { return Err(format!("Request for unknown model: '{name}' is not loaded")) };
+        let mut slot = slot.lock();
+        if let Some(entry) = slot.serving.take() {
+            self.registry.set(name, &entry.version, ModelState::Unavailable, "unloaded");
+            slot.failed = Some(entry.version.clone());
+            self.host.unload(entry.id);
+        }
+        Ok(())
+    }
+
+    fn index(&self) -> Vec<IndexRow> {
+        let mut rows = self.registry.index();
+        let held = scan(&self.path).unwrap_or_default();
+        let unknown = held.into_iter().filter(|candidate| !rows.iter().any(|row| row.name == candidate.name));
+        let unloaded: Vec<IndexRow> = unknown
+            .map(|candidate| IndexRow {
+                reason: candidate.found.err().unwrap_or_default(),
+                name: candidate.name,
+                version: String::new(),
+                state: String::new(),
+            })
+            .collect();
+        rows.extend(unloaded);
+        rows
+    }
+}
+
+fn version_of(candidate: &Candidate) -> &str {
+    candidate.found.as_ref().map_or("", |found| found.version.as_str())
+}
+
+fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
+    ServedEntry {
+        name: prepared.plan.name.clone(),
+        version: prepared.plan.version.clone(),
+        id,
+        platform: platform(target.engine.name()).to_owned(),
+        inputs: prepared.loaded.inputs().to_vec(),
+        outputs: prepared.loaded.outputs().to_vec(),
+        max_batch: prepared.plan.source.max_batch,
+        slo: prepared.plan.slo,
+        stats: Default::default(),
+    }
+}
+
+/// What the protocol's metadata calls an engine.
+fn platform(engine: &str) -> &str {
+    match engine {
+        "onnxruntime" => "onnxruntime_onnx",
+        "cpu" => "onnx_onnxv1",
+        other => other,
+    }
+}

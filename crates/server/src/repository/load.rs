@@ -1,0 +1,212 @@
+//! From a model's files to a model that can serve: read, checked, profiled and warmed up.
+//!
+//! Slow by nature, so it runs on loader threads. Reading is done by as many of them as like; measuring by one at a time,
+//! because two measurements at once would measure each other.
+
+use super::cache::{ProfileCache, ProfileKey};
+use super::plan::{Plan, Target};
+use super::report::{ModelReport, ProfileReport, describe};
+use super::scan::Found;
+use super::warm_up::warm_up;
+use parking_lot::Mutex;
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, Loaded, Measurement, Step, measure};
+use ripieno_model::bounds::best_goodput;
+use ripieno_model::{Block, Model, Profile, TensorSpec, Walk};
+use ripieno_runtime::ServedModel;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Told how far the measurement of a model is: its name, batch sizes done, batch sizes in all.
+pub type Progress = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
+
+/// How a model comes by its profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profiling {
+    /// From the cache, or measured if it is not there.
+    IfMissing,
+    /// Measured, whatever the cache holds.
+    Always,
+    /// From the cache or not at all.
+    Never,
+}
+
+/// Loads models for one target.
+pub struct Loader {
+    target: Target,
+    progress: Progress,
+    measuring: Mutex<()>,
+}
+
+/// A model that is loaded and knows what it costs.
+pub struct Prepared {
+    /// What was loaded.
+    pub plan: Plan,
+    /// The model in memory.
+    pub loaded: Arc<dyn Loaded>,
+    /// ℓ(b) of each block; none if it was not to be measured.
+    pub profiles: Option<Vec<Profile>>,
+    /// "given", "cached" or "measured".
+    pub origin: &'static str,
+    /// What is odd about it.
+    pub warnings: Vec<String>,
+}
+
+impl Loader {
+    /// A loader that reports measurements to `progress`.
+    pub fn new(target: Target, progress: Progress) -> Loader {
+        Loader { target, progress, measuring: Mutex::new(()) }
+    }
+
+    /// What the models are loaded for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Loads one model. The error is one line that names file, key and fix; a panic in an engine becomes one, too.
+    pub fn prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
+        let attempt = catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
+        let outcome = attempt.unwrap_or_else(|panic| {
+            let shown = found.model.display();
+            Err(format!("{shown}: the {} engine failed on it: {}", self.target.engine.name(), panic_text(&*panic)))
+        });
+        outcome.map_err(|error| error.replace('\n', " "))
+    }
+
+    fn try_prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
+        let plan = Plan::new(found, &self.target)?;
+        let loaded = self.target.engine.load(&plan.source).map_err(|error| error.to_string())?;
+        check_batch_dimension(&plan, &*loaded)?;
+        plan.check_declared(loaded.inputs(), loaded.outputs())?;
+        let (profiles, origin) = self.profiles(&plan, &loaded, profiling)?;
+        if profiling != Profiling::Never && origin != "measured" && !self.target.emulates() {
+            warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
+                .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
+        }
+        let mut prepared = Prepared { plan, loaded, profiles, origin, warnings: Vec::new() };
+        prepared.warnings.extend(prepared.slo_warning());
+        Ok(prepared)
+    }
+
+    fn profiles(
+        &self,
+        plan: &Plan,
+        loaded: &Arc<dyn Loaded>,
+        profiling: Profiling,
+    ) -> Result<(Option<Vec<Profile>>, &'static str), String> {
+        if let Some(given) = plan.given_profiles() {
+            return Ok((Some(given), "given"));
+        }
+        let engine = &self.target.engine;
+        let key = ProfileKey::new(&engine.device_key(), &plan.files(), plan.source.max_batch)?;
+        let cache = ProfileCache::beside(&plan.folder);
+        if profiling != Profiling::Always
+            && let Some(cached) = cache.read(&key).filter(|cached| cached.len() == plan.source.blocks.len())
+        {
+            return Ok((Some(cached), "cached"));
+        }
+        if profiling == Profiling::Never {
+            return Ok((None, "none"));
+        }
+        let measured = self.measure(plan, loaded)?;
+        if let Err(cause) = cache.write(&key, &measured) {
+            tracing::warn!("model {}: {cause}", plan.name);
+        }
+        Ok((Some(measured), "measured"))
+    }
+
+    fn measure(&self, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Vec<Profile>, String> {
+        let _one_at_a_time = self.measuring.lock();
+        let max_batch = plan.source.max_batch;
+        let measurement = Measurement { max_batch, budget: self.target.measure_for, example: None };
+        let mut step = |step: Step| (self.progress)(&plan.name, step.done, step.sizes);
+        let measured = measure(&*self.target.engine, loaded, &measurement, &mut step);
+        measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
+    }
+}
+
+impl Prepared {
+    /// The model as the scheduler sees it; none if it has no profile.
+    pub fn model(&self) -> Option<Model> {
+        let (config, source) = (&self.plan.config, &self.plan.source);
+        let block =
+            |(source, profile): (&BlockSource, &Profile)| Block { name: source.name.clone(), profile: profile.clone() };
+        Some(Model {
+            name: self.plan.name.clone(),
+            blocks: source.blocks.iter().zip(self.profiles.as_ref()?).map(block).collect(),
+            walk: if source.blocks.len() == 1 { Walk::Whole } else { Walk::Chain },
+            slo: self.plan.slo,
+            max_batch: source.max_batch,
+            instances: config.instances,
+            drop: config.drop,
+        })
+    }
+
+    /// The model as the runtime wants it; none if it has no profile.
+    pub fn served(&self) -> Option<ServedModel> {
+        let (max_queue, answer_late) = (self.plan.config.max_queue, self.plan.config.answer_late);
+        self.model().map(|model| ServedModel { model, loaded: self.loaded.clone(), max_queue, answer_late })
+    }
+
+    /// What the command line shows of it.
+    pub fn report(&self, devices: usize) -> ModelReport {
+        let plan = &self.plan;
+        let total = self.model().map(|model| model.profile());
+        let goodput = total.as_ref().map(|profile| best_goodput(profile, plan.slo, devices.min(plan.config.instances)));
+        let blocks = plan.source.blocks.iter().zip(self.profiles.iter().flatten());
+        let blocks = blocks.map(|(source, profile)| ProfileReport::new(&source.name, self.origin, profile));
+        ModelReport {
+            name: plan.name.clone(),
+            version: plan.version.clone(),
+            state: "READY".to_owned(),
+            inputs: self.loaded.inputs().iter().map(describe).collect(),
+            outputs: self.loaded.outputs().iter().map(describe).collect(),
+            slo_ms: Some(plan.slo.as_millis_f64()),
+            max_batch: Some(plan.source.max_batch),
+            profile: total.as_ref().map(|profile| ProfileReport::new(&plan.name, self.origin, profile)),
+            blocks: if plan.source.blocks.len() > 1 { blocks.collect() } else { Vec::new() },
+            best_goodput_rps: goodput,
+            warnings: self.warnings.clone(),
+            error: None,
+        }
+    }
+
+    fn slo_warning(&self) -> Option<String> {
+        let (slo, one_row) = (self.plan.slo, self.model()?.profile().latency(1));
+        (slo < one_row).then(|| {
+            format!(
+                "{}: slo_ms = {} is below the latency of one row, {} ms: every request would miss it; raise slo_ms",
+                self.plan.config.file,
+                millis(slo),
+                millis(one_row)
+            )
+        })
+    }
+}
+
+/// Batching joins requests along the first dimension, so it must not be fixed.
+fn check_batch_dimension(plan: &Plan, loaded: &dyn Loaded) -> Result<(), String> {
+    let file = plan.shown_file();
+    let fixed = |spec: &&TensorSpec| spec.shape.first() != Some(&-1);
+    let sides = [("input", loaded.inputs()), ("output", loaded.outputs())];
+    let culprit = sides.iter().find_map(|(kind, specs)| specs.iter().find(fixed).map(|spec| (kind, spec)));
+    match culprit {
+        Some((kind, spec)) => Err(format!(
+            "{file}: {kind} \"{}\" has shape {:?} and so no batch dimension; export the model with a dynamic first dimension",
+            spec.name, spec.shape
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Milliseconds with as many digits as matter.
+fn millis(span: Nanos) -> String {
+    let text = format!("{:.3}", span.as_millis_f64());
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".to_owned())
+}

@@ -1,0 +1,228 @@
+//! From what lies in a folder, and what the server runs on, to what is to be loaded. Still no model is read.
+//!
+//! Everything that depends on both sides is settled here, once: which file or profile each block has, how large a batch
+//! may be, and the SLO. A device that runs models needs their files; an emulated one needs their latencies instead, from
+//! `model.toml` or from the published tables.
+
+use super::config::{BlockConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, ModelConfig, nearest};
+use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, Engine, ModelSource};
+use ripieno_model::zoo::{ZooDevice, ZooModel};
+use ripieno_model::{Profile, TensorSpec};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The largest batch of a model of the published tables that names none.
+const ZOO_MAX_BATCH: usize = 256;
+
+/// What models are loaded for.
+#[derive(Clone)]
+pub struct Target {
+    /// Loads and runs them.
+    pub engine: Arc<dyn Engine>,
+    /// Where an emulated device looks up latencies that `model.toml` does not give.
+    pub zoo: Option<ZooDevice>,
+    /// The policy that the server runs; none if no server runs.
+    pub policy: Option<String>,
+    /// How many devices serve.
+    pub devices: usize,
+    /// About how long the measurement of one model may take.
+    pub measure_for: Duration,
+}
+
+impl Target {
+    /// Enough for a median at each batch size of a model that answers a row in a few tens of milliseconds.
+    pub const MEASURE_FOR: Duration = Duration::from_secs(3);
+
+    /// One device of this engine, outside a server.
+    pub fn new(engine: Arc<dyn Engine>) -> Target {
+        Target { engine, zoo: None, policy: None, devices: 1, measure_for: Target::MEASURE_FOR }
+    }
+
+    /// Whether models are emulated from their latencies instead of run.
+    pub fn emulates(&self) -> bool {
+        self.engine.name() == "emulated"
+    }
+}
+
+/// A model that is ready to be loaded.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Where its profiles are cached.
+    pub folder: PathBuf,
+    /// What its owner says.
+    pub config: ModelConfig,
+    /// What the engine loads.
+    pub source: ModelSource,
+    /// The latency target.
+    pub slo: Nanos,
+}
+
+impl Plan {
+    /// Decides what to load for a model found in a repository.
+    pub fn new(found: &Found, target: &Target) -> Result<Plan, String> {
+        let config = match &found.config {
+            Some(file) => ModelConfig::read(file)?,
+            None => ModelConfig::parse(&found.folder.join(CONFIG_FILE).display().to_string(), "")?,
+        };
+        check_policy(&config, target)?;
+        let zoo = zoo_model(found, &config, target)?;
+        let slo_ms = zoo.map_or(DEFAULT_SLO_MS, |model| model.slo_ms);
+        let slo = config.slo.unwrap_or(Nanos::from_millis_f64(slo_ms));
+        let max_batch = largest_batch(&config, zoo, slo);
+        let blocks = blocks(found, &config, zoo)
+            .iter()
+            .map(|block| block_source(found, &config.file, block, max_batch, target))
+            .collect::<Result<_, _>>()?;
+        let source = ModelSource {
+            name: found.name.clone(),
+            blocks,
+            max_batch,
+            inputs: config.inputs.clone(),
+            outputs: config.outputs.clone(),
+        };
+        let (name, version, folder) = (found.name.clone(), found.version.clone(), found.folder.clone());
+        Ok(Plan { name, version, folder, config, source, slo })
+    }
+
+    /// The ONNX files of the blocks.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.source.blocks.iter().filter_map(|block| block.path.clone()).collect()
+    }
+
+    /// The file that messages about the model as a whole name: its (first) ONNX file, or its configuration.
+    pub fn shown_file(&self) -> String {
+        self.files().first().map_or(self.config.file.clone(), |file| file.display().to_string())
+    }
+
+    /// The profiles given beforehand, if every block has one.
+    pub fn given_profiles(&self) -> Option<Vec<Profile>> {
+        self.source.blocks.iter().map(|block| block.profile.clone()).collect()
+    }
+
+    /// Compares what the owner declares with what the loaded model has.
+    pub fn check_declared(&self, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<(), String> {
+        let sides = [("input", &self.config.inputs, inputs), ("output", &self.config.outputs, outputs)];
+        for (kind, declared, actual) in sides {
+            for spec in declared {
+                check_tensor(kind, spec, actual).map_err(|cause| format!("{}: {cause}", self.config.file))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One scheduler runs all models, so a model can ask for a policy but not bring its own.
+fn check_policy(config: &ModelConfig, target: &Target) -> Result<(), String> {
+    match (&config.policy, &target.policy) {
+        (Some(wanted), Some(running)) if wanted != running => Err(format!(
+            "{}: policy = \"{wanted}\": the server runs all models under the policy \"{running}\"; \
+             start it with --policy {wanted} or remove the key",
+            config.file
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The published profile, where an emulated model needs one.
+fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Option<ZooModel>, String> {
+    let given = config.latency.is_some() || !config.blocks.is_empty();
+    let Some(zoo) = target.zoo.filter(|_| target.emulates() && !given) else { return Ok(None) };
+    let unknown = || {
+        let names: Vec<&str> = zoo.models().map(|model| model.name).collect();
+        let advice =
+            nearest(&found.name, &names).map(|near| format!("rename the model to {near} or ")).unwrap_or_default();
+        format!(
+            "{}: no latency of \"{}\" is published for {}; {advice}add alpha_ms and beta_ms",
+            config.file,
+            found.name,
+            zoo.name()
+        )
+    };
+    zoo.find(&found.name).map(Some).ok_or_else(unknown)
+}
+
+/// As the owner says; failing that as far as the given latencies reach; failing that a default.
+fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Nanos) -> usize {
+    let latencies = config.latency.iter().chain(config.blocks.iter().filter_map(|block| block.latency.as_ref()));
+    let shortest = latencies.filter_map(Latency::max_batch).min();
+    let within_slo = |model: ZooModel| model.profile(ZOO_MAX_BATCH).map(|profile| profile.largest_within(slo).max(1));
+    let published = zoo.and_then(|model| within_slo(model).ok());
+    config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
+}
+
+/// The blocks as declared, or the one block that a model is otherwise.
+fn blocks(found: &Found, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<BlockConfig> {
+    if !config.blocks.is_empty() {
+        return config.blocks.clone();
+    }
+    let published = zoo.map(|model| Latency::Line { alpha_ms: model.alpha_ms, beta_ms: model.beta_ms });
+    let file = found.model.file_name().map(|file| file.to_string_lossy().into_owned());
+    vec![BlockConfig { name: "model".to_owned(), file, latency: config.latency.clone().or(published) }]
+}
+
+fn block_source(
+    found: &Found,
+    config_file: &str,
+    block: &BlockConfig,
+    max_batch: usize,
+    target: &Target,
+) -> Result<BlockSource, String> {
+    let place = || format!("{config_file}: block \"{}\"", block.name);
+    let profile = block.latency.as_ref().map(|latency| latency.profile(max_batch)).transpose();
+    let profile = profile.map_err(|error| format!("{}: {error}", place()))?;
+    let name = block.name.clone();
+    if !target.emulates() {
+        return Ok(BlockSource { name, path: Some(block_file(found, &place(), block)?), profile });
+    }
+    if profile.is_none() {
+        let single = block.file.as_deref() == Some(MODEL_FILE);
+        let place = if single { config_file.to_owned() } else { place() };
+        return Err(format!("{place}: an emulated model needs its latencies; add alpha_ms and beta_ms, or latency_ms"));
+    }
+    Ok(BlockSource { name, path: None, profile })
+}
+
+fn block_file(found: &Found, place: &str, block: &BlockConfig) -> Result<PathBuf, String> {
+    let shown = found.folder.display();
+    let Some(folder) = &found.version_folder else {
+        return Err(format!(
+            "{shown}/{}/{MODEL_FILE}: there is no such file; put the model there, or serve it with --device emulated",
+            found.version
+        ));
+    };
+    let Some(file) = &block.file else {
+        return Err(format!("{place}: the key file is missing; add for example file = \"{}.onnx\"", block.name));
+    };
+    let path = folder.join(file);
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(format!(
+            "{}: there is no such file; put the model there, or remove the folder to serve another version",
+            path.display()
+        )),
+    }
+}
+
+fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[TensorSpec]) -> Result<(), String> {
+    let TensorSpec { name, datatype, shape } = declared;
+    let names: Vec<&str> = actual.iter().map(|spec| spec.name.as_str()).collect();
+    let Some(spec) = actual.iter().find(|spec| spec.name == *name) else {
+        return Err(format!("[[{kind}]] name = \"{name}\": the model has no such {kind}; it has {}", names.join(", ")));
+    };
+    let fix = "write that, or remove the section";
+    if spec.datatype != *datatype {
+        return Err(format!("[[{kind}]] \"{name}\" datatype = \"{datatype}\": the model has {}; {fix}", spec.datatype));
+    }
+    let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
+    if spec.shape.len() != shape.len() || !shape.iter().zip(&spec.shape).all(agree) {
+        return Err(format!("[[{kind}]] \"{name}\" shape = {shape:?}: the model has {:?}; {fix}", spec.shape));
+    }
+    Ok(())
+}

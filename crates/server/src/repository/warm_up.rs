@@ -1,0 +1,75 @@
+//! A model's first batches, run before any client's.
+//!
+//! Engines allocate, compile and page in on the first execution, which would otherwise be some client's missed deadline.
+//! A device of its own is opened for it, so that the scheduler neither sees these batches nor counts them; and a model
+//! that loads but cannot execute is found out here, before it is announced as ready.
+
+use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
+use ripieno_executor::{Device, Engine, Loaded, Member, Task, TaskResult, Tensor};
+use ripieno_model::TensorSpec;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// The longest that one block of one batch may take before the model is given up.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The largest input tensor of a batch, in bytes; a file that declares a larger one is mistaken or hostile.
+const LARGEST_INPUT: usize = 2 << 30;
+const MODEL: ModelId = ModelId(0);
+
+/// Runs `batches` batches of zeros through all blocks, the largest first, then single rows in turn with it.
+pub(super) fn warm_up(
+    engine: &dyn Engine,
+    model: &Arc<dyn Loaded>,
+    max_batch: usize,
+    batches: usize,
+) -> Result<(), String> {
+    if batches == 0 {
+        return Ok(());
+    }
+    let (results, received) = channel();
+    // The receiver outlives the device; a result that comes after it was given up has nobody to tell.
+    let device = engine.open(Arc::new(move |result| drop(results.send(result)))).map_err(|error| error.to_string())?;
+    device.attach(MODEL, model.clone());
+    for batch in 0..batches {
+        let rows = if batch % 2 == 0 { max_batch } else { 1 };
+        run_batch(device.as_ref(), model.as_ref(), rows, &received)
+            .map_err(|cause| format!("a warm-up batch of {rows} rows of zeros failed: {cause}"))?;
+    }
+    device.detach(MODEL);
+    Ok(())
+}
+
+fn run_batch(
+    device: &dyn Device,
+    model: &dyn Loaded,
+    rows: usize,
+    results: &Receiver<TaskResult>,
+) -> Result<(), String> {
+    let inputs = model.inputs().iter().map(|spec| zeros(spec, rows));
+    let inputs: Arc<[Tensor]> = inputs.collect::<Result<Vec<_>, _>>()?.into();
+    for block in 0..model.blocks() {
+        let member = Member { slot: RequestSlot(0), rows, inputs: (block == 0).then(|| inputs.clone()) };
+        let (id, block) = (TaskId(block as u32), BlockId(block as u16));
+        let task = Task { id, model: MODEL, block, members: vec![member], not_before: None };
+        device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
+        let result = results.recv_timeout(PATIENCE).map_err(|_| format!("it took longer than {PATIENCE:?}"))?;
+        let progress = result.outcome.map_err(|error| error.to_string())?;
+        if progress.iter().all(|member| member.ended) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// A tensor of zeros; dimensions that are not fixed are one long. A zero length is an empty string in BYTES, too.
+fn zeros(spec: &TensorSpec, rows: usize) -> Result<Tensor, String> {
+    let inner = spec.shape.iter().skip(1).map(|&size| size.max(1));
+    let shape: Vec<i64> = std::iter::once(rows as i64).chain(inner).collect();
+    let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(usize::try_from(size).ok()?));
+    let bytes = elements.and_then(|elements| elements.checked_mul(spec.datatype.size().unwrap_or(4)));
+    let bytes = bytes.filter(|&bytes| bytes <= LARGEST_INPUT).ok_or_else(|| {
+        format!("its input \"{}\" of shape {shape:?} is larger than {LARGEST_INPUT} bytes; lower max_batch", spec.name)
+    })?;
+    Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: vec![0; bytes].into() })
+}
