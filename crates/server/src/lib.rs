@@ -1,5 +1,27 @@
-//! HTTP and gRPC front end, model repository, metrics.
+//! The front end: HTTP, gRPC and metrics on three ports, and the model repository behind them.
+//!
+//! A request takes one path whatever its protocol: decode (`ripieno-wire`), look the model up ([`registry`]), check it
+//! against the model, submit it to a [`Backend`], wait, encode. Nothing here decides who runs when.
+//!
+//! Where servers of this protocol differ, Ripieno chooses so: health and readiness carry JSON bodies beside the status;
+//! ModelStreamInfer speaks Triton's messages; refusals for load are 429 with Retry-After (RESOURCE_EXHAUSTED), missed
+//! deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not only the queue.
 
+mod backend;
+mod check;
+mod config;
+mod describe;
+mod grpc;
+mod http;
+mod infer;
+mod metrics;
+mod problem;
 pub mod registry;
 pub mod repository;
+mod serve;
+mod state;
 pub mod stats;
+
+pub use backend::{Backend, Withdraw};
+pub use config::ServerConfig;
+pub use serve::{Addresses, BindError, Server};

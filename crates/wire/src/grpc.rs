@@ -13,7 +13,13 @@ use crate::{
     WireError, WireTensor,
 };
 use bytes::Bytes;
+use prost::Message;
 use std::collections::HashMap;
+
+/// The size of a request on the wire, about what it holds in memory.
+pub fn encoded_len(message: &ModelInferRequest) -> usize {
+    message.encoded_len()
+}
 
 /// Decodes a request.
 pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError> {

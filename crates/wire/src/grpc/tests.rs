@@ -1,7 +1,6 @@
 use super::*;
 use crate::{ResponseTensor, proto::inference::InferTensorContents};
 use proptest::prelude::*;
-use prost::Message;
 
 fn request(datatype: &str, shape: &[i64], contents: Option<InferTensorContents>, raw: &[&[u8]]) -> ModelInferRequest {
     let input = InferInputTensor {

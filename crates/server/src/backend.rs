@@ -1,0 +1,34 @@
+//! What the front end needs of whoever executes: in one process the runtime's engine, in a cluster a scheduler elsewhere.
+
+use ripieno_base::ModelId;
+use ripieno_runtime::{DeviceSnapshot, Engine, Job, ModelSnapshot, Refused};
+
+/// Withdraws a job; does nothing once it was answered.
+pub type Withdraw = Box<dyn FnOnce() + Send>;
+
+/// Takes jobs and counts what became of them.
+pub trait Backend: Send + Sync {
+    /// Accepts a job, which is then answered exactly once, or refuses it. Must not block.
+    fn submit(&self, job: Job) -> Result<Withdraw, Refused>;
+
+    /// The numbers of a model; none if it is not loaded.
+    fn model(&self, id: ModelId) -> Option<ModelSnapshot>;
+
+    /// The numbers of all devices, in a fixed order.
+    fn devices(&self) -> Vec<DeviceSnapshot>;
+}
+
+impl Backend for Engine {
+    fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
+        let ticket = Engine::submit(self, job)?;
+        Ok(Box::new(move || ticket.cancel()))
+    }
+
+    fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
+        self.model_metrics(id)
+    }
+
+    fn devices(&self) -> Vec<DeviceSnapshot> {
+        self.device_metrics()
+    }
+}

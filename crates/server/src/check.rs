@@ -1,0 +1,195 @@
+//! Does a request fit the model? Each refusal names the tensor, what was expected, what came, and what to do.
+
+use crate::problem::Problem;
+use crate::registry::ServedEntry;
+use bytes::Bytes;
+use ripieno_executor::Tensor;
+use ripieno_model::{DataType, TensorSpec};
+use ripieno_wire::{Datatype, InferRequest, Parameter, Parameters, WireTensor};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request that fits.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) inputs: Arc<[Tensor]>,
+    pub(crate) rows: usize,
+    pub(crate) timeout: Option<Duration>,
+    /// The outputs to send: index among the model's outputs, and whether in binary.
+    pub(crate) outputs: Vec<(usize, bool)>,
+}
+
+pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checked, Problem> {
+    let timeout = timeout(&request.parameters)?;
+    refuse_sequences(&request.parameters, &entry.name)?;
+    let outputs = outputs(entry, &request)?;
+    let given = match request.raw_input {
+        Some(raw) => vec![raw_input(entry, raw)?],
+        None => request.inputs,
+    };
+    let inputs = inputs(entry, given)?;
+    let rows = rows(entry, &inputs)?;
+    Ok(Checked { inputs, rows, timeout, outputs })
+}
+
+/// The client's own limit on this request, in microseconds; 0 means none, as clients send it by default.
+fn timeout(parameters: &Parameters) -> Result<Option<Duration>, Problem> {
+    let Some(value) = parameters.get("timeout") else { return Ok(None) };
+    match value.as_u64() {
+        Some(0) => Ok(None),
+        Some(micros) => Ok(Some(Duration::from_micros(micros))),
+        None => {
+            Err(Problem::invalid(format!("parameter timeout is {value}; it must be a whole number of microseconds")))
+        }
+    }
+}
+
+/// Models keep no state between requests; to answer one of a sequence as if they did would be wrong in silence.
+fn refuse_sequences(parameters: &Parameters, model: &str) -> Result<(), Problem> {
+    match parameters.get("sequence_id") {
+        None | Some(Parameter::Int(0) | Parameter::Uint(0)) => Ok(()),
+        Some(Parameter::Text(id)) if id.is_empty() => Ok(()),
+        Some(id) => Err(Problem::invalid(format!(
+            "sequence_id is {id}, but model '{model}' keeps no state between requests; leave the sequence parameters out"
+        ))),
+    }
+}
+
+fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<(usize, bool)>, Problem> {
+    if request.outputs.is_empty() {
+        return Ok((0..entry.outputs.len()).map(|index| (index, request.binary_outputs)).collect());
+    }
+    let find = |output: &ripieno_wire::RequestedOutput| {
+        if output.parameters.get("classification").is_some() {
+            return Err(Problem::invalid(format!(
+                "output '{}': classification is not supported; leave the parameter out and rank the scores yourself",
+                output.name
+            )));
+        }
+        let index = entry.outputs.iter().position(|spec| spec.name == output.name).ok_or_else(|| {
+            Problem::invalid(format!(
+                "unexpected inference output '{}' for model '{}'; its outputs are {}",
+                output.name,
+                entry.name,
+                names(&entry.outputs)
+            ))
+        })?;
+        Ok((index, output.binary.unwrap_or(request.binary_outputs)))
+    };
+    request.outputs.iter().map(find).collect()
+}
+
+/// A raw binary request is one row of the model's only input; at most one dimension is left to its size.
+fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
+    let [spec] = entry.inputs.as_slice() else {
+        return Err(Problem::invalid(format!(
+            "a raw binary request (Inference-Header-Content-Length: 0) needs a model of one input; '{}' has {}",
+            entry.name,
+            entry.inputs.len()
+        )));
+    };
+    let datatype = wire_datatype(spec.datatype);
+    let tensor =
+        |shape, data| WireTensor { name: spec.name.clone(), datatype, shape, data, parameters: Parameters::default() };
+    let mut shape = spec.shape.clone();
+    shape[0] = 1;
+    let Some(size) = datatype.size() else {
+        // One string, without the length that elements carry elsewhere.
+        let length = u32::try_from(raw.len()).map_err(|_| Problem::invalid("a string longer than 2^32 bytes"))?;
+        shape.fill(1);
+        return Ok(tensor(shape, Bytes::from([&length.to_le_bytes()[..], &raw].concat())));
+    };
+    let fixed: usize = shape.iter().filter(|&&d| d >= 0).map(|&d| d as usize).product::<usize>() * size;
+    let free = shape.iter().filter(|&&d| d < 0).count();
+    let fits = if free == 0 { raw.len() == fixed } else { fixed > 0 && raw.len().is_multiple_of(fixed) };
+    if free > 1 || !fits {
+        return Err(Problem::invalid(format!(
+            "a raw binary request of {} bytes does not fit one row of input '{}' of {datatype}, shape {:?}",
+            raw.len(),
+            spec.name,
+            spec.shape
+        )));
+    }
+    let size = raw.len() / fixed.max(1);
+    shape.iter_mut().filter(|d| **d < 0).for_each(|d| *d = size as i64);
+    Ok(tensor(shape, raw))
+}
+
+/// The inputs in the model's order.
+fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<Arc<[Tensor]>, Problem> {
+    if let Some(extra) = given.iter().find(|input| !entry.inputs.iter().any(|spec| spec.name == input.name)) {
+        return Err(Problem::invalid(format!(
+            "unexpected inference input '{}' for model '{}'; its inputs are {}",
+            extra.name,
+            entry.name,
+            names(&entry.inputs)
+        )));
+    }
+    let take = |spec: &TensorSpec| {
+        let Some(at) = given.iter().position(|input| input.name == spec.name) else {
+            return Err(Problem::invalid(format!(
+                "input '{}' of model '{}' is missing; it needs {}",
+                spec.name,
+                entry.name,
+                names(&entry.inputs)
+            )));
+        };
+        tensor(entry, spec, given.swap_remove(at))
+    };
+    entry.inputs.iter().map(take).collect()
+}
+
+fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
+    if input.datatype != wire_datatype(spec.datatype) {
+        return Err(Problem::invalid(format!(
+            "input '{}' of model '{}' must be {}, got {}; convert it first",
+            spec.name, entry.name, spec.datatype, input.datatype
+        )));
+    }
+    let free = |expected: &i64, got: &i64| *got == *expected || (*expected < 0 && *got > 0);
+    let fits = input.shape.len() == spec.shape.len()
+        && input.shape.first().is_some_and(|rows| *rows > 0)
+        && spec.shape.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got));
+    if !fits {
+        return Err(Problem::invalid(format!(
+            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at least 1",
+            spec.name,
+            entry.name,
+            shape_text(&spec.shape),
+            input.shape
+        )));
+    }
+    let WireTensor { shape, data, .. } = input;
+    Ok(Tensor { name: Arc::from(spec.name.as_str()), datatype: spec.datatype, shape, data })
+}
+
+fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {
+    let Some(first) = inputs.first() else { return Ok(1) };
+    if let Some(other) = inputs.iter().find(|input| input.shape[0] != first.shape[0]) {
+        return Err(Problem::invalid(format!(
+            "inputs of model '{}' differ in their rows: '{}' has {}, '{}' has {}; the first dimension is the batch and the \
+             same for all",
+            entry.name, first.name, first.shape[0], other.name, other.shape[0]
+        )));
+    }
+    Ok(first.shape[0] as usize)
+}
+
+fn names(specs: &[TensorSpec]) -> String {
+    let names: Vec<String> = specs.iter().map(|spec| format!("'{}'", spec.name)).collect();
+    names.join(", ")
+}
+
+/// A declared shape as people write it, the batch always free.
+fn shape_text(shape: &[i64]) -> String {
+    let dimensions: Vec<String> = shape.iter().skip(1).map(i64::to_string).collect();
+    if dimensions.is_empty() { "[-1]".to_owned() } else { format!("[-1, {}]", dimensions.join(", ")) }
+}
+
+/// The wire's name for a model's datatype.
+pub(crate) fn wire_datatype(datatype: DataType) -> Datatype {
+    Datatype::from_name(datatype.name()).expect("both crates name the datatypes of one protocol")
+}
+
+#[cfg(test)]
+mod tests;

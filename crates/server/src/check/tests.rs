@@ -1,0 +1,115 @@
+use super::*;
+use crate::stats::Statistics;
+use ripieno_base::{ModelId, Nanos};
+use ripieno_wire::{RequestedOutput, json};
+use serde_json::{Value, json};
+
+fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
+    TensorSpec { name: name.into(), datatype, shape: shape.to_vec() }
+}
+
+fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
+    ServedEntry {
+        name: "m".into(),
+        version: "1".into(),
+        id: ModelId(0),
+        platform: "emulated".into(),
+        inputs,
+        outputs: vec![spec("y", DataType::Fp32, &[-1, 2]), spec("z", DataType::Int64, &[-1])],
+        max_batch: 8,
+        slo: Nanos::from_millis(10),
+        stats: Statistics::default(),
+    }
+}
+
+fn two_inputs() -> ServedEntry {
+    entry(vec![spec("a", DataType::Fp32, &[-1, 2]), spec("b", DataType::Int8, &[-1, -1])])
+}
+
+fn request(body: &Value) -> InferRequest {
+    json::parse_infer("m", "", &Bytes::from(body.to_string()), None).unwrap()
+}
+
+fn a(rows: usize) -> Value {
+    json!({"name": "a", "shape": [rows, 2], "datatype": "FP32", "data": vec![0; rows * 2]})
+}
+
+fn b(rows: usize) -> Value {
+    json!({"name": "b", "shape": [rows, 3], "datatype": "INT8", "data": vec![1; rows * 3]})
+}
+
+fn refusal(body: Value) -> String {
+    check(&two_inputs(), request(&body)).unwrap_err().message
+}
+
+#[test]
+fn inputs_come_out_in_the_order_of_the_model() {
+    let checked = check(&two_inputs(), request(&json!({"inputs": [b(3), a(3)]}))).unwrap();
+    let names: Vec<&str> = checked.inputs.iter().map(|input| &*input.name).collect();
+    assert_eq!((names, checked.rows, checked.timeout), (vec!["a", "b"], 3, None));
+    assert_eq!(checked.outputs, [(0, false), (1, false)]);
+}
+
+#[test]
+fn refusals_name_tensor_wanted_got_and_fix() {
+    let with = |key: &str, value: Value| {
+        let mut input = a(1);
+        input[key] = value;
+        refusal(json!({"inputs": [input, b(1)]}))
+    };
+    assert_eq!(with("datatype", json!("UINT64")), "input 'a' of model 'm' must be FP32, got UINT64; convert it first");
+    assert_eq!(
+        with("shape", json!([2])),
+        "input 'a' of model 'm' must have shape [-1, 2], got [2]; the first dimension is the batch and at least 1"
+    );
+    assert!(with("shape", json!([2, 1])).contains("got [2, 1]"));
+    assert!(refusal(json!({"inputs": [a(0), b(0)]})).contains("got [0, 2]"));
+    assert!(refusal(json!({"inputs": [a(1)]})).contains("input 'b' of model 'm' is missing; it needs 'a', 'b'"));
+    assert!(with("name", json!("c")).contains("unexpected inference input 'c' for model 'm'; its inputs are 'a', 'b'"));
+    assert!(refusal(json!({"inputs": [a(1), b(2)]})).contains("'a' has 1, 'b' has 2"));
+}
+
+#[test]
+fn parameters_are_understood_or_refused() {
+    let with =
+        |parameters: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "parameters": parameters})));
+    assert_eq!(with(json!({"timeout": 250})).unwrap().timeout, Some(Duration::from_micros(250)));
+    assert_eq!(with(json!({"timeout": 0, "priority": 1, "mine": "x"})).unwrap().timeout, None);
+    assert_eq!(with(json!({"sequence_id": 0, "sequence_start": true})).unwrap().rows, 1);
+    assert!(with(json!({"timeout": -1})).unwrap_err().message.contains("timeout is -1"));
+    assert!(with(json!({"sequence_id": 4})).unwrap_err().message.contains("keeps no state"));
+    assert!(with(json!({"sequence_id": "s"})).unwrap_err().message.contains("keeps no state"));
+}
+
+#[test]
+fn outputs_are_chosen_by_name() {
+    let with = |outputs: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "outputs": outputs})));
+    let binary = json!([{"name": "z", "parameters": {"binary_data": true}}, {"name": "y"}]);
+    assert_eq!(with(binary).unwrap().outputs, [(1, true), (0, false)]);
+    let unknown = with(json!([{"name": "x"}])).unwrap_err().message;
+    assert!(unknown.contains("unexpected inference output 'x' for model 'm'; its outputs are 'y', 'z'"));
+    let classes = json!([{"name": "y", "parameters": {"classification": 3}}]);
+    assert!(with(classes).unwrap_err().message.contains("classification is not supported"));
+    assert_eq!(RequestedOutput::default().binary, None);
+}
+
+fn raw(spec: TensorSpec, bytes: &'static [u8]) -> Result<(Vec<i64>, Bytes), String> {
+    let request = json::parse_infer("m", "", &Bytes::from_static(bytes), Some(0)).unwrap();
+    let checked = check(&entry(vec![spec]), request).map_err(|problem| problem.message)?;
+    Ok((checked.inputs[0].shape.clone(), checked.inputs[0].data.clone()))
+}
+
+#[test]
+fn a_raw_binary_request_is_one_row() {
+    let shape = |datatype, shape: &[i64], bytes| raw(spec("a", datatype, shape), bytes).map(|(shape, _)| shape);
+    assert_eq!(shape(DataType::Fp32, &[-1, 2], &[0; 8]), Ok(vec![1, 2]));
+    assert_eq!(shape(DataType::Int16, &[-1, 2, -1], &[0; 12]), Ok(vec![1, 2, 3]));
+    assert!(shape(DataType::Fp32, &[-1, 2], &[0; 9]).unwrap_err().contains("9 bytes does not fit one row"));
+    assert!(shape(DataType::Int16, &[-1, 2, -1], &[0; 9]).is_err());
+    assert!(shape(DataType::Int8, &[-1, -1, -1], &[0; 9]).is_err());
+    assert!(shape(DataType::Int8, &[-1, -1], &[]).is_err());
+    let (shape, data) = raw(spec("a", DataType::Bytes, &[-1, 1]), b"hi").unwrap();
+    assert_eq!((shape, data.as_ref()), (vec![1, 1], &[2, 0, 0, 0, b'h', b'i'][..]));
+    let two = check(&two_inputs(), InferRequest { raw_input: Some(Bytes::new()), ..InferRequest::default() });
+    assert!(two.unwrap_err().message.contains("needs a model of one input; 'm' has 2"));
+}

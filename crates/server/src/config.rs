@@ -1,0 +1,56 @@
+//! How the front end listens, and what it takes from strangers.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Settings of the front end; the defaults are safe on a network that one does not know.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where HTTP listens; none turns it off. Loopback by default.
+    pub http: Option<SocketAddr>,
+    /// Where gRPC listens.
+    pub grpc: Option<SocketAddr>,
+    /// Where the metrics are.
+    pub metrics: Option<SocketAddr>,
+    /// The name in the server's metadata; some clients' tests want "triton".
+    pub server_name: String,
+    /// The most bytes of one request, before and after decompression.
+    pub max_body_bytes: usize,
+    /// The most bytes of all requests that are being read or wait for their answers; further ones are refused.
+    pub max_bytes_in_flight: usize,
+    /// The most connections per listener; further ones wait in the kernel's backlog.
+    pub max_connections: usize,
+    /// The most concurrent calls on one HTTP/2 connection.
+    pub max_concurrent_streams: u32,
+    /// The most messages of one ModelStreamInfer call that are worked on at once; the stream is not read meanwhile.
+    pub max_stream_in_flight: usize,
+    /// The longest that the head of an HTTP/1 request may take to arrive.
+    pub header_timeout: Duration,
+    /// The longest that the body of a request may take to arrive.
+    pub body_timeout: Duration,
+    /// Whether one model that failed to load makes the whole server not ready.
+    pub strict_readiness: bool,
+    /// How long requests in flight may take after the shutdown began.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> ServerConfig {
+        let loopback = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
+        ServerConfig {
+            http: loopback(8000),
+            grpc: loopback(8001),
+            metrics: loopback(8002),
+            server_name: "ripieno".to_owned(),
+            max_body_bytes: 64 << 20,
+            max_bytes_in_flight: 1 << 30,
+            max_connections: 4096,
+            max_concurrent_streams: 1024,
+            max_stream_in_flight: 256,
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            strict_readiness: false,
+            drain_timeout: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What the protocol says about a model besides its answers: metadata, configuration, statistics.
+//!
+//! Everything is built as the gRPC message; HTTP prints the same message as JSON, so that the two cannot disagree.
+
+use crate::check::wire_datatype;
+use crate::registry::ServedEntry;
+use crate::state::State;
+use ripieno_model::TensorSpec;
+use ripieno_runtime::{Ending, ModelSnapshot, TallySnapshot};
+use ripieno_wire::json::{ModelMetadataBody, ServerMetadataBody, TensorMetadataBody};
+use ripieno_wire::proto::inference::model_config::SchedulingChoice;
+use ripieno_wire::proto::inference::model_metadata_response::TensorMetadata;
+use ripieno_wire::proto::inference::{
+    DataType, InferBatchStatistics, InferStatistics, ModelConfig, ModelDynamicBatching, ModelInput,
+    ModelMetadataResponse, ModelOutput, ModelStatistics, ModelTransactionPolicy, StatisticDuration,
+};
+use serde_json::{Value, json};
+
+/// The extensions of the protocol that are served: no more, because clients act on this list.
+const EXTENSIONS: [&str; 4] = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"];
+
+pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
+    ServerMetadataBody {
+        name: state.config.server_name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+    }
+}
+
+pub(crate) fn metadata(state: &State, entry: &ServedEntry) -> ModelMetadataResponse {
+    let tensors = |specs: &[TensorSpec]| {
+        let tensor = |spec: &TensorSpec| TensorMetadata {
+            name: spec.name.clone(),
+            datatype: spec.datatype.name().to_owned(),
+            shape: std::iter::once(-1).chain(spec.shape.iter().skip(1).copied()).collect(),
+        };
+        specs.iter().map(tensor).collect()
+    };
+    ModelMetadataResponse {
+        name: entry.name.clone(),
+        versions: state.registry.versions(&entry.name),
+        platform: entry.platform.clone(),
+        inputs: tensors(&entry.inputs),
+        outputs: tensors(&entry.outputs),
+    }
+}
+
+pub(crate) fn metadata_body(metadata: ModelMetadataResponse) -> ModelMetadataBody {
+    let tensors = |tensors: Vec<TensorMetadata>| {
+        let tensor = |t: TensorMetadata| TensorMetadataBody { name: t.name, datatype: t.datatype, shape: t.shape };
+        tensors.into_iter().map(tensor).collect()
+    };
+    ModelMetadataBody {
+        name: metadata.name,
+        versions: metadata.versions,
+        platform: metadata.platform,
+        inputs: tensors(metadata.inputs),
+        outputs: tensors(metadata.outputs),
+    }
+}
+
+/// Every model takes batches, so that clients see a first dimension that is the batch: never 0 here.
+pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
+    let dims = |spec: &TensorSpec| spec.shape.iter().skip(1).copied().collect();
+    let data_type = |spec: &TensorSpec| config_datatype(spec) as i32;
+    let input = |spec: &TensorSpec| ModelInput {
+        name: spec.name.clone(),
+        data_type: data_type(spec),
+        dims: dims(spec),
+        ..ModelInput::default()
+    };
+    let output = |spec: &TensorSpec| ModelOutput {
+        name: spec.name.clone(),
+        data_type: data_type(spec),
+        dims: dims(spec),
+        ..ModelOutput::default()
+    };
+    ModelConfig {
+        name: entry.name.clone(),
+        platform: entry.platform.clone(),
+        backend: "ripieno".to_owned(),
+        max_batch_size: i32::try_from(entry.max_batch).unwrap_or(i32::MAX),
+        input: entry.inputs.iter().map(input).collect(),
+        output: entry.outputs.iter().map(output).collect(),
+        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: false }),
+        scheduling_choice: Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
+        ..ModelConfig::default()
+    }
+}
+
+fn config_datatype(spec: &TensorSpec) -> DataType {
+    DataType::from_str_name(wire_datatype(spec.datatype).config_name()).unwrap_or(DataType::TypeInvalid)
+}
+
+pub(crate) fn config_json(config: &ModelConfig) -> Value {
+    let data_type = |number: i32| DataType::try_from(number).unwrap_or(DataType::TypeInvalid).as_str_name();
+    let input = |input: &ModelInput| {
+        json!({
+            "name": input.name, "data_type": data_type(input.data_type), "format": "FORMAT_NONE", "dims": input.dims,
+            "is_shape_tensor": false, "allow_ragged_batch": false, "optional": false,
+        })
+    };
+    let output = |output: &ModelOutput| {
+        json!({
+            "name": output.name, "data_type": data_type(output.data_type), "dims": output.dims, "label_filename": "",
+            "is_shape_tensor": false,
+        })
+    };
+    json!({
+        "name": config.name,
+        "platform": config.platform,
+        "backend": config.backend,
+        "max_batch_size": config.max_batch_size,
+        "input": config.input.iter().map(input).collect::<Vec<_>>(),
+        "output": config.output.iter().map(output).collect::<Vec<_>>(),
+        "dynamic_batching": {},
+        "model_transaction_policy": {"decoupled": false},
+    })
+}
+
+/// Queueing and execution from the runtime, decoding and encoding from the front end.
+pub(crate) fn statistics(state: &State, entry: &ServedEntry) -> ModelStatistics {
+    let named =
+        ModelStatistics { name: entry.name.clone(), version: entry.version.clone(), ..ModelStatistics::default() };
+    let Some(model) = state.backend.model(entry.id) else {
+        return ModelStatistics { inference_stats: Some(InferStatistics::default()), ..named };
+    };
+    let (decoded, decoding_ns) = entry.stats.decoding.read();
+    let (encoded, encoding_ns) = entry.stats.encoding.read();
+    let refused = model.requests.iter().find(|(ending, _)| *ending == Ending::Refused).map_or(0, |(_, count)| *count);
+    let none = || Some(StatisticDuration::default());
+    ModelStatistics {
+        last_inference: model.last_inference_ms,
+        inference_count: model.rows,
+        execution_count: model.batches,
+        inference_stats: Some(InferStatistics {
+            success: Some(duration(model.success)),
+            fail: Some(StatisticDuration { count: model.fail.count + refused, ns: model.fail.ns }),
+            queue: Some(duration(model.queue)),
+            compute_input: Some(StatisticDuration { count: decoded, ns: decoding_ns }),
+            compute_infer: Some(duration(model.compute)),
+            compute_output: Some(StatisticDuration { count: encoded, ns: encoding_ns }),
+            cache_hit: none(),
+            cache_miss: none(),
+        }),
+        batch_stats: batches(&model),
+        ..named
+    }
+}
+
+/// Batches are formed after decoding and are gone before encoding, so only their execution has a size.
+fn batches(model: &ModelSnapshot) -> Vec<InferBatchStatistics> {
+    let batch = |(rows, tally): &(usize, TallySnapshot)| {
+        let count = tally.count;
+        InferBatchStatistics {
+            batch_size: *rows as u64,
+            compute_input: Some(StatisticDuration { count, ns: 0 }),
+            compute_infer: Some(duration(*tally)),
+            compute_output: Some(StatisticDuration { count, ns: 0 }),
+        }
+    };
+    model.by_batch.iter().map(batch).collect()
+}
+
+fn duration(tally: TallySnapshot) -> StatisticDuration {
+    StatisticDuration { count: tally.count, ns: tally.ns }
+}
+
+/// All fields, zeros too: clients read them without looking whether they are there.
+pub(crate) fn statistics_json(statistics: &ModelStatistics) -> Value {
+    let tally = |tally: &Option<StatisticDuration>| {
+        let tally = tally.unwrap_or_default();
+        json!({"count": tally.count, "ns": tally.ns})
+    };
+    let batch = |batch: &InferBatchStatistics| {
+        json!({
+            "batch_size": batch.batch_size,
+            "compute_input": tally(&batch.compute_input),
+            "compute_infer": tally(&batch.compute_infer),
+            "compute_output": tally(&batch.compute_output),
+        })
+    };
+    let stats = statistics.inference_stats.unwrap_or_default();
+    json!({
+        "name": statistics.name,
+        "version": statistics.version,
+        "last_inference": statistics.last_inference,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
+        "inference_stats": {
+            "success": tally(&stats.success),
+            "fail": tally(&stats.fail),
+            "queue": tally(&stats.queue),
+            "compute_input": tally(&stats.compute_input),
+            "compute_infer": tally(&stats.compute_infer),
+            "compute_output": tally(&stats.compute_output),
+            "cache_hit": tally(&stats.cache_hit),
+            "cache_miss": tally(&stats.cache_miss),
+        },
+        "response_stats": {},
+        "batch_stats": statistics.batch_stats.iter().map(batch).collect::<Vec<_>>(),
+        "memory_usage": [],
+    })
+}

@@ -1,0 +1,70 @@
+//! The standard gRPC health check, for load balancers and Kubernetes probes. The empty service is the whole server; any
+//! other name is taken for a model's.
+
+use crate::state::State;
+use ripieno_wire::proto::health::health_check_response::ServingStatus;
+use ripieno_wire::proto::health::{HealthCheckRequest, HealthCheckResponse, health_server};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// How often a watched service is looked at. Models change state in seconds, not milliseconds.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+pub(super) struct Health(pub(super) Arc<State>);
+
+const WHOLE_SERVER: [&str; 2] = ["", "inference.GRPCInferenceService"];
+
+fn serving(state: &State, service: &str) -> ServingStatus {
+    let ready =
+        if WHOLE_SERVER.contains(&service) { Some(state.is_ready()) } else { state.is_model_ready(service, "").ok() };
+    match ready {
+        Some(true) => ServingStatus::Serving,
+        Some(false) => ServingStatus::NotServing,
+        None => ServingStatus::ServiceUnknown,
+    }
+}
+
+fn message(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status as i32 }
+}
+
+#[tonic::async_trait]
+impl health_server::Health for Health {
+    type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
+
+    async fn check(&self, call: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = call.into_inner().service;
+        match serving(&self.0, &service) {
+            ServingStatus::ServiceUnknown => Err(Status::not_found(format!("unknown service or model '{service}'"))),
+            known => Ok(Response::new(message(known))),
+        }
+    }
+
+    async fn watch(&self, call: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (state, service) = (self.0.clone(), call.into_inner().service);
+        let (send, receive) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut last = None;
+            loop {
+                let now = serving(&state, &service);
+                if last != Some(now) && send.send(Ok(message(now))).await.is_err() {
+                    return;
+                }
+                last = Some(now);
+                tokio::select! {
+                    () = tokio::time::sleep(WATCH_EVERY) => {}
+                    () = send.closed() => return,
+                    () = state.drained() => {
+                        // The last word; whoever is gone does not miss it.
+                        let _ = send.send(Ok(message(ServingStatus::NotServing))).await;
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receive)))
+    }
+}

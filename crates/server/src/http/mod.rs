@@ -1,0 +1,98 @@
+//! HTTP/REST: one match from paths to calls, one place where a failure becomes a status.
+//!
+//! The protocol has few paths, all alike, and demands a JSON body of every error, unknown paths included; a match over
+//! the segments says that more plainly than a router with its own ideas about errors.
+
+mod body;
+mod infer;
+mod models;
+mod path;
+
+use crate::describe;
+use crate::problem::{Kind, Problem};
+use crate::state::State;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request, Response, StatusCode};
+pub(crate) use models::config_parameter;
+use path::{Call, Target};
+use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
+use serde::Serialize;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+type Answer = Response<Full<Bytes>>;
+
+/// Answers one call; never fails, because a failure is an answer too.
+pub(crate) async fn handle(state: Arc<State>, request: Request<Incoming>) -> Result<Answer, Infallible> {
+    let is_infer = request.uri().path().ends_with("/infer");
+    let answer = dispatch(&state, request).await.unwrap_or_else(|problem| {
+        tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
+        problem_answer(&problem)
+    });
+    Ok(answer)
+}
+
+async fn dispatch(state: &Arc<State>, request: Request<Incoming>) -> Result<Answer, Problem> {
+    let Some(call) = path::parse(request.uri().path()) else {
+        let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
+        return Err(Problem::new(Kind::NotFound, message));
+    };
+    let wanted = call.method();
+    let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
+    if *method != wanted {
+        return Ok(wrong_method(request.method(), &wanted, request.uri().path()));
+    }
+    match call {
+        Call::Server => Ok(json(StatusCode::OK, &describe::server_metadata(state))),
+        Call::Live => Ok(json(StatusCode::OK, &LiveBody { live: true })),
+        Call::Ready => {
+            let ready = state.is_ready();
+            Ok(json(ok_if(ready), &ReadyBody { ready }))
+        }
+        Call::ModelReady(Target { name, version }) => models::ready(state, name, &version),
+        Call::Metadata(Target { name, version }) => models::metadata(state, &name, &version),
+        Call::Config(Target { name, version }) => models::config(state, &name, &version),
+        Call::Statistics(Target { name, version }) => models::statistics(state, &name, &version),
+        Call::Infer(target) => infer::infer(state, target, request).await,
+        Call::Index => models::index(state, request).await,
+        Call::Load(name) => models::load(state, name, request).await,
+        Call::Unload(name) => models::unload(state, name, request).await,
+    }
+}
+
+fn ok_if(ready: bool) -> StatusCode {
+    if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+fn wrong_method(got: &Method, wanted: &Method, path: &str) -> Answer {
+    let problem = Problem::new(Kind::WrongMethod, format!("{got} {path}: use {wanted}"));
+    let mut answer = problem_answer(&problem);
+    if let Ok(wanted) = HeaderValue::from_str(wanted.as_str()) {
+        answer.headers_mut().insert(ALLOW, wanted);
+    }
+    answer
+}
+
+fn problem_answer(problem: &Problem) -> Answer {
+    let status = StatusCode::from_u16(problem.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut answer = json(status, &ErrorBody { error: problem.message.clone() });
+    if let Some(seconds) = problem.retry_after_s() {
+        answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    answer
+}
+
+fn json(status: StatusCode, body: &impl Serialize) -> Answer {
+    let body = serde_json::to_vec(body).expect("strings and numbers into memory always serialise");
+    reply(status, "application/json", Bytes::from(body))
+}
+
+fn reply(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer
+}

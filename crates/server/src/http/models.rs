@@ -1,0 +1,93 @@
+//! The calls about models: their state, metadata, configuration and statistics, and the repository.
+
+use super::{Answer, body, json, ok_if, reply};
+use crate::describe;
+use crate::problem::Problem;
+use crate::state::State;
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use ripieno_wire::Parameter;
+use ripieno_wire::json::{IndexBody, IndexRowBody, LoadBody, ModelReadyBody};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+pub(super) fn ready(state: &State, name: String, version: &str) -> Result<Answer, Problem> {
+    let ready = state.is_model_ready(&name, version)?;
+    Ok(json(ok_if(ready), &ModelReadyBody { name, ready }))
+}
+
+pub(super) fn metadata(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
+    let entry = state.registry.get(name, version)?;
+    Ok(json(StatusCode::OK, &describe::metadata_body(describe::metadata(state, &entry))))
+}
+
+pub(super) fn config(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
+    let entry = state.registry.get(name, version)?;
+    Ok(json(StatusCode::OK, &describe::config_json(&describe::config(&entry))))
+}
+
+pub(super) fn statistics(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
+    let entries = state.entries(name, version)?;
+    let rows: Vec<Value> =
+        entries.iter().map(|entry| describe::statistics_json(&describe::statistics(state, entry))).collect();
+    Ok(json(StatusCode::OK, &json!({"model_stats": rows})))
+}
+
+pub(super) async fn index(state: &State, request: Request<Incoming>) -> Result<Answer, Problem> {
+    let IndexBody { ready } = parse(state, request).await?;
+    let rows = state.with_repository(|repository| repository.index()).await?;
+    let rows = rows.into_iter().filter(|row| !ready || row.state == "READY");
+    let rows: Vec<IndexRowBody> = rows
+        .map(|row| IndexRowBody { name: row.name, version: row.version, state: row.state, reason: row.reason })
+        .collect();
+    Ok(json(StatusCode::OK, &rows))
+}
+
+pub(super) async fn load(state: &State, name: String, request: Request<Incoming>) -> Result<Answer, Problem> {
+    let LoadBody { parameters } = parse(state, request).await?;
+    let config = config_parameter(parameters.0)?;
+    let loaded = state.with_repository(move |repository| repository.load(&name, config.as_deref())).await?;
+    loaded.map_err(Problem::invalid)?;
+    Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
+}
+
+pub(super) async fn unload(state: &State, name: String, request: Request<Incoming>) -> Result<Answer, Problem> {
+    // unload_dependents says nothing here: no model depends on another.
+    let LoadBody { .. } = parse(state, request).await?;
+    let unloaded = state.with_repository(move |repository| repository.unload(&name)).await?;
+    unloaded.map_err(Problem::invalid)?;
+    Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
+}
+
+/// The configuration that a load call carries. Files are refused: what a server runs comes from its own disk.
+pub(crate) fn config_parameter(
+    parameters: impl IntoIterator<Item = (String, Parameter)>,
+) -> Result<Option<String>, Problem> {
+    let mut config = None;
+    for (name, value) in parameters {
+        match (name.as_str(), value) {
+            ("config", Parameter::Text(text)) => config = Some(text),
+            ("config", other) => {
+                return Err(Problem::invalid(format!("parameter config is {other}; it must be a string")));
+            }
+            (file, _) if file.starts_with("file:") => {
+                return Err(Problem::invalid(format!(
+                    "parameter {file}: models are not taken over the network; put the file into the repository"
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(config)
+}
+
+/// These bodies may be left out.
+async fn parse<T: DeserializeOwned + Default>(state: &State, request: Request<Incoming>) -> Result<T, Problem> {
+    let (head, body) = request.into_parts();
+    let received = body::read(state, &head.headers, body).await?;
+    if received.bytes.trim_ascii().is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(&received.bytes).map_err(|error| Problem::invalid(format!("the body is not valid: {error}")))
+}

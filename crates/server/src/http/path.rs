@@ -1,0 +1,134 @@
+//! Which call a path means.
+
+use hyper::Method;
+
+/// A model in a path; an empty version leaves the choice to the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) version: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Server,
+    Live,
+    Ready,
+    ModelReady(Target),
+    Metadata(Target),
+    Config(Target),
+    /// An empty name means all models.
+    Statistics(Target),
+    Infer(Target),
+    Index,
+    Load(String),
+    Unload(String),
+}
+
+impl Call {
+    pub(super) fn method(&self) -> Method {
+        match self {
+            Call::Infer(_) | Call::Index | Call::Load(_) | Call::Unload(_) => Method::POST,
+            _ => Method::GET,
+        }
+    }
+}
+
+/// None for a path that means nothing. The query is no part of it and is ignored.
+pub(super) fn parse(path: &str) -> Option<Call> {
+    let path = path.strip_prefix('/')?;
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let segments: Vec<String> = path.split('/').map(decode).collect::<Option<_>>()?;
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match segments.as_slice() {
+        ["v2"] => Some(Call::Server),
+        ["v2", "health", "live"] => Some(Call::Live),
+        ["v2", "health", "ready"] => Some(Call::Ready),
+        // Before the models: no model is asked for by the name "stats".
+        ["v2", "models", "stats"] => Some(Call::Statistics(Target::default())),
+        ["v2", "models", name, "versions", version, rest @ ..] => model(name, version, rest),
+        ["v2", "models", name, rest @ ..] => model(name, "", rest),
+        ["v2", "repository", rest @ ..] => repository(rest),
+        _ => None,
+    }
+}
+
+fn model(name: &str, version: &str, rest: &[&str]) -> Option<Call> {
+    let target = Target { name: name.to_owned(), version: version.to_owned() };
+    match rest {
+        [] => Some(Call::Metadata(target)),
+        ["ready"] => Some(Call::ModelReady(target)),
+        ["config"] => Some(Call::Config(target)),
+        ["stats"] => Some(Call::Statistics(target)),
+        ["infer"] => Some(Call::Infer(target)),
+        _ => None,
+    }
+}
+
+/// There is one repository, so its name in a path, if any, says nothing.
+fn repository(rest: &[&str]) -> Option<Call> {
+    match rest {
+        ["index"] | [_, "index"] => Some(Call::Index),
+        ["models", name, "load"] | [_, "models", name, "load"] => Some(Call::Load((*name).to_owned())),
+        ["models", name, "unload"] | [_, "models", name, "unload"] => Some(Call::Unload((*name).to_owned())),
+        _ => None,
+    }
+}
+
+/// Undoes percent encoding; none if it is broken or not UTF-8.
+fn decode(segment: &str) -> Option<String> {
+    if !segment.contains('%') {
+        return Some(segment.to_owned());
+    }
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        if first == b'%' {
+            let (digits, tail) = rest.split_at_checked(2)?;
+            let digits = std::str::from_utf8(digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = tail;
+        } else {
+            bytes.push(first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(name: &str, version: &str) -> Target {
+        Target { name: name.into(), version: version.into() }
+    }
+
+    #[test]
+    fn paths_mean_calls() {
+        let cases = [
+            ("/v2", Some(Call::Server)),
+            ("/v2/", Some(Call::Server)),
+            ("/v2/health/ready", Some(Call::Ready)),
+            ("/v2/models/stats", Some(Call::Statistics(Target::default()))),
+            ("/v2/models/stats/stats", Some(Call::Statistics(target("stats", "")))),
+            ("/v2/models/m", Some(Call::Metadata(target("m", "")))),
+            ("/v2/models/m/versions/3", Some(Call::Metadata(target("m", "3")))),
+            ("/v2/models/m/versions/3/infer", Some(Call::Infer(target("m", "3")))),
+            ("/v2/models/a%20b%2Fc/config", Some(Call::Config(target("a b/c", "")))),
+            ("/v2/repository/index", Some(Call::Index)),
+            ("/v2/repository/main/models/m/load", Some(Call::Load("m".into()))),
+            ("/v2/repository/models/m/unload", Some(Call::Unload("m".into()))),
+            ("/v2/models/%zz", None),
+            ("/v2/models/%+1", None),
+            ("/v2/models/%f", None),
+            ("/v2/models/%ff", None),
+            ("/v2/models/m/versions", None),
+            ("/v1", None),
+            ("", None),
+        ];
+        for (path, call) in cases {
+            assert_eq!(parse(path), call, "{path}");
+        }
+    }
+}

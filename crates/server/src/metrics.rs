@@ -1,0 +1,160 @@
+//! `GET /metrics`: the counters as Prometheus text.
+//!
+//! Histograms have fixed bounds and everything that can be summed is a counter, so that numbers of many servers add up.
+//! The `nv_inference_*` names are those that dashboards made for Triton look for.
+
+use crate::registry::ServedEntry;
+use crate::state::State;
+use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// A model's labels and its numbers.
+struct Row {
+    labels: String,
+    model: ModelSnapshot,
+    entry: Arc<ServedEntry>,
+}
+
+/// All metrics.
+pub(crate) fn render(state: &State) -> String {
+    let rows: Vec<Row> = state
+        .registry
+        .ready_entries()
+        .into_iter()
+        .filter_map(|entry| {
+            let labels = format!("model=\"{}\",version=\"{}\"", escape(&entry.name), escape(&entry.version));
+            state.backend.model(entry.id).map(|model| Row { labels, model, entry })
+        })
+        .collect();
+    let mut text = Text(String::with_capacity(4096 + 8192 * rows.len()));
+    build_info(&mut text, state);
+    requests(&mut text, &rows);
+    histograms(&mut text, &rows);
+    devices(&mut text, state);
+    triton(&mut text, &rows);
+    text.0
+}
+
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
+        let _ = writeln!(self.0, "{name}{{{labels}}} {value}");
+    }
+
+    fn per_model<V: std::fmt::Display>(
+        &mut self,
+        (name, kind, help): (&str, &str, &str),
+        rows: &[Row],
+        value: fn(&Row) -> V,
+    ) {
+        self.family(name, kind, help);
+        for row in rows {
+            self.sample(name, &row.labels, value(row));
+        }
+    }
+}
+
+fn build_info(text: &mut Text, state: &State) {
+    text.family("ripieno_build_info", "gauge", "Version of the server; always 1.");
+    text.sample("ripieno_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
+    text.family("ripieno_ready", "gauge", "Whether the server is ready.");
+    let _ = writeln!(text.0, "ripieno_ready {}", u8::from(state.is_ready()));
+}
+
+fn requests(text: &mut Text, rows: &[Row]) {
+    text.family("ripieno_requests_total", "counter", "Requests by how they ended.");
+    for row in rows {
+        for (ending, count) in &row.model.requests {
+            text.sample("ripieno_requests_total", &format!("{},outcome=\"{}\"", row.labels, ending.name()), count);
+        }
+    }
+    let help = "Requests answered by their deadline; its rate is the goodput.";
+    text.per_model(("ripieno_good_requests_total", "counter", help), rows, |row| ended(row, Ending::Ok));
+    text.per_model(("ripieno_rows_total", "counter", "Rows answered."), rows, |row| row.model.rows);
+    let help = "Requests (or parts of large ones) that wait for their first batch.";
+    text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
+    let help = "Requests (or parts of large ones) that wait or run.";
+    text.per_model(("ripieno_live_requests", "gauge", help), rows, |row| row.model.live);
+    let help = "The latency target.";
+    text.per_model(("ripieno_slo_seconds", "gauge", help), rows, |row| row.entry.slo.as_secs_f64());
+}
+
+fn ended(row: &Row, wanted: Ending) -> u64 {
+    row.model.requests.iter().filter(|(ending, _)| *ending == wanted).map(|(_, count)| count).sum()
+}
+
+/// A histogram's name, help, what one unit of it is in the metric's own unit, and where it stands.
+type Family = (&'static str, &'static str, f64, fn(&ModelSnapshot) -> &HistogramSnapshot);
+
+const HISTOGRAMS: [Family; 5] = [
+    ("ripieno_queue_delay_seconds", "From arrival to the start of the first batch.", 1e9, |model| &model.queue_delay),
+    ("ripieno_batch_rows", "Rows in a batch.", 1.0, |model| &model.batch_rows),
+    ("ripieno_execution_seconds", "Duration of a batch.", 1e9, |model| &model.execution),
+    ("ripieno_slack_seconds", "Deadline minus the start of the first batch.", 1e9, |model| &model.slack),
+    ("ripieno_response_seconds", "From arrival to answer.", 1e9, |model| &model.response),
+];
+
+fn histograms(text: &mut Text, rows: &[Row]) {
+    for (name, help, unit, of) in HISTOGRAMS {
+        text.family(name, "histogram", help);
+        for Row { labels, model, .. } in rows {
+            let histogram = of(model);
+            for (bound, count) in histogram.bounds.iter().zip(&histogram.cumulative) {
+                let labels = format!("{labels},le=\"{}\"", *bound as f64 / unit);
+                text.sample(&format!("{name}_bucket"), &labels, count);
+            }
+            text.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), histogram.count);
+            text.sample(&format!("{name}_sum"), labels, histogram.sum as f64 / unit);
+            text.sample(&format!("{name}_count"), labels, histogram.count);
+        }
+    }
+}
+
+fn devices(text: &mut Text, state: &State) {
+    let devices = state.backend.devices();
+    text.family("ripieno_device_busy_seconds_total", "counter", "Time spent executing; its rate is the busy fraction.");
+    for (device, numbers) in devices.iter().enumerate() {
+        let busy = numbers.busy_ns as f64 / 1e9;
+        text.sample("ripieno_device_busy_seconds_total", &format!("device=\"{device}\""), busy);
+    }
+    text.family("ripieno_device_batches_total", "counter", "Batches executed.");
+    for (device, numbers) in devices.iter().enumerate() {
+        text.sample("ripieno_device_batches_total", &format!("device=\"{device}\""), numbers.batches);
+    }
+}
+
+/// A counter's name, help and value.
+type Counter = (&'static str, &'static str, fn(&ModelSnapshot) -> u64);
+
+fn triton(text: &mut Text, rows: &[Row]) {
+    const COUNTERS: [Counter; 7] = [
+        ("nv_inference_request_success", "Requests answered.", |model| model.success.count),
+        ("nv_inference_request_failure", "Accepted requests that failed.", |model| model.fail.count),
+        ("nv_inference_count", "Rows answered.", |model| model.rows),
+        ("nv_inference_exec_count", "Batches executed.", |model| model.batches),
+        ("nv_inference_request_duration_us", "Time in the server, in sum.", |model| model.success.ns / 1000),
+        ("nv_inference_queue_duration_us", "Time in the queue, in sum.", |model| model.queue.ns / 1000),
+        ("nv_inference_compute_infer_duration_us", "Time executing, in sum.", |model| model.compute.ns / 1000),
+    ];
+    for (name, help, value) in COUNTERS {
+        text.family(name, "counter", help);
+        for row in rows {
+            text.sample(name, &row.labels, value(&row.model));
+        }
+    }
+    text.per_model(
+        ("nv_inference_pending_request_count", "gauge", "Requests that wait for their first batch."),
+        rows,
+        |row| row.model.waiting,
+    );
+}
+
+fn escape(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

@@ -1,0 +1,133 @@
+//! Why a call fails, free of the protocol that carries the failure.
+
+use crate::registry::LookupError;
+use ripieno_runtime::{Failure, Refused};
+use ripieno_wire::WireError;
+use std::time::Duration;
+
+/// What sort of failure; each has one HTTP status and one gRPC code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Invalid,
+    NotFound,
+    WrongMethod,
+    TooSlow,
+    TooLarge,
+    UnknownEncoding,
+    Overloaded,
+    Cancelled,
+    Internal,
+    Unavailable,
+    Expired,
+}
+
+/// A failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) kind: Kind,
+    pub(crate) message: String,
+    /// When a retry may succeed.
+    pub(crate) retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Problem {
+        Problem { kind, message: message.into(), retry_after: None }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Problem {
+        Problem::new(Kind::Invalid, message)
+    }
+
+    /// Seconds for the header Retry-After, which knows no fractions; 0 would invite an immediate retry.
+    pub(crate) fn retry_after_s(&self) -> Option<u64> {
+        self.retry_after.map(|after| after.as_millis().div_ceil(1000).max(1) as u64)
+    }
+}
+
+impl Kind {
+    /// 499 is nginx's word for a client that left; nobody reads it but the log.
+    pub(crate) fn http_status(self) -> u16 {
+        match self {
+            Kind::Invalid => 400,
+            Kind::NotFound => 404,
+            Kind::WrongMethod => 405,
+            Kind::TooSlow => 408,
+            Kind::TooLarge => 413,
+            Kind::UnknownEncoding => 415,
+            Kind::Overloaded => 429,
+            Kind::Cancelled => 499,
+            Kind::Internal => 500,
+            Kind::Unavailable => 503,
+            Kind::Expired => 504,
+        }
+    }
+
+    pub(crate) fn grpc_code(self) -> tonic::Code {
+        match self {
+            Kind::Invalid | Kind::TooLarge => tonic::Code::InvalidArgument,
+            Kind::NotFound => tonic::Code::NotFound,
+            Kind::WrongMethod | Kind::UnknownEncoding => tonic::Code::Unimplemented,
+            Kind::Overloaded => tonic::Code::ResourceExhausted,
+            Kind::Cancelled => tonic::Code::Cancelled,
+            Kind::Internal => tonic::Code::Internal,
+            Kind::Unavailable => tonic::Code::Unavailable,
+            Kind::Expired | Kind::TooSlow => tonic::Code::DeadlineExceeded,
+        }
+    }
+}
+
+impl From<WireError> for Problem {
+    fn from(error: WireError) -> Problem {
+        Problem::invalid(error.0)
+    }
+}
+
+impl From<LookupError> for Problem {
+    fn from(error: LookupError) -> Problem {
+        let kind = match error {
+            LookupError::UnknownModel(_) | LookupError::UnknownVersion { .. } => Kind::NotFound,
+            LookupError::Loading(_) | LookupError::Unavailable { .. } => Kind::Unavailable,
+        };
+        Problem::new(kind, error.to_string())
+    }
+}
+
+impl From<Failure> for Problem {
+    fn from(failure: Failure) -> Problem {
+        let kind = match failure {
+            Failure::Expired | Failure::Hopeless => Kind::Expired,
+            Failure::Cancelled => Kind::Cancelled,
+            Failure::Failed(_) => Kind::Internal,
+            Failure::Unloaded | Failure::ShuttingDown => Kind::Unavailable,
+        };
+        Problem::new(kind, failure.to_string())
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        let message = refused.to_string();
+        match refused {
+            Refused::QueueFull { retry_after, .. } => {
+                Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Overloaded, message) }
+            }
+            Refused::NotLoaded | Refused::ShuttingDown => Problem::new(Kind::Unavailable, message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retry_is_never_immediate() {
+        let after = |millis| {
+            let retry_after = Duration::from_millis(millis);
+            Problem::from(Refused::QueueFull { bound: 8, retry_after }).retry_after_s()
+        };
+        assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
+        assert_eq!(Problem::from(Refused::NotLoaded).retry_after_s(), None);
+    }
+}
