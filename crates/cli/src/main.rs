@@ -1,13 +1,20 @@
 //! The `ripieno` binary: parses the command line, wires the crates together, prints results.
 
 mod bench;
+mod bench_wakeup;
+mod devices;
 mod goodput;
+mod models;
 mod output;
 mod policy;
+mod serve;
+mod service;
 mod simulate;
+mod tables;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
 
 /// A DNN inference server whose product is batching: one number per model, the SLO, and it does the rest.
 ///
@@ -21,14 +28,24 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Serve(serve::ServeArgs),
+    Models(models::ModelsArgs),
+    Profile(models::ProfileArgs),
     Bench(bench::BenchArgs),
+    BenchWakeup(bench_wakeup::BenchWakeupArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
 }
 
 fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let outcome = match Cli::parse().command {
+        Command::Serve(args) => serve::run(args),
+        Command::Models(args) => models::list(&args),
+        Command::Profile(args) => models::measure(&args),
         Command::Bench(args) => bench::run(args),
+        Command::BenchWakeup(args) => bench_wakeup::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
     };

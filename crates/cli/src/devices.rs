@@ -1,0 +1,111 @@
+//! What models run on, from the command line to an engine.
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use ripieno_executor::{
+    CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Engine, OnnxRuntimeEngine, OnnxRuntimeOptions,
+};
+use ripieno_model::zoo::ZooDevice;
+use ripieno_server::repository::Target;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What models run on.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DeviceArgs {
+    /// cpu; or emulated: a device that waits as long as the model's latency profile says; or emulated:1080ti and
+    /// emulated:a100, which know the published profiles of 35 and 37 models by name.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: Device,
+
+    /// How many such devices; each runs one batch at a time.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) devices: u16,
+
+    /// What runs ONNX models on the CPU: the built-in engine, or ONNX Runtime, which is faster and has to be installed.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub(crate) engine: EngineName,
+
+    /// Threads that work on one batch, for each device [default: the machine's cores, shared by the devices].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+
+    /// The ONNX Runtime library [default: $ORT_DYLIB_PATH, the system's, or that of the Python package onnxruntime].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) onnxruntime: Option<PathBuf>,
+}
+
+/// An engine for models on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// Built in, pure Rust: nothing to install.
+    Cpu,
+    /// ONNX Runtime, loaded when the server starts.
+    Onnxruntime,
+}
+
+/// A kind of device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// This machine's processor.
+    Cpu,
+    /// No device at all: batches take as long as their profile says.
+    Emulated(Option<ZooDevice>),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        let (kind, name) = text.split_once(':').map_or((text, None), |(kind, name)| (kind, Some(name)));
+        match (kind, name) {
+            ("cpu", None) => Ok(Device::Cpu),
+            ("emulated", None) => Ok(Device::Emulated(None)),
+            ("emulated", Some(name)) => match ZooDevice::from_name(name) {
+                Some(device) => Ok(Device::Emulated(Some(device))),
+                None => Err(format!("no profiles are known for {name:?}; use {}", zoo_names())),
+            },
+            ("cuda", _) => Err("this build has no CUDA engine; use cpu, or emulated:a100 to try a load".to_owned()),
+            _ => Err(format!("use cpu, emulated, {}", zoo_names())),
+        }
+    }
+}
+
+fn zoo_names() -> String {
+    ZooDevice::ALL.map(|device| format!("emulated:{}", device.name())).join(" or ")
+}
+
+impl DeviceArgs {
+    /// The built-in engine with these defaults, for commands without such options.
+    pub(crate) fn cpu() -> DeviceArgs {
+        DeviceArgs { device: Device::Cpu, devices: 1, engine: EngineName::Cpu, threads: None, onnxruntime: None }
+    }
+
+    fn threads_per_device(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.map_or_else(|| (cores / usize::from(self.devices)).max(1), usize::from)
+    }
+
+    /// Opens the engine, and says what models are loaded for.
+    pub(crate) fn target(&self) -> anyhow::Result<Target> {
+        let threads = self.threads_per_device();
+        let engine: Arc<dyn Engine> = match (&self.device, self.engine) {
+            (Device::Emulated(zoo), EngineName::Cpu) => {
+                let name = zoo.map_or("", ZooDevice::name).to_owned();
+                Arc::new(EmulatedEngine::new(EmulatedOptions { name }))
+            }
+            (Device::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
+            (Device::Cpu, EngineName::Cpu) => Arc::new(CpuEngine::new(CpuOptions { threads })),
+            (Device::Cpu, EngineName::Onnxruntime) => {
+                let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
+                Arc::new(OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?)
+            }
+        };
+        let zoo = match self.device {
+            Device::Emulated(zoo) => zoo,
+            Device::Cpu => None,
+        };
+        Ok(Target { zoo, devices: usize::from(self.devices), ..Target::new(engine) })
+    }
+}

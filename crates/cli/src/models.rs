@@ -1,0 +1,79 @@
+//! `ripieno models` and `ripieno profile`: what a repository holds, and what its models cost.
+
+use crate::devices::DeviceArgs;
+use crate::output::print_json;
+use crate::service::progress_bars;
+use crate::tables;
+use anyhow::bail;
+use clap::Args;
+use ripieno_report::Format;
+use ripieno_server::repository::{ModelReport, inspect, profile};
+use std::path::PathBuf;
+
+/// List what a repository holds: every model with its state, tensors and settings, or the one thing that is wrong with it.
+///
+/// Loads and checks the models but measures and serves nothing.
+#[derive(Args, Debug)]
+pub(crate) struct ModelsArgs {
+    /// The model repository, or one ONNX file.
+    #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
+    repository: PathBuf,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// Measure latency by batch size, the profile from which every decision about a model is made.
+///
+/// `serve` does this by itself when a model is new to the device; this command does it again, or ahead of time. Profiles
+/// are kept beside the model and hold for this device, engine and model file.
+#[derive(Args, Debug)]
+pub(crate) struct ProfileArgs {
+    /// The model repository, or one ONNX file.
+    #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
+    repository: PathBuf,
+
+    /// Only this model.
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
+    let models = inspect(&args.repository, args.devices.target()?).map_err(anyhow::Error::msg)?;
+    if args.format == Format::Json {
+        print_json(&serde_json::json!({ "models": models }))?;
+    } else {
+        println!("{}\n\n{}", tables::models(&models), tables::tensors(&models));
+    }
+    fail_if_none(&models)
+}
+
+pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
+    let target = args.devices.target()?;
+    let models =
+        profile(&args.repository, target, args.model.as_deref(), progress_bars()).map_err(anyhow::Error::msg)?;
+    if args.format == Format::Json {
+        print_json(&serde_json::json!({ "models": models }))?;
+    } else {
+        println!("{}\n\n{}", tables::models(&models), tables::profiles(&models));
+    }
+    fail_if_none(&models)
+}
+
+fn fail_if_none(models: &[ModelReport]) -> anyhow::Result<()> {
+    if models.iter().all(|model| model.error.is_some()) {
+        bail!("no model can be served; the table says why");
+    }
+    Ok(())
+}

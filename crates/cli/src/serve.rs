@@ -1,0 +1,178 @@
+//! `ripieno serve`: serves a repository of models until it is told to stop.
+
+use crate::devices::DeviceArgs;
+use crate::output::print_json;
+use crate::policy::{PolicyArgs, catalogue};
+use crate::service::{Running, Service, with_objective};
+use crate::tables;
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use ripieno_report::Format;
+use ripieno_sched::Options;
+use ripieno_server::repository::ModelReport;
+use ripieno_server::{Addresses, ServerConfig};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml) or one MODEL.onnx over HTTP and gRPC.
+///
+/// Speaks the Open Inference Protocol (KServe V2) with Triton's extensions, so stock Triton and KServe clients work
+/// unchanged. Each model has one setting that matters, slo_ms in its model.toml.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  ripieno serve ./models/repository --device cpu\n", after_long_help = catalogue())]
+pub(crate) struct ServeArgs {
+    /// The model repository, or one ONNX file.
+    #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
+    repository: PathBuf,
+
+    /// Where HTTP listens; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    http: SocketAddr,
+
+    /// Where gRPC listens.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
+    grpc: SocketAddr,
+
+    /// Where Prometheus finds /metrics.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002")]
+    metrics: SocketAddr,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    #[command(flatten)]
+    policy: PolicyArgs,
+
+    /// latency: an idle device starts at once while small batches keep up with the load. efficiency: always wait for the
+    /// largest batch that the SLO allows, so that fewer devices do [default: latency].
+    #[arg(long, value_enum)]
+    objective: Option<Objective>,
+
+    /// The most requests that wait or run at once, of all models; further ones are refused with 429.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_live: u32,
+
+    /// The largest request body, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_body_mib: u32,
+
+    /// How long requests in flight may take once a shutdown began, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain_timeout_s: u64,
+
+    /// The name in the server's metadata; tests of some clients expect "triton".
+    #[arg(long, value_name = "NAME", default_value = "ripieno")]
+    server_name: String,
+
+    /// Record every scheduling input and decision into this file, as JSON lines.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+
+    /// How to print what is served; json prints one line once the models are loaded.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// What the scheduler is to optimise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Objective {
+    Latency,
+    Efficiency,
+}
+
+pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
+    let outcome = runtime.block_on(serve(args));
+    // A model may still be loading on a thread of its own; the process does not wait for it.
+    runtime.shutdown_background();
+    outcome
+}
+
+impl ServeArgs {
+    fn service(&self) -> anyhow::Result<Service> {
+        let policy = self.policy.policy.clone().unwrap_or_else(|| "deferred".to_owned());
+        let objective = match self.objective.unwrap_or(Objective::Latency) {
+            Objective::Latency => "latency",
+            Objective::Efficiency => "efficiency",
+        };
+        if self.objective.is_some() && policy != "deferred" {
+            bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
+        }
+        Ok(Service {
+            repository: self.repository.clone(),
+            devices: self.devices.clone(),
+            options: with_objective(&policy, self.policy.over(Options::new()), objective)?,
+            policy,
+            max_live: self.max_live as usize,
+            record: self.record.clone(),
+            config: ServerConfig {
+                http: Some(self.http),
+                grpc: Some(self.grpc),
+                metrics: Some(self.metrics),
+                server_name: self.server_name.clone(),
+                max_body_bytes: (self.max_body_mib as usize) << 20,
+                drain_timeout: Duration::from_secs(self.drain_timeout_s),
+                ..ServerConfig::default()
+            },
+        })
+    }
+}
+
+async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let service = args.service()?;
+    let drain_timeout = service.config.drain_timeout;
+    if !args.repository.exists() {
+        bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
+    }
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let Running { engine, repository, server, addresses } = service.start().await?;
+    let loading = tokio::task::spawn_blocking(move || repository.load_all());
+    let format = args.format;
+    let announced = tokio::spawn(async move {
+        match loading.await.map_err(anyhow::Error::from).and_then(|models| models.map_err(anyhow::Error::msg)) {
+            Ok(models) => announce(&addresses, &models, format),
+            Err(error) => {
+                tracing::error!("the repository cannot be read: {error:#}");
+                Ok(())
+            }
+        }
+    });
+    let drained = server
+        .run(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("shutting down: no new requests; those in flight are answered");
+        })
+        .await;
+    announced.abort();
+    let answered = tokio::task::spawn_blocking(move || engine.drain(drain_timeout)).await?;
+    if !(drained && answered) {
+        tracing::warn!("some requests were still in flight after {drain_timeout:?} and were answered with an error");
+    }
+    Ok(())
+}
+
+fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> anyhow::Result<()> {
+    if format == Format::Json {
+        return print_json(&serde_json::json!({
+            "http": addresses.http,
+            "grpc": addresses.grpc,
+            "metrics": addresses.metrics,
+            "models": models,
+        }));
+    }
+    println!("{}", tables::models(models));
+    let shown = |address: Option<SocketAddr>| address.map_or("off".to_owned(), |address| address.to_string());
+    println!("HTTP     http://{}", shown(addresses.http));
+    println!("gRPC     {}", shown(addresses.grpc));
+    println!("metrics  http://{}/metrics", shown(addresses.metrics));
+    if let (Some(http), Some(model)) = (addresses.http, models.iter().find(|model| model.error.is_none())) {
+        println!("\ntry      curl http://{http}/v2/models/{}", model.name);
+        println!("         ripieno bench http://{http} --model {} --rate 50", model.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! A runtime, a repository and a front end, wired together: what `serve` runs for long and `demo` for a minute.
+
+use crate::devices::DeviceArgs;
+use anyhow::Context;
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use ripieno_runtime::{Engine, EngineConfig, Recording};
+use ripieno_sched::{Limits, OptionValue, Options, Setup, build};
+use ripieno_server::registry::Registry;
+use ripieno_server::repository::{LiveRepository, Progress, Target};
+use ripieno_server::{Addresses, Server, ServerConfig};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+/// Models beyond this number are refused.
+const MAX_MODELS: usize = 256;
+/// Rows in a batch, of any model.
+const MAX_BATCH: usize = 4096;
+
+/// What is served, on what, and how.
+pub(crate) struct Service {
+    pub(crate) repository: PathBuf,
+    pub(crate) devices: DeviceArgs,
+    pub(crate) policy: String,
+    pub(crate) options: Options,
+    /// The most live requests of all models.
+    pub(crate) max_live: usize,
+    /// Where the run is recorded, if it is.
+    pub(crate) record: Option<PathBuf>,
+    pub(crate) config: ServerConfig,
+}
+
+/// A service that listens.
+pub(crate) struct Running {
+    pub(crate) engine: Engine,
+    pub(crate) repository: Arc<LiveRepository>,
+    pub(crate) server: Server,
+    pub(crate) addresses: Addresses,
+}
+
+impl Service {
+    /// Opens devices and ports. Models are loaded by whoever calls [`LiveRepository::load_all`].
+    pub(crate) async fn start(self) -> anyhow::Result<Running> {
+        let target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
+        let engine = self.engine(&target)?;
+        let registry = Arc::new(Registry::default());
+        let repository = Arc::new(LiveRepository::new(
+            self.repository.clone(),
+            target,
+            registry.clone(),
+            Arc::new(engine.clone()),
+            progress_bars(),
+        ));
+        let server = Server::bind(self.config, Arc::new(engine.clone()), registry, repository.clone()).await?;
+        let addresses = server.addresses();
+        Ok(Running { engine, repository, server, addresses })
+    }
+
+    fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
+        let devices = target.devices;
+        let limits = Limits { requests: self.max_live, models: MAX_MODELS, devices, depth: 1, batch: MAX_BATCH };
+        let setup = Setup { models: Vec::new(), devices, limits };
+        let scheduler = build(&self.policy, &setup, &self.options)?;
+        let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
+        config.record = match &self.record {
+            Some(path) => Some(Recording {
+                path: path.clone(),
+                policy: self.policy.clone(),
+                options: serde_json::to_value(&self.options)?,
+            }),
+            None => None,
+        };
+        Engine::start(config).context("cannot start the runtime")
+    }
+}
+
+/// The objective as the policy's option, where the policy has one.
+pub(crate) fn with_objective(policy: &str, mut options: Options, objective: &str) -> anyhow::Result<Options> {
+    let known = ripieno_sched::find(policy)?.knobs.iter().any(|knob| knob.name == "objective");
+    if known {
+        options.entry("objective".to_owned()).or_insert_with(|| OptionValue::Text(objective.to_owned()));
+    }
+    Ok(options)
+}
+
+/// A bar a model while it is measured; nothing unless on a terminal.
+pub(crate) fn progress_bars() -> Progress {
+    let all = MultiProgress::new();
+    let bars: Mutex<HashMap<String, ProgressBar>> = Mutex::default();
+    let style = ProgressStyle::with_template("  measuring {msg} [{bar:30}] {pos}/{len} batch sizes")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    Arc::new(move |model, done, sizes| {
+        let Ok(mut bars) = bars.lock() else { return };
+        let bar = bars.entry(model.to_owned()).or_insert_with(|| {
+            let bar = all.add(ProgressBar::new(sizes as u64).with_style(style.clone()));
+            bar.set_message(model.to_owned());
+            bar
+        });
+        bar.set_length(sizes as u64);
+        bar.set_position(done as u64);
+        if done == sizes {
+            bar.finish_and_clear();
+        }
+    })
+}

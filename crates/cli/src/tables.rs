@@ -1,0 +1,81 @@
+//! Tables of models, for `serve`, `models` and `profile`.
+
+use ripieno_report::{Table, number};
+use ripieno_server::repository::ModelReport;
+use std::fmt::Write;
+
+/// State, cost and worth of each model; below the table, what is wrong with which.
+pub(crate) fn models(models: &[ModelReport]) -> String {
+    let headers = [
+        "model",
+        "version",
+        "state",
+        "SLO ms",
+        "max batch",
+        "l(1) ms",
+        "l(max) ms",
+        "alpha ms",
+        "beta ms",
+        "R2",
+        "best/s",
+    ];
+    let mut table = Table::new(headers);
+    for model in models {
+        let optional = |value: Option<f64>| value.map_or("-".to_owned(), number);
+        let profile = model.profile.as_ref();
+        table.row([
+            model.name.clone(),
+            model.version.clone(),
+            model.state.clone(),
+            optional(model.slo_ms),
+            model.max_batch.map_or("-".to_owned(), |batch| batch.to_string()),
+            optional(profile.and_then(|profile| profile.latency_ms.first().copied())),
+            optional(profile.and_then(|profile| profile.latency_ms.last().copied())),
+            optional(profile.map(|profile| profile.alpha_ms)),
+            optional(profile.map(|profile| profile.beta_ms)),
+            optional(profile.map(|profile| profile.r_squared)),
+            optional(model.best_goodput_rps),
+        ]);
+    }
+    let mut text = table.to_string();
+    for model in models {
+        for warning in &model.warnings {
+            let _ = write!(text, "\nwarning: {}: {warning}", model.name);
+        }
+        if let Some(error) = &model.error {
+            let _ = write!(text, "\nerror: {}: {error}", model.name);
+        }
+    }
+    text
+}
+
+/// Inputs and outputs of each model.
+pub(crate) fn tensors(models: &[ModelReport]) -> String {
+    let mut table = Table::new(["model", "inputs", "outputs"]);
+    for model in models.iter().filter(|model| model.error.is_none()) {
+        table.row([model.name.clone(), model.inputs.join("; "), model.outputs.join("; ")]);
+    }
+    table.to_string()
+}
+
+/// ℓ(b) of each model at powers of two, and of each block.
+pub(crate) fn profiles(models: &[ModelReport]) -> String {
+    let mut table = Table::new(["model", "batch", "l(b) ms", "ms per row", "rows/s"]);
+    let all = models.iter().flat_map(|model| model.profile.iter().chain(&model.blocks));
+    for profile in all {
+        let last = profile.latency_ms.len();
+        let sizes = std::iter::successors(Some(1), |size| Some(size * 2)).take_while(|&size| size < last).chain([last]);
+        for size in sizes {
+            let latency = profile.latency_ms[size - 1];
+            let per_row = latency / size as f64;
+            table.row([
+                profile.name.clone(),
+                size.to_string(),
+                number(latency),
+                number(per_row),
+                number(1e3 / per_row),
+            ]);
+        }
+    }
+    table.to_string()
+}
