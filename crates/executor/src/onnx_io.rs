@@ -6,6 +6,7 @@
 use crate::LoadError;
 use prost::Message;
 use ripieno_model::{DataType, TensorSpec};
+use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 /// The inputs and outputs of an ONNX file, in its order; initializers that old files list as inputs left out.
@@ -13,6 +14,8 @@ use std::path::{Component, Path};
 pub(crate) struct OnnxIo {
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
+    /// The files beside it that hold weights.
+    pub(crate) external: Vec<String>,
 }
 
 /// Reads what `path` declares, and checks that every tensor has a batch dimension.
@@ -25,7 +28,7 @@ pub(crate) fn read(path: &Path) -> Result<OnnxIo, LoadError> {
     if graph.output.is_empty() {
         return Err(not_onnx());
     }
-    check_external_data(path, &graph)?;
+    let external = external_data(path, &graph)?;
     let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
     let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
     let outputs = graph.output.iter().map(|info| spec("output", info, path));
@@ -33,7 +36,7 @@ pub(crate) fn read(path: &Path) -> Result<OnnxIo, LoadError> {
     if inputs.is_empty() {
         return Err(LoadError(format!("{file} has no input: a model that is served needs one")));
     }
-    Ok(OnnxIo { inputs, outputs })
+    Ok(OnnxIo { inputs, outputs, external })
 }
 
 fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, LoadError> {
@@ -61,23 +64,22 @@ fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, Lo
     Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
 }
 
-fn check_external_data(path: &Path, graph: &GraphProto) -> Result<(), LoadError> {
-    let locations = graph.initializer.iter().flat_map(|weight| &weight.external_data);
-    for entry in locations.filter(|entry| entry.key == "location") {
-        let location = Path::new(&entry.value);
-        let beside = location.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-        if !beside {
-            let (file, weights) = (path.display(), &entry.value);
-            return Err(LoadError(format!("{file} keeps weights in '{weights}': save them beside the model instead")));
+fn external_data(path: &Path, graph: &GraphProto) -> Result<Vec<String>, LoadError> {
+    let entries = graph.initializer.iter().flat_map(|weight| &weight.external_data);
+    let locations: BTreeSet<&String> =
+        entries.filter(|entry| entry.key == "location").map(|entry| &entry.value).collect();
+    for location in &locations {
+        let (file, beside) = (path.display(), Path::new(location).components());
+        if !beside.into_iter().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(LoadError(format!("{file} keeps weights in '{location}': save them beside the model instead")));
         }
-        if !path.with_file_name("").join(location).is_file() {
-            let (file, weights) = (path.display(), &entry.value);
+        if !path.with_file_name(location).is_file() {
             return Err(LoadError(format!(
-                "the weights file '{weights}' of {file} is missing: copy it beside the model"
+                "the weights file '{location}' of {file} is missing: copy it beside the model"
             )));
         }
     }
-    Ok(())
+    Ok(locations.into_iter().cloned().collect())
 }
 
 fn datatype(elem_type: i32) -> Option<DataType> {
@@ -102,16 +104,19 @@ fn datatype(elem_type: i32) -> Option<DataType> {
 
 // The few messages of onnx.proto that matter here, under their published field numbers.
 
+/// The field number of [`ModelProto::graph`].
+pub(crate) const MODEL_GRAPH: u32 = 7;
+
 #[derive(Clone, PartialEq, Message)]
-struct ModelProto {
+pub(crate) struct ModelProto {
     #[prost(message, optional, tag = "7")]
-    graph: Option<GraphProto>,
+    pub(crate) graph: Option<GraphProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct GraphProto {
+pub(crate) struct GraphProto {
     #[prost(message, repeated, tag = "5")]
-    initializer: Vec<TensorProto>,
+    pub(crate) initializer: Vec<TensorProto>,
     #[prost(message, repeated, tag = "11")]
     input: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "12")]
@@ -119,9 +124,9 @@ struct GraphProto {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct TensorProto {
+pub(crate) struct TensorProto {
     #[prost(string, tag = "8")]
-    name: String,
+    pub(crate) name: String,
     #[prost(message, repeated, tag = "13")]
     external_data: Vec<StringStringEntryProto>,
 }

@@ -178,6 +178,16 @@ fn weights_among_the_inputs_are_not_asked_of_clients() {
     }
 }
 
+#[test]
+fn a_scaled_product_keeps_its_factors() {
+    let x = numbers(8, 2);
+    let [cpu, onnxruntime] = [cpu().engine, onnxruntime().engine].map(|engine| {
+        let stand = Stand::new(&*engine, &files(&["scaled"]));
+        floats(&stand.ask(fp32("x", &[2, 4], &x)).unwrap()[0])
+    });
+    assert_close(&cpu, &onnxruntime);
+}
+
 /// Such an output may lie in the very buffer that the next batch is gathered into.
 #[test]
 fn an_output_that_is_an_input_outlives_its_batch() {

@@ -8,6 +8,7 @@
 //! without waking a thread. Rejected: calling into the pool for each batch, which costs two thread switches each.
 
 mod convert;
+mod gemm;
 
 use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
 use crate::model::{LoadedModel, read_blocks};
@@ -118,7 +119,13 @@ impl Block {
         check_datatypes(path, io)?;
         let refuse =
             |cause: String, fix: &str| LoadError(format!("{}: rten cannot load it: {cause}; {fix}", path.display()));
-        let model = rten::ModelOptions::with_all_ops().prepack_weights(true).load_file(path);
+        let unreadable = |cause: std::io::Error| refuse(cause.to_string(), "make the file readable");
+        let mut options = rten::ModelOptions::with_all_ops();
+        options.prepack_weights(true);
+        for location in &io.external {
+            options.external_data(location, std::fs::read(path.with_file_name(location)).map_err(unreadable)?);
+        }
+        let model = options.load(gemm::take_apart(std::fs::read(path).map_err(unreadable)?));
         let model = model.map_err(|cause| refuse(cause.to_string(), fix(&cause.kind())))?;
         let nodes = |specs: &[TensorSpec]| {
             let node = |spec: &TensorSpec| model.node_id(&spec.name);
@@ -134,7 +141,6 @@ const OTHER_ENGINE: &str = "use --engine onnxruntime, or export it otherwise";
 
 fn fix(kind: &LoadErrorKind) -> &'static str {
     match kind {
-        LoadErrorKind::UnknownFileType => "give the file a name that ends in .onnx",
         LoadErrorKind::ExternalDataError => {
             "keep the weights in the .onnx file, or in a file beside it whose name ends in .data"
         }

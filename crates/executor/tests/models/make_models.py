@@ -3,6 +3,8 @@
 The weights of the MLP follow a formula that the tests repeat, so they know each answer without an engine.
 """
 
+import pathlib
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -35,15 +37,21 @@ def weight(rows, columns, factor):
 
 W1, B1, W2, B2 = weight(4, 8, 5), weight(1, 8, 3)[0], weight(8, 3, 7), weight(1, 3, 11)[0]
 FIRST = [helper.make_node("Gemm", ["x", "w1", "b1"], ["a"]), helper.make_node("Relu", ["a"], ["h"])]
-SECOND = [helper.make_node("Gemm", ["h", "w2", "b2"], ["y"])]
+# The second layer as PyTorch writes it.
+SECOND = [helper.make_node("Gemm", ["h", "w2", "b2"], ["y"], alpha=1.0, beta=1.0, transB=1)]
 
 X, H, Y = floats("x", ["batch", 4]), floats("h", ["batch", 8]), floats("y", ["batch", 3])
-save("mlp", FIRST + SECOND, [X], [Y], [("w1", W1), ("b1", B1), ("w2", W2), ("b2", B2)])
+save("mlp", FIRST + SECOND, [X], [Y], [("w1", W1), ("b1", B1), ("w2", W2.T.copy()), ("b2", B2)])
 save("mlp_first", FIRST, [X], [H], [("w1", W1), ("b1", B1)])
-save("mlp_second", SECOND, [H], [Y], [("w2", W2), ("b2", B2)])
+save("mlp_second", SECOND, [H], [Y], [("w2", W2.T.copy()), ("b2", B2)])
 save("mlp_fixed_batch", FIRST, [floats("x", [1, 4])], [H], [("w1", W1), ("b1", B1)])
+pathlib.Path("mlp_external.onnx.data").unlink(missing_ok=True)
 external = {"save_as_external_data": True, "location": "mlp_external.onnx.data", "size_threshold": 0}
 save("mlp_external", FIRST, [X], [H], [("w1", W1), ("b1", B1)], save=external)
+
+# Half the product and twice the bias: no plain dense layer.
+scaled = [helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], alpha=0.5, beta=2.0)]
+save("scaled", scaled, [X], [H], [("w1", W1), ("b1", B1)])
 
 # Old exporters list the weights among the inputs.
 save("weights_among_inputs", FIRST, [X, floats("w1", [4, 8]), floats("b1", [8])], [H], [("w1", W1), ("b1", B1)])
