@@ -4,7 +4,7 @@ use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
 use crate::scenario::{Length, Scenario};
 use crate::{Arrival, Trace, World};
-use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
 use ripieno_sched::{BuildError, Request, build};
 use ripieno_workload::{ArrivalError, Arrivals, mix};
@@ -90,6 +90,7 @@ fn run(
     let mut statistics = Statistics {
         collector: Collector::new(names, setup.limits.devices, setup.limits.batch, window),
         last_arrival: Time::ORIGIN,
+        held_back: Vec::new(),
     };
     let mut checkers = Checkers::new(setup);
     let mut observers: Vec<&mut dyn Observer> = vec![&mut checkers, &mut statistics];
@@ -98,28 +99,58 @@ fn run(
     world.run(arrivals, [], &mut observers);
     let info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, events: world.events(), wall_s: 0.0 };
     checkers.finish();
-    Ok(statistics.collector.finish(statistics.last_arrival, info))
+    Ok(statistics.finish(info))
 }
 
-/// Feeds the collector. Device time is counted up to the last arrival, where the observed window ends.
+/// Feeds the collector. The observed window ends at the last arrival, which is known only once the run is over: a task
+/// that ended since the latest arrival is held back until it is clear whether the window goes on beyond it.
 struct Statistics {
     collector: Collector,
     last_arrival: Time,
+    held_back: Vec<Batch>,
+}
+
+struct Batch {
+    model: ModelId,
+    rows: usize,
+    device: DeviceId,
+    start: Time,
+    end: Time,
+}
+
+impl Statistics {
+    fn arrival(&mut self, now: Time) {
+        self.last_arrival = now;
+        self.record_batches();
+    }
+
+    /// Device time counts up to the last arrival.
+    fn record_batches(&mut self) {
+        for batch in self.held_back.drain(..) {
+            let end = batch.end.min(self.last_arrival.max(batch.start));
+            self.collector.record_batch(batch.model, batch.rows, batch.device, batch.start, end);
+        }
+    }
+
+    fn finish(mut self, info: RunInfo) -> Summary {
+        self.record_batches();
+        self.collector.finish(self.last_arrival, info)
+    }
 }
 
 impl Observer for Statistics {
     fn accepted(&mut self, _id: u64, request: &Request) {
-        self.last_arrival = request.arrived;
+        self.arrival(request.arrived);
     }
 
     fn refused(&mut self, now: Time, _id: u64, model: ModelId) {
-        self.last_arrival = now;
+        self.arrival(now);
         self.collector.record_drop(model, now);
     }
 
     fn done(&mut self, now: Time, run: &Run<'_>) {
-        let end = now.min(run.end).min(self.last_arrival.max(run.start));
-        self.collector.record_batch(run.model, run.rows, run.device, run.start, end);
+        let Run { model, rows, device, start, .. } = *run;
+        self.held_back.push(Batch { model, rows, device, start, end: now.min(run.end) });
     }
 
     fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {

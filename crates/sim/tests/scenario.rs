@@ -132,3 +132,16 @@ fn explicit_requests_come_from_a_file() {
     assert!(error.ends_with("requests.csv, line 2: model \"other\" has no [[model]] table"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// Devices that never rest are 100 % busy up to the last arrival, and what they do afterwards does not count; a device at
+/// half load is half busy.
+#[test]
+fn device_time_counts_up_to_the_last_arrival() {
+    let busy = |rate: f64| {
+        let text =
+            format!("rate = {rate}\npolicy = \"serial\"\nrequests = 3000\n{MODEL}arrival = {{ kind = \"uniform\" }}");
+        simulate(&Scenario::parse(&text, "s.toml").unwrap(), None).unwrap().total.busy_fraction
+    };
+    assert!((busy(1_000.0) - 1.0).abs() < 1e-9, "{}", busy(1_000.0));
+    assert!((busy(500.0 / 6.0) - 0.5).abs() < 1e-3, "{}", busy(500.0 / 6.0));
+}
