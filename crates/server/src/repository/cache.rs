@@ -111,12 +111,19 @@ fn read_file(path: &Path, key: &ProfileKey) -> Result<Vec<Profile>, String> {
     record.blocks_ns.iter().map(profile).collect()
 }
 
+/// Makes the folder of a cached file, and keeps it out of the user's repository as other tools' caches do.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let ignore = folder.join(".gitignore");
+    if ignore.exists() { Ok(()) } else { fs::write(ignore, "*\n") }
+}
+
 /// Writes a file under a name of its own and renames it, so that no reader ever sees half of it.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let draft = path.with_extension(format!("{}-{number}.draft", std::process::id()));
-    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    make_folder(path.parent().unwrap_or(Path::new(".")))?;
     let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
         let _ = fs::remove_file(&draft);
@@ -172,7 +179,8 @@ mod tests {
         assert_eq!(cache.read(&key), None);
         let path = cache.write(&key, &[profile()]).unwrap();
         assert_eq!(cache.read(&key), Some(vec![profile()]));
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no draft is left behind");
+        let names = fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.filter(|name| *name != ".gitignore").count(), 1, "no draft is left behind");
         folder.write("model.onnx", "abcd");
         for other in [ProfileKey::new("cpu", &[model], 4), ProfileKey::new("gpu", &[], 4)] {
             assert_eq!(cache.read(&other.unwrap()), None);

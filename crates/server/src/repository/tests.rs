@@ -1,5 +1,7 @@
 //! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
 
+mod reload;
+
 use super::fixture::Folder;
 use super::live::{Host, LiveRepository};
 use super::load::Progress;

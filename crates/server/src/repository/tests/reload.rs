@@ -1,0 +1,65 @@
+//! A reload under load, with the real runtime: every request is answered, by the old version or the new one.
+
+use super::super::live::LiveRepository;
+use super::super::plan::Target;
+use super::{EMULATED, silent};
+use crate::registry::{Registry, Repository};
+use crate::repository::fixture::Folder;
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Tensor};
+use ripieno_model::DataType;
+use ripieno_runtime::{Answer, Engine, EngineConfig, Job};
+use ripieno_sched::{Limits, Options, Setup};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+fn engine(executor: &Arc<dyn ripieno_executor::Engine>) -> Engine {
+    let limits = Limits { requests: 100, models: 4, devices: 1, depth: 2, batch: 8 };
+    let setup = Setup { models: vec![], devices: 1, limits };
+    let scheduler = ripieno_sched::build("eager", &setup, &Options::new()).unwrap();
+    Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)])).unwrap()
+}
+
+/// One request to whatever answers for the model now.
+fn ask(engine: &Engine, registry: &Registry) -> Answer {
+    let entry = registry.get("m", "").unwrap();
+    let (answer, answered) = channel();
+    let data = vec![0; 4].into();
+    let input = Tensor { name: "input".into(), datatype: DataType::Fp32, shape: vec![1, 1], data };
+    let on_answer = Box::new(move |result| answer.send(result).unwrap());
+    let job = Job { model: entry.id, inputs: vec![input].into(), rows: 1, timeout: None, on_answer };
+    engine.submit(job).expect("the model is loaded and its queue is not full");
+    answered.recv().unwrap()
+}
+
+#[test]
+fn no_request_notices_a_reload() {
+    let folder = Folder::new();
+    // An SLO that a loaded test machine does not miss, and a policy that does not use it up: who answers matters here.
+    folder.write("m/model.toml", EMULATED.replace("slo_ms = 50", "slo_ms = 20000\nlate = \"answer\""));
+    let executor: Arc<dyn ripieno_executor::Engine> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let (engine, registry) = (engine(&executor), Arc::new(Registry::new()));
+    let target = Target { policy: Some("eager".to_owned()), ..Target::new(executor) };
+    let host = Arc::new(engine.clone());
+    let repository = LiveRepository::new(folder.path().to_owned(), target, Arc::clone(&registry), host, silent());
+    assert_eq!(repository.load_all().unwrap()[0].error, None);
+    let (done, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let answered = ask(&engine, &registry).expect("an answer with outputs");
+                    assert_eq!(answered.outputs.len(), 1);
+                    answers.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let reloaded = (0..3).try_for_each(|_| repository.load("m", None));
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(reloaded, Ok(()));
+    });
+    assert!(answers.into_inner() > 0);
+    assert_eq!(engine.all_metrics().len(), 1, "the replaced versions are gone");
+    repository.unload("m").unwrap();
+    assert!(engine.all_metrics().is_empty());
+}
