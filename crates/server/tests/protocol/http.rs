@@ -1,0 +1,130 @@
+//! Every HTTP path but inference.
+
+use crate::support::{config, scripted, send, start};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Method, Request, StatusCode};
+use ripieno_server::registry::ModelState;
+use serde_json::json;
+
+#[tokio::test]
+async fn health_has_bodies_and_statuses() {
+    let server = start().await;
+    let live = server.get("/v2/health/live").await;
+    assert_eq!((live.status, live.json()), (StatusCode::OK, json!({"live": true})));
+    let ready = server.get("/v2/health/ready?test_1=1").await;
+    assert_eq!((ready.status, ready.json()), (StatusCode::OK, json!({"ready": true})));
+    server.registry.set("slow", "1", ModelState::Loading, "");
+    let ready = server.get("/v2/health/ready").await;
+    assert_eq!((ready.status, ready.json()), (StatusCode::SERVICE_UNAVAILABLE, json!({"ready": false})));
+    let model = server.get("/v2/models/slow/ready").await;
+    assert_eq!(
+        (model.status, model.json()),
+        (StatusCode::SERVICE_UNAVAILABLE, json!({"name": "slow", "ready": false}))
+    );
+    let model = server.get("/v2/models/simple/versions/1/ready").await;
+    assert_eq!((model.status, model.json()), (StatusCode::OK, json!({"name": "simple", "ready": true})));
+    assert_eq!(server.get("/v2/models/nobody/ready").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn one_broken_model_matters_only_if_asked_to() {
+    assert_eq!(start().await.get("/v2/health/ready").await.status, StatusCode::OK);
+    let strict = ripieno_server::ServerConfig { strict_readiness: true, ..config() };
+    let server = scripted(strict).await.0;
+    assert_eq!(server.get("/v2/health/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn metadata_describes_server_and_model() {
+    let server = start().await;
+    let metadata = server.get("/v2").await.json();
+    assert_eq!(metadata["name"], "ripieno");
+    let extensions = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"];
+    assert_eq!(metadata["extensions"], json!(extensions));
+    let model = server.get("/v2/models/simple").await.json();
+    assert_eq!(
+        model,
+        json!({"name": "simple", "versions": ["1"], "platform": "emulated",
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}]})
+    );
+    let named = ripieno_server::ServerConfig { server_name: "triton".into(), ..config() };
+    assert_eq!(scripted(named).await.0.get("/v2").await.json()["name"], "triton");
+}
+
+#[tokio::test]
+async fn configuration_and_statistics_have_every_field_that_clients_read() {
+    let server = start().await;
+    let config = server.get("/v2/models/identity_BYTES/config").await.json();
+    assert_eq!((&config["max_batch_size"], &config["dynamic_batching"]), (&json!(8), &json!({})));
+    assert_eq!(config["input"][0]["data_type"], "TYPE_STRING");
+    assert_eq!((&config["input"][0]["dims"], &config["output"][0]["name"]), (&json!([2]), &json!("y")));
+    let all = server.get("/v2/models/stats").await.json();
+    assert!(all["model_stats"].as_array().unwrap().len() > 20);
+    let one = server.get("/v2/models/simple/versions/1/stats").await.json();
+    let model = &one["model_stats"][0];
+    assert_eq!((&model["name"], &model["version"]), (&json!("simple"), &json!("1")));
+    for field in
+        ["success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"]
+    {
+        assert_eq!(model["inference_stats"][field], json!({"count": 0, "ns": 0}), "{field}");
+    }
+    assert!(model["batch_stats"].is_array() && model["last_inference"].is_u64());
+}
+
+#[tokio::test]
+async fn the_repository_can_be_asked_and_told() {
+    let server = start().await;
+    let index = server.post("/v2/repository/index", &[], "").await.json();
+    let broken = json!({"name": "broken", "version": "1", "state": "UNAVAILABLE",
+        "reason": "model.onnx: not an ONNX file"});
+    assert!(index.as_array().unwrap().contains(&broken));
+    let ready = server.post("/v2/repository/main/index", &[], r#"{"ready":true}"#).await.json();
+    assert!(ready.as_array().unwrap().iter().all(|row| row["state"] == "READY"));
+    let load = r#"{"parameters":{"config":"{}"}}"#;
+    assert_eq!(server.post("/v2/repository/models/late/load", &[], load).await.status, StatusCode::OK);
+    assert_eq!(server.get("/v2/models/late/ready").await.status, StatusCode::OK);
+    assert_eq!(server.post("/v2/repository/models/late/unload", &[], "").await.status, StatusCode::OK);
+    let gone = server.get("/v2/models/late").await;
+    assert_eq!(gone.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(gone.error(), "Request for unknown model: 'late' has no available versions: unloaded");
+    let unknown = server.post("/v2/repository/models/nobody/load", &[], "").await;
+    assert_eq!((unknown.status, unknown.error().contains("no folder")), (StatusCode::BAD_REQUEST, true));
+    let file = r#"{"parameters":{"file:1/model.onnx":"AAAA"}}"#;
+    let upload = server.post("/v2/repository/models/simple/load", &[], file).await;
+    assert!(upload.error().contains("models are not taken over the network"));
+    let odd = server.post("/v2/repository/index", &[], "[").await;
+    assert_eq!((odd.status, odd.error().contains("not valid")), (StatusCode::BAD_REQUEST, true));
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_get_json_errors() {
+    let server = start().await;
+    let lost = server.get("/v2/modells/simple").await;
+    assert_eq!((lost.status, lost.error().contains("'/v2/modells/simple'")), (StatusCode::NOT_FOUND, true));
+    let unknown = server.get("/v2/models/nobody").await;
+    assert_eq!(
+        (unknown.status, unknown.error().as_str()),
+        (StatusCode::NOT_FOUND, "Request for unknown model: 'nobody' is not found")
+    );
+    let version = server.get("/v2/models/simple/versions/7").await;
+    assert!(version.error().contains("version 7 is not found; known versions: 1"));
+    let get = server.get("/v2/models/simple/infer").await;
+    assert_eq!((get.status, get.headers["allow"].to_str().unwrap()), (StatusCode::METHOD_NOT_ALLOWED, "POST"));
+    assert_eq!(get.headers["content-type"], "application/json");
+    let head = Request::builder().method(Method::HEAD).uri(server.url("/v2/health/live"));
+    let head = send(head.body(Full::<Bytes>::default()).unwrap()).await;
+    assert_eq!((head.status, head.body.len()), (StatusCode::OK, 0));
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named_with_the_way_out() {
+    let server = start().await;
+    let (backend, _events) = crate::scripted::Scripted::new();
+    let taken = ripieno_server::ServerConfig { http: server.addresses.http, ..config() };
+    let repository = std::sync::Arc::new(crate::scripted::Shelf(server.registry.clone()));
+    let error = ripieno_server::Server::bind(taken, backend, server.registry.clone(), repository).await.err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains(&server.addresses.http.unwrap().to_string()) && text.contains("--http"), "{text}");
+}

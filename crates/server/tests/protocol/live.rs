@@ -1,0 +1,120 @@
+//! The whole way: protocol, runtime, emulated device.
+
+use crate::scripted::Shelf;
+use crate::support::{Running, config, run, send};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, StatusCode};
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
+use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_runtime::{Engine, EngineConfig, ServedModel};
+use ripieno_sched::{Limits, Setup, build};
+use ripieno_server::registry::{ModelState, Registry, ServedEntry};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const MAX_BATCH: usize = 4;
+
+fn setup() -> Setup {
+    let limits = Limits { requests: 64, models: 4, devices: 1, depth: 2, batch: 64 };
+    Setup { models: vec![], devices: 1, limits }
+}
+
+/// A model whose outputs are its inputs, after ℓ(b) = `alpha_ms`·b.
+fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &str, alpha_ms: f64, max_queue: usize) {
+    let profile = Profile::linear(alpha_ms, 0.0, MAX_BATCH).unwrap();
+    let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: vec![-1, 2] };
+    let block = BlockSource { name: name.into(), path: None, profile: Some(profile.clone()) };
+    let (inputs, outputs) = (vec![spec("x")], vec![spec("y")]);
+    let source = ModelSource { name: name.into(), blocks: vec![block], max_batch: MAX_BATCH, inputs, outputs };
+    let loaded = executor.load(&source).unwrap();
+    let model = Model::whole(name, profile, Nanos::from_millis(60_000));
+    let id = engine.load(ServedModel { model, loaded, max_queue, answer_late: false }).unwrap();
+    let ModelSource { inputs, outputs, .. } = source;
+    let entry = ServedEntry {
+        name: name.into(),
+        version: "1".into(),
+        id,
+        platform: "emulated".into(),
+        inputs,
+        outputs,
+        max_batch: MAX_BATCH,
+        slo: Nanos::from_millis(60_000),
+        stats: Default::default(),
+    };
+    registry.set(name, "1", ModelState::Ready(Arc::new(entry)), "");
+}
+
+async fn start() -> Running {
+    let scheduler = build("eager", &setup(), &Default::default()).unwrap();
+    let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
+    let registry = Arc::new(Registry::new());
+    load(&engine, &executor, &registry, "quick", 0.1, 64);
+    load(&engine, &executor, &registry, "slow", 30_000.0, 1);
+    // Its last handle would wait for the slow batch; the end of the process does not.
+    std::mem::forget(engine.clone());
+    run(config(), Arc::new(engine), registry.clone(), Arc::new(Shelf(registry))).await
+}
+
+fn body(rows: usize, timeout_us: u64) -> Value {
+    let data: Vec<usize> = (0..rows * 2).collect();
+    json!({"parameters": {"timeout": timeout_us},
+        "inputs": [{"name": "x", "shape": [rows, 2], "datatype": "FP32", "data": data}]})
+}
+
+#[tokio::test]
+async fn answers_are_counted_in_statistics_and_metrics() {
+    let server = start().await;
+    for rows in [1, 3, 9] {
+        let reply = server.infer("quick", &body(rows, 0)).await;
+        assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
+        let output = &reply.json()["outputs"][0];
+        let expected: Vec<f64> = (0..rows * 2).map(|at| at as f64).collect();
+        assert_eq!((&output["shape"], &output["data"]), (&json!([rows, 2]), &json!(expected)));
+    }
+    let stats = server.get("/v2/models/quick/stats").await.json();
+    let model = &stats["model_stats"][0];
+    assert_eq!((&model["inference_count"], &model["inference_stats"]["success"]["count"]), (&json!(13), &json!(3)));
+    assert_eq!(model["execution_count"], json!(5));
+    assert!(model["inference_stats"]["compute_infer"]["ns"].as_u64().unwrap() > 0);
+    let metrics = format!("http://{}/metrics", server.addresses.metrics.unwrap());
+    let metrics = send(Request::get(metrics).body(Full::<Bytes>::default()).unwrap()).await;
+    let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+    let labels = "model=\"quick\",version=\"1\"";
+    for line in [
+        format!("ripieno_requests_total{{{labels},outcome=\"ok\"}} 3"),
+        format!("ripieno_good_requests_total{{{labels}}} 3"),
+        format!("ripieno_batch_rows_count{{{labels}}} 5"),
+        format!("ripieno_batch_rows_sum{{{labels}}} 13"),
+        format!("ripieno_response_seconds_bucket{{{labels},le=\"+Inf\"}} 3"),
+        format!("ripieno_queue_length{{{labels}}} 0"),
+        format!("nv_inference_count{{{labels}}} 13"),
+        "ripieno_device_batches_total{device=\"0\"} 5".to_owned(),
+        "ripieno_ready 1".to_owned(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_is_answered_while_the_device_is_busy_and_a_full_queue_refuses() {
+    let server = start().await;
+    // Runs for half a minute and is given up long before.
+    let hopeless = server.infer("slow", &body(1, 50_000)).await;
+    assert_eq!(hopeless.status, StatusCode::GATEWAY_TIMEOUT, "{:?}", hopeless.body);
+    assert!(hopeless.error().starts_with("Request timeout expired"));
+    let waiting = tokio::spawn({
+        let url = server.url("/v2/models/slow/infer");
+        async move { send(Request::post(url).body(Full::new(Bytes::from(body(1, 0).to_string()))).unwrap()).await }
+    });
+    let mut refused = server.infer("slow", &body(1, 1_000)).await;
+    while refused.status == StatusCode::GATEWAY_TIMEOUT {
+        // The one that is to fill the queue is still on its way.
+        refused = server.infer("slow", &body(1, 1_000)).await;
+    }
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS, "{:?}", refused.body);
+    assert!(refused.headers.contains_key("retry-after"));
+    waiting.abort();
+}

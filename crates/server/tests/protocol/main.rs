@@ -1,0 +1,10 @@
+//! The front end over loopback, as a client sees it: a scripted backend for what must be exact, the runtime with an
+//! emulated device for what must fit together.
+
+mod grpc;
+mod http;
+mod infer;
+mod live;
+mod scripted;
+mod shutdown;
+mod support;

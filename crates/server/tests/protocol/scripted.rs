@@ -1,0 +1,147 @@
+//! A backend that does what the model's name says, at once.
+
+use parking_lot::Mutex;
+use ripieno_base::{ModelId, Nanos};
+use ripieno_executor::Tensor;
+use ripieno_model::{DataType, TensorSpec};
+use ripieno_runtime::{Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Refused};
+use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
+use ripieno_server::{Backend, Withdraw};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// What becomes of a job.
+type Act = fn(Job, &Scripted) -> Result<(), Refused>;
+
+/// What the models do; their ids are positions here. Besides, there is one identity model for each datatype.
+pub(crate) const MODELS: [(&str, Act); 10] = [
+    ("simple", |job, _| answer(job, echo)),
+    ("two", |job, _| answer(job, echo)),
+    ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
+    ("failing", |job, _| answer(job, |_| Err(Failure::Failed("device on fire".into())))),
+    ("unloaded", |job, _| answer(job, |_| Err(Failure::Unloaded))),
+    ("cancelled", |job, _| answer(job, |_| Err(Failure::Cancelled))),
+    ("full", |_, _| Err(Refused::QueueFull { bound: 7, retry_after: Duration::from_millis(1200) })),
+    ("leaving", |_, _| Err(Refused::ShuttingDown)),
+    ("stuck", |job, scripted| {
+        scripted.stuck.lock().push(job);
+        let _ = scripted.events.try_send(Event::Submitted);
+        Ok(())
+    }),
+    ("timed", |job, scripted| {
+        let _ = scripted.events.try_send(Event::Timeout(job.timeout));
+        answer(job, echo)
+    }),
+];
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum Event {
+    Submitted,
+    Withdrawn,
+    Timeout(Option<Duration>),
+}
+
+pub(crate) struct Scripted {
+    pub(crate) stuck: Mutex<Vec<Job>>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Scripted {
+    pub(crate) fn new() -> (Arc<Scripted>, mpsc::Receiver<Event>) {
+        let (events, receive) = mpsc::channel(64);
+        (Arc::new(Scripted { stuck: Mutex::default(), events }), receive)
+    }
+}
+
+fn answer(job: Job, with: fn(&[Tensor]) -> Answer) -> Result<(), Refused> {
+    let answer = with(&job.inputs);
+    (job.on_answer)(answer);
+    Ok(())
+}
+
+/// Inputs back as outputs, "x" as "y".
+pub(crate) fn echo(inputs: &[Tensor]) -> Answer {
+    let output = |input: &Tensor| Tensor { name: Arc::from(input.name.replace('x', "y")), ..input.clone() };
+    let outputs = inputs.iter().map(output).collect();
+    Ok(Answered { outputs, queued: Nanos(1), executed: Nanos(1), batch: 1, late: false })
+}
+
+impl Backend for Scripted {
+    fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
+        match MODELS.get(job.model.index()) {
+            Some((_, act)) => act(job, self)?,
+            None => answer(job, echo)?,
+        }
+        let events = self.events.clone();
+        Ok(Box::new(move || drop(events.try_send(Event::Withdrawn))))
+    }
+
+    fn model(&self, _: ModelId) -> Option<ModelSnapshot> {
+        None
+    }
+
+    fn devices(&self) -> Vec<DeviceSnapshot> {
+        Vec::new()
+    }
+}
+
+fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
+    TensorSpec { name: name.into(), datatype, shape: shape.to_vec() }
+}
+
+/// Makes a model ready.
+pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, datatype: DataType, tensors: &[&str]) {
+    let specs = |of: &dyn Fn(&str) -> String| tensors.iter().map(|t| spec(&of(t), datatype, &[-1, 2])).collect();
+    let entry = ServedEntry {
+        name: name.into(),
+        version: version.into(),
+        id: ModelId(id),
+        platform: "emulated".into(),
+        inputs: specs(&|name| name.to_owned()),
+        outputs: specs(&|name| name.replace('x', "y")),
+        max_batch: 8,
+        slo: Nanos::from_millis(100),
+        stats: Default::default(),
+    };
+    registry.set(name, version, ModelState::Ready(Arc::new(entry)), "");
+}
+
+pub(crate) fn registry() -> Arc<Registry> {
+    let registry = Registry::new();
+    for (id, (name, _)) in MODELS.iter().enumerate() {
+        let tensors: &[&str] = if *name == "two" { &["x0", "x1"] } else { &["x"] };
+        serve(&registry, name, "1", id as u16, DataType::Fp32, tensors);
+    }
+    for (at, datatype) in DataType::ALL.into_iter().enumerate() {
+        serve(&registry, &format!("identity_{datatype}"), "1", 100 + at as u16, datatype, &["x"]);
+    }
+    registry.set("broken", "1", ModelState::Unavailable, "model.onnx: not an ONNX file");
+    Arc::new(registry)
+}
+
+/// Loads "simple" and "late"; everything else it has never heard of.
+pub(crate) struct Shelf(pub(crate) Arc<Registry>);
+
+impl Repository for Shelf {
+    fn load(&self, name: &str, config: Option<&str>) -> Result<(), String> {
+        match (name, config) {
+            ("simple", None) => Ok(()),
+            ("late", Some("{}")) => {
+                serve(&self.0, "late", "1", 0, DataType::Fp32, &["x"]);
+                Ok(())
+            }
+            _ => Err(format!("failed to load '{name}': no folder of this name")),
+        }
+    }
+
+    fn unload(&self, name: &str) -> Result<(), String> {
+        self.0.get(name, "").map_err(|error| error.to_string())?;
+        self.0.set(name, "1", ModelState::Unavailable, "unloaded");
+        Ok(())
+    }
+
+    fn index(&self) -> Vec<IndexRow> {
+        self.0.index()
+    }
+}

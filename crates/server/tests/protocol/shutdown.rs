@@ -1,0 +1,57 @@
+//! Going down: nothing new is taken, what is in flight ends.
+
+use crate::scripted::{Event, echo};
+use crate::support::{PATIENCE, config, scripted};
+use hyper::StatusCode;
+use serde_json::json;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+fn request(model: &str) -> String {
+    let body = json!({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}).to_string();
+    format!("POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+#[tokio::test]
+async fn calls_in_flight_are_answered_before_the_end() {
+    let (mut server, backend, mut events) = scripted(config()).await;
+    let address = server.addresses.http.unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request("stuck").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    server.stop.take().unwrap().send(()).unwrap();
+    // Connections are refused once the listener is gone, which takes the server a moment to notice.
+    while TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!server.done.is_finished());
+    let job = backend.stuck.lock().pop().unwrap();
+    (job.on_answer)(echo(&job.inputs));
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"), "{answer}");
+    assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn what_does_not_end_in_time_is_withdrawn() {
+    let hasty = ripieno_server::ServerConfig { drain_timeout: Duration::from_millis(1), ..config() };
+    let (mut server, _backend, mut events) = scripted(hasty).await;
+    let mut stream = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
+    stream.write_all(request("stuck").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    server.stop.take().unwrap().send(()).unwrap();
+    assert!(!tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
+}
+
+#[tokio::test]
+async fn an_idle_server_goes_down_at_once() {
+    let (mut server, _backend, _events) = scripted(config()).await;
+    assert_eq!(server.get("/v2/health/live").await.status, StatusCode::OK);
+    let mut client = server.grpc().await;
+    client.server_live(ripieno_wire::proto::inference::ServerLiveRequest {}).await.unwrap();
+    server.stop.take().unwrap().send(()).unwrap();
+    assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
+}
