@@ -76,12 +76,13 @@ fn zoo_names() -> String {
     ZooDevice::ALL.map(|device| format!("emulated:{}", device.name())).join(" or ")
 }
 
-impl DeviceArgs {
-    /// The built-in engine with these defaults, for commands without such options.
-    pub(crate) fn cpu() -> DeviceArgs {
+impl Default for DeviceArgs {
+    fn default() -> DeviceArgs {
         DeviceArgs { device: Device::Cpu, devices: 1, engine: EngineName::Cpu, threads: None, onnxruntime: None }
     }
+}
 
+impl DeviceArgs {
     fn threads_per_device(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads.map_or_else(|| (cores / usize::from(self.devices)).max(1), usize::from)

@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_wakeup;
+mod demo;
 mod devices;
 mod goodput;
 mod models;
@@ -28,6 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(demo::DemoArgs),
     Serve(serve::ServeArgs),
     Models(models::ModelsArgs),
     Profile(models::ProfileArgs),
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let outcome = match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Models(args) => models::list(&args),
         Command::Profile(args) => models::measure(&args),

@@ -1,0 +1,145 @@
+//! Real questions: held-out images, one request each, all at once, so that the server batches them.
+
+use super::assets::SAMPLES;
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// How many images are drawn, side by side.
+const DRAWN: usize = 6;
+/// Shades from nothing to full ink, two characters a pixel.
+const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
+
+/// Images of one model with their labels, as in models/samples/.
+#[derive(Deserialize)]
+struct Samples {
+    model: String,
+    input: String,
+    shape: Vec<i64>,
+    scale: f64,
+    labels: Vec<String>,
+    rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    data: Vec<f64>,
+    label: usize,
+}
+
+/// What a model said to its images.
+#[derive(Serialize)]
+pub(super) struct Answers {
+    model: String,
+    right: usize,
+    answers: Vec<Answer>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    said: String,
+    truth: String,
+    #[serde(skip)]
+    pixels: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    outputs: Vec<Output>,
+}
+
+#[derive(Deserialize)]
+struct Output {
+    data: Vec<f64>,
+}
+
+/// Asks the server at `http` about every sample.
+pub(super) async fn ask(http: SocketAddr) -> anyhow::Result<Vec<Answers>> {
+    let mut all = Vec::new();
+    for text in SAMPLES {
+        all.push(ask_model(http, serde_json::from_str(text)?).await?);
+    }
+    Ok(all)
+}
+
+async fn ask_model(http: SocketAddr, samples: Samples) -> anyhow::Result<Answers> {
+    let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let url = format!("http://{http}/v2/models/{}/infer", samples.model);
+    let asked: Vec<_> =
+        samples.rows.iter().map(|row| tokio::spawn(infer(client.clone(), url.clone(), body(&samples, row)))).collect();
+    let mut answers = Vec::new();
+    for (row, asked) in samples.rows.iter().zip(asked) {
+        let logits = asked.await??;
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0);
+        let label = |index: usize| samples.labels.get(index).cloned().unwrap_or_else(|| index.to_string());
+        answers.push(Answer { said: label(best), truth: label(row.label), pixels: pixels(&samples, row) });
+    }
+    let right = answers.iter().filter(|answer| answer.said == answer.truth).count();
+    Ok(Answers { model: samples.model, right, answers })
+}
+
+fn pixels(samples: &Samples, row: &Row) -> Vec<f64> {
+    row.data.iter().map(|value| value * samples.scale).collect()
+}
+
+fn body(samples: &Samples, row: &Row) -> Bytes {
+    let shape: Vec<i64> = std::iter::once(1).chain(samples.shape.iter().copied()).collect();
+    let input = serde_json::json!({
+        "name": samples.input, "datatype": "FP32", "shape": shape, "data": pixels(samples, row),
+    });
+    serde_json::json!({ "inputs": [input] }).to_string().into()
+}
+
+async fn infer(client: Client<HttpConnector, Full<Bytes>>, url: String, body: Bytes) -> anyhow::Result<Vec<f64>> {
+    let request = Request::post(&url).header("content-type", "application/json").body(Full::new(body))?;
+    let response = client.request(request).await.with_context(|| format!("cannot reach {url}"))?;
+    let status = response.status();
+    let bytes = response.into_body().collect().await?.to_bytes();
+    if !status.is_success() {
+        bail!("{url} answers {status}: {}", String::from_utf8_lossy(&bytes));
+    }
+    let response: Response = serde_json::from_slice(&bytes).with_context(|| format!("{url}: no inference answer"))?;
+    let output = response.outputs.into_iter().next().context("the answer has no output")?;
+    Ok(output.data)
+}
+
+/// The first digits drawn with their answers, and how often each model was right.
+pub(super) fn show(all: &[Answers]) -> String {
+    let mut text = String::new();
+    for answers in all {
+        let shown = &answers.answers[..DRAWN.min(answers.answers.len())];
+        if answers.model == "digits" {
+            text.push_str(&draw(shown));
+        }
+        let verdicts: Vec<_> = shown.iter().map(|answer| format!("{:<16}", verdict(answer))).collect();
+        text.push_str(&format!("{}\n", verdicts.join(" ").trim_end()));
+        let (model, right, asked) = (&answers.model, answers.right, answers.answers.len());
+        text.push_str(&format!("{model}: {right} of {asked} held-out images right\n\n"));
+    }
+    text
+}
+
+fn verdict(answer: &Answer) -> String {
+    match answer.said == answer.truth {
+        true => format!("{} ✓", answer.said),
+        false => format!("{} ✗ ({})", answer.said, answer.truth),
+    }
+}
+
+/// Square grey images side by side.
+fn draw(shown: &[Answer]) -> String {
+    let side = shown.first().map_or(0, |answer| answer.pixels.len().isqrt());
+    let shade = |value: f64| SHADES[((value * SHADES.len() as f64) as usize).min(SHADES.len() - 1)];
+    let mut text = String::new();
+    for y in 0..side {
+        let line = |answer: &Answer| answer.pixels[y * side..][..side].iter().map(|&value| shade(value)).collect();
+        let lines: Vec<String> = shown.iter().map(line).collect();
+        text.push_str(&format!("{}\n", lines.join(" ").trim_end()));
+    }
+    text
+}

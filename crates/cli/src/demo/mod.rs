@@ -1,0 +1,123 @@
+//! `ripieno demo`: a minute that shows what the server is for, with nothing to install or configure.
+//!
+//! Everything is real and over loopback HTTP: the models were trained by us and run on this machine's processor, the
+//! questions are images that the training never saw, and the table comes from open-loop load on live servers that differ
+//! in nothing but the policy. Only the accelerators of that table are emulated: they take as long as published
+//! measurements say that a GPU takes, so that a laptop shows what batching is worth where it is worth most.
+
+mod answers;
+mod assets;
+mod compare;
+
+use crate::devices::DeviceArgs;
+use crate::output::print_json;
+use crate::service::{Running, Service, with_objective};
+use crate::tables;
+use anyhow::{Context, anyhow};
+use assets::Folder;
+use clap::Args;
+use ripieno_report::Format;
+use ripieno_sched::Options;
+use ripieno_server::ServerConfig;
+use ripieno_server::repository::ModelReport;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// See it work, in a minute: trained models answer real images, and policies compete side by side under the same load.
+///
+/// Needs no accelerator, no network beyond loopback, and no configuration.
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// How long each policy is under load, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 4.0)]
+    seconds: f64,
+
+    /// How to print the results.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
+    anyhow::ensure!((0.5..=600.0).contains(&args.seconds), "--seconds must be between 0.5 and 600");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
+    runtime.block_on(demo(args))
+}
+
+async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
+    let folder = Folder::unpack().context("cannot unpack the demo models into the temporary folder")?;
+    let people = args.format == Format::Table;
+    if people {
+        println!(
+            "Two models that we trained, on this machine's processor (loading, and measuring what batches cost):\n"
+        );
+    }
+    let latency = with_objective("deferred", Options::new(), "latency")?;
+    let live = Live::start(&folder.models, DeviceArgs::default(), "deferred", latency).await?;
+    if people {
+        println!("{}\n", tables::models(&live.models));
+    }
+    let answered = answers::ask(live.http).await?;
+    live.stop().await?;
+    if people {
+        println!("{}", answers::show(&answered));
+    }
+    let comparison = compare::run(&folder.emulated, args.seconds, people).await?;
+    if !people {
+        return print_json(&serde_json::json!({ "answers": answered, "comparison": comparison }));
+    }
+    println!("{}", compare::show(&comparison));
+    println!("next: ripieno serve models/repository   (or your own MODEL.onnx)");
+    println!("      ripieno simulate scenarios/symphony/table2-resnet50.toml   (the same code, 8 GPUs, virtual time)");
+    Ok(())
+}
+
+/// A server of the demo, on free ports.
+struct Live {
+    http: SocketAddr,
+    engine: ripieno_runtime::Engine,
+    models: Vec<ModelReport>,
+    stop: oneshot::Sender<()>,
+    served: JoinHandle<bool>,
+}
+
+impl Live {
+    async fn start(
+        repository: &std::path::Path,
+        devices: DeviceArgs,
+        policy: &str,
+        options: Options,
+    ) -> anyhow::Result<Live> {
+        let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let config = ServerConfig { http: any, grpc: None, metrics: None, ..ServerConfig::default() };
+        let service = Service {
+            repository: repository.to_owned(),
+            devices,
+            policy: policy.to_owned(),
+            options,
+            max_live: 10_000,
+            record: None,
+            config,
+        };
+        let Running { engine, repository, server, addresses } = service.start().await?;
+        let models = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
+        if let Some(error) = models.iter().find_map(|model| model.error.as_ref()) {
+            return Err(anyhow!("{error}"));
+        }
+        let (stop, stopped) = oneshot::channel();
+        let served = tokio::spawn(server.run(async {
+            let _ = stopped.await;
+        }));
+        let http = addresses.http.context("the server has no HTTP address")?;
+        Ok(Live { http, engine, models, stop, served })
+    }
+
+    async fn stop(self) -> anyhow::Result<()> {
+        let _ = self.stop.send(());
+        self.served.await?;
+        let engine = self.engine;
+        tokio::task::spawn_blocking(move || engine.drain(Duration::from_secs(5))).await?;
+        Ok(())
+    }
+}
