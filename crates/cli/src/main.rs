@@ -8,6 +8,7 @@ mod goodput;
 mod models;
 mod output;
 mod policy;
+mod replay;
 mod serve;
 mod service;
 mod simulate;
@@ -35,6 +36,7 @@ enum Command {
     Profile(models::ProfileArgs),
     Bench(bench::BenchArgs),
     BenchWakeup(bench_wakeup::BenchWakeupArgs),
+    Replay(replay::ReplayArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
 }
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => models::measure(&args),
         Command::Bench(args) => bench::run(args),
         Command::BenchWakeup(args) => bench_wakeup::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
     };

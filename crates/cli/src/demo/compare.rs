@@ -26,8 +26,10 @@ const WARMUP: Nanos = Nanos::from_millis(500);
 /// The offered load, of what the devices could answer if requests came evenly spaced.
 const LOAD: f64 = 0.75;
 const SEED: u64 = 1;
+/// A policy's title, its name in the catalogue, and its options.
+type Contestant = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 /// One of each: nothing, today's servers, no window at all, ours for throughput, ours as served by default.
-const CONTESTANTS: [(&str, &str, &[(&str, &str)]); 5] = [
+const CONTESTANTS: [Contestant; 5] = [
     ("serial", "serial", &[]),
     ("timeout 5 ms, as most servers", "timeout", &[("gather", "fifo"), ("drop", "expired")]),
     ("eager", "eager", &[]),

@@ -1,0 +1,53 @@
+//! `ripieno replay`: a recorded live run, through the scheduler once more.
+
+use crate::output::print_json;
+use anyhow::{Context, bail};
+use clap::Args;
+use ripieno_report::Format;
+use ripieno_runtime::{Header, Replayed, replay};
+use ripieno_sched::{Options, Scheduler, build};
+use std::path::PathBuf;
+
+/// Replay a recording of `ripieno serve --record FILE`: does the scheduler decide the same again?
+///
+/// A recording holds every input of the scheduler with its instant, and every decision. Replaying it shows that what
+/// happened live can be examined in peace; a difference means that this build decides otherwise than the one recorded.
+#[derive(Args, Debug)]
+pub(crate) struct ReplayArgs {
+    /// The recording.
+    #[arg(value_name = "FILE")]
+    recording: PathBuf,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let replayed = replay(&args.recording, scheduler)?;
+    let Replayed { inputs, settles, truncated, difference } = &replayed;
+    if args.format == Format::Json {
+        print_json(&serde_json::json!({
+            "inputs": inputs, "settles": settles, "truncated": truncated,
+            "equal": difference.is_none(), "first_difference_line": difference.as_ref().map(|found| found.line),
+        }))?;
+    } else {
+        let end = if *truncated { "; the recording lacks its end" } else { "" };
+        println!("{settles} settles over {inputs} inputs decided as recorded{end}");
+    }
+    match difference {
+        None => Ok(()),
+        Some(found) => bail!(
+            "line {}, at {:?}: recorded {:?}, but decided {:?}",
+            found.line,
+            found.now,
+            found.recorded,
+            found.decided
+        ),
+    }
+}
+
+fn scheduler(header: &Header) -> anyhow::Result<Box<dyn Scheduler>> {
+    let options: Options = serde_json::from_value(header.options.clone()).context("the options in its first line")?;
+    Ok(build(&header.policy, &header.setup, &options)?)
+}
