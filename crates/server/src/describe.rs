@@ -125,8 +125,8 @@ pub(crate) fn statistics(state: &State, entry: &ServedEntry) -> ModelStatistics 
     let Some(model) = state.backend.model(entry.id) else {
         return ModelStatistics { inference_stats: Some(InferStatistics::default()), ..named };
     };
-    let (decoded, decoding_ns) = entry.stats.decoding.read();
-    let (encoded, encoding_ns) = entry.stats.encoding.read();
+    // One count for all three phases: perf_analyzer gives up if they differ by a request in flight.
+    let count = model.compute.count;
     let refused = model.requests.iter().find(|(ending, _)| *ending == Ending::Refused).map_or(0, |(_, count)| *count);
     let none = || Some(StatisticDuration::default());
     ModelStatistics {
@@ -137,9 +137,9 @@ pub(crate) fn statistics(state: &State, entry: &ServedEntry) -> ModelStatistics 
             success: Some(duration(model.success)),
             fail: Some(StatisticDuration { count: model.fail.count + refused, ns: model.fail.ns }),
             queue: Some(duration(model.queue)),
-            compute_input: Some(StatisticDuration { count: decoded, ns: decoding_ns }),
+            compute_input: Some(StatisticDuration { count, ns: entry.stats.decoding.ns() }),
             compute_infer: Some(duration(model.compute)),
-            compute_output: Some(StatisticDuration { count: encoded, ns: encoding_ns }),
+            compute_output: Some(StatisticDuration { count, ns: entry.stats.encoding.ns() }),
             cache_hit: none(),
             cache_miss: none(),
         }),

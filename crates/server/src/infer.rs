@@ -34,13 +34,14 @@ pub(crate) async fn infer(
     // The receiver may be gone with its client; then nobody wants the answer.
     let on_answer = Box::new(move |result| drop(answer.send(result)));
     let job = Job { model: entry.id, inputs, rows, timeout, on_answer };
-    entry.stats.decoding.add(received.elapsed());
+    let decoding = received.elapsed();
     let guard = WithdrawOnDrop(Some(state.backend.submit(job)?));
     let answer = answered.await;
     guard.disarm();
     let Answered { outputs: tensors, .. } = answer
         .map_err(|_| Problem::new(Kind::Internal, "the request was lost"))
         .and_then(|answer| answer.map_err(Problem::from))?;
+    entry.stats.decoding.add(decoding);
     let outputs = outputs.into_iter().map(|(index, binary)| output(&entry, &tensors, index, binary));
     let response = InferResponse {
         model: entry.name.clone(),
