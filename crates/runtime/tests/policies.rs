@@ -73,7 +73,7 @@ fn every_policy_serves_live_and_replays() {
         drive(&engine, &executor);
         assert!(engine.drain(common::SAFETY), "{}", policy.name);
         for (id, name, seen) in engine.all_metrics() {
-            assert_eq!((seen.success.count + seen.fail.count, seen.waiting), (100, 0), "{} {id:?} {name}", policy.name);
+            assert_eq!(seen.success.count + seen.fail.count, 100, "{} {id:?} {name}", policy.name);
         }
         assert!(engine.device_metrics()[0].busy_ns > 0);
         engine.shutdown();
