@@ -141,7 +141,7 @@ def test_callbacks(wire, reference):
     images = {str(seed): image(1, seed) for seed in range(16)}
     for name, x in images.items():
         inputs = [wire.input("image", x)]
-        wire.client.async_infer("digits", inputs, lambda *answer: answers.put(answer), request_id=name)
+        wire.client.async_infer("digits", inputs, lambda result, error: answers.put((result, error)), request_id=name)
     for _ in images:
         result, error = answers.get(timeout=ANSWER_S)
         assert error is None

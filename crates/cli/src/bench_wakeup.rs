@@ -1,6 +1,6 @@
 //! `ripieno bench-wakeup`: how exactly this machine wakes the scheduler thread.
 
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use clap::Args;
 use ripieno_base::Nanos;
 use ripieno_report::{Format, Table};
@@ -35,10 +35,10 @@ pub(crate) fn run(args: &BenchWakeupArgs) -> anyhow::Result<()> {
             "late_p50_us": p50, "late_p90_us": p90, "late_p99_us": p99, "late_max_us": max,
         }));
     }
-    println!(
+    output::print(format!(
         "late by, of {} wake-ups: p50 {p50:.1} us, p90 {p90:.1} us, p99 {p99:.1} us, most {max:.1} us",
         args.count
-    );
+    ))?;
     let bounds = [1, 10, 50, 100, 500, 1_000, 10_000];
     let mut table = Table::new(["late by at most us", "wake-ups"]);
     let counts = wakeups.histogram(&bounds.map(Nanos::from_micros));
@@ -46,6 +46,6 @@ pub(crate) fn run(args: &BenchWakeupArgs) -> anyhow::Result<()> {
     for (name, count) in names.zip(counts) {
         table.row([name, count.to_string()]);
     }
-    println!("{table}");
+    output::print(&table)?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `ripieno goodput`: the highest load that a scenario's devices carry.
 
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use crate::policy::catalogue;
 use crate::simulate::Overrides;
 use clap::Args;
@@ -54,11 +54,11 @@ fn print(policy: &str, found: &Goodput, format: Format) -> anyhow::Result<()> {
             "runs": found.runs,
         }));
     }
-    println!(
+    output::print(format!(
         "goodput of {policy}: {:.1} requests/s ({} runs; the last good and the first bad one:)",
         found.goodput_rps(),
         found.runs
-    );
-    println!("{}", policies_table(good.iter().chain(&bad)));
+    ))?;
+    output::print(policies_table(good.iter().chain(&bad)))?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `ripieno models` and `ripieno profile`: what a repository holds, and what its models cost.
 
 use crate::devices::DeviceArgs;
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use crate::service::progress_bars;
 use crate::tables;
 use anyhow::bail;
@@ -54,7 +54,7 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
     } else {
-        println!("{}\n\n{}", tables::models(&models), tables::tensors(&models));
+        output::print(format!("{}\n\n{}", tables::models(&models), tables::tensors(&models)))?;
     }
     fail_if_none(&models)
 }
@@ -66,7 +66,7 @@ pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
     } else {
-        println!("{}\n\n{}", tables::models(&models), tables::profiles(&models));
+        output::print(format!("{}\n\n{}", tables::models(&models), tables::profiles(&models)))?;
     }
     fail_if_none(&models)
 }

@@ -1,9 +1,18 @@
 //! How every command prints: a table for people, or one JSON object on stdout for programs; logs go to stderr.
 
 use serde::Serialize;
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+/// Prints a line on stdout. A reader that has seen enough, like `head`, is no error.
+pub(crate) fn print(line: impl Display) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout().lock(), "{line}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
 
 /// Prints `value` as one JSON object on a line.
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(value)?);
-    Ok(())
+    print(serde_json::to_string(value)?)
 }

@@ -1,6 +1,6 @@
 //! `ripieno replay`: a recorded live run, through the scheduler once more.
 
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_report::Format;
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
         }))?;
     } else {
         let end = if *truncated { "; the recording lacks its end" } else { "" };
-        println!("{settles} settles over {inputs} inputs decided as recorded{end}");
+        output::print(format!("{settles} settles over {inputs} inputs decided as recorded{end}"))?;
     }
     match difference {
         None => Ok(()),

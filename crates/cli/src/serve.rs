@@ -1,7 +1,7 @@
 //! `ripieno serve`: serves a repository of models until it is told to stop.
 
 use crate::devices::DeviceArgs;
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
 use crate::service::{Running, Service, with_objective};
 use crate::tables;
@@ -165,14 +165,14 @@ fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> an
             "models": models,
         }));
     }
-    println!("{}", tables::models(models));
+    output::print(tables::models(models))?;
     let shown = |address: Option<SocketAddr>| address.map_or("off".to_owned(), |address| address.to_string());
-    println!("HTTP     http://{}", shown(addresses.http));
-    println!("gRPC     {}", shown(addresses.grpc));
-    println!("metrics  http://{}/metrics", shown(addresses.metrics));
+    output::print(format!("HTTP     http://{}", shown(addresses.http)))?;
+    output::print(format!("gRPC     {}", shown(addresses.grpc)))?;
+    output::print(format!("metrics  http://{}/metrics", shown(addresses.metrics)))?;
     if let (Some(http), Some(model)) = (addresses.http, models.iter().find(|model| model.error.is_none())) {
-        println!("\ntry      curl http://{http}/v2/models/{}", model.name);
-        println!("         ripieno bench http://{http} --model {} --rate 50", model.name);
+        output::print(format!("\ntry      curl http://{http}/v2/models/{}", model.name))?;
+        output::print(format!("         ripieno bench http://{http} --model {} --rate 50", model.name))?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `ripieno simulate`: runs a scenario in virtual time, with the scheduling code of the live server.
 
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -81,9 +81,9 @@ fn print(summary: &Summary, format: Format) -> anyhow::Result<()> {
     if format == Format::Json {
         return print_json(summary);
     }
-    println!("{}", policies_table([summary]));
+    output::print(policies_table([summary]))?;
     if summary.models.len() > 1 {
-        println!("{}", models_table(summary));
+        output::print(models_table(summary))?;
     }
     Ok(())
 }

@@ -75,7 +75,9 @@ pub trait Loaded: Send + Sync {
 }
 
 /// A device: runs its tasks one after the other, in the order of submission.
-pub trait Device: Send {
+///
+/// Shared between the thread that submits and those that attach, since attaching may be slow.
+pub trait Device: Send + Sync {
     /// The most tasks it holds at once, the running one included.
     fn depth(&self) -> usize;
 

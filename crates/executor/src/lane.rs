@@ -20,7 +20,7 @@ use std::time::Instant;
 pub(crate) const DEFAULT_DEPTH: usize = 2;
 
 /// Makes a loaded model runnable on this device; called by whoever attaches it.
-pub(crate) type Prepare = Box<dyn Fn(&dyn Loaded) -> Result<Ready, ExecError> + Send>;
+pub(crate) type Prepare = Box<dyn Fn(&dyn Loaded) -> Result<Ready, ExecError> + Send + Sync>;
 
 /// Runs the thread's loop, for engines that want it inside a thread pool of theirs.
 pub(crate) type Enter = Box<dyn FnOnce(&mut (dyn FnMut() + Send)) + Send>;

@@ -4,7 +4,7 @@ use crate::admission::{Admission, ModelEntry};
 use crate::answer::{Answerer, Gate};
 use crate::clock::saturating_nanos;
 use crate::core::Core;
-use crate::fleet::Fleet;
+use crate::fleet::{Devices, Fleet};
 use crate::jobs::{Call, Hold, JobTable, Part};
 use crate::joiner::Joiner;
 use crate::mailbox::{Mail, Mailbox, Order};
@@ -117,10 +117,17 @@ struct Inner {
     admission: Arc<Admission>,
     registry: Arc<Registry>,
     mailbox: Arc<Mailbox>,
-    devices: Arc<[DeviceMetrics]>,
-    /// One order at a time, so that they are bounded in the mailbox and an id is given to one model only.
+    metrics: Arc<[DeviceMetrics]>,
+    /// One order at a time, so that they are bounded in the mailbox.
     orders: Mutex<()>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// None once stopped.
+    threads: Mutex<Option<Threads>>,
+}
+
+/// What ends with the engine.
+struct Threads {
+    scheduler: JoinHandle<()>,
+    devices: Devices,
 }
 
 /// An accepted job. Dropping it changes nothing.
@@ -148,8 +155,8 @@ impl Engine {
         check(&config)?;
         let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
         let registry = Arc::new(Registry::new(limits.models));
-        let devices: Arc<[DeviceMetrics]> = (0..setup.devices).map(|_| DeviceMetrics::default()).collect();
-        let opened = open(&config.devices, &mailbox, limits.depth)?;
+        let metrics: Arc<[DeviceMetrics]> = (0..setup.devices).map(|_| DeviceMetrics::default()).collect();
+        let devices: Devices = open(&config.devices, &mailbox, limits.depth)?.into();
         let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
         let thread = SchedulerThread {
             clock,
@@ -157,7 +164,7 @@ impl Engine {
             registry: Arc::clone(&registry),
             core: Core::new(config.scheduler, &limits, recorder),
             jobs: JobTable::new(limits.requests),
-            fleet: Fleet::new(clock, opened, Arc::clone(&devices), &limits),
+            fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits),
             joiner: Joiner::start().map_err(StartError::Thread)?,
             residents: (0..limits.models).map(|_| None).collect(),
             withdrawals: Vec::with_capacity(limits.requests),
@@ -168,8 +175,8 @@ impl Engine {
         let builder = thread::Builder::new().name("ripieno-scheduler".to_owned());
         let handle = builder.spawn(move || thread.run(inside)).map_err(StartError::Thread)?;
         let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes));
-        let (orders, thread) = (Mutex::new(()), Mutex::new(Some(handle)));
-        Ok(Engine(Arc::new(Inner { clock, limits, gate, admission, registry, mailbox, devices, orders, thread })))
+        let (orders, threads) = (Mutex::new(()), Mutex::new(Some(Threads { scheduler: handle, devices })));
+        Ok(Engine(Arc::new(Inner { clock, limits, gate, admission, registry, mailbox, metrics, orders, threads })))
     }
 
     /// Serves a model from now on; its id stays its own until it is unloaded and its last request has ended.
@@ -179,11 +186,14 @@ impl Engine {
     pub fn load(&self, served: ServedModel) -> Result<ModelId, ModelRefused> {
         self.check_model(&served)?;
         let inner = &self.0;
-        let _one_at_a_time = inner.orders.lock();
-        let id = inner.registry.free_id().ok_or(ModelRefused::TooMany(inner.limits.models))?;
+        let devices = inner.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
+        let devices = devices.ok_or(ModelRefused::Stopped)?;
+        let id = inner.registry.reserve().ok_or(ModelRefused::TooMany(inner.limits.models))?;
+        // May be slow, so it is this thread's business and no lock is held.
+        devices.iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
         let entry = Arc::new(ModelEntry::new(&served));
-        let (loaded, model) = (served.loaded, Box::new(served.model));
-        self.order(Order::Load { id, entry: Arc::clone(&entry), loaded, model })?;
+        let _one_at_a_time = inner.orders.lock();
+        self.order(Order::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
         inner.registry.serve(id, entry);
         Ok(id)
     }
@@ -287,7 +297,7 @@ impl Engine {
 
     /// The numbers of the devices.
     pub fn device_metrics(&self) -> Vec<DeviceSnapshot> {
-        self.0.devices.iter().map(DeviceMetrics::snapshot).collect()
+        self.0.metrics.iter().map(DeviceMetrics::snapshot).collect()
     }
 
     /// Gives an order and waits until it is carried out. The caller holds the order lock.
@@ -321,12 +331,13 @@ impl Engine {
 impl Inner {
     fn stop(&self) {
         self.gate.close();
-        let Some(thread) = self.thread.lock().take() else { return };
+        let Some(Threads { scheduler, devices }) = self.threads.lock().take() else { return };
         self.mailbox.post(Mail::Stop);
         // The last handle may be dropped by an answer's receiver, on the very thread that is to end.
-        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        if scheduler.thread().id() != thread::current().id() && scheduler.join().is_err() {
             tracing::error!("the scheduler thread panicked; all clients were answered");
         }
+        drop(devices);
     }
 }
 
@@ -335,6 +346,9 @@ impl Drop for Inner {
         self.stop();
     }
 }
+
+/// Ids of models and devices have 16 bits.
+const ID_SPACE: usize = 1 << 16;
 
 fn check(config: &EngineConfig) -> Result<(), StartError> {
     let (setup, limits) = (&config.setup, &config.setup.limits);
@@ -352,6 +366,9 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
     }
     if limits.requests == 0 || limits.requests >= u32::MAX as usize || limits.batch == 0 || limits.depth == 0 {
         return fault("the bounds of requests, batch and depth must be at least 1".to_owned());
+    }
+    if limits.models > ID_SPACE || limits.devices > ID_SPACE {
+        return fault(format!("there are ids for {ID_SPACE} models and as many devices; lower the bounds"));
     }
     Ok(())
 }

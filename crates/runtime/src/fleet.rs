@@ -4,7 +4,7 @@ use crate::jobs::{JobTable, Stage};
 use crate::metrics::DeviceMetrics;
 use crate::{Clock, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{Device, Loaded, Member, Task, TaskResult};
+use ripieno_executor::{Device, Member, Task, TaskResult};
 use ripieno_sched::{Limits, Outcome};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,10 +19,13 @@ pub(crate) struct Start<'a> {
     pub(crate) members: &'a [RequestSlot],
 }
 
+/// The open devices, shared with the threads that load models: attaching may be slow and must not hold up others.
+pub(crate) type Devices = Arc<[Box<dyn Device>]>;
+
 /// Dispatches tasks and takes in their results.
 pub(crate) struct Fleet {
     clock: Clock,
-    devices: Vec<Box<dyn Device>>,
+    devices: Devices,
     metrics: Arc<[DeviceMetrics]>,
     flying: HashMap<TaskId, Flying>,
     /// Member lists of ended tasks, to be filled again.
@@ -45,12 +48,7 @@ pub(crate) struct Landed {
 }
 
 impl Fleet {
-    pub(crate) fn new(
-        clock: Clock,
-        devices: Vec<Box<dyn Device>>,
-        metrics: Arc<[DeviceMetrics]>,
-        limits: &Limits,
-    ) -> Fleet {
+    pub(crate) fn new(clock: Clock, devices: Devices, metrics: Arc<[DeviceMetrics]>, limits: &Limits) -> Fleet {
         Fleet {
             clock,
             devices,
@@ -59,10 +57,6 @@ impl Fleet {
             spare: Vec::with_capacity(limits.tasks()),
             ended: Vec::with_capacity(limits.batch),
         }
-    }
-
-    pub(crate) fn attach(&self, id: ModelId, loaded: &Arc<dyn Loaded>) {
-        self.devices.iter().for_each(|device| device.attach(id, Arc::clone(loaded)));
     }
 
     pub(crate) fn detach(&self, id: ModelId) {

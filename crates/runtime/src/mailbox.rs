@@ -9,7 +9,7 @@ use crate::jobs::Call;
 use crate::parking::Parking;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
-use ripieno_executor::{Loaded, TaskResult};
+use ripieno_executor::TaskResult;
 use ripieno_model::{Model, Profile};
 use ripieno_sched::Limits;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub(crate) enum Mail {
 
 /// What the owner of the engine wants.
 pub(crate) enum Order {
-    /// Serve a model.
-    Load { id: ModelId, entry: Arc<ModelEntry>, loaded: Arc<dyn Loaded>, model: Box<Model> },
+    /// Serve a model that is attached to all devices.
+    Load { id: ModelId, entry: Arc<ModelEntry>, model: Box<Model> },
     /// Serve it no more.
     Unload(ModelId),
     /// Use a new profile.

@@ -1,8 +1,8 @@
 //! The models by id: what front-end threads look up, and which ids are free.
 //!
-//! An id passes through free, serving, leaving and free again. It is leaving from the moment that no further request may
-//! use it until the scheduler thread has seen the last request of the old model end, so that an id never means two
-//! models at once anywhere.
+//! An id passes through free, held, serving, held and free again. It is held while its model is being loaded, and from
+//! the moment that no further request may use it until the scheduler thread has seen the last request of the old model
+//! end, so that an id never means two models at once anywhere.
 
 use crate::admission::ModelEntry;
 use parking_lot::RwLock;
@@ -16,7 +16,7 @@ pub(crate) struct Registry(RwLock<Box<[State]>>);
 enum State {
     Free,
     Serving(Arc<ModelEntry>),
-    Leaving,
+    Held,
 }
 
 impl Registry {
@@ -32,10 +32,12 @@ impl Registry {
         }
     }
 
-    /// An id that is free now; it stays so until [`Registry::serve`].
-    pub(crate) fn free_id(&self) -> Option<ModelId> {
-        let at = self.0.read().iter().position(|state| matches!(state, State::Free))?;
-        Some(ModelId(u16::try_from(at).ok()?))
+    /// Takes a free id, for [`Registry::serve`].
+    pub(crate) fn reserve(&self) -> Option<ModelId> {
+        let mut states = self.0.write();
+        let at = states.iter().position(|state| matches!(state, State::Free))?;
+        states[at] = State::Held;
+        Some(ModelId(at as u16))
     }
 
     pub(crate) fn serve(&self, id: ModelId, entry: Arc<ModelEntry>) {
@@ -46,7 +48,7 @@ impl Registry {
     pub(crate) fn leave(&self, id: ModelId) -> bool {
         match self.0.write().get_mut(id.index()) {
             Some(state @ State::Serving(_)) => {
-                *state = State::Leaving;
+                *state = State::Held;
                 true
             }
             _ => false,
@@ -76,14 +78,15 @@ mod tests {
     #[test]
     fn an_id_is_free_again_only_when_its_model_has_gone() {
         let registry = Registry::new(1);
-        let id = registry.free_id().unwrap();
+        let id = registry.reserve().unwrap();
+        assert!(registry.reserve().is_none());
         assert!(registry.get(id).is_none() && !registry.leave(id));
         registry.serve(id, Arc::new(ModelEntry::new(&served(1, 1))));
-        assert!(registry.get(id).is_some() && registry.free_id().is_none());
+        assert!(registry.get(id).is_some() && registry.reserve().is_none());
         assert!(registry.leave(id) && !registry.leave(id));
-        assert!(registry.get(id).is_none() && registry.free_id().is_none());
+        assert!(registry.get(id).is_none() && registry.reserve().is_none());
         registry.free(id);
-        assert_eq!(registry.free_id(), Some(id));
+        assert_eq!(registry.reserve(), Some(id));
         assert!(registry.get(ModelId(9)).is_none() && !registry.leave(ModelId(9)));
     }
 }

@@ -151,8 +151,7 @@ impl SchedulerThread {
 
     fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
         match order {
-            Order::Load { id, entry, loaded, model } => {
-                self.fleet.attach(id, &loaded);
+            Order::Load { id, entry, model } => {
                 self.residents[id.index()] = Some(Resident { entry, live: 0, leaving: false });
                 self.core.control(Control::ModelLoaded(id, model));
             }

@@ -30,8 +30,8 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
     let results = measure(&args, &runtime)?;
     match args.format {
-        Format::Json => println!("{}", serde_json::to_string(&results)?),
-        Format::Table => println!("{}", output::table(&results)),
+        Format::Json => crate::output::print_json(&results)?,
+        Format::Table => crate::output::print(output::table(&results))?,
     }
     Ok(())
 }

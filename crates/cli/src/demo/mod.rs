@@ -10,7 +10,7 @@ mod assets;
 mod compare;
 
 use crate::devices::DeviceArgs;
-use crate::output::print_json;
+use crate::output::{self, print_json};
 use crate::service::{Running, Service, with_objective};
 use crate::tables;
 use anyhow::{Context, anyhow};
@@ -49,27 +49,29 @@ async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let folder = Folder::unpack().context("cannot unpack the demo models into the temporary folder")?;
     let people = args.format == Format::Table;
     if people {
-        println!(
-            "Two models that we trained, on this machine's processor (loading, and measuring what batches cost):\n"
-        );
+        output::print(
+            "Two models that we trained, on this machine's processor (loading, and measuring what batches cost):\n",
+        )?;
     }
     let latency = with_objective("deferred", Options::new(), "latency")?;
     let live = Live::start(&folder.models, DeviceArgs::default(), "deferred", latency).await?;
     if people {
-        println!("{}\n", tables::models(&live.models));
+        output::print(format!("{}\n", tables::models(&live.models)))?;
     }
     let answered = answers::ask(live.http).await?;
     live.stop().await?;
     if people {
-        println!("{}", answers::show(&answered));
+        output::print(answers::show(&answered))?;
     }
     let comparison = compare::run(&folder.emulated, args.seconds, people).await?;
     if !people {
         return print_json(&serde_json::json!({ "answers": answered, "comparison": comparison }));
     }
-    println!("{}", compare::show(&comparison));
-    println!("next: ripieno serve models/repository   (or your own MODEL.onnx)");
-    println!("      ripieno simulate scenarios/symphony/table2-resnet50.toml   (the same code, 8 GPUs, virtual time)");
+    output::print(compare::show(&comparison))?;
+    output::print("next: ripieno serve models/repository   (or your own MODEL.onnx)")?;
+    output::print(
+        "      ripieno simulate scenarios/symphony/table2-resnet50.toml   (the same code, 8 GPUs, virtual time)",
+    )?;
     Ok(())
 }
 

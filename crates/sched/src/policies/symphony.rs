@@ -14,7 +14,8 @@
 //!
 //! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix" goodput collapses
 //! beyond the peak; passed-over heads are dropped when the batch starts, not before. `objective = "latency"`, which is
-//! ours, starts at once while batches of the present size keep up with the measured load, and defers beyond that.
+//! ours, starts at once while batches of the present size keep up with the measured load. Beyond that it waits only for its
+//! target size, and for no longer than that many rows take to arrive: clients that wait for answers send no others.
 
 use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
@@ -48,7 +49,7 @@ pub(crate) const POLICY: Policy = Policy {
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     let gather = knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Window)], Gather::Window)?;
-    let objectives = [("efficiency", Start::Frontrun), ("latency", Start::FrontrunUnderLoad)];
+    let objectives = [("efficiency", Start::Frontrun), ("latency", Start::Promptly)];
     let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;

@@ -38,8 +38,9 @@ pub(crate) struct Rule {
 pub(crate) enum Start {
     /// At frontrun, d − ℓ(b+1): Symphony.
     Frontrun,
-    /// At frontrun, but at once as long as batches of the present size keep up with the measured load.
-    FrontrunUnderLoad,
+    /// At once, as long as batches of the present size keep up with the measured load; else once the batch has its target
+    /// size, its first request has waited for as long as that many take to arrive, or at frontrun.
+    Promptly,
     /// When the batch is full or its first request has waited this long; never after its latest moment.
     After(Nanos),
 }

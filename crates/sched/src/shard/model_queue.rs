@@ -31,6 +31,8 @@ pub(crate) struct ModelQueue {
     pub(crate) overdue: List,
     /// The batch size that the window rule aims at.
     target: usize,
+    /// How long so many rows take to arrive at the measured rate.
+    target_gathers_in: Nanos,
     /// Whether the model accepts no further requests.
     pub(crate) retired: bool,
 }
@@ -40,6 +42,8 @@ pub(crate) struct ModelQueue {
 pub(crate) struct Candidate {
     pub(crate) first: u32,
     pub(crate) rows: usize,
+    /// Whether the next request in the queue does not fit, so that nothing is gained by waiting.
+    pub(crate) closed: bool,
 }
 
 impl ModelQueue {
@@ -56,6 +60,7 @@ impl ModelQueue {
             wide: 0,
             overdue: List::default(),
             target,
+            target_gathers_in: Nanos::MAX,
             retired: false,
         }
     }
@@ -106,6 +111,7 @@ impl ModelQueue {
         let Some(rate) = self.rate.rate(now) else { return };
         let fits = |batch: usize| self.profile.latency(batch) + rate.gather_time(batch) <= self.model.slo;
         self.target = largest(self.rule.max_batch, fits).max(1);
+        self.target_gathers_in = rate.gather_time(self.target);
     }
 
     /// The batch size at which the model runs most efficiently within its SLO and rate.
@@ -135,7 +141,7 @@ impl ModelQueue {
     pub(crate) fn gather(&self, links: &Links, requests: &Requests, now: Time, percent: u32) -> Option<Candidate> {
         let head = self.waiting.front()?;
         if self.rule.single {
-            return Some(Candidate { first: head, rows: requests.get(head).rows as usize });
+            return Some(Candidate { first: head, rows: requests.get(head).rows as usize, closed: true });
         }
         let largest = |first: u32| {
             let request = requests.get(first);
@@ -154,7 +160,7 @@ impl ModelQueue {
             Gather::Prefix | Gather::Fifo => (head, self.waiting_rows),
         };
         let rows = self.fill(links, requests, first, largest(first), left);
-        (rows > 0).then_some(Candidate { first, rows })
+        (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
     }
 
     /// Passes over the fewest heads that let the batch reach its target, or the largest size that any later head
@@ -209,10 +215,12 @@ impl ModelQueue {
             Gather::Fifo => Time::NEVER,
             Gather::Prefix | Gather::Window => first.deadline - self.profile.latency(candidate.rows),
         };
+        let frontrun = first.deadline - self.profile.latency(candidate.rows + 1);
         let exec = match self.rule.start {
-            _ if candidate.rows >= self.rule.max_batch => now,
-            Start::FrontrunUnderLoad if keeps_up => now,
-            Start::Frontrun | Start::FrontrunUnderLoad => first.deadline - self.profile.latency(candidate.rows + 1),
+            _ if candidate.closed || candidate.rows >= self.rule.max_batch => now,
+            Start::Frontrun => frontrun,
+            Start::Promptly if keeps_up || candidate.rows >= self.target => now,
+            Start::Promptly => (first.arrived + self.target_gathers_in).min(frontrun),
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
         let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest };
