@@ -142,7 +142,7 @@ def test_callbacks(wire, reference):
     for name, x in images.items():
         inputs = [wire.input("image", x)]
         wire.client.async_infer("digits", inputs, lambda result, error: answers.put((result, error)), request_id=name)
-    for _ in images:
+    for _ in range(len(images)):
         result, error = answers.get(timeout=ANSWER_S)
         assert error is None
         expected = reference(image=images.pop(result.get_response().id))["logits"]

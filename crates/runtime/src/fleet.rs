@@ -5,6 +5,7 @@ use crate::metrics::DeviceMetrics;
 use crate::{Clock, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Device, Member, Task, TaskResult};
+use ripieno_model::Profile;
 use ripieno_sched::{Limits, Outcome};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(crate) struct Start<'a> {
     pub(crate) device: DeviceId,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
+    /// ℓ(b) of the block.
+    pub(crate) profile: &'a Profile,
 }
 
 /// The open devices, shared with the threads that load models: attaching may be slow and must not hold up others.
@@ -35,7 +38,10 @@ pub(crate) struct Fleet {
 }
 
 struct Flying {
+    model: ModelId,
     device: DeviceId,
+    /// When it ends if it takes as long as its profile says.
+    expected: Time,
     members: Vec<RequestSlot>,
     rows: usize,
 }
@@ -45,6 +51,8 @@ pub(crate) struct Landed {
     pub(crate) task: TaskId,
     pub(crate) outcome: Outcome,
     pub(crate) members: Vec<RequestSlot>,
+    pub(crate) model: ModelId,
+    pub(crate) expected: Time,
 }
 
 impl Fleet {
@@ -70,7 +78,9 @@ impl Fleet {
         let rows = members.iter().map(|member| member.rows).sum();
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.extend_from_slice(start.members);
-        let before = self.flying.insert(start.task, Flying { device: start.device, members: kept, rows });
+        let expected = start.not_before + start.profile.latency(rows);
+        let flying = Flying { model: start.model, device: start.device, expected, members: kept, rows };
+        let before = self.flying.insert(start.task, flying);
         assert!(before.is_none(), "task {} is in flight already", start.task.0);
         let not_before = self.clock.instant(start.not_before);
         let task = Task { id: start.task, model: start.model, block: start.block, members, not_before };
@@ -81,7 +91,7 @@ impl Fleet {
     /// Takes in a result: outputs or error go to the members, times to the metrics.
     pub(crate) fn land(&mut self, result: TaskResult, jobs: &mut JobTable) -> Landed {
         let flying = self.flying.remove(&result.id);
-        let Flying { device, members, rows } = flying.expect("a device reports each task once");
+        let Flying { model, device, expected, members, rows } = flying.expect("a device reports each task once");
         let (started, finished) = (self.clock.time(result.started), self.clock.time(result.finished));
         let times = Times { started, execution: finished - started, rows };
         self.metrics[device.index()].on_batch(times.execution);
@@ -103,7 +113,7 @@ impl Fleet {
                 Outcome::Failed
             }
         };
-        Landed { task: result.id, outcome, members }
+        Landed { task: result.id, outcome, members, model, expected }
     }
 
     /// Per member of the task that landed last, whether its walk ended; empty if none did.

@@ -20,6 +20,7 @@ mod recorder;
 mod registry;
 mod replay;
 mod scheduler_thread;
+mod slip;
 mod split;
 #[cfg(test)]
 mod testing;

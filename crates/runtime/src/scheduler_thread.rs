@@ -19,9 +19,11 @@ use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::Ending;
 use crate::parking::Sleeper;
 use crate::registry::Registry;
+use crate::slip::Slip;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
+use ripieno_model::Profile;
 use ripieno_sched::{Action, Control, Request, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -54,6 +56,16 @@ pub(crate) struct Resident {
     /// Parts in the core.
     live: usize,
     leaving: bool,
+    /// ℓ(b) of each block.
+    profiles: Vec<Profile>,
+    slip: Slip,
+}
+
+impl Resident {
+    /// By how much deadlines are planned ahead: the slip of every block of the walk.
+    fn margin(&self) -> Nanos {
+        self.slip.margin() * self.profiles.len() as i64
+    }
 }
 
 /// Closes the way in when the thread ends, be it by a panic: whoever waits for it is answered.
@@ -102,7 +114,7 @@ impl SchedulerThread {
         match mail {
             Mail::Submit(call) => self.admit(now, call),
             Mail::Cancel(lead) => self.cancel(now, lead),
-            Mail::Done(result) => self.land(result),
+            Mail::Done(result) => self.land(now, result),
             Mail::Order(order, confirm) => self.obey(now, order, &confirm),
             Mail::Stop => {}
         }
@@ -121,11 +133,12 @@ impl SchedulerThread {
         };
         let call = self.jobs.call(lead);
         resident.live += call.parts.len();
+        let margin = resident.margin();
         call.in_core = call.parts.len();
         entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
         for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
             part.stage = Stage::Waiting;
-            let (arrived, deadline) = (call.arrived, call.deadline);
+            let (arrived, deadline) = (call.arrived, call.deadline - margin);
             self.core.request(&Request { slot, model: id, arrived, deadline, rows: part.rows as u32 });
         }
     }
@@ -136,8 +149,11 @@ impl SchedulerThread {
         self.jobs.release_if_over(lead);
     }
 
-    fn land(&mut self, result: TaskResult) {
-        let Landed { task, outcome, members } = self.fleet.land(result, &mut self.jobs);
+    fn land(&mut self, now: Time, result: TaskResult) {
+        let Landed { task, outcome, members, model, expected } = self.fleet.land(result, &mut self.jobs);
+        if let Some(resident) = &mut self.residents[model.index()] {
+            resident.slip.observe(now - expected);
+        }
         for &slot in &members {
             let (lead, call, _) = self.jobs.owner(slot);
             if call.done == call.parts.len() {
@@ -152,7 +168,9 @@ impl SchedulerThread {
     fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
         match order {
             Order::Load { id, entry, model } => {
-                self.residents[id.index()] = Some(Resident { entry, live: 0, leaving: false });
+                let profiles = model.blocks.iter().map(|block| block.profile.clone()).collect();
+                let slip = Slip::new(model.slo);
+                self.residents[id.index()] = Some(Resident { entry, live: 0, leaving: false, profiles, slip });
                 self.core.control(Control::ModelLoaded(id, model));
             }
             Order::Unload(id) => {
@@ -162,6 +180,9 @@ impl SchedulerThread {
                 self.core.control(Control::ModelUnloaded(id));
             }
             Order::Profile { id, block, profile } => {
+                if let Some(resident) = &mut self.residents[id.index()] {
+                    resident.profiles[block.index()] = profile.clone();
+                }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
             Order::Dismiss => self.dismiss(now),
@@ -188,7 +209,9 @@ impl SchedulerThread {
         match action {
             Action::Start { task, model, block, device, not_before } => {
                 let members = self.core.members(task);
-                self.fleet.start(&Start { task, model, block, device, not_before, members }, &mut self.jobs);
+                let resident = self.residents[model.index()].as_ref().expect("a model stays while its requests live");
+                let profile = &resident.profiles[block.index()];
+                self.fleet.start(&Start { task, model, block, device, not_before, members, profile }, &mut self.jobs);
             }
             Action::Finish { request } => self.finish(now, request),
             Action::Reject { request, why } => self.reject(now, request, why),

@@ -1,0 +1,79 @@
+//! How much later batches end than their profile says, so that the core can plan for it.
+//!
+//! A deferring policy starts a batch at the last moment that the profile allows. Live that moment is too late: threads
+//! wake up late, processors are shared, a measured median is exceeded half of the time. So the core is given deadlines
+//! that lie ahead of the real ones by a margin that is learnt from what batches have really done. It rises quickly when
+//! batches slip and falls slowly when they do not; on a device that keeps to its profile it is next to nothing.
+//!
+//! The real deadline still decides what a client is told, and whether an answer counts as late.
+
+use ripieno_base::Nanos;
+
+/// Before anything is known.
+const FIRST: Nanos = Nanos::from_millis(1);
+/// The margin never takes more than this share of the SLO: a device that slips more is overloaded, not late.
+const MOST: i64 = 4;
+/// A batch that slips beyond the margin raises it by this share of the excess.
+const RISE: i64 = 2;
+/// Any other lowers it by this share: it takes some 1,400 batches to halve. Few in a hundred slip beyond a margin at rest.
+const FALL: i64 = 2_000;
+
+/// The margin of one model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slip {
+    margin: Nanos,
+    most: Nanos,
+}
+
+impl Slip {
+    pub(crate) fn new(slo: Nanos) -> Slip {
+        let most = Nanos(slo.0 / MOST);
+        Slip { margin: FIRST.min(most), most }
+    }
+
+    /// By how much the core's deadlines lie ahead of the real ones.
+    pub(crate) fn margin(&self) -> Nanos {
+        self.margin
+    }
+
+    /// A batch ended `by` later (or earlier, if negative) than its profile said.
+    pub(crate) fn observe(&mut self, by: Nanos) {
+        let excess = by - self.margin;
+        let change = if excess > Nanos::ZERO { Nanos(excess.0 / RISE) } else { Nanos(-self.margin.0 / FALL) };
+        self.margin = (self.margin + change).min(self.most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLO: Nanos = Nanos::from_millis(100);
+
+    #[test]
+    fn a_device_that_keeps_to_its_profile_needs_no_margin() {
+        let mut slip = Slip::new(SLO);
+        assert_eq!(slip.margin(), FIRST);
+        (0..10_000).for_each(|_| slip.observe(Nanos::ZERO));
+        assert!(slip.margin() < Nanos::from_micros(10), "{:?}", slip.margin());
+    }
+
+    #[test]
+    fn the_margin_covers_most_batches_of_a_noisy_device() {
+        let mut slip = Slip::new(SLO);
+        // Evenly spread between 0 and 5 ms, in a scrambled order.
+        let by = |at: i64| Nanos::from_micros(at * 7_919 % 5_000);
+        (0..5_000).for_each(|at| slip.observe(by(at)));
+        let beyond = (0..5_000).filter(|&at| by(at) > slip.margin()).count();
+        assert!(beyond < 300, "{beyond} of 5000 beyond {:?}", slip.margin());
+        assert!(slip.margin() <= Nanos::from_millis(5));
+    }
+
+    #[test]
+    fn the_margin_is_bounded_by_the_slo() {
+        let mut slip = Slip::new(SLO);
+        (0..100).for_each(|_| slip.observe(Nanos::from_millis(10_000)));
+        assert_eq!(slip.margin(), Nanos::from_millis(25));
+        assert_eq!(Slip::new(Nanos::from_millis(2)).margin(), Nanos::from_micros(500));
+    }
+}
