@@ -2,7 +2,8 @@
 //!
 //! An id passes through free, held, serving, held and free again. It is held while its model is being loaded, and from
 //! the moment that no further request may use it until the scheduler thread has seen the last request of the old model
-//! end, so that an id never means two models at once anywhere.
+//! end, so that an id never means two models at once anywhere. Ids are given in turn: a request that looked its model up
+//! just before an unload would else be taken for one of the next model.
 
 use crate::admission::ModelEntry;
 use parking_lot::RwLock;
@@ -10,7 +11,13 @@ use ripieno_base::ModelId;
 use std::sync::Arc;
 
 /// All model ids.
-pub(crate) struct Registry(RwLock<Box<[State]>>);
+pub(crate) struct Registry(RwLock<Table>);
+
+struct Table {
+    states: Box<[State]>,
+    /// Where the search for a free id begins.
+    next: usize,
+}
 
 #[derive(Clone)]
 enum State {
@@ -21,12 +28,12 @@ enum State {
 
 impl Registry {
     pub(crate) fn new(models: usize) -> Registry {
-        Registry(RwLock::new(vec![State::Free; models].into()))
+        Registry(RwLock::new(Table { states: vec![State::Free; models].into(), next: 0 }))
     }
 
     /// The model of this id, if it is served.
     pub(crate) fn get(&self, id: ModelId) -> Option<Arc<ModelEntry>> {
-        match self.0.read().get(id.index()) {
+        match self.0.read().states.get(id.index()) {
             Some(State::Serving(entry)) => Some(Arc::clone(entry)),
             _ => None,
         }
@@ -34,19 +41,22 @@ impl Registry {
 
     /// Takes a free id, for [`Registry::serve`].
     pub(crate) fn reserve(&self) -> Option<ModelId> {
-        let mut states = self.0.write();
-        let at = states.iter().position(|state| matches!(state, State::Free))?;
-        states[at] = State::Held;
+        let mut table = self.0.write();
+        let ids = table.states.len();
+        let mut in_turn = (0..ids).map(|step| (table.next + step) % ids);
+        let at = in_turn.find(|&at| matches!(table.states[at], State::Free))?;
+        table.states[at] = State::Held;
+        table.next = at + 1;
         Some(ModelId(at as u16))
     }
 
     pub(crate) fn serve(&self, id: ModelId, entry: Arc<ModelEntry>) {
-        self.0.write()[id.index()] = State::Serving(entry);
+        self.0.write().states[id.index()] = State::Serving(entry);
     }
 
     /// Stops further requests; false if the model is not served.
     pub(crate) fn leave(&self, id: ModelId) -> bool {
-        match self.0.write().get_mut(id.index()) {
+        match self.0.write().states.get_mut(id.index()) {
             Some(state @ State::Serving(_)) => {
                 *state = State::Held;
                 true
@@ -56,13 +66,13 @@ impl Registry {
     }
 
     pub(crate) fn free(&self, id: ModelId) {
-        self.0.write()[id.index()] = State::Free;
+        self.0.write().states[id.index()] = State::Free;
     }
 
     /// The models served, by id.
     pub(crate) fn serving(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
-        let states = self.0.read();
-        let served = states.iter().enumerate().filter_map(|(at, state)| match state {
+        let table = self.0.read();
+        let served = table.states.iter().enumerate().filter_map(|(at, state)| match state {
             State::Serving(entry) => Some((ModelId(at as u16), Arc::clone(entry))),
             _ => None,
         });
@@ -74,6 +84,17 @@ impl Registry {
 mod tests {
     use super::*;
     use crate::testing::served;
+
+    #[test]
+    fn ids_are_given_in_turn() {
+        let registry = Registry::new(3);
+        let given = [0, 1, 2, 0].map(|_| {
+            let id = registry.reserve().unwrap();
+            registry.free(id);
+            id.0
+        });
+        assert_eq!(given, [0, 1, 2, 0]);
+    }
 
     #[test]
     fn an_id_is_free_again_only_when_its_model_has_gone() {
