@@ -1,9 +1,10 @@
-//! The project's own commands: `cargo xtask tidy | test | ci`.
+//! The project's own commands: `cargo xtask tidy | test | ci | overhead`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
 //! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
 
 mod ci;
+mod overhead;
 mod python;
 mod steps;
 mod test;
@@ -19,6 +20,7 @@ Commands:
   tidy                               check the rules of the house: dependency edges, clocks, sizes, docs, links
   test [--rust-only|--python-only]   run every test; makes a Python virtual environment under target/ on first use
   venv                               only make that environment, and print the path of its onnxruntime library
+  overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
   ci                                 format, lints, docs, tidy, then every test: what a change must pass";
 
 fn main() -> ExitCode {
@@ -40,6 +42,7 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["test", "--rust-only"] => test::run(test::Which::Rust),
         ["test", "--python-only"] => test::run(test::Which::Python),
         ["venv"] => python::Environment::prepare()?.print(),
+        ["overhead"] => overhead::run(),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -12,7 +12,7 @@ use ripieno_wire::proto::inference::model_config::SchedulingChoice;
 use ripieno_wire::proto::inference::model_metadata_response::TensorMetadata;
 use ripieno_wire::proto::inference::{
     DataType, InferBatchStatistics, InferStatistics, ModelConfig, ModelDynamicBatching, ModelInput,
-    ModelMetadataResponse, ModelOutput, ModelStatistics, ModelTransactionPolicy, StatisticDuration,
+    ModelMetadataResponse, ModelOutput, ModelParameter, ModelStatistics, ModelTransactionPolicy, StatisticDuration,
 };
 use serde_json::{Value, json};
 
@@ -83,6 +83,8 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         input: entry.inputs.iter().map(input).collect(),
         output: entry.outputs.iter().map(output).collect(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: false }),
+        parameters: [("slo_ms".to_owned(), ModelParameter { string_value: entry.slo.as_millis_f64().to_string() })]
+            .into(),
         scheduling_choice: Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
         ..ModelConfig::default()
     }
@@ -106,6 +108,8 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
             "is_shape_tensor": false,
         })
     };
+    let parameter =
+        |(name, parameter): (&String, &ModelParameter)| (name.clone(), json!({"string_value": parameter.string_value}));
     json!({
         "name": config.name,
         "platform": config.platform,
@@ -113,6 +117,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
         "max_batch_size": config.max_batch_size,
         "input": config.input.iter().map(input).collect::<Vec<_>>(),
         "output": config.output.iter().map(output).collect::<Vec<_>>(),
+        "parameters": config.parameters.iter().map(parameter).collect::<serde_json::Map<_, _>>(),
         "dynamic_batching": {},
         "model_transaction_policy": {"decoupled": false},
     })

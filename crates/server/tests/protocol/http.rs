@@ -58,6 +58,7 @@ async fn configuration_and_statistics_have_every_field_that_clients_read() {
     let server = start().await;
     let config = server.get("/v2/models/identity_BYTES/config").await.json();
     assert_eq!((&config["max_batch_size"], &config["dynamic_batching"]), (&json!(8), &json!({})));
+    assert!(config["parameters"]["slo_ms"]["string_value"].as_str().unwrap().parse::<f64>().unwrap() > 0.0);
     assert_eq!(config["input"][0]["data_type"], "TYPE_STRING");
     assert_eq!((&config["input"][0]["dims"], &config["output"][0]["name"]), (&json!([2]), &json!("y")));
     let all = server.get("/v2/models/stats").await.json();
