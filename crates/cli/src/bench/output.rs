@@ -131,7 +131,19 @@ pub(crate) fn table(results: &Results) -> String {
     }
     let slo = results.slo_ms.map_or("no SLO".to_owned(), |slo| format!("SLO {} ms", number(slo)));
     let Results { model, url, protocol, arrival, duration_s, .. } = results;
-    format!("{model} at {url} ({protocol}), {arrival} arrivals, {} s a run, {slo}\n{table}", number(*duration_s))
+    let runs = number(*duration_s);
+    format!("{model} at {url} ({protocol}), {arrival} arrivals, {runs} s a run, {slo}\n{table}{}", found(results))
+}
+
+/// The answer of a goodput search; nothing for other runs.
+fn found(results: &Results) -> String {
+    let offered = |row: &Option<Row>| row.as_ref().map(|row| number(row.offered_rps));
+    match (offered(&results.last_good), offered(&results.first_bad)) {
+        (Some(good), Some(bad)) => format!("\ngoodput: {good} requests/s (at {bad}/s more than 1 % were bad)"),
+        (Some(good), None) => format!("\ngoodput: at least {good} requests/s"),
+        (None, Some(bad)) => format!("\ngoodput: none found; at {bad} requests/s more than 1 % were bad"),
+        (None, None) => String::new(),
+    }
 }
 
 fn errors(row: &Row) -> String {
