@@ -9,6 +9,7 @@
 //! of section 3.3, and with less than one device of load it is the rule for a device that is not full.
 
 use super::{Gather, Rule, Start, Window};
+use crate::Request;
 use crate::parts::rate::RateMeter;
 use crate::parts::requests::Requests;
 use ripieno_base::{Links, List, Nanos, Time};
@@ -143,21 +144,25 @@ impl ModelQueue {
         if self.rule.single {
             return Some(Candidate { first: head, rows: requests.get(head).rows as usize, closed: true });
         }
+        // Usually everything that waits fits: one look at the table instead of a search.
+        let (rows, request) = (self.waiting_rows, requests.get(head));
+        if rows <= self.rule.max_batch as u64
+            && (self.rule.gather == Gather::Fifo || self.profile.latency(rows as usize) <= span(request, now, percent))
+        {
+            return Some(Candidate { first: head, rows: rows as usize, closed: false });
+        }
         let largest = |first: u32| {
             let request = requests.get(first);
             // A request that is wider than the limit runs alone.
             let limit = self.rule.max_batch.max(request.rows as usize);
             match self.rule.gather {
                 Gather::Fifo => limit,
-                Gather::Prefix | Gather::Window => {
-                    let span = (request.deadline - now).scale(100, u64::from(percent));
-                    self.profile.largest_within(span).min(limit)
-                }
+                Gather::Prefix | Gather::Window => self.profile.largest_within(span(request, now, percent)).min(limit),
             }
         };
         let (first, left) = match self.rule.gather {
             Gather::Window => self.skip(links, requests, head, largest),
-            Gather::Prefix | Gather::Fifo => (head, self.waiting_rows),
+            Gather::Prefix | Gather::Fifo => (head, rows),
         };
         let rows = self.fill(links, requests, first, largest(first), left);
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
@@ -243,6 +248,12 @@ impl ModelQueue {
     pub(crate) fn load_permille(&self, now: Time, batch: usize) -> u64 {
         self.rate.rate(now).map_or(0, |rate| rate.load_permille(batch, self.profile.latency(batch)))
     }
+}
+
+/// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it.
+fn span(first: &Request, now: Time, percent: u32) -> Nanos {
+    let left = first.deadline - now;
+    if percent == 100 { left } else { left.scale(100, u64::from(percent)) }
 }
 
 /// The largest of `1..=max` that fits, where everything below something that fits does so too; 0 if none.

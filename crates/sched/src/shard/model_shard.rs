@@ -1,6 +1,6 @@
 //! The half that owns models: queues, drops and batch building.
 
-use super::{Class, Grant, ModelQueue, Offer, Rule};
+use super::{Class, Grant, ModelQueue, Offer, Rule, Start};
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::Tasks;
 use crate::{Action, Limits, Outbox, Request, Why};
@@ -146,14 +146,18 @@ impl ModelShard {
         self.shed(now, id, out);
         let queue = self.queues[id.index()].as_ref().expect("the model is loaded");
         let window = queue.gather(&self.links, &self.requests, now, 100).map(|candidate| {
-            let others = self.load - self.loads[id.index()];
-            let keeps_up = keeps_up(others + queue.load_permille(now, candidate.rows), devices);
+            let keeps_up = queue.rule.start == Start::Promptly && {
+                let others = self.load - self.loads[id.index()];
+                keeps_up(others + queue.load_permille(now, candidate.rows), devices)
+            };
             queue.window(&self.requests, now, candidate, keeps_up)
         });
-        let load = queue.load_permille(now, queue.target());
         let wakeup = queue.wakeup(&self.requests, window);
-        self.load = self.load - self.loads[id.index()] + load;
-        self.loads[id.index()] = load;
+        if queue.rule.start == Start::Promptly {
+            let load = queue.load_permille(now, queue.target());
+            self.load = self.load - self.loads[id.index()] + load;
+            self.loads[id.index()] = load;
+        }
         match wakeup {
             Time::NEVER => self.wakeups.remove(id.index()),
             at => self.wakeups.set(id.index(), at),
