@@ -6,6 +6,7 @@
 
 mod collector;
 mod latencies;
+pub mod plot;
 mod search;
 mod summary;
 mod table;
