@@ -3,12 +3,14 @@
 //! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
+use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::iter::Peekable;
 
 /// A request that will arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,28 @@ pub enum Fault {
     Unload(ModelId),
 }
 
+/// Changes things while the world runs, by decisions that it makes on the way.
+pub trait Controller {
+    /// When it acts next, given that the world by itself goes on at `due`: [`Time::NEVER`] once nothing is left to come.
+    fn next_at(&mut self, due: Time) -> Time;
+
+    /// The next thing it does at `now`; asked until there is none. It acts after the ends of tasks and before arrivals.
+    fn act(&mut self, now: Time) -> Option<Fault>;
+}
+
+/// Faults that are known beforehand.
+struct Scheduled<I: Iterator>(Peekable<I>);
+
+impl<I: Iterator<Item = (Time, Fault)>> Controller for Scheduled<I> {
+    fn next_at(&mut self, _due: Time) -> Time {
+        self.0.peek().map_or(Time::NEVER, |&(at, _)| at)
+    }
+
+    fn act(&mut self, now: Time) -> Option<Fault> {
+        self.0.next_if(|&(at, _)| at == now).map(|(_, fault)| fault)
+    }
+}
+
 /// A scheduler, its devices, and what comes at them.
 pub struct World<'a> {
     scheduler: &'a mut dyn Scheduler,
@@ -58,6 +82,7 @@ pub struct World<'a> {
     arrived: u64,
     events: u64,
     last_arrival: Time,
+    link: Option<Link>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +132,14 @@ impl<'a> World<'a> {
             arrived: 0,
             events: 0,
             last_arrival: Time::ORIGIN,
+            link: None,
         }
+    }
+
+    /// The same world, but batches take time to reach their devices.
+    pub fn with_network(mut self, network: Network, seed: u64) -> World<'a> {
+        self.link = (!network.is_none()).then(|| Link::new(network, seed));
+        self
     }
 
     /// Runs until everything that arrived has ended. Both inputs must be in order of time.
@@ -117,13 +149,22 @@ impl<'a> World<'a> {
         faults: impl IntoIterator<Item = (Time, Fault)>,
         observers: &mut [&mut dyn Observer],
     ) {
+        self.run_controlled(arrivals, &mut Scheduled(faults.into_iter().peekable()), observers);
+    }
+
+    /// As [`World::run`], with a controller that decides on the way what happens.
+    pub fn run_controlled(
+        &mut self,
+        arrivals: impl Iterator<Item = Arrival>,
+        controller: &mut impl Controller,
+        observers: &mut [&mut dyn Observer],
+    ) {
         let mut arrivals = arrivals.peekable();
-        let mut faults = faults.into_iter().peekable();
         loop {
             let arrival = arrivals.peek().map_or(Time::NEVER, |arrival| arrival.at);
-            let fault = faults.peek().map_or(Time::NEVER, |&(at, _)| at);
             let end = self.ends.peek().map_or(Time::NEVER, |&Reverse((at, ..))| at);
-            let next = arrival.min(fault).min(end).min(self.scheduler.next_wakeup());
+            let due = arrival.min(end).min(self.scheduler.next_wakeup());
+            let next = due.min(controller.next_at(due));
             if next == Time::NEVER {
                 break;
             }
@@ -132,7 +173,7 @@ impl<'a> World<'a> {
             while let Some((task, serial)) = self.pop_end() {
                 self.end_task(task, serial, observers);
             }
-            while let Some((_, fault)) = faults.next_if(|&(at, _)| at == next) {
+            while let Some(fault) = controller.act(next) {
                 self.inflict(&fault, observers);
             }
             while let Some(arrival) = arrivals.next_if(|arrival| arrival.at == next) {
@@ -281,8 +322,10 @@ impl<'a> World<'a> {
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
+        // Inputs are fetched for the first block; the others find theirs on the device.
+        let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];
-        let start = self.now.max(not_before).max(state.busy_until);
+        let start = (self.now + way).max(not_before).max(state.busy_until);
         let latency = self.models[model.index()].blocks[block.index()].profile.latency(rows);
         let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         state.busy_until = end;
