@@ -6,6 +6,7 @@
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
+use crate::advice::{Reading, Rule};
 use crate::latencies::Latencies;
 use crate::summary::{Figures, ModelFigures, RunInfo, Summary};
 
@@ -118,16 +119,31 @@ impl Collector {
             .iter()
             .map(|tally| ModelFigures { name: tally.name.clone(), figures: tally.figures(span_s) })
             .collect();
+        let total = total.figures(span_s);
+        let signals = Reading {
+            devices: info.mean_devices.unwrap_or(self.devices as f64),
+            bad_rate: total.bad_rate,
+            idle_fraction: idle_fraction(&total, self.devices, info.mean_devices),
+        };
         Summary {
             policy: info.policy,
             seed: info.seed,
-            total: total.figures(span_s),
+            idle_fraction: signals.idle_fraction,
+            desired_devices: Rule::PAPER.desired(&signals),
+            total,
             worst_bad_rate: models.iter().map(|model| model.figures.bad_rate).fold(0.0, f64::max),
             events: info.events,
             wall_s: info.wall_s,
             models,
+            windows: Vec::new(),
         }
     }
+}
+
+/// The idle fraction of the devices that were there, from the busy fraction of all devices that may be there.
+fn idle_fraction(total: &Figures, devices: usize, mean_devices: Option<f64>) -> f64 {
+    let share = mean_devices.map_or(1.0, |mean| ratio(devices as f64, mean));
+    (1.0 - total.busy_fraction * share).clamp(0.0, 1.0)
 }
 
 impl Tally {

@@ -4,15 +4,19 @@
 //! as one printed by `bench` or the live demo. Recording never allocates: the tables are sized at construction, because
 //! a recorder that stops to grow would disturb the run that it watches.
 
+mod advice;
 mod collector;
 mod latencies;
 pub mod plot;
 mod search;
 mod summary;
 mod table;
+mod windows;
 
+pub use advice::{Reading, Rule, Signals, Totals, advice};
 pub use collector::{Collector, Window};
 pub use latencies::Latencies;
 pub use search::{Found, Search, Trial, search};
 pub use summary::{Figures, ModelFigures, RunInfo, Summary};
 pub use table::{Format, Table, models_table, number, percent, policies_table};
+pub use windows::{ModelWindow, WindowFigures, windows_table};

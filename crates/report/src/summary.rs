@@ -1,5 +1,6 @@
 //! What a run comes to: the fields that `--format json` prints.
 
+use crate::windows::WindowFigures;
 use serde::Serialize;
 
 /// The figures of one model, or of a whole run.
@@ -57,6 +58,8 @@ pub struct RunInfo {
     pub events: u64,
     /// Wall time that the run took.
     pub wall_s: f64,
+    /// The devices that were there in the mean, if it was not all of them all the time.
+    pub mean_devices: Option<f64>,
 }
 
 /// The summary of a run.
@@ -71,10 +74,17 @@ pub struct Summary {
     pub total: Figures,
     /// The highest bad rate of any model; what the goodput search looks at.
     pub worst_bad_rate: f64,
+    /// The fraction of time that the devices that were there spent on no task.
+    pub idle_fraction: f64,
+    /// How many devices the load needs by [`advice`](crate::advice), from the bad rate and the idle fraction.
+    pub desired_devices: usize,
     /// Events processed.
     pub events: u64,
     /// Wall time that the run took.
     pub wall_s: f64,
     /// The figures of each model.
     pub models: Vec<ModelFigures>,
+    /// The run by windows of time, where it was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<WindowFigures>,
 }

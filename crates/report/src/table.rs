@@ -133,9 +133,11 @@ pub fn models_table(summary: &Summary) -> Table {
 
 /// Runs under the same load side by side, one a row.
 pub fn policies_table<'a>(summaries: impl IntoIterator<Item = &'a Summary>) -> Table {
-    let mut table = Table::new(std::iter::once("policy").chain(FIGURE_HEADERS));
+    let mut table = Table::new(std::iter::once("policy").chain(FIGURE_HEADERS).chain(["devices desired"]));
     for summary in summaries {
-        table.row(figure_cells(&summary.policy, &summary.total));
+        let mut cells = figure_cells(&summary.policy, &summary.total);
+        cells.push(summary.desired_devices.to_string());
+        table.row(cells);
     }
     table
 }

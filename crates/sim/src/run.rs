@@ -97,7 +97,7 @@ fn run(
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
     let mut world = World::new(scheduler.as_mut(), setup);
     world.run(arrivals, [], &mut observers);
-    let info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, events: world.events(), wall_s: 0.0 };
+    let info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, events: world.events(), ..RunInfo::default() };
     checkers.finish();
     Ok(statistics.finish(info))
 }

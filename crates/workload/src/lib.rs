@@ -5,10 +5,12 @@
 //! from a stream of its own: adding a model leaves the others' arrivals as they were.
 
 mod arrival;
+mod changing;
 mod mix;
 mod random;
 pub mod trace;
 
 pub use arrival::{Arrival, ArrivalError, Arrivals};
+pub use changing::{ChangingArrivals, Rates};
 pub use mix::{Mix, mix};
 pub use random::{Random, stream, unit};

@@ -12,7 +12,7 @@ fn collector() -> Collector {
 }
 
 fn info() -> RunInfo {
-    RunInfo { policy: "deferred".into(), seed: 7, events: 12, wall_s: 0.5 }
+    RunInfo { policy: "deferred".into(), seed: 7, events: 12, wall_s: 0.5, mean_devices: None }
 }
 
 #[test]
@@ -85,6 +85,8 @@ fn the_json_has_the_promised_fields() {
           "dropped": 0,
           "late": 0,
           "worst_bad_rate": 0.0,
+          "idle_fraction": 0.997,
+          "desired_devices": 1,
           "events": 12,
           "wall_s": 0.5,
           "models": [
@@ -107,4 +109,21 @@ fn the_json_has_the_promised_fields() {
           ]
         }"#]]
     .assert_eq(&serde_json::to_string_pretty(&collector.finish(ms(1000), info())).unwrap());
+}
+
+#[test]
+fn idle_time_is_that_of_devices_that_were_there() {
+    let mut collector = Collector::new(["a"], 4, 1, Window { start: ms(0), end: ms(1000) });
+    collector.record_batch(A, 1, DeviceId(0), ms(0), ms(500));
+    let idle = |mean_devices| {
+        let summary = collector.finish(ms(1000), RunInfo { mean_devices, ..info() });
+        (summary.idle_fraction, summary.desired_devices)
+    };
+    assert_eq!((idle(None), idle(Some(2.0))), ((0.875, 1), (0.75, 1)));
+    (0..4).for_each(|device| collector.record_batch(A, 1, DeviceId(device), ms(500), ms(1000)));
+    (0..3).for_each(|_| collector.record_answer(A, ms(1), ms(5), ms(4)));
+    collector.record_drop(A, ms(1));
+    let summary = collector.finish(ms(1000), info());
+    // A quarter is bad: four devices and 4 · 0.25/0.75 more.
+    assert_eq!((summary.idle_fraction, summary.desired_devices), (0.375, 6));
 }
