@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// The system wakes a sleeper late by some tens of microseconds; so much is spent spinning instead.
-const SPIN: Duration = Duration::from_micros(100);
+pub(crate) const SPIN: Duration = Duration::from_micros(100);
 
 /// Returns at `instant`, or at once if it has passed: sleeps until shortly before, then spins.
 pub(crate) fn wait_until(instant: Instant) {

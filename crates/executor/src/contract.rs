@@ -93,6 +93,11 @@ pub trait Device: Send + Sync {
     /// Queues a task, or hands it back if `depth` tasks are held already.
     fn submit(&self, task: Task) -> Result<(), Task>;
 
+    /// Asks to stop a task. Its result still comes, once: an error if it was stopped, its outputs if it was done before or
+    /// the device cannot stop a batch that runs. A task that waits behind another is never begun. An id that the device
+    /// does not hold means a task that has just ended, and nothing is done. By default nothing can be stopped.
+    fn cancel(&self, _id: TaskId) {}
+
     /// Rows copied so far to make batches contiguous, counted once for each input tensor; 0 where nothing is counted.
     ///
     /// It stays put while the same members run block after block in the same order.

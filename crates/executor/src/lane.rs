@@ -4,11 +4,11 @@
 //! device down instead of filling a queue. Nothing that a task or the sink does ends the thread: a panic becomes the
 //! error of its task.
 
-use crate::clock::wait_until;
+use crate::abort::Abort;
 use crate::mailbox::{Mailbox, Message};
 use crate::worker::{Ready, Worker};
 use crate::{Device, ExecError, LoadError, Loaded, Progress, Sink, Task, TaskResult};
-use ripieno_base::ModelId;
+use ripieno_base::{ModelId, TaskId};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -32,31 +32,34 @@ pub(crate) struct LaneOptions {
     pub(crate) depth: usize,
     pub(crate) prepare: Prepare,
     pub(crate) enter: Enter,
+    /// Stops what waits; shared with a runner that waits.
+    pub(crate) abort: Arc<Abort>,
 }
 
 /// A device with a thread of its own. Dropping it runs what was accepted, then ends the thread.
 pub(crate) struct Lane {
     mailbox: Arc<Mailbox>,
     prepare: Prepare,
+    abort: Arc<Abort>,
     rows_gathered: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Lane {
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let LaneOptions { name, depth, prepare, enter } = options;
+        let LaneOptions { name, depth, prepare, enter, abort } = options;
         let mailbox = Arc::new(Mailbox::new(depth.max(1)));
         let rows_gathered = Arc::new(AtomicU64::new(0));
         let mut body = {
-            let mailbox = Arc::clone(&mailbox);
+            let (mailbox, abort) = (Arc::clone(&mailbox), Arc::clone(&abort));
             let mut worker = Worker::new(Arc::clone(&rows_gathered));
-            move || run_messages(&mailbox, &mut worker, &sink)
+            move || run_messages(&mailbox, &abort, &mut worker, &sink)
         };
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || enter(&mut body))
             .map_err(|cause| LoadError(format!("no thread for device {name}: {cause}")))?;
-        Ok(Box::new(Lane { mailbox, prepare, rows_gathered, thread: Some(thread) }))
+        Ok(Box::new(Lane { mailbox, prepare, abort, rows_gathered, thread: Some(thread) }))
     }
 }
 
@@ -78,7 +81,13 @@ impl Device for Lane {
     }
 
     fn submit(&self, task: Task) -> Result<(), Task> {
-        self.mailbox.submit(task)
+        let id = task.id;
+        self.abort.hold(id);
+        self.mailbox.submit(task).inspect_err(|_| self.abort.release(id))
+    }
+
+    fn cancel(&self, id: TaskId) {
+        self.abort.ask(id);
     }
 
     fn rows_gathered(&self) -> u64 {
@@ -95,13 +104,15 @@ impl Drop for Lane {
     }
 }
 
-fn run_messages(mailbox: &Mailbox, worker: &mut Worker, sink: &Sink) {
+fn run_messages(mailbox: &Mailbox, abort: &Abort, worker: &mut Worker, sink: &Sink) {
     while let Some(message) = mailbox.receive() {
         match message {
             Message::Attach(id, model) => worker.attach(id, model),
             Message::Detach(id) => worker.detach(id),
             Message::Run(task, accepted) => {
-                let result = run_task(worker, &task, accepted);
+                abort.begin(task.id);
+                let result = run_task(worker, abort, &task, accepted);
+                abort.release(task.id);
                 mailbox.release();
                 if catch_unwind(AssertUnwindSafe(|| sink(result))).is_err() {
                     tracing::error!(task = task.id.0, "the receiver of a result panicked");
@@ -111,10 +122,13 @@ fn run_messages(mailbox: &Mailbox, worker: &mut Worker, sink: &Sink) {
     }
 }
 
-fn run_task(worker: &mut Worker, task: &Task, accepted: Instant) -> TaskResult {
+fn run_task(worker: &mut Worker, abort: &Abort, task: &Task, accepted: Instant) -> TaskResult {
     let ready = task.not_before.map_or(accepted, |not_before| accepted.max(not_before));
-    wait_until(ready);
+    let waited = abort.wait_until(ready);
     let started = Instant::now();
+    if let Err(cancelled) = waited {
+        return TaskResult { id: task.id, outcome: Err(cancelled), started, finished: started };
+    }
     // The worker takes the state of a task's walks out before it runs them, so a panic leaves none half done.
     let outcome = catch_unwind(AssertUnwindSafe(|| worker.execute(task, ready)));
     let outcome: Result<Vec<Progress>, ExecError> = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));

@@ -3,6 +3,7 @@
 //! Engines compute synchronously; `lane` makes an asynchronous device of one, and `worker` does for all of them what
 //! a task asks beside computing: keeping walks, gathering and scattering rows.
 
+mod abort;
 mod buffer;
 mod clock;
 mod contract;

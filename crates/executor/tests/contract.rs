@@ -35,6 +35,7 @@ contract!(cpu onnxruntime emulated => {
     tasks_run_in_the_order_of_submission
     the_depth_is_respected_and_handed_back
     each_accepted_task_ends_once_even_on_drop
+    a_cancelled_task_that_waits_is_never_begun
     models_come_and_go_in_order
     a_model_may_be_on_several_devices
     different_widths_cannot_share_a_batch
@@ -163,6 +164,40 @@ fn each_accepted_task_ends_once_even_on_drop(fixture: &Fixture) {
     drop(device);
     assert!(!accepted.is_empty());
     assert_eq!(results.iter().map(|result| result.id).collect::<Vec<_>>(), accepted);
+}
+
+/// As above, the receiver of results holds the device up.
+fn a_cancelled_task_that_waits_is_never_begun(fixture: &Fixture) {
+    let model = fixture.engine.load(&fixture.whole).unwrap();
+    let (ended_sender, ended) = channel();
+    let (leave, leaving) = channel::<()>();
+    let leaving = std::sync::Mutex::new(leaving);
+    let sink: Sink = Arc::new(move |result: TaskResult| {
+        ended_sender.send((result.id, result.outcome.map_err(|error| error.to_string()))).unwrap();
+        let _ = leaving.lock().unwrap().recv_timeout(PATIENCE);
+    });
+    let device = fixture.engine.open(sink).unwrap();
+    device.attach(ModelId(0), model);
+    let next = || {
+        let (id, outcome) = ended.recv_timeout(PATIENCE).unwrap();
+        (id.0, outcome.map(|progress| progress.len()))
+    };
+    device.submit(task(0, 0, vec![request(0, &numbers(4, 1))])).unwrap();
+    assert_eq!(next(), (0, Ok(1)));
+    for id in [1, 2] {
+        device.submit(task(id, 0, vec![request(id, &numbers(4, 1))])).unwrap();
+    }
+    // Task 0 is over and task 7 was never there: neither matters.
+    for id in [1, 0, 7] {
+        device.cancel(TaskId(id));
+    }
+    drop(leave);
+    assert_eq!(next(), (1, Err("the task was cancelled".to_owned())));
+    assert_eq!(next(), (2, Ok(1)));
+    for id in [0, 1, 7] {
+        device.submit(task(id, 0, vec![request(0, &numbers(4, 1))])).unwrap();
+        assert_eq!(next(), (id, Ok(1)));
+    }
 }
 
 fn models_come_and_go_in_order(fixture: &Fixture) {

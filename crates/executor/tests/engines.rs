@@ -280,3 +280,24 @@ fn emulated_batches_take_at_least_their_time() {
     }
     assert!(begun.elapsed() >= std::time::Duration::from_millis(10 * 3));
 }
+
+/// A batch of ten minutes, stopped, holds nobody up.
+#[test]
+fn an_emulated_batch_that_runs_is_stopped_at_once() {
+    let fixture = emulated();
+    let mut source = fixture.whole.clone();
+    source.blocks[0].profile = Some(Profile::from_table(&[Nanos::from_millis(600_000); MAX_BATCH]).unwrap());
+    let stand = Stand::new(&*fixture.engine, &source);
+    stand.device.attach(ModelId(1), fixture.engine.load(&fixture.whole).unwrap());
+    let batch = |id: u32| task(id, 0, vec![request(0, &numbers(4, 1))]);
+    stand.device.submit(batch(0)).unwrap();
+    stand.device.submit(batch(1)).unwrap();
+    for id in [0, 1] {
+        stand.device.cancel(TaskId(id));
+        let result = stand.result();
+        assert_eq!(result.id, TaskId(id));
+        assert_eq!(result.outcome.unwrap_err().to_string(), "the task was cancelled");
+    }
+    stand.device.submit(Task { model: ModelId(1), ..batch(2) }).unwrap();
+    assert_eq!(stand.result().outcome.unwrap().len(), 1);
+}

@@ -44,6 +44,7 @@ struct Flying {
     expected: Time,
     members: Vec<RequestSlot>,
     rows: usize,
+    cancelled: bool,
 }
 
 /// A task that has ended, as the core is to be told.
@@ -79,7 +80,8 @@ impl Fleet {
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.extend_from_slice(start.members);
         let expected = start.not_before + start.profile.latency(rows);
-        let flying = Flying { model: start.model, device: start.device, expected, members: kept, rows };
+        let flying =
+            Flying { model: start.model, device: start.device, expected, members: kept, rows, cancelled: false };
         let before = self.flying.insert(start.task, flying);
         assert!(before.is_none(), "task {} is in flight already", start.task.0);
         let not_before = self.clock.instant(start.not_before);
@@ -88,16 +90,29 @@ impl Fleet {
         assert!(accepted, "a policy gave device {} more tasks than its depth", start.device.0);
     }
 
+    /// Asks the device to stop a task, whose result is then discarded, whatever it is. A device that cannot stop reports
+    /// the task when it is done.
+    pub(crate) fn cancel(&mut self, id: TaskId) {
+        let flying = self.flying.get_mut(&id).expect("only a task in flight can be cancelled");
+        assert!(!std::mem::replace(&mut flying.cancelled, true), "task {} was cancelled twice", id.0);
+        self.devices[flying.device.index()].cancel(id);
+    }
+
     /// Takes in a result: outputs or error go to the members, times to the metrics.
     pub(crate) fn land(&mut self, result: TaskResult, jobs: &mut JobTable) -> Landed {
         let flying = self.flying.remove(&result.id);
-        let Flying { model, device, expected, members, rows } = flying.expect("a device reports each task once");
+        let Flying { model, device, expected, members, rows, cancelled } =
+            flying.expect("a device reports each task once");
         let (started, finished) = (self.clock.time(result.started), self.clock.time(result.finished));
         let times = Times { started, execution: finished - started, rows };
         self.metrics[device.index()].on_batch(times.execution);
+        self.ended.clear();
+        if cancelled {
+            members.iter().for_each(|&slot| jobs.part(slot).stage = Stage::Between);
+            return Landed { task: result.id, outcome: Outcome::Cancelled, members, model, expected };
+        }
         let (_, call, _) = jobs.owner(members[0]);
         call.model.metrics.on_batch(rows, times.execution);
-        self.ended.clear();
         let outcome = match result.outcome {
             Ok(progress) if progress.len() == members.len() => {
                 for (&slot, progress) in members.iter().zip(progress) {

@@ -24,7 +24,7 @@ use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
 use ripieno_model::Profile;
-use ripieno_sched::{Action, Control, Request, TaskDone, Why};
+use ripieno_sched::{Action, Control, Outcome, Request, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -151,7 +151,9 @@ impl SchedulerThread {
 
     fn land(&mut self, now: Time, result: TaskResult) {
         let Landed { task, outcome, members, model, expected } = self.fleet.land(result, &mut self.jobs);
-        if let Some(resident) = &mut self.residents[model.index()] {
+        // A batch that was stopped says nothing about how late batches end.
+        let ran = self.residents[model.index()].as_mut().filter(|_| outcome != Outcome::Cancelled);
+        if let Some(resident) = ran {
             resident.slip.observe(now - expected);
         }
         for &slot in &members {
@@ -215,6 +217,7 @@ impl SchedulerThread {
             }
             Action::Finish { request } => self.finish(now, request),
             Action::Reject { request, why } => self.reject(now, request, why),
+            Action::Cancel { task } => self.fleet.cancel(task),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a scheduler may do: four verbs, and the outbox that carries them to the driver.
+//! What a scheduler may do: a few verbs, and the outbox that carries them to the driver.
 
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 
@@ -34,6 +34,12 @@ pub enum Action {
         /// The reason, for the client and the metrics.
         why: Why,
     },
+    /// Abort a task in flight: its work is lost. It still ends in its one [`TaskDone`](crate::TaskDone), with
+    /// [`Outcome::Cancelled`](crate::Outcome::Cancelled), as soon as the device can be stopped and never in this instant.
+    Cancel {
+        /// The task; cancelled at most once.
+        task: TaskId,
+    },
 }
 
 /// Why a request ends without an answer.
@@ -64,9 +70,10 @@ pub struct Outbox {
 impl Outbox {
     /// An outbox for a scheduler built with these limits; never allocates again.
     ///
-    /// Each live request ends at most once and each device slot receives at most one start between two drains.
+    /// Between two drains each live request ends at most once, and each device slot receives at most one start and one
+    /// cancellation.
     pub fn new(limits: &crate::Limits) -> Outbox {
-        let capacity = limits.requests + limits.tasks();
+        let capacity = limits.requests + 2 * limits.tasks();
         Outbox { actions: Vec::with_capacity(capacity), capacity }
     }
 

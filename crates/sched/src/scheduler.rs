@@ -12,11 +12,11 @@ use ripieno_model::{Model, Profile};
 ///
 /// **The driver promises**: time never goes back; one `settle` after one or more inputs of one `now`, and at or
 /// after [`next_wakeup`](Scheduler::next_wakeup); the outbox is emptied before the next input; each `Start` is
-/// answered by exactly one [`TaskDone`]; a slot is reused only after its request has ended.
+/// answered by exactly one [`TaskDone`], a cancelled one too; a slot is reused only after its request has ended.
 ///
 /// **The scheduler promises**: each request ends in exactly one `Finish` or `Reject`; never more tasks on a device
-/// than its depth; after `settle`, `next_wakeup() > now`; bounded output; no allocation after construction, but for
-/// [`Control`]; equal inputs give equal outputs, bit for bit.
+/// than its depth; a cancellation only of a task in flight, and once; after `settle`, `next_wakeup() > now`; bounded
+/// output; no allocation after construction, but for [`Control`]; equal inputs give equal outputs, bit for bit.
 pub trait Scheduler: Send {
     /// A request has arrived.
     fn on_request(&mut self, now: Time, request: &Request);
@@ -74,6 +74,8 @@ pub enum Outcome {
     Failed,
     /// The device vanished with it; its members may run again elsewhere.
     DeviceLost,
+    /// The scheduler cancelled it; its members may run again, from their first block.
+    Cancelled,
 }
 
 /// A change of the world, other than requests and tasks. May allocate: these are rare.

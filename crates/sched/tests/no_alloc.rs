@@ -10,6 +10,9 @@ use ripieno_sched::{
 const MODELS: usize = 4;
 const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, depth: 1, batch: 16 };
 
+/// No task.
+const NONE: TaskId = TaskId(u32::MAX);
+
 /// A driver that allocates nothing itself: tasks end by device, slots come from a stack.
 struct Driver {
     now: Time,
@@ -17,6 +20,7 @@ struct Driver {
     free: Vec<RequestSlot>,
     ends: IndexedHeap<Time>,
     running: [TaskId; 6],
+    cancelled: [bool; 6],
     random: u64,
 }
 
@@ -27,7 +31,8 @@ impl Driver {
             out: Outbox::new(&LIMITS),
             free: (0..LIMITS.requests as u32).map(RequestSlot).collect(),
             ends: IndexedHeap::new(LIMITS.devices),
-            running: [TaskId(0); 6],
+            running: [NONE; 6],
+            cancelled: [false; 6],
             random: 7,
         }
     }
@@ -45,8 +50,10 @@ impl Driver {
             self.now = arrival.min(end).min(scheduler.next_wakeup());
             if self.now == end {
                 let (_, device) = self.ends.pop().unwrap();
-                let task = self.running[device];
-                scheduler.on_task_done(self.now, &TaskDone { task, outcome: Outcome::Ok, ended: &[] });
+                let task = std::mem::replace(&mut self.running[device], NONE);
+                let cancelled = std::mem::take(&mut self.cancelled[device]);
+                let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Ok };
+                scheduler.on_task_done(self.now, &TaskDone { task, outcome, ended: &[] });
             } else if self.now == arrival {
                 self.arrive(scheduler, models);
             }
@@ -77,6 +84,11 @@ impl Driver {
                     self.running[usize::from(device)] = task;
                 }
                 Action::Finish { request } | Action::Reject { request, .. } => self.free.push(request),
+                Action::Cancel { task } => {
+                    let device = self.running.iter().position(|&running| running == task).unwrap();
+                    self.cancelled[device] = true;
+                    self.ends.set(device, self.now.next());
+                }
             }
         }
         self.out.clear();

@@ -17,6 +17,9 @@ pub trait Observer {
     /// A task has ended; `run` is as it was at its start.
     fn done(&mut self, _now: Time, _run: &Run<'_>) {}
 
+    /// A task that has not ended was cancelled; it ends at the next instant.
+    fn cancelled(&mut self, _now: Time, _run: &Run<'_>) {}
+
     /// A request has ended.
     fn ended(&mut self, _now: Time, _id: u64, _request: &Request, _end: End) {}
 

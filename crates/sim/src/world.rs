@@ -101,6 +101,7 @@ struct Running {
     end: Time,
     /// Which start this is: a lost task's end must not be taken for that of a later task with the same id.
     serial: u64,
+    cancelled: bool,
     slots: Vec<RequestSlot>,
     ids: Vec<u64>,
 }
@@ -219,7 +220,13 @@ impl<'a> World<'a> {
         }
         let device = self.tasks[id.index()].as_ref().map_or(0, |running| running.device.index());
         let failed = std::mem::take(&mut self.devices[device].fail_next);
-        self.report(id, if failed { Outcome::Failed } else { Outcome::Ok }, observers);
+        let cancelled = self.tasks[id.index()].as_ref().is_some_and(|running| running.cancelled);
+        let outcome = match (cancelled, failed) {
+            (true, _) => Outcome::Cancelled,
+            (false, true) => Outcome::Failed,
+            (false, false) => Outcome::Ok,
+        };
+        self.report(id, outcome, observers);
     }
 
     fn report(&mut self, id: TaskId, outcome: Outcome, observers: &mut [&mut dyn Observer]) {
@@ -292,6 +299,7 @@ impl<'a> World<'a> {
                 }
                 Action::Finish { request } => self.end_request(request, End::Finished, observers),
                 Action::Reject { request, why } => self.end_request(request, End::Rejected(why), observers),
+                Action::Cancel { task } => self.abort(task, observers),
             }
         }
         self.out = out;
@@ -319,11 +327,23 @@ impl<'a> World<'a> {
         let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         state.busy_until = end;
         self.starts += 1;
-        let running = Running { model, block, device, rows, start, end, serial: self.starts, slots, ids };
+        let running = Running { model, block, device, rows, start, end, serial: self.starts, cancelled: false, slots, ids };
         each(observers, |observer| observer.started(self.now, &running.as_run(id)));
         let replaced = self.tasks[id.index()].replace(running);
         assert!(replaced.is_none(), "a task was started that is in flight already: {id:?}");
         self.ends.push(Reverse((end, self.starts, id)));
+    }
+
+    /// Stops a task. The scheduler hears of it at the next instant, since it settles once an instant.
+    fn abort(&mut self, id: TaskId, observers: &mut [&mut dyn Observer]) {
+        let running = self.tasks[id.index()].as_mut().expect("only a task in flight can be cancelled");
+        assert!(!std::mem::replace(&mut running.cancelled, true), "{id:?} was cancelled twice");
+        let device = &mut self.devices[running.device.index()];
+        if device.busy_until == running.end {
+            device.busy_until = self.now.next();
+        }
+        self.ends.push(Reverse((self.now.next(), running.serial, id)));
+        each(observers, |observer| observer.cancelled(self.now, &running.as_run(id)));
     }
 
     fn end_request(&mut self, slot: RequestSlot, end: End, observers: &mut [&mut dyn Observer]) {

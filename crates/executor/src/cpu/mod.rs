@@ -85,6 +85,7 @@ impl Engine for CpuEngine {
             depth: self.depth,
             prepare: Box::new(move |loaded| prepare(loaded, &pool)),
             enter: Box::new(move |body| outer.run(body)),
+            abort: Arc::default(),
         };
         Lane::open(options, sink)
     }

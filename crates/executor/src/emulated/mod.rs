@@ -7,7 +7,7 @@
 //! An output is answered with the input of its name, else with the first input that is declared like it, else with
 //! zeros, so that a client can tell its own answer from another's.
 
-use crate::clock::wait_until;
+use crate::abort::Abort;
 use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
 use crate::model::LoadedModel;
 use crate::plan::{BlockIo, Plan};
@@ -68,6 +68,8 @@ impl Engine for EmulatedEngine {
 
     fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let busy_until = Arc::new(Mutex::new(Instant::now()));
+        let abort = Arc::new(Abort::default());
+        let stop = Arc::clone(&abort);
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
@@ -75,10 +77,12 @@ impl Engine for EmulatedEngine {
                 let model = LoadedModel::<Profiles>::of(loaded, NAME)?;
                 let plan = Arc::clone(&model.plan);
                 let profiles = model.own.0.clone();
-                let runner = EmulatedRunner { plan: Arc::clone(&plan), profiles, busy_until: Arc::clone(&busy_until) };
+                let (busy_until, abort) = (Arc::clone(&busy_until), Arc::clone(&stop));
+                let runner = EmulatedRunner { plan: Arc::clone(&plan), profiles, busy_until, abort };
                 Ok(Ready { plan, runner: Box::new(runner) })
             }),
             enter: Box::new(|body| body()),
+            abort,
         };
         Lane::open(options, sink)
     }
@@ -140,6 +144,8 @@ struct EmulatedRunner {
     profiles: Vec<Profile>,
     /// When the device's last batch ended, on time; shared by the models of one device.
     busy_until: Arc<Mutex<Instant>>,
+    /// Ends the wait of a task that is cancelled.
+    abort: Arc<Abort>,
 }
 
 impl Runner for EmulatedRunner {
@@ -157,7 +163,10 @@ impl Runner for EmulatedRunner {
             answer(&self.plan, call, spec).map_err(|cause| ExecError(format!("output '{}': {cause}", spec.name)))
         });
         let outputs = outputs.collect();
-        wait_until(end);
+        if let Err(cancelled) = self.abort.wait_until(end) {
+            *self.busy_until.lock() = Instant::now();
+            return Err(cancelled);
+        }
         outputs
     }
 }

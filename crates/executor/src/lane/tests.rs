@@ -51,7 +51,7 @@ fn lane() -> (Box<dyn Device>, Receiver<TaskResult>) {
         Ok(Ready { plan, runner: Box::new(Obedient) })
     });
     let enter: Enter = Box::new(|body| body());
-    let options = LaneOptions { name: "obedient".to_owned(), depth: 2, prepare, enter };
+    let options = LaneOptions { name: "obedient".to_owned(), depth: 2, prepare, enter, abort: Arc::default() };
     let device = Lane::open(options, Arc::new(move |result| drop(sender.send(result)))).unwrap();
     device.attach(ModelId(0), Arc::new(model()));
     (device, results)
@@ -139,7 +139,13 @@ fn a_receiver_that_panics_does_not_stop_the_device() {
         assert!(result.id != TaskId(0), "as told");
     });
     let prepare: Prepare = Box::new(|_| Err(ExecError("no model".to_owned())));
-    let options = LaneOptions { name: "deaf".to_owned(), depth: 2, prepare, enter: Box::new(|body| body()) };
+    let options = LaneOptions {
+        name: "deaf".to_owned(),
+        depth: 2,
+        prepare,
+        enter: Box::new(|body| body()),
+        abort: Arc::default(),
+    };
     let device = Lane::open(options, sink).unwrap();
     for id in [0, 1] {
         device.submit(Task { id: TaskId(id), ..task(0, &[(0, 0)]) }).unwrap();

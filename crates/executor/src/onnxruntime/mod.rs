@@ -93,6 +93,7 @@ impl Engine for OnnxRuntimeEngine {
             depth: self.depth,
             prepare: Box::new(prepare),
             enter: Box::new(|body| body()),
+            abort: Arc::default(),
         };
         Lane::open(options, sink)
     }

@@ -68,6 +68,7 @@ impl Scheduler for Fifo {
             let over = block.index() + 1 == blocks || done.ended.get(at).copied().unwrap_or(false);
             match done.outcome {
                 Outcome::Failed => self.ending.push(Action::Reject { request: request.slot, why: Why::Failed }),
+                Outcome::Cancelled => self.queue.push_front((request, BlockId(0))),
                 _ if over => self.ending.push(Action::Finish { request: request.slot }),
                 _ => self.queue.push_front((request, BlockId(block.0 + 1))),
             }

@@ -67,7 +67,7 @@ impl Fused {
         let going_on = match outcome {
             Outcome::Ok => tasks.advance(id, last, |member| shard.finish(member, out)),
             Outcome::Failed => tasks.advance(id, true, |member| shard.fail(member, out)),
-            Outcome::DeviceLost => tasks.advance(id, true, |member| shard.requeue(member, out)),
+            Outcome::DeviceLost | Outcome::Cancelled => tasks.advance(id, true, |member| shard.requeue(member, out)),
         };
         if going_on > 0 {
             return self.start(now, id, out);

@@ -2,11 +2,13 @@
 //!
 //! They watch every simulation, not only tests: an answer of the simulator is worth something because of them.
 
+mod cancels;
 mod conservation;
 mod devices;
 mod wakeups;
 mod walks;
 
+pub use cancels::Cancels;
 pub use conservation::Conservation;
 pub use devices::Devices;
 pub use wakeups::Wakeups;
@@ -18,12 +20,12 @@ use ripieno_sched::{Request, Setup};
 
 /// All checkers.
 #[derive(Debug)]
-pub struct Checkers(Conservation, Devices, Wakeups, Walks);
+pub struct Checkers(Conservation, Devices, Wakeups, Walks, Cancels);
 
 impl Checkers {
     /// Checkers for a run with this setup.
     pub fn new(setup: &Setup) -> Checkers {
-        Checkers(Conservation::new(setup), Devices::new(setup), Wakeups, Walks::new(setup))
+        Checkers(Conservation::new(setup), Devices::new(setup), Wakeups, Walks::new(setup), Cancels::new(setup))
     }
 
     /// To be called after the run: nothing may be left over.
@@ -32,8 +34,8 @@ impl Checkers {
         self.1.finish();
     }
 
-    fn all(&mut self) -> [&mut dyn Observer; 4] {
-        [&mut self.0, &mut self.1, &mut self.2, &mut self.3]
+    fn all(&mut self) -> [&mut dyn Observer; 5] {
+        [&mut self.0, &mut self.1, &mut self.2, &mut self.3, &mut self.4]
     }
 }
 
@@ -52,6 +54,10 @@ impl Observer for Checkers {
 
     fn done(&mut self, now: Time, run: &Run<'_>) {
         self.all().into_iter().for_each(|checker| checker.done(now, run));
+    }
+
+    fn cancelled(&mut self, now: Time, run: &Run<'_>) {
+        self.all().into_iter().for_each(|checker| checker.cancelled(now, run));
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
