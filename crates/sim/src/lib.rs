@@ -7,12 +7,14 @@
 //! [`Scenario`] is the file that users write; [`simulate`] and [`goodput`] are the two commands over it.
 
 pub mod checkers;
+mod link;
 mod observer;
 mod run;
 mod scenario;
 mod trace;
 mod world;
 
+pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
 pub use scenario::{Scenario, ScenarioError};

@@ -83,7 +83,7 @@ fn run(
     trace: Option<&mut Trace>,
 ) -> Result<Summary, SimError> {
     let setup = &scenario.setup;
-    let mut scheduler = build(&scenario.policy, setup, &scenario.policy_options)?;
+    let mut scheduler = build(&scenario.policy, setup, &scenario.effective_options())?;
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
     let names = setup.models.iter().map(|model| model.name.clone());
     let window = Window::from(start);
@@ -95,7 +95,7 @@ fn run(
     let mut checkers = Checkers::new(setup);
     let mut observers: Vec<&mut dyn Observer> = vec![&mut checkers, &mut statistics];
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
-    let mut world = World::new(scheduler.as_mut(), setup);
+    let mut world = World::new(scheduler.as_mut(), setup).with_network(scenario.network, scenario.seed);
     world.run(arrivals, [], &mut observers);
     let info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, events: world.events(), ..RunInfo::default() };
     checkers.finish();

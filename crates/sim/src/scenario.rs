@@ -3,6 +3,7 @@
 //! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
 //! wrong answer with a straight face. Every error names the file, the key, the value and the fix.
 
+use crate::link::{Delay, Network};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Block, DropRule, Model, Profile, Walk};
@@ -31,6 +32,8 @@ pub struct Scenario {
     pub requests: Option<Vec<crate::Arrival>>,
     /// Each model's share of the rate and its arrival process; by model.
     pub loads: Vec<Load>,
+    /// The network between scheduler and devices.
+    pub network: Network,
     /// Models, devices and bounds.
     pub setup: Setup,
 }
@@ -81,7 +84,7 @@ struct File {
     #[serde(default = "one_device")]
     cluster: Cluster,
     #[serde(default)]
-    network: Network,
+    network: NetworkTable,
     max_live: Option<usize>,
     #[serde(default)]
     model: Vec<ModelTable>,
@@ -95,9 +98,11 @@ struct Cluster {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Network {
+struct NetworkTable {
     control_us: f64,
     data_us_per_request: f64,
+    transport: Option<String>,
+    estimate_us: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -175,6 +180,18 @@ impl Scenario {
         parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
     }
 
+    /// The policy's options, with the estimates of the network where the policy takes them and none are given.
+    pub fn effective_options(&self) -> Options {
+        let mut options = self.policy_options.clone();
+        let knobs = ripieno_sched::find(&self.policy).map_or(&[][..], |policy| policy.knobs);
+        for (knob, delay) in [("control_us", self.network.estimate), ("data_us_per_row", self.network.data_per_row)] {
+            if delay > Nanos::ZERO && knobs.iter().any(|known| known.name == knob) {
+                options.entry(knob.to_owned()).or_insert(OptionValue::Float(delay.as_millis_f64() * 1e3));
+            }
+        }
+        options
+    }
+
     /// What all devices could answer in staggered execution if arrivals were evenly spaced: the analytic bound of the
     /// Symphony paper, with the devices shared by the models. The first guess of a goodput search.
     pub fn bound_rps(&self) -> f64 {
@@ -192,9 +209,6 @@ type Checked<T> = Result<T, String>;
 
 fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
     let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
-    if file.network.control_us != 0.0 || file.network.data_us_per_request != 0.0 {
-        return Err("network delays are not simulated yet; leave control_us and data_us_per_request at 0".to_owned());
-    }
     if file.model.is_empty() {
         return Err("there is no model; add a [[model]] table".to_owned());
     }
@@ -215,6 +229,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         warmup_fraction,
         policy_options: options(&file.policy_options)?,
         loads: file.loads()?,
+        network: file.network.parse()?,
         setup: file.setup(models)?,
         policy: file.policy,
         requests,
@@ -271,8 +286,30 @@ impl File {
             return Err(format!("max_live = {requests}; it must be between 1 and {}", 1 << 24));
         }
         let batch = models.iter().map(|model| model.max_batch).max().unwrap_or(1);
-        let limits = Limits { requests, models: models.len(), devices, depth: 1, batch };
+        let limits = Limits { requests, models: models.len(), devices, depth: 2, batch };
         Ok(Setup { models, devices, limits })
+    }
+}
+
+impl NetworkTable {
+    fn parse(&self) -> Checked<Network> {
+        let micros = |key: &str, value: f64| match value.is_finite() && (0.0..1e9).contains(&value) {
+            true => Ok(Nanos::from_millis_f64(value / 1e3)),
+            false => Err(format!("network.{key} = {value}; it must be a number of microseconds of at least 0")),
+        };
+        let control = match (self.transport.as_deref(), self.control_us) {
+            (None, fixed) => Delay::Fixed(micros("control_us", fixed)?),
+            (Some("rdma"), 0.0) => Delay::Rdma,
+            (Some("tcp"), 0.0) => Delay::Tcp,
+            (Some("rdma" | "tcp"), _) => return Err("network.transport says the delay; remove control_us".to_owned()),
+            (Some(other), _) => return Err(format!("network.transport = {other:?}; it must be \"rdma\" or \"tcp\"")),
+        };
+        let estimate = self.estimate_us.map(|estimate| micros("estimate_us", estimate)).transpose()?;
+        Ok(Network {
+            control,
+            data_per_row: micros("data_us_per_request", self.data_us_per_request)?,
+            estimate: estimate.unwrap_or(control.high_percentile()),
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
+use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
@@ -81,6 +82,7 @@ pub struct World<'a> {
     arrived: u64,
     events: u64,
     last_arrival: Time,
+    link: Option<Link>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +133,14 @@ impl<'a> World<'a> {
             arrived: 0,
             events: 0,
             last_arrival: Time::ORIGIN,
+            link: None,
         }
+    }
+
+    /// The same world, but batches take time to reach their devices.
+    pub fn with_network(mut self, network: Network, seed: u64) -> World<'a> {
+        self.link = (!network.is_none()).then(|| Link::new(network, seed));
+        self
     }
 
     /// Runs until everything that arrived has ended. Both inputs must be in order of time.
@@ -321,14 +330,20 @@ impl<'a> World<'a> {
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
+        // Inputs are fetched for the first block; the others find theirs on the device.
+        let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];
-        let start = self.now.max(not_before).max(state.busy_until);
+        let start = (self.now + way).max(not_before).max(state.busy_until);
         let latency = self.models[model.index()].blocks[block.index()].profile.latency(rows);
         let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         state.busy_until = end;
         self.starts += 1;
         let running = Running { model, block, device, rows, start, end, serial: self.starts, cancelled: false, slots, ids };
         each(observers, |observer| observer.started(self.now, &running.as_run(id)));
+        if id.index() >= self.tasks.len() {
+            // Shards number their tasks apart from each other.
+            self.tasks.resize_with(id.index() + 1, || None);
+        }
         let replaced = self.tasks[id.index()].replace(running);
         assert!(replaced.is_none(), "a task was started that is in flight already: {id:?}");
         self.ends.push(Reverse((end, self.starts, id)));

@@ -68,6 +68,7 @@ prop_compose! {
         requests in prop::collection::vec((0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64), 1..150),
         faults in prop::collection::vec((0..150_000i64, fault()), if faulty { 0..10 } else { 0..1 }),
         slots in 20..200usize,
+        depth in 1..=2usize,
     ) -> Case {
         for (index, model) in models.iter_mut().enumerate() {
             model.name = format!("m{index}");
@@ -91,7 +92,7 @@ prop_compose! {
         // Whatever was lost, one device comes back, so that everything can end.
         faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
         let batch = models.iter().map(|model| model.max_batch).max().unwrap();
-        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth: 1, batch };
+        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth, batch };
         Case { setup: Setup { models, devices, limits }, arrivals, faults }
     }
 }
@@ -109,7 +110,8 @@ fn run(policy: &str, options: &Options, case: &Case) -> Trace {
 fn options(text: &str) -> Options {
     let option = |pair: &str| {
         let (name, value) = pair.split_once('=').unwrap();
-        let value = value.parse().map(OptionValue::Float).unwrap_or(OptionValue::Text(value.to_owned()));
+        let number = value.parse().map(OptionValue::Int).or_else(|_| value.parse().map(OptionValue::Float));
+        let value = number.unwrap_or(OptionValue::Text(value.to_owned()));
         (name.to_owned(), value)
     };
     text.split_whitespace().map(option).collect()
@@ -124,7 +126,7 @@ macro_rules! contract {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+                #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
                 #[test]
                 fn keeps_its_promises_among_faults(case in case(true)) {
@@ -166,7 +168,34 @@ contract! {
     deferred_window: "deferred" "gather=window";
     deferred_expired: "deferred" "gather=window drop=expired";
     deferred_never: "deferred" "gather=prefix drop=never";
+    deferred_sent_ahead: "deferred" "control_us=400 data_us_per_row=50";
+    eager_sent_ahead: "eager" "control_us=400 drop=expired";
+    deferred_sharded: "deferred" "shards=2";
+    deferred_linked: "deferred" "shards=3 link_us=150 drop=expired";
+    timeout_linked: "timeout" "shards=2 link_us=40 timeout_ms=2";
     deferred_latency: "deferred" "objective=latency device=earliest-free";
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However many shards there are: if their messages take no time, they decide as one piece does.
+    #[test]
+    fn shards_without_delay_equal_the_fused_scheduler(case in case(true), shards in 1..=4i64) {
+        for (policy, text) in [
+            ("deferred", "gather=window"),
+            ("deferred", "gather=prefix drop=never control_us=300"),
+            ("eager", "drop=expired"),
+            ("timeout", "timeout_ms=2 gather=fifo drop=never device=earliest-free"),
+        ] {
+            let fused = run(policy, &options(text), &case);
+            let mut sharded = options(text);
+            sharded.insert("shards".to_owned(), OptionValue::Int(shards));
+            let sharded = run(policy, &sharded, &case);
+            prop_assert_eq!(fused.tasks_csv(), sharded.tasks_csv());
+            prop_assert_eq!(fused.requests_csv(), sharded.requests_csv());
+        }
+    }
 }
 
 #[test]

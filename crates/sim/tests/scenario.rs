@@ -93,8 +93,8 @@ fn mistakes_are_named() {
         expect![[r#"s.toml: model "m": a latency profile needs at least one batch size"#]],
     );
     check_error(
-        &format!("rate = 1\n[network]\ncontrol_us = 5.0\n{MODEL}"),
-        expect!["s.toml: network delays are not simulated yet; leave control_us and data_us_per_request at 0"],
+        &format!("rate = 1\n[network]\ntransport = \"pigeon\"\n{MODEL}"),
+        expect![[r#"s.toml: network.transport = "pigeon"; it must be "rdma" or "tcp""#]],
     );
     check_error(
         &format!("rate = 1\nrequest_file = \"x\"\n{MODEL}"),

@@ -5,7 +5,9 @@ pub(crate) mod symphony;
 pub(crate) mod timeout;
 
 use crate::catalogue::{BuildError, Knob, Knobs};
-use crate::shard::DeviceChoice;
+use crate::shard::{DeviceChoice, Fused, Linked, Network, RuleOf};
+use crate::{Scheduler, Setup};
+use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
 use std::collections::BTreeMap;
 
@@ -25,6 +27,44 @@ const DEVICE: Knob = Knob {
 
 const MAX_BATCH: Knob =
     Knob { name: "max_batch", default: "the model's", help: "the most rows in a batch; a wider request runs alone" };
+
+const CONTROL_US: Knob = Knob {
+    name: "control_us",
+    default: "0",
+    help: "how long a message to a device may take, in us, by the scheduler's estimate: a high percentile, since a batch \
+           that arrives late ends late",
+};
+
+const DATA_US: Knob = Knob {
+    name: "data_us_per_row",
+    default: "0",
+    help: "how long a device may take to fetch the inputs of a row, in us, by the scheduler's estimate",
+};
+
+const SHARDS: Knob = Knob {
+    name: "shards",
+    default: "none",
+    help: "run as so many model shards and a matchmaker that exchange messages, instead of in one piece; models go to the \
+           shards in turn",
+};
+
+const LINK_US: Knob =
+    Knob { name: "link_us", default: "0", help: "how long a message between shard and matchmaker takes, in us" };
+
+/// The machinery of whole batches under a rule, in one piece or in shards.
+fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rule: RuleOf) -> Result<Box<dyn Scheduler>, BuildError> {
+    let choice = device_choice(knobs)?;
+    let delay = Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3);
+    Ok(match knobs.count(SHARDS.name, None)? {
+        None => Box::new(Fused::new(setup, choice, rule)),
+        Some(shards) => Box::new(Linked::new(setup, choice, &rule, shards, delay)),
+    })
+}
+
+fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
+    let micros = |knob: &str| Ok(Nanos::from_millis_f64(knobs.number(knob, None)?.unwrap_or(0.0) / 1e3));
+    Ok(Network { control: micros("control_us")?, data_per_row: micros("data_us_per_row")? })
+}
 
 fn drop_rule(knobs: &Knobs<'_>, default: DropRule) -> Result<DropRule, BuildError> {
     let rules = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];

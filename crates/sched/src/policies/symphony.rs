@@ -17,11 +17,14 @@
 //! ours, starts at once while batches of the present size keep up with the measured load. Beyond that it waits only for its
 //! target size, and for no longer than that many rows take to arrive: clients that wait for answers send no others.
 
-use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use super::{
+    CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
+};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
-use crate::shard::{Fused, Gather, Rule, Start};
+use crate::shard::{Gather, Rule, Start};
 use crate::{Scheduler, Setup};
 use ripieno_model::{DropRule, Model};
+use std::sync::Arc;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "deferred",
@@ -43,6 +46,10 @@ pub(crate) const POLICY: Policy = Policy {
         MAX_BATCH,
         DROP,
         DEVICE,
+        CONTROL_US,
+        DATA_US,
+        SHARDS,
+        LINK_US,
     ],
     build,
 };
@@ -52,6 +59,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let objectives = [("efficiency", Start::Frontrun), ("latency", Start::Promptly)];
     let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let network = network(knobs)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
     let rule = move |model: &Model| Rule {
         start,
@@ -59,6 +67,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         single: false,
+        network,
     };
-    Ok(Box::new(Fused::new(setup, device_choice(knobs)?, Box::new(rule))))
+    whole_batches(setup, knobs, Arc::new(rule))
 }

@@ -14,12 +14,15 @@
 //! wait. Deviation: a candidate starts at its latest moment even if the window is not over, since waiting on would only
 //! make it late; the public code of Symphony's authors does the same.
 
-use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use super::{
+    CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
+};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
-use crate::shard::{Fused, Gather, Rule, Start};
+use crate::shard::{Gather, Rule, Start};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
+use std::sync::Arc;
 
 const GATHER: Knob = Knob {
     name: "gather",
@@ -39,7 +42,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     source: "Triton, TensorFlow Serving; Symphony, section 3.4",
     summary: "a batch starts when it is full or its first request has waited for a fixed window",
     sharded: true,
-    knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE],
+    knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     build: build_timeout,
 };
 
@@ -48,7 +51,7 @@ pub(crate) const EAGER: Policy = Policy {
     source: "Symphony, section 3.4 (k = 0)",
     summary: "a free device at once takes whatever waits",
     sharded: true,
-    knobs: &[GATHER, MAX_BATCH, DROP, DEVICE],
+    knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     build: build_eager,
 };
 
@@ -77,6 +80,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<Box<d
     let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("fifo", Gather::Fifo)];
     let gather = knobs.choice("gather", &gathers, Gather::Prefix)?;
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let network = network(knobs)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
     let rule = move |model: &Model| Rule {
         start: Start::After(match wait.of(model) {
@@ -87,6 +91,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<Box<d
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         single: false,
+        network,
     };
-    Ok(Box::new(Fused::new(setup, device_choice(knobs)?, Box::new(rule))))
+    whole_batches(setup, knobs, Arc::new(rule))
 }

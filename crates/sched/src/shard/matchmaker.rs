@@ -4,9 +4,14 @@
 //! Both ask the same question, "is there a candidate in its window and a device that is free?", so both are answered in
 //! one place: candidates wait in a heap by exec until their moment, then in a heap by urgency until a device is free.
 //! Each step costs O(log models + log devices).
+//!
+//! A batch that takes time to reach its device (the lead) may be sent while the device is still busy, if the device will
+//! be free by the time the batch arrives; then the device holds two tasks. Without a lead nothing is sent ahead.
 
-use super::{Class, Grant, Offer};
-use ripieno_base::{DeviceId, IndexedHeap, ModelId, Time};
+use super::messages::DeviceToken;
+use super::{Class, Grant, Offer, Release, Sent, ToMatchmaker, Wish};
+use crate::{Control, Limits};
+use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 
 /// Which of several free devices is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +24,19 @@ pub(crate) enum DeviceChoice {
 
 /// Devices, and the moments at which models may send.
 #[derive(Debug)]
-pub(crate) struct Matchmaker {
+pub struct Matchmaker {
     choice: DeviceChoice,
     devices: Vec<Device>,
+    /// The most tasks that a device holds.
+    depth: usize,
     /// Devices that are there.
     present: usize,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
-    /// Free devices that proved too slow for what waits; they come back at the end of the round.
-    slow_devices: Vec<DeviceId>,
-    /// Models whose overdue requests do not fit the free device; they come back at the end of the round.
-    large_models: Vec<ModelId>,
+    /// Devices with one task and room for another, by the predicted end of that task.
+    ending: IndexedHeap<Time>,
+    /// Free devices that were of no use to whom they were granted, by the moment at which they are tried again.
+    set_aside: IndexedHeap<Time>,
     models: Vec<ModelState>,
     /// Models whose candidate's exec lies ahead, by exec.
     pending: IndexedHeap<Time>,
@@ -42,7 +49,11 @@ pub(crate) struct Matchmaker {
 #[derive(Clone, Copy, Debug)]
 struct Device {
     state: Presence,
-    busy: bool,
+    /// Tasks that it holds.
+    held: usize,
+    /// When the last of them is predicted to end, once its last block was sent.
+    ends: Time,
+    ends_known: bool,
     percent: u32,
 }
 
@@ -55,23 +66,29 @@ enum Presence {
 
 #[derive(Clone, Copy, Debug)]
 struct ModelState {
-    offer: Offer,
+    wish: Wish,
+    /// Grants so far: offers that do not know of the latest are out of date.
+    grants: u64,
     in_flight: usize,
     instances: usize,
 }
 
-const NO_OFFER: Offer = Offer { punctual: None, overdue_since: None };
+/// How long a device rests that was of no use, unless it is released or asked for anew before.
+const SET_ASIDE: Nanos = Nanos::from_millis(1);
 
 impl Matchmaker {
-    pub(crate) fn new(models: usize, devices: usize, choice: DeviceChoice) -> Matchmaker {
+    pub(crate) fn new(limits: &Limits, choice: DeviceChoice) -> Matchmaker {
+        let (models, devices) = (limits.models, limits.devices);
+        let absent = Device { state: Presence::Absent, held: 0, ends: Time::ORIGIN, ends_known: false, percent: 100 };
         Matchmaker {
             choice,
-            devices: vec![Device { state: Presence::Absent, busy: false, percent: 100 }; devices],
+            devices: vec![absent; devices],
+            depth: limits.depth,
             present: 0,
             free: IndexedHeap::new(devices),
-            slow_devices: Vec::with_capacity(devices),
-            large_models: Vec::with_capacity(models),
-            models: vec![ModelState { offer: NO_OFFER, in_flight: 0, instances: usize::MAX }; models],
+            ending: IndexedHeap::new(devices),
+            set_aside: IndexedHeap::new(devices),
+            models: vec![ModelState { wish: Wish::default(), grants: 0, in_flight: 0, instances: usize::MAX }; models],
             pending: IndexedHeap::new(models),
             ready: IndexedHeap::new(models),
             overdue: IndexedHeap::new(models),
@@ -81,15 +98,31 @@ impl Matchmaker {
     pub(crate) fn load_model(&mut self, id: ModelId, instances: usize) {
         let model = &mut self.models[id.index()];
         assert_eq!(model.in_flight, 0, "the driver reused the id of a model that still runs: {id:?}");
-        *model = ModelState { offer: NO_OFFER, in_flight: 0, instances };
+        // The number of grants goes on: an offer of the model that had the id before stays out of date.
+        *model = ModelState { wish: Wish::default(), in_flight: 0, instances, ..*model };
     }
 
-    /// Devices that are there.
-    pub(crate) fn present(&self) -> usize {
-        self.present
+    /// The world has changed. Of models it needs to know how many batches may run at once.
+    pub fn on_control(&mut self, now: Time, control: &Control) {
+        match control {
+            Control::DeviceJoined(device) => self.join(now, *device),
+            Control::DeviceLeft(device) => self.leave(*device),
+            Control::DeviceSlowed { device, percent } => self.devices[device.index()].percent = (*percent).max(1),
+            Control::ModelLoaded(id, model) => self.load_model(*id, model.instances),
+            Control::ModelUnloaded(_) | Control::ProfileReplaced { .. } | Control::Cancelled(_) => {}
+        }
     }
 
-    pub(crate) fn join(&mut self, now: Time, id: DeviceId) {
+    /// A shard has something to tell.
+    pub fn on_mail(&mut self, now: Time, mail: ToMatchmaker) {
+        match mail {
+            ToMatchmaker::Offer(offer) => self.post(now, offer),
+            ToMatchmaker::Sent(sent) => self.expect_end(sent),
+            ToMatchmaker::Release(release) => self.release(now, release),
+        }
+    }
+
+    fn join(&mut self, now: Time, id: DeviceId) {
         let device = &mut self.devices[id.index()];
         assert_ne!(device.state, Presence::Present, "the driver let a device join twice: {id:?}");
         (device.state, device.percent) = (Presence::Present, 100);
@@ -97,33 +130,55 @@ impl Matchmaker {
         self.set_free(now, id);
     }
 
-    pub(crate) fn leave(&mut self, id: DeviceId) {
+    fn leave(&mut self, id: DeviceId) {
         let device = &mut self.devices[id.index()];
         assert_eq!(device.state, Presence::Present, "the driver let an absent device leave: {id:?}");
-        device.state = if device.busy { Presence::Leaving } else { Presence::Absent };
+        device.state = if device.held > 0 { Presence::Leaving } else { Presence::Absent };
         self.present -= 1;
         self.free.remove(id.index());
+        self.ending.remove(id.index());
+        self.set_aside.remove(id.index());
     }
 
-    pub(crate) fn slow(&mut self, id: DeviceId, percent: u32) {
-        self.devices[id.index()].percent = percent.max(1);
-    }
-
-    /// A task of `model` on `device` has ended.
-    pub(crate) fn release(&mut self, now: Time, model: ModelId, id: DeviceId) {
+    fn release(&mut self, now: Time, release: Release) {
+        let Release { model, token: DeviceToken(id), unused } = release;
         let device = &mut self.devices[id.index()];
-        device.busy = false;
-        if device.state == Presence::Leaving {
+        device.held -= 1;
+        if device.state == Presence::Leaving && device.held == 0 {
             device.state = Presence::Absent;
         }
-        self.set_free(now, id);
+        self.ending.remove(id.index());
         self.models[model.index()].in_flight -= 1;
+        if unused.is_some() && self.devices[id.index()].state == Presence::Present {
+            self.set_aside.set(id.index(), now + SET_ASIDE);
+        } else {
+            self.set_free(now, id);
+            self.set_ending(id);
+        }
         self.arm(now, model);
+    }
+
+    /// The last block of a batch has been sent to a device: it arrives after the lead and takes its cost by the profile.
+    /// The prediction decides only whether a further batch may be sent ahead.
+    fn expect_end(&mut self, sent: Sent) {
+        let device = &mut self.devices[sent.device.index()];
+        let arrives = sent.at + sent.lead;
+        let begins = if device.held > 1 { device.ends.max(arrives) } else { arrives };
+        device.ends = begins + sent.cost.scale(u64::from(device.percent), 100);
+        device.ends_known = true;
+        self.set_ending(sent.device);
+    }
+
+    fn set_ending(&mut self, id: DeviceId) {
+        let device = self.devices[id.index()];
+        if device.state == Presence::Present && device.ends_known && device.held > 0 && device.held < self.depth {
+            self.ending.set(id.index(), device.ends);
+        }
     }
 
     fn set_free(&mut self, now: Time, id: DeviceId) {
         let device = self.devices[id.index()];
-        if device.state == Presence::Present && !device.busy {
+        if device.state == Presence::Present && device.held == 0 {
             let preference = match self.choice {
                 DeviceChoice::SmallestId => Time::ORIGIN,
                 DeviceChoice::EarliestFree => now,
@@ -133,37 +188,55 @@ impl Matchmaker {
     }
 
     /// Takes note of what a model asks for; the latest offer wins.
-    pub(crate) fn post(&mut self, now: Time, id: ModelId, offer: Offer) {
-        self.models[id.index()].offer = offer;
-        self.arm(now, id);
+    fn post(&mut self, now: Time, offer: Offer) {
+        let model = &mut self.models[offer.model.index()];
+        if offer.seen == model.grants {
+            model.wish = offer.wish;
+            self.arm(now, offer.model);
+        }
     }
 
     /// Puts a model into the heaps where its offer belongs; into none if as many of its batches run as may.
     fn arm(&mut self, now: Time, id: ModelId) {
         let model = self.models[id.index()];
-        let offer = if model.in_flight < model.instances { model.offer } else { NO_OFFER };
+        let wish = if model.in_flight < model.instances { model.wish } else { Wish::default() };
         let set = |heap: &mut IndexedHeap<Time>, at: Option<Time>| match at {
             Some(at) => heap.set(id.index(), at),
             None => heap.remove(id.index()),
         };
-        set(&mut self.pending, offer.punctual.filter(|window| window.exec > now).map(|window| window.exec));
-        set(&mut self.ready, offer.punctual.filter(|window| window.exec <= now).map(|window| window.rank));
-        set(&mut self.overdue, offer.overdue_since);
+        set(&mut self.pending, wish.punctual.filter(|window| window.exec > now).map(|window| window.exec));
+        set(&mut self.ready, wish.punctual.filter(|window| window.exec <= now).map(|window| window.rank));
+        set(&mut self.overdue, wish.overdue_since);
     }
 
-    /// The next match at `now`, if there is one. Answer with [`Matchmaker::take`] or [`Matchmaker::set_aside`].
-    pub(crate) fn next_grant(&mut self, now: Time) -> Option<Grant> {
+    /// The next match at `now`, if there is one. The device and the model's wish are taken with it.
+    pub fn next_grant(&mut self, now: Time) -> Option<Grant> {
+        while let Some((_, device)) = self.set_aside.peek().filter(|&(until, _)| until <= now) {
+            self.set_aside.remove(device);
+            self.set_free(now, DeviceId(device as u16));
+            self.set_ending(DeviceId(device as u16));
+        }
         while let Some((_, model)) = self.pending.peek().filter(|&(exec, _)| exec <= now) {
             self.arm(now, ModelId(model as u16));
         }
-        let (_, device) = self.free.peek()?;
         let (model, class) = match (self.ready.peek(), self.overdue.peek()) {
             (Some((_, model)), _) => (model, Class::Punctual),
             (None, Some((_, model))) => (model, Class::Overdue { until: self.free_until() }),
             (None, None) => return None,
         };
-        let percent = self.devices[device].percent;
-        Some(Grant { model: ModelId(model as u16), device: DeviceId(device as u16), percent, class })
+        let device = match self.free.peek() {
+            Some((_, device)) => device,
+            None if class == Class::Punctual => self.send_ahead_to(model).filter(|&(from, _)| from <= now)?.1,
+            None => return None,
+        };
+        Some(self.grant(now, ModelId(model as u16), DeviceId(device as u16), class))
+    }
+
+    /// The busy device that ends first, and from when on the model's batch may be sent to it; none without a lead.
+    fn send_ahead_to(&self, model: usize) -> Option<(Time, usize)> {
+        let lead = self.models[model].wish.punctual?.lead;
+        let (ends, device) = self.ending.peek().filter(|_| lead > Nanos::ZERO)?;
+        Some((ends - lead, device))
     }
 
     /// Until when overdue requests may occupy the free device without harm to a candidate: as long as they like while
@@ -172,46 +245,32 @@ impl Matchmaker {
         if self.free.len() > 1 {
             return Time::NEVER;
         }
-        let latest = |model: usize| self.models[model].offer.punctual.map(|window| window.latest);
+        let latest = |model: usize| self.models[model].wish.punctual.map(|window| window.latest);
         self.pending.keys().filter_map(latest).min().unwrap_or(Time::NEVER)
     }
 
-    /// The grant was used.
-    pub(crate) fn take(&mut self, grant: &Grant) {
-        self.free.remove(grant.device.index());
-        self.devices[grant.device.index()].busy = true;
-        self.models[grant.model.index()].in_flight += 1;
+    fn grant(&mut self, now: Time, id: ModelId, device: DeviceId, class: Class) -> Grant {
+        self.free.remove(device.index());
+        self.ending.remove(device.index());
+        let state = &mut self.devices[device.index()];
+        (state.held, state.ends_known) = (state.held + 1, false);
+        let percent = state.percent;
+        let model = &mut self.models[id.index()];
+        (model.in_flight, model.grants, model.wish) = (model.in_flight + 1, model.grants + 1, Wish::default());
+        self.arm(now, id);
+        Grant { model: id, token: DeviceToken(device), percent, class }
     }
 
-    /// The grant was of no use: the device is too slow, or free for too short a time, for what the model has.
-    pub(crate) fn set_aside(&mut self, grant: &Grant) {
-        match grant.class {
-            Class::Punctual => {
-                self.free.remove(grant.device.index());
-                self.slow_devices.push(grant.device);
-            }
-            Class::Overdue { .. } => {
-                self.overdue.remove(grant.model.index());
-                self.large_models.push(grant.model);
-            }
-        }
-    }
-
-    /// Ends a round of grants: brings back what was set aside in it.
-    pub(crate) fn end_round(&mut self, now: Time) {
-        while let Some(device) = self.slow_devices.pop() {
-            self.set_free(now, device);
-        }
-        while let Some(model) = self.large_models.pop() {
-            self.arm(now, model);
-        }
-    }
-
-    /// The next exec, if a device is free to take it.
-    pub(crate) fn next_wakeup(&self) -> Time {
-        match self.free.is_empty() {
-            true => Time::NEVER,
-            false => self.pending.peek().map_or(Time::NEVER, |(exec, _)| exec),
-        }
+    /// When to ask for grants again if nothing happens: the next exec, if a device is free to take it; else the moment from which on the most urgent candidate may be sent
+    /// ahead.
+    pub fn next_wakeup(&self) -> Time {
+        let exec = || self.pending.peek().map_or(Time::NEVER, |(exec, _)| exec);
+        let ahead = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);
+        let matched = match (self.free.is_empty(), self.ending.is_empty()) {
+            (false, _) => exec(),
+            (true, false) => ahead().unwrap_or_else(exec),
+            (true, true) => Time::NEVER,
+        };
+        matched.min(self.set_aside.peek().map_or(Time::NEVER, |(until, _)| until))
     }
 }

@@ -1,25 +1,37 @@
 //! The machinery of whole-batch scheduling, in the two halves that Symphony's paper gives it (section 4.2).
 //!
 //! A [`ModelShard`] owns what belongs to models: queues, drops, batch building. The [`Matchmaker`] owns what belongs to
-//! all: devices and the moments at which models may send. They exchange [`Offer`]s (state: the latest wins) and grants.
-//! The batch is formed on the grant, from the queue as it is then; an offer is only a promise about size and window, so
-//! nothing ever needs to be revoked. [`Fused`] runs both halves in one thread and is a `Scheduler`.
+//! all: devices and the moments at which models may send. They exchange the messages of `messages.rs`. The batch is formed
+//! on the grant, from the queue as it is then; an offer is only a promise about size and window, so nothing ever needs to
+//! be revoked. [`Fused`] runs both halves in one thread and is a `Scheduler`; [`Linked`] runs several shards and lets
+//! messages take time, to tell in virtual time what sharding costs. Threads of their own need nothing but mailboxes.
 //!
 //! "serial", "timeout", "eager" and "deferred" are this machinery under different [`Rule`]s: they differ in when a
 //! candidate may start, in which requests it gathers, and in what is dropped.
 
 mod fused;
+mod linked;
 mod matchmaker;
+mod messages;
 mod model_queue;
 mod model_shard;
+mod queues;
 
 pub(crate) use fused::Fused;
-pub(crate) use matchmaker::{DeviceChoice, Matchmaker};
+pub(crate) use linked::Linked;
+pub(crate) use matchmaker::DeviceChoice;
+pub use matchmaker::Matchmaker;
+pub(crate) use messages::{Class, Window, Wish};
+pub use messages::{Grant, Offer, Release, Sent, ToMatchmaker};
 pub(crate) use model_queue::ModelQueue;
-pub(crate) use model_shard::ModelShard;
+pub use model_shard::ModelShard;
+pub(crate) use queues::Queues;
 
-use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::DropRule;
+use ripieno_base::Nanos;
+use ripieno_model::{DropRule, Model};
+
+/// Says which rule holds for a model.
+pub(crate) type RuleOf = std::sync::Arc<dyn Fn(&Model) -> Rule + Send + Sync>;
 
 /// What distinguishes one whole-batch policy from another; one a model.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +43,23 @@ pub(crate) struct Rule {
     pub(crate) max_batch: usize,
     /// Whether a batch is one request, however many rows it has.
     pub(crate) single: bool,
+    /// How long a batch is on its way to the device.
+    pub(crate) network: Network,
+}
+
+/// The scheduler's own estimate of how long a batch takes to reach a device: a message, then the inputs, which the device
+/// fetches row by row (Symphony, Appendix D). An estimate that is too low makes batches late, one too high makes them small.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) control: Nanos,
+    pub(crate) data_per_row: Nanos,
+}
+
+impl Network {
+    /// From the decision to the moment at which a device can begin with `rows` rows.
+    pub(crate) fn lead(&self, rows: usize) -> Nanos {
+        self.control + self.data_per_row * rows as i64
+    }
 }
 
 /// When a candidate may start.
@@ -54,43 +83,4 @@ pub(crate) enum Gather {
     Window,
     /// From the head as many as fit, in order of arrival, whatever the deadlines.
     Fifo,
-}
-
-/// What a model asks for: its best batch now, and the window in which it may start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Offer {
-    /// The punctual batch, if one can be formed.
-    pub(crate) punctual: Option<Window>,
-    /// Since when the first of the overdue requests waits, if there is one.
-    pub(crate) overdue_since: Option<Time>,
-}
-
-/// When a candidate may run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Window {
-    /// Not before this moment.
-    pub(crate) exec: Time,
-    /// In time if started by this moment.
-    pub(crate) latest: Time,
-    /// Among candidates that may start, the smallest goes first.
-    pub(crate) rank: Time,
-}
-
-/// A device for a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant {
-    pub(crate) model: ModelId,
-    pub(crate) device: ripieno_base::DeviceId,
-    /// The device's latency relative to the profile, in percent.
-    pub(crate) percent: u32,
-    pub(crate) class: Class,
-}
-
-/// What a grant is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// The model's candidate.
-    Punctual,
-    /// Overdue requests, in a batch that ends by this moment.
-    Overdue { until: Time },
 }

@@ -21,7 +21,9 @@ pub(crate) struct ModelQueue {
     pub(crate) rule: Rule,
     pub(crate) model: Model,
     /// ℓ(b) of the whole walk.
-    pub(crate) profile: Profile,
+    cost: Profile,
+    /// ℓ(b) and the way of a batch to its device: from the decision to the answer.
+    profile: Profile,
     pub(crate) rate: RateMeter,
     /// Requests that may still be punctual.
     pub(crate) waiting: List,
@@ -49,11 +51,13 @@ pub(crate) struct Candidate {
 
 impl ModelQueue {
     pub(crate) fn new(model: Model, rule: Rule) -> ModelQueue {
-        let profile = model.profile();
+        let cost = model.profile();
+        let profile = with_lead(&cost, &rule);
         let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, rule.max_batch);
         ModelQueue {
             rule,
             model,
+            cost,
             profile,
             rate: RateMeter::new(),
             waiting: List::default(),
@@ -68,7 +72,8 @@ impl ModelQueue {
 
     /// Puts the profile in force after a block was measured anew.
     pub(crate) fn refresh_profile(&mut self, now: Time) {
-        self.profile = self.model.profile();
+        self.cost = self.model.profile();
+        self.profile = with_lead(&self.cost, &self.rule);
         self.update_target(now);
     }
 
@@ -118,6 +123,11 @@ impl ModelQueue {
     /// The batch size at which the model runs most efficiently within its SLO and rate.
     pub(crate) fn target(&self) -> usize {
         self.target
+    }
+
+    /// The largest batch that can be answered within `span` of the decision.
+    pub(crate) fn largest_within(&self, span: Nanos) -> usize {
+        self.profile.largest_within(span)
     }
 
     /// The head of the queue if it cannot stay there: it could not even run alone in time, or, where deadlines do not
@@ -229,7 +239,7 @@ impl ModelQueue {
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
         let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest };
-        Window { exec: exec.max(now), latest, rank }
+        Window { exec: exec.max(now), latest, rank, lead: self.rule.network.lead(candidate.rows) }
     }
 
     /// When the queue must be looked at again although nothing happens: its candidate or its head becomes impossible,
@@ -246,8 +256,14 @@ impl ModelQueue {
 
     /// Thousandths of a device that the measured rate keeps busy in batches of `batch` rows.
     pub(crate) fn load_permille(&self, now: Time, batch: usize) -> u64 {
-        self.rate.rate(now).map_or(0, |rate| rate.load_permille(batch, self.profile.latency(batch)))
+        self.rate.rate(now).map_or(0, |rate| rate.load_permille(batch, self.cost.latency(batch)))
     }
+}
+
+fn with_lead(cost: &Profile, rule: &Rule) -> Profile {
+    let rows = 1..=cost.max_batch();
+    let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.network.lead(rows)).collect();
+    Profile::from_table(&table).expect("a profile that is longer by a delay is a profile")
 }
 
 /// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it.

@@ -36,6 +36,8 @@ impl Observer for Devices {
     fn done(&mut self, now: Time, run: &Run<'_>) {
         let device = run.device.index();
         self.held[device] -= 1;
-        self.busy_until[device] = self.busy_until[device].min(now);
+        if self.held[device] == 0 {
+            self.busy_until[device] = self.busy_until[device].min(now);
+        }
     }
 }

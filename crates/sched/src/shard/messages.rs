@@ -1,0 +1,102 @@
+//! What model shards and the matchmaker tell each other.
+//!
+//! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events and
+//! must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the release, so
+//! a device slot is never used twice. Staleness is told by number: an offer says how many grants its shard had seen, and
+//! the matchmaker ignores one that does not know of the latest; no flag, no round trip, no lock.
+
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+
+/// A message to the matchmaker.
+#[derive(Debug)]
+pub enum ToMatchmaker {
+    /// What a model asks for now.
+    Offer(Offer),
+    /// When a device will be done.
+    Sent(Sent),
+    /// A device comes back.
+    Release(Release),
+}
+
+/// What a model asks for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The model.
+    pub model: ModelId,
+    /// How many grants for the model the shard had seen.
+    pub(crate) seen: u64,
+    pub(crate) wish: Wish,
+}
+
+/// A model's best batch now, and the window in which it may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wish {
+    /// The punctual batch, if one can be formed.
+    pub(crate) punctual: Option<Window>,
+    /// Since when the first of the overdue requests waits, if there is one.
+    pub(crate) overdue_since: Option<Time>,
+}
+
+/// When a candidate may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Not before this moment.
+    pub(crate) exec: Time,
+    /// In time if started by this moment.
+    pub(crate) latest: Time,
+    /// Among candidates that may start, the smallest goes first.
+    pub(crate) rank: Time,
+    /// How long the batch is on its way: it may be sent to a busy device that will be free by then.
+    pub(crate) lead: Nanos,
+}
+
+/// A batch was sent to a device: lets the matchmaker foresee when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub(crate) device: DeviceId,
+    pub(crate) at: Time,
+    pub(crate) lead: Nanos,
+    pub(crate) cost: Nanos,
+}
+
+/// The right to send one task to a device. Not to be cloned.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct DeviceToken(pub(crate) DeviceId);
+
+/// A device for a model.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The model.
+    pub model: ModelId,
+    pub(crate) token: DeviceToken,
+    /// The device's latency relative to the profile, in percent.
+    pub(crate) percent: u32,
+    pub(crate) class: Class,
+}
+
+impl Grant {
+    pub(crate) fn device(&self) -> DeviceId {
+        self.token.0
+    }
+}
+
+/// What a grant is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// The model's candidate.
+    Punctual,
+    /// Overdue requests, in a batch that ends by this moment.
+    Overdue {
+        /// The moment.
+        until: Time,
+    },
+}
+
+/// A device comes back.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Release {
+    pub(crate) model: ModelId,
+    pub(crate) token: DeviceToken,
+    /// For what it had been granted, if it was not used: the model had nothing that fits.
+    pub(crate) unused: Option<Class>,
+}
