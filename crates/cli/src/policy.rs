@@ -1,14 +1,15 @@
 //! A policy and its options on the command line.
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use ripieno_sched::{CATALOGUE, OptionValue, Options};
 use std::fmt::Write;
 
 /// Which policy decides, and what is set on it.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct PolicyArgs {
-    /// The scheduling policy: serial, timeout, eager or deferred.
-    #[arg(long, value_name = "NAME")]
+    /// The scheduling policy.
+    #[arg(long, value_name = "NAME", value_parser = names())]
     pub(crate) policy: Option<String>,
 
     /// An option of the policy, for example gather=prefix or timeout_ms.resnet50=3; may be repeated.
@@ -22,6 +23,10 @@ impl PolicyArgs {
         options.extend(self.options.iter().cloned());
         options
     }
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name))
 }
 
 fn option(text: &str) -> Result<(String, OptionValue), String> {
