@@ -9,6 +9,7 @@ mod models;
 mod output;
 mod policy;
 mod replay;
+mod reproduce;
 mod serve;
 mod service;
 mod simulate;
@@ -39,6 +40,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
+    Reproduce(reproduce::ReproduceArgs),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
+        Command::Reproduce(args) => reproduce::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,98 @@
+//! A scenario of an experiment, as the text of a scenario file.
+//!
+//! Going through the text has two uses: a finished run is recognised by it, and anybody can take it from the cache and
+//! give it to `ripieno simulate`.
+
+use ripieno_report::plot::Look;
+use ripieno_sched::find;
+use ripieno_sim::Scenario;
+use std::fmt::Write;
+
+/// A policy with options, and how it looks in all plots.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Contender {
+    /// Its name in rows and legends.
+    pub(super) name: String,
+    pub(super) policy: &'static str,
+    /// Options with their values as in TOML.
+    pub(super) options: Vec<(&'static str, String)>,
+    pub(super) look: Look,
+}
+
+/// A model and its load.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Load {
+    pub(super) name: String,
+    pub(super) alpha_ms: f64,
+    pub(super) beta_ms: f64,
+    pub(super) slo_ms: f64,
+    pub(super) share: f64,
+    /// The shape of Gamma arrivals; none is Poisson.
+    pub(super) shape: Option<f64>,
+}
+
+/// A scenario.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Case {
+    pub(super) seed: u64,
+    pub(super) requests: u64,
+    pub(super) rate: f64,
+    pub(super) devices: usize,
+    pub(super) contender: Contender,
+    pub(super) loads: Vec<Load>,
+}
+
+impl Contender {
+    pub(super) fn new(name: &str, policy: &'static str, options: &[(&'static str, &str)], look: Look) -> Contender {
+        let options = options.iter().map(|&(key, value)| (key, value.to_owned())).collect();
+        Contender { name: name.to_owned(), policy, options, look }
+    }
+
+    /// Whether the catalogue knows the policy and all the options.
+    pub(super) fn is_known(&self) -> bool {
+        let knobs = |knob| find(self.policy).is_ok_and(|policy| policy.knobs.iter().any(|known| known.name == knob));
+        find(self.policy).is_ok() && self.options.iter().all(|(option, _)| knobs(*option))
+    }
+}
+
+impl Load {
+    /// With another share of the rate.
+    pub(super) fn share(self, share: f64) -> Load {
+        Load { share, ..self }
+    }
+
+    /// With Gamma arrivals.
+    pub(super) fn shape(self, shape: Option<f64>) -> Load {
+        Load { shape, ..self }
+    }
+}
+
+impl Case {
+    /// The scenario file.
+    pub(super) fn toml(&self) -> String {
+        let Case { seed, requests, rate, devices, contender, loads } = self;
+        let mut text = format!("seed = {seed}\nrequests = {requests}\nwarmup_fraction = 0.1\nrate = {rate:?}\n");
+        let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
+        for (key, value) in &contender.options {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+        let _ = write!(text, "[cluster]\ndevices = {devices}\n");
+        for load in loads {
+            let Load { name, alpha_ms, beta_ms, slo_ms, share, .. } = load;
+            let _ = write!(
+                text,
+                "[[model]]\nname = \"{name}\"\nalpha_ms = {alpha_ms:?}\nbeta_ms = {beta_ms:?}\nslo_ms = {slo_ms:?}\n\
+                 share = {share:?}\n"
+            );
+            let _ = match load.shape {
+                None => writeln!(text, "arrival = {{ kind = \"poisson\" }}"),
+                Some(shape) => writeln!(text, "arrival = {{ kind = \"gamma\", shape = {shape:?} }}"),
+            };
+        }
+        text
+    }
+
+    pub(super) fn scenario(&self) -> anyhow::Result<Scenario> {
+        Ok(Scenario::parse(&self.toml(), "scenario of the experiment")?)
+    }
+}

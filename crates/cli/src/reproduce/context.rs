@@ -1,0 +1,99 @@
+//! What an item may ask for: how much effort, and the answers of simulations.
+
+use super::case::Case;
+use super::job::{Answer, Job, Question};
+use super::queue::Queue;
+
+/// How much time the user gives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Effort {
+    /// A tenth of the requests and fewer points.
+    Quick,
+    /// What the documentation reports.
+    Usual,
+    /// All that the paper ran.
+    Full,
+    /// As quick, with so few requests that the numbers mean nothing: for tests of the form.
+    #[cfg(test)]
+    Tiny,
+}
+
+/// Runs what items ask for.
+#[derive(Debug)]
+pub(super) struct Context {
+    effort: Effort,
+    seeds: Option<u64>,
+    queue: Queue,
+}
+
+/// A number from several seeds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Spread {
+    pub(super) mean: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+impl Context {
+    pub(super) fn new(effort: Effort, seeds: Option<u64>, queue: Queue) -> Context {
+        Context { effort, seeds, queue }
+    }
+
+    /// Whether to leave points out.
+    pub(super) fn is_quick(&self) -> bool {
+        !matches!(self.effort, Effort::Usual | Effort::Full)
+    }
+
+    /// Whether to take all that the paper ran.
+    pub(super) fn is_full(&self) -> bool {
+        self.effort == Effort::Full
+    }
+
+    /// How many requests to simulate where `usual` are usual.
+    pub(super) fn requests(&self, usual: u64) -> u64 {
+        match self.effort {
+            Effort::Usual | Effort::Full => usual,
+            Effort::Quick => (usual / 10).max(10_000),
+            #[cfg(test)]
+            Effort::Tiny => 1_000,
+        }
+    }
+
+    /// How many seeds to take where `usual` are usual.
+    pub(super) fn seeds(&self, usual: u64) -> u64 {
+        self.seeds.unwrap_or(if self.is_quick() { 1 } else { usual })
+    }
+
+    /// Every `few`-th of `all` if quick, always with the last one.
+    pub(super) fn points<T: Copy>(&self, all: &[T], few: usize) -> Vec<T> {
+        let keep = |index: usize| !self.is_quick() || (all.len() - 1 - index).is_multiple_of(few);
+        all.iter().enumerate().filter(|&(index, _)| keep(index)).map(|(_, &point)| point).collect()
+    }
+
+    /// The answer to `question` for each case, in order.
+    pub(super) fn answers(&self, question: Question, cases: Vec<Case>) -> anyhow::Result<Vec<Answer>> {
+        let jobs: Vec<_> = cases.into_iter().map(|case| Job { case, question }).collect();
+        self.queue.answers(&jobs)
+    }
+
+    /// The goodput of each case, over `usual_seeds` seeds from the case's own on.
+    pub(super) fn goodputs(&self, cases: &[Case], usual_seeds: u64) -> anyhow::Result<Vec<Spread>> {
+        let seeds = self.seeds(usual_seeds);
+        let seeded = |case: &Case| {
+            let case = case.clone();
+            (0..seeds).map(move |more| Case { seed: case.seed + more, ..case.clone() })
+        };
+        let answers = self.answers(Question::Goodput, cases.iter().flat_map(seeded).collect())?;
+        let spread = |answers: &[Answer]| Spread::of(answers.iter().map(|answer| answer.goodput_rps));
+        Ok(answers.chunks(seeds as usize).map(spread).collect())
+    }
+}
+
+impl Spread {
+    pub(super) fn of(values: impl Iterator<Item = f64> + Clone) -> Spread {
+        let (sum, count) = values.clone().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+        let low = values.clone().fold(f64::INFINITY, f64::min);
+        let high = values.fold(f64::NEG_INFINITY, f64::max);
+        if count > 0.0 { Spread { mean: sum / count, low, high } } else { Spread::default() }
+    }
+}

@@ -1,0 +1,78 @@
+//! What can be reproduced, and what comes out.
+
+use super::context::Context;
+use ripieno_report::plot::Figure;
+use serde::{Serialize, Serializer};
+
+/// A figure or table of a paper.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// `paper/item`, as on the command line.
+    pub(super) id: &'static str,
+    /// What it shows.
+    pub(super) title: &'static str,
+    /// What the paper says about it, in our words.
+    pub(super) says: &'static str,
+    /// Runs it.
+    pub(super) run: fn(&Context) -> anyhow::Result<Report>,
+}
+
+/// The result of an item.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    pub(super) rows: Vec<Row>,
+    pub(super) figure: Figure,
+}
+
+/// One number of the paper, or one that it only shows as a picture, beside ours.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) unit: &'static str,
+    /// None where the paper's text gives no number; nothing is read off its pictures.
+    pub(super) paper: Option<f64>,
+    pub(super) ours: f64,
+    /// Why they differ, or what to know about the number; may be empty.
+    pub(super) note: String,
+}
+
+impl Row {
+    pub(super) fn new(name: impl Into<String>, unit: &'static str, ours: f64) -> Row {
+        Row { name: name.into(), unit, paper: None, ours, note: String::new() }
+    }
+
+    /// With what the paper says, if it does.
+    pub(super) fn paper(self, paper: impl Into<Option<f64>>) -> Row {
+        Row { paper: paper.into(), ..self }
+    }
+
+    /// With a sentence about it; several are joined.
+    pub(super) fn note(mut self, note: impl AsRef<str>) -> Row {
+        if !self.note.is_empty() && !note.as_ref().is_empty() {
+            self.note.push(' ');
+        }
+        self.note.push_str(note.as_ref());
+        self
+    }
+
+    /// Ours over the paper's.
+    pub(super) fn ratio(&self) -> Option<f64> {
+        self.paper.filter(|&paper| paper != 0.0).map(|paper| self.ours / paper)
+    }
+}
+
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            name: &'a str,
+            unit: &'a str,
+            paper: Option<f64>,
+            ours: f64,
+            ratio: Option<f64>,
+            note: &'a str,
+        }
+        let Row { name, unit, paper, ours, note } = self;
+        Fields { name, unit, paper: *paper, ours: *ours, ratio: self.ratio(), note }.serialize(serializer)
+    }
+}

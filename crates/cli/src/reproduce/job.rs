@@ -1,0 +1,141 @@
+//! One simulation, or one search over simulations: the unit that runs on a core and is kept.
+
+use super::case::Case;
+use ripieno_report::Summary;
+use ripieno_sim::{Trace, goodput, simulate};
+use serde::{Deserialize, Serialize};
+
+/// A question to the simulator.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Job {
+    pub(super) case: Case,
+    pub(super) question: Question,
+}
+
+/// What is asked about a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) enum Question {
+    /// How does it fare at its rate?
+    Run,
+    /// What is its goodput?
+    Goodput,
+    /// At 97 % of its goodput, how are batch sizes and queueing delays distributed?
+    Knee,
+    /// How many devices does its rate need?
+    Devices,
+}
+
+/// The answer. What the question does not ask for is left at 0 or empty.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// The goodput found, or for [`Question::Run`] the rate of punctual answers.
+    pub(super) goodput_rps: f64,
+    /// The devices needed.
+    pub(super) devices: usize,
+    pub(super) worst_bad_rate: f64,
+    pub(super) busy_fraction: f64,
+    pub(super) devices_used: usize,
+    pub(super) median_batch: f64,
+    /// For each hundredth from 0 to 100 %, the batch size that a request was in.
+    pub(super) batch_of_requests: Vec<f64>,
+    /// For each hundredth from 0 to 100 %, the time from arrival to start.
+    pub(super) delays_ms: Vec<f64>,
+}
+
+/// At most this share of any model's requests may be bad.
+const LIMIT: f64 = 0.01;
+/// The load at which distributions are looked at: close to what is possible and safely below it.
+const KNEE: f64 = 0.97;
+const MOST_DEVICES: usize = 4096;
+
+impl Job {
+    pub(super) fn answer(&self) -> anyhow::Result<Answer> {
+        match self.question {
+            Question::Run => Ok(simulate(&self.case.scenario()?, None)?.into()),
+            Question::Goodput => self.goodput(),
+            Question::Knee => self.knee(),
+            Question::Devices => self.devices(),
+        }
+    }
+
+    fn goodput(&self) -> anyhow::Result<Answer> {
+        let found = goodput(&self.case.scenario()?, |_| ())?;
+        let goodput_rps = found.goodput_rps();
+        let run = found.good.map_or_else(Answer::default, |trial| trial.run.into());
+        Ok(Answer { goodput_rps, ..run })
+    }
+
+    fn knee(&self) -> anyhow::Result<Answer> {
+        let found = self.goodput()?;
+        if found.goodput_rps == 0.0 {
+            return Ok(found);
+        }
+        let mut scenario = self.case.scenario()?;
+        scenario.rate = Some(found.goodput_rps * KNEE);
+        let mut trace = Trace::new(&scenario.setup.models);
+        let summary = simulate(&scenario, Some(&mut trace))?;
+        let batch_of_requests = quantiles(batches(&trace.tasks_csv()));
+        let delays_ms = quantiles(delays(&trace.requests_csv()));
+        Ok(Answer { goodput_rps: found.goodput_rps, batch_of_requests, delays_ms, ..summary.into() })
+    }
+
+    /// Doubles the devices until they are enough, then halves the difference; 0 if no number was enough.
+    fn devices(&self) -> anyhow::Result<Answer> {
+        let enough = |devices| {
+            let case = Case { devices, ..self.case.clone() };
+            anyhow::Ok(simulate(&case.scenario()?, None)?.worst_bad_rate <= LIMIT)
+        };
+        let (mut few, mut many) = (0, 1);
+        while !enough(many)? {
+            (few, many) = (many, many * 2);
+            if many > MOST_DEVICES {
+                return Ok(Answer::default());
+            }
+        }
+        while many - few > 1 {
+            let middle = few.midpoint(many);
+            *(if enough(middle)? { &mut many } else { &mut few }) = middle;
+        }
+        Ok(Answer { devices: many, ..Answer::default() })
+    }
+}
+
+impl From<Summary> for Answer {
+    fn from(summary: Summary) -> Answer {
+        Answer {
+            goodput_rps: summary.total.goodput_rps,
+            worst_bad_rate: summary.worst_bad_rate,
+            busy_fraction: summary.total.busy_fraction,
+            devices_used: summary.total.devices_used,
+            median_batch: summary.total.median_batch,
+            ..Answer::default()
+        }
+    }
+}
+
+/// From a trace of tasks, each request's batch size: a batch of b counts b times.
+fn batches(csv: &str) -> Vec<f64> {
+    let members = csv.lines().skip(1).filter_map(|line| line.rsplit(',').next());
+    let sizes = members.map(|members| members.split(' ').count());
+    sizes.flat_map(|size| std::iter::repeat_n(size as f64, size)).collect()
+}
+
+/// From a trace of requests, the time from arrival to start of those that ran.
+fn delays(csv: &str) -> Vec<f64> {
+    let delay = |line: &str| {
+        let mut fields = line.rsplit(',').skip(2);
+        let start: f64 = fields.next()?.parse().ok()?;
+        let arrival: f64 = fields.next()?.parse().ok()?;
+        Some(start - arrival)
+    };
+    csv.lines().skip(1).filter_map(delay).collect()
+}
+
+/// The values at 0, 1, … 100 %.
+fn quantiles(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => Vec::new(),
+        length => (0..=100).map(|percent| values[(length - 1) * percent / 100]).collect(),
+    }
+}

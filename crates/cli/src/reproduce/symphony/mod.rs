@@ -1,0 +1,38 @@
+//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling": its examples, figures and tables.
+//!
+//! Paper values are those that its text and tables print; its figures are pictures, and nothing is read off them. What
+//! its text leaves open (length of runs, seeds, the load at which distributions were taken) is chosen here once, by
+//! constants, and said in the subtitle of each plot. No constant is fitted to a result.
+
+mod example;
+mod figure1;
+mod figure10;
+mod figure11;
+mod figure13;
+mod figure2;
+mod figure6;
+mod figure7;
+mod figure9;
+mod table2;
+mod workload;
+
+use super::item::Item;
+
+pub(super) const ITEMS: &[Item] = &[
+    example::ITEM,
+    figure1::FIGURE_1,
+    figure2::ITEM,
+    figure6::FIGURE_6A,
+    figure6::FIGURE_6B,
+    figure7::ITEM,
+    figure9::ITEM,
+    figure10::ITEM,
+    figure11::ITEM,
+    figure1::FIGURE_12,
+    figure13::ITEM,
+    table2::ITEM,
+];
+
+/// At the bottom of every plot.
+const SOURCE: &str = "Experiment: \"Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling\". Values: ripieno \
+                      simulate, on emulated devices.";
