@@ -60,7 +60,7 @@ pub struct Knob {
 
 /// Every policy.
 pub const CATALOGUE: &[Policy] =
-    &[policies::serial::POLICY, policies::timeout::TIMEOUT, policies::timeout::EAGER, policies::symphony::POLICY];
+    &[policies::serial::POLICY, policies::timeout::TIMEOUT, policies::timeout::EAGER, policies::symphony::POLICY, policies::clockwork::POLICY, policies::shepherd::POLICY];
 
 /// The policy of this name.
 pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
@@ -123,8 +123,13 @@ impl Knobs<'_> {
         Ok(())
     }
 
+    /// Whether the policy has this knob at all.
+    pub(crate) fn has(&self, knob: &str) -> bool {
+        self.policy.knobs.iter().any(|known| known.name == knob)
+    }
+
     fn get(&self, knob: &str, model: Option<&str>) -> Option<&OptionValue> {
-        debug_assert!(self.policy.knobs.iter().any(|known| known.name == knob), "{knob} is not a knob");
+        debug_assert!(self.has(knob), "{knob} is not a knob");
         let own = model.and_then(|model| self.options.get(&format!("{knob}.{model}")));
         own.or_else(|| self.options.get(knob))
     }

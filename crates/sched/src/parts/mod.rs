@@ -1,5 +1,8 @@
 //! Parts that policies are made of.
 
+pub(crate) mod central;
+pub(crate) mod floor;
+pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod requests;
 pub(crate) mod tasks;

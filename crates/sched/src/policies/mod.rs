@@ -1,6 +1,8 @@
 //! One policy a file, under its published name. The catalogue lists them.
 
+pub(crate) mod clockwork;
 pub(crate) mod serial;
+pub(crate) mod shepherd;
 pub(crate) mod symphony;
 pub(crate) mod timeout;
 
@@ -54,16 +56,26 @@ const LINK_US: Knob =
 /// The machinery of whole batches under a rule, in one piece or in shards.
 fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rule: RuleOf) -> Result<Box<dyn Scheduler>, BuildError> {
     let choice = device_choice(knobs)?;
-    let delay = Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3);
+    let delay = link(knobs)?;
     Ok(match knobs.count(SHARDS.name, None)? {
         None => Box::new(Fused::new(setup, choice, rule)),
         Some(shards) => Box::new(Linked::new(setup, choice, &rule, shards, delay)),
     })
 }
 
+/// The delay between shards and matchmaker; a policy without shards has none.
+fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
+    if !knobs.has(LINK_US.name) {
+        return Ok(Nanos::ZERO);
+    }
+    Ok(Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3))
+}
+
 fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
     let micros = |knob: &str| Ok(Nanos::from_millis_f64(knobs.number(knob, None)?.unwrap_or(0.0) / 1e3));
-    Ok(Network { control: micros("control_us")?, data_per_row: micros("data_us_per_row")? })
+    let (control, data_per_row) = (micros(CONTROL_US.name)?, micros(DATA_US.name)?);
+    // An offer goes to the matchmaker, the grant comes back.
+    Ok(Network { control, data_per_row, round_trip: link(knobs)? * 2 })
 }
 
 fn drop_rule(knobs: &Knobs<'_>, default: DropRule) -> Result<DropRule, BuildError> {

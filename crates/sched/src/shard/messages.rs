@@ -50,6 +50,13 @@ pub(crate) struct Window {
     pub(crate) lead: Nanos,
 }
 
+impl Window {
+    /// The window in which to ask, so as to have the device in this one.
+    pub(crate) fn sooner(self, by: Nanos) -> Window {
+        Window { exec: self.exec - by, latest: self.latest - by, ..self }
+    }
+}
+
 /// A batch was sent to a device: lets the matchmaker foresee when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {

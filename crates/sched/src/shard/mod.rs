@@ -53,6 +53,8 @@ pub(crate) struct Rule {
 pub(crate) struct Network {
     pub(crate) control: Nanos,
     pub(crate) data_per_row: Nanos,
+    /// From an offer to its grant: a batch is asked for by so much sooner than it is formed.
+    pub(crate) round_trip: Nanos,
 }
 
 impl Network {

@@ -157,12 +157,14 @@ impl Queues {
     pub(crate) fn wish(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Wish {
         self.shed(now, id, out);
         let queue = self.queues[id.index()].as_ref().expect("the model is loaded");
-        let window = queue.gather(&self.links, &self.requests, now, 100).map(|candidate| {
+        let round_trip = queue.rule.network.round_trip;
+        let formed = now + round_trip;
+        let window = queue.gather(&self.links, &self.requests, formed, 100).map(|candidate| {
             let keeps_up = queue.rule.start == Start::Promptly && {
                 let others = self.load - self.loads[id.index()];
                 keeps_up(others + queue.load_permille(now, candidate.rows), devices)
             };
-            queue.window(&self.requests, now, candidate, keeps_up)
+            queue.window(&self.requests, formed, candidate, keeps_up).sooner(round_trip)
         });
         let wakeup = queue.wakeup(&self.requests, window);
         if queue.rule.start == Start::Promptly {
