@@ -1,0 +1,141 @@
+//! From the current partition to a better one with few moves.
+//!
+//! While a model loads or unloads, devices do nothing else, so a plan for a running cluster starts from what there is.
+//! The paper bounds the cost of all changes (its equation 10) and within that bound asks for the best balance. That alone
+//! would spend the whole bound every few minutes on balance that nobody notices. So there is a target as well: a
+//! partition whose imbalance is within it stays as it is, and another is changed only until it is.
+
+use super::Options;
+use super::instance::Instance;
+use super::partition::{Change, Partition, Score};
+use super::search::{Dice, best_place, descend, exhaust, explore, largest_first, refine};
+
+/// Balance that is worse than the best found by no more than this factor is as good, if it needs fewer moves.
+const AS_GOOD: f64 = 1.05;
+/// A partition that is exactly on target by the numbers given is on target, however its quotients were rounded.
+const ROUNDING: f64 = 1e-12;
+/// Beyond so many moved models their pairs are not tried for moving back.
+const MOST_PAIRED: usize = 400;
+
+/// Changes the current partition until both imbalance factors are within the target, as far as the disruption allows.
+pub(super) fn reconfigure<'a>(
+    instance: &'a Instance<'a>,
+    current: &[Option<usize>],
+    options: &Options,
+    dice: &mut Dice,
+) -> Partition<'a> {
+    let settled = |partition: &Partition<'_>| settled(partition, options.target_imbalance);
+    let rank = |partition: &Partition<'_>| {
+        let Score { broken, objective } = partition.score();
+        (broken, if settled(partition) { partition.disruption() } else { u64::MAX }, objective)
+    };
+    let all = exhaust(instance, rank);
+    let mut partition = all.unwrap_or_else(|| approach(instance, current, options.proposals, dice, settled));
+    move_back(&mut partition, current, options.target_imbalance);
+    partition
+}
+
+/// Changes the current partition by the best steps, and if these do not settle it, by whatever a wider search finds.
+pub(super) fn approach<'a>(
+    instance: &'a Instance<'a>,
+    current: &[Option<usize>],
+    proposals: u64,
+    dice: &mut Dice,
+    settled: impl Fn(&Partition<'_>) -> bool,
+) -> Partition<'a> {
+    let mut near = start(instance, current);
+    descend(&mut near, dice, &settled);
+    if settled(&near) {
+        return near;
+    }
+    let mut wide = explore(Partition::at(instance, near.places()), proposals, dice, &settled);
+    descend(&mut wide, dice, &settled);
+    if !settled(&wide) {
+        wide = refine(wide, proposals, dice, &settled);
+    }
+    if settled(&wide) || wide.score() < near.score() { wide } else { near }
+}
+
+/// Whether a partition keeps the bounds and is balanced well enough.
+fn settled(partition: &Partition<'_>, target: f64) -> bool {
+    let (rate, memory) = imbalance(partition);
+    let target = target + ROUNDING;
+    rate <= target && memory <= target && partition.score().broken == 0.0
+}
+
+/// The imbalance factors; that of the memory does not count where it has no weight.
+fn imbalance(partition: &Partition<'_>) -> (f64, f64) {
+    let (rate, memory) = partition.imbalance();
+    (rate, if partition.instance.problem.memory_weight > 0.0 { memory } else { 0.0 })
+}
+
+/// The current partition, with new models where they fit best, or where they cost least if that is too dear.
+fn start<'a>(instance: &'a Instance<'a>, current: &[Option<usize>]) -> Partition<'a> {
+    let known = (0..current.len()).filter(|&model| current[model].is_some());
+    let new = largest_first(instance, (0..current.len()).filter(|&model| current[model].is_none()));
+    let order: Vec<usize> = known.chain(new).collect();
+    let place =
+        |partition: &Partition<'a>, model: usize| current[model].unwrap_or_else(|| best_place(partition, model));
+    let partition = Partition::place_each(instance, order.iter().copied(), place);
+    if partition.disruption() <= instance.max_disruption {
+        return partition;
+    }
+    let cheapest = |model: usize| (0..instance.sub_clusters).min_by_key(|&place| instance.disruption(model, place));
+    let place = |_: &Partition<'a>, model: usize| current[model].or_else(|| cheapest(model)).unwrap_or(0);
+    Partition::place_each(instance, order, place)
+}
+
+/// Moves back whatever did not have to move: models alone, then pairs, as long as the balance stays as good.
+fn move_back(partition: &mut Partition<'_>, current: &[Option<usize>], target: f64) {
+    let (rate, memory) = imbalance(partition);
+    let limits = ((target + ROUNDING).max(rate * AS_GOOD), (target + ROUNDING).max(memory * AS_GOOD));
+    let broken = partition.score().broken;
+    let good = |partition: &Partition<'_>| {
+        let (rate, memory) = imbalance(partition);
+        rate <= limits.0 && memory <= limits.1 && partition.score().broken <= broken
+    };
+    let moved = moved(partition, current);
+    for &model in &moved {
+        try_back(partition, current, &[model], good);
+    }
+    for pair in pairs(&moved) {
+        try_back(partition, current, &pair, good);
+    }
+}
+
+/// The models that are elsewhere now than they were, the dearest first.
+fn moved(partition: &Partition<'_>, current: &[Option<usize>]) -> Vec<usize> {
+    let instance = partition.instance;
+    let places = partition.places();
+    let elsewhere = |&model: &usize| current[model].is_some_and(|place| place != places[model]);
+    let mut moved: Vec<usize> = (0..places.len()).filter(elsewhere).collect();
+    moved.sort_by_key(|&model| (std::cmp::Reverse(instance.disruption(model, places[model])), model));
+    moved
+}
+
+fn pairs(moved: &[usize]) -> impl Iterator<Item = [usize; 2]> {
+    let few = &moved[..moved.len().min(MOST_PAIRED)];
+    few.iter().enumerate().flat_map(|(at, &first)| few[at + 1..].iter().map(move |&second| [first, second]))
+}
+
+/// Moves some models back to where they were, unless one is there already or the partition does not stay good.
+fn try_back(
+    partition: &mut Partition<'_>,
+    current: &[Option<usize>],
+    models: &[usize],
+    good: impl Fn(&Partition<'_>) -> bool,
+) {
+    let back = |partition: &Partition<'_>, &model: &usize| {
+        let place = partition.places()[model];
+        current[model].filter(|&home| home != place).map(|home| (model, place, home))
+    };
+    let Some(ways) = models.iter().map(|model| back(partition, model)).collect::<Option<Vec<_>>>() else { return };
+    for &(model, _, home) in &ways {
+        partition.apply(Change { model, to: home, partner: None });
+    }
+    if !good(partition) {
+        for &(model, place, _) in &ways {
+            partition.apply(Change { model, to: place, partner: None });
+        }
+    }
+}

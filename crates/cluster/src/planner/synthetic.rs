@@ -1,0 +1,99 @@
+//! The workload of Appendix A.2, and the baseline that it compares with.
+//!
+//! The paper draws variants of the models of its zoo, with exponential rates, and gives neither sizes nor bounds. Sizes here are those that
+//! Keras Applications lists for the published models, each variant up to a tenth smaller or larger; a model needs a quarter
+//! of its size again while it runs; a sub-cluster may have a fifth more than the average rate, and a tenth more than the
+//! average memory beyond the largest runtime memory. These choices are ours.
+
+use super::partition::Partition;
+use super::search::Dice;
+use super::{LoadCost, ModelLoad, Options, Plan, PlanError, Problem, broken, describe, in_order};
+use crate::planner::instance::Instance;
+
+/// Published models and their size in MB.
+const SIZES: [(&str, f64); 22] = [
+    ("Xception", 88.0),
+    ("VGG16", 528.0),
+    ("VGG19", 549.0),
+    ("ResNet50", 98.0),
+    ("ResNet101", 171.0),
+    ("ResNet152", 232.0),
+    ("InceptionV3", 92.0),
+    ("InceptionResNetV2", 215.0),
+    ("MobileNet", 16.0),
+    ("MobileNetV2", 14.0),
+    ("DenseNet121", 33.0),
+    ("DenseNet169", 57.0),
+    ("DenseNet201", 80.0),
+    ("NASNetMobile", 23.0),
+    ("NASNetLarge", 343.0),
+    ("EfficientNetB0", 29.0),
+    ("EfficientNetB1", 31.0),
+    ("EfficientNetB2", 36.0),
+    ("EfficientNetB3", 48.0),
+    ("EfficientNetB4", 75.0),
+    ("EfficientNetB5", 118.0),
+    ("EfficientNetB6", 166.0),
+];
+
+/// A problem of the kind of Appendix A.2.
+pub fn problem(models: usize, sub_clusters: usize, seed: u64) -> Problem {
+    let mut dice = Dice::new(seed);
+    let models: Vec<_> = (0..models).map(|variant| model(variant, &mut dice)).collect();
+    let average = |value: fn(&ModelLoad) -> f64| models.iter().map(value).sum::<f64>() / sub_clusters.max(1) as f64;
+    let runtime = models.iter().map(|model| model.runtime_memory_mb).fold(0.0, f64::max);
+    Problem {
+        max_rate: Some(1.2 * average(|model| model.rate_rps)),
+        max_memory_mb: Some(1.1 * average(|model| model.memory_mb) + runtime),
+        models,
+        sub_clusters,
+        memory_weight: 1.0,
+        current: None,
+        max_disruption: None,
+    }
+}
+
+/// Lets every model's rate drift by a log-normal factor whose logarithm has the standard deviation `sigma`; the rate
+/// bound follows the new average.
+pub fn drift(problem: &mut Problem, sigma: f64, seed: u64) {
+    let mut dice = Dice::new(seed);
+    for model in &mut problem.models {
+        // Twelve uniform numbers less six are close enough to a normal one, and need no trigonometry.
+        let normal = (0..12).map(|_| dice.unit()).sum::<f64>() - 6.0;
+        model.rate_rps *= (sigma * normal).exp();
+    }
+    let average = problem.models.iter().map(|model| model.rate_rps).sum::<f64>() / problem.sub_clusters.max(1) as f64;
+    problem.max_rate = problem.max_rate.map(|_| 1.2 * average);
+}
+
+/// The paper's baseline: the best of so many random partitions that keeps the bounds, if any does.
+pub fn random_plan(problem: &Problem, draws: usize, seed: u64) -> Result<Option<Plan>, PlanError> {
+    let instance = Instance::new(problem)?;
+    let mut dice = Dice::new(seed);
+    let draw = |_| Partition::place_each(&instance, 0..instance.models(), |_, _| dice.below(instance.sub_clusters));
+    let kept = (0..draws).map(draw).filter(|partition| broken(partition).is_none());
+    let best = kept.min_by(|a, b| a.score().objective.total_cmp(&b.score().objective));
+    Ok(best.map(|partition| describe(&in_order(&partition))))
+}
+
+/// The problem with what a plan of it says as its current partition, as it is after the plan was carried out.
+pub fn after(problem: &Problem, plan: &Plan) -> Problem {
+    Problem { current: Some(plan.places.iter().copied().map(Some).collect()), ..problem.clone() }
+}
+
+/// Options that look at less; for tests that plan often.
+pub fn quick(seed: u64) -> Options {
+    Options { seed, proposals: 50_000, ..Options::default() }
+}
+
+fn model(variant: usize, dice: &mut Dice) -> ModelLoad {
+    let (base, size) = SIZES[dice.below(SIZES.len())];
+    let memory_mb = size * (0.9 + 0.2 * dice.unit());
+    ModelLoad {
+        name: format!("{base}-{variant}"),
+        rate_rps: -100.0 * (1.0 - dice.unit()).ln(),
+        memory_mb,
+        runtime_memory_mb: memory_mb / 4.0,
+        load_cost: LoadCost::Everywhere(1),
+    }
+}
