@@ -3,6 +3,7 @@
 //! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
 //! is added by one file in `policies/` and one row here.
 
+use crate::shard::Halves;
 use crate::{Scheduler, Setup, policies};
 use ripieno_model::Model;
 use std::collections::BTreeMap;
@@ -59,8 +60,14 @@ pub struct Knob {
 }
 
 /// Every policy.
-pub const CATALOGUE: &[Policy] =
-    &[policies::serial::POLICY, policies::timeout::TIMEOUT, policies::timeout::EAGER, policies::symphony::POLICY, policies::clockwork::POLICY, policies::shepherd::POLICY];
+pub const CATALOGUE: &[Policy] = &[
+    policies::serial::POLICY,
+    policies::timeout::TIMEOUT,
+    policies::timeout::EAGER,
+    policies::symphony::POLICY,
+    policies::clockwork::POLICY,
+    policies::shepherd::POLICY,
+];
 
 /// The policy of this name.
 pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
@@ -74,6 +81,17 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
     let knobs = Knobs { policy, options };
     knobs.check(setup)?;
     (policy.build)(setup, &knobs)
+}
+
+/// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their
+/// ids, and the matchmaker.
+pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
+    let policy = find(name)?;
+    check_setup(setup)?;
+    let knobs = Knobs { policy, options };
+    knobs.check(setup)?;
+    policies::halves(setup, &knobs, shards.max(1))?
+        .ok_or_else(|| BuildError::Setup(format!("policy {name:?} does not run in shards")))
 }
 
 fn check_setup(setup: &Setup) -> Result<(), BuildError> {
@@ -121,6 +139,11 @@ impl Knobs<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The policy's name.
+    pub(crate) fn policy(&self) -> &'static str {
+        self.policy.name
     }
 
     /// Whether the policy has this knob at all.

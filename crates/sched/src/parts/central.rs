@@ -1,0 +1,138 @@
+//! One candidate a model, ranked: what a scheduler needs that sees all requests and decides for all devices.
+//!
+//! A candidate is computed for the moment at which the device at hand can begin, and stays the best one until its queue
+//! changes or its latest moment passes: until then no later moment allows a larger batch. So only models that were
+//! touched, or whose candidate has passed, are computed anew, and a decision costs O(log models).
+
+use super::floor::Floor;
+use super::pool::{Aim, Candidate, Pool};
+use crate::Outbox;
+use ripieno_base::{DeviceId, IndexedHeap, ModelId, Time};
+
+/// Which requests form a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gather {
+    /// From the head as many as its deadline allows.
+    Prefix,
+    /// The largest batch that can be formed at all; heads before it are passed over.
+    Largest,
+}
+
+/// The candidates of all models; queue and model have the same number.
+#[derive(Debug)]
+pub(crate) struct Central<R> {
+    gather: Gather,
+    rank: fn(&Candidate) -> R,
+    candidates: Vec<Option<Candidate>>,
+    /// Models with a candidate, the best first.
+    ranked: IndexedHeap<R>,
+    /// The same by the latest moment of the candidate.
+    passing: IndexedHeap<Time>,
+    touched: Vec<u16>,
+    is_touched: Vec<bool>,
+    /// For when the candidates were computed.
+    at: Time,
+    /// Devices that proved too slow for what waits.
+    slow: Vec<DeviceId>,
+}
+
+impl<R: Copy + Ord + Default> Central<R> {
+    pub(crate) fn new(limits: &crate::Limits, gather: Gather, rank: fn(&Candidate) -> R) -> Central<R> {
+        Central {
+            gather,
+            rank,
+            candidates: vec![None; limits.models],
+            ranked: IndexedHeap::new(limits.models),
+            passing: IndexedHeap::new(limits.models),
+            touched: Vec::with_capacity(limits.models),
+            is_touched: vec![false; limits.models],
+            at: Time::ORIGIN,
+            slow: Vec::with_capacity(limits.devices),
+        }
+    }
+
+    /// The model's candidate may be another one.
+    pub(crate) fn touch(&mut self, model: usize) {
+        if !std::mem::replace(&mut self.is_touched[model], true) {
+            self.touched.push(model as u16);
+        }
+    }
+
+    /// Any candidate may be another one.
+    pub(crate) fn touch_all(&mut self) {
+        (0..self.candidates.len()).for_each(|model| self.touch(model));
+    }
+
+    /// Brings the candidates up to date for a batch that begins at `at`.
+    pub(crate) fn refresh(&mut self, pool: &Pool, at: Time) {
+        if at < self.at {
+            // An earlier moment may allow larger batches.
+            self.touch_all();
+        }
+        self.at = at;
+        while let Some((_, model)) = self.passing.peek().filter(|&(latest, _)| latest < at) {
+            self.passing.remove(model);
+            self.touch(model);
+        }
+        while let Some(model) = self.touched.pop() {
+            let model = usize::from(model);
+            self.is_touched[model] = false;
+            self.candidates[model] = self.gather(pool, model, at, 100);
+            match &self.candidates[model] {
+                Some(candidate) => {
+                    self.ranked.set(model, (self.rank)(candidate));
+                    self.passing.set(model, candidate.latest);
+                }
+                None => {
+                    self.ranked.remove(model);
+                    self.passing.remove(model);
+                }
+            }
+        }
+    }
+
+    fn gather(&self, pool: &Pool, model: usize, at: Time, percent: u32) -> Option<Candidate> {
+        let id = pool.model_of(model).filter(|&id| pool.has_instance(id))?;
+        let cap = pool.served(id).terms.max_batch;
+        let target = if self.gather == Gather::Largest { cap } else { 0 };
+        pool.gather(model, at, percent, Aim { target, cap })
+    }
+
+    /// The best candidate; call [`Central::refresh`] before.
+    pub(crate) fn best(&self) -> Option<Candidate> {
+        self.ranked.peek().and_then(|(_, model)| self.candidates[model])
+    }
+
+    /// Commits the best batch that can begin at `at` to a device. False if there is nothing for any device.
+    pub(crate) fn give(&mut self, now: Time, at: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) -> bool {
+        self.refresh(&floor.pool, at);
+        let Some((_, model)) = self.ranked.peek() else { return self.give_overdue(now, device, floor, out) };
+        match self.gather(&floor.pool, model, at, floor.device(device).percent) {
+            Some(candidate) => {
+                floor.commit(now, model, candidate, device, out);
+                self.touch(model);
+            }
+            None => {
+                floor.set_aside(device);
+                self.slow.push(device);
+            }
+        }
+        true
+    }
+
+    /// Lets a free device run what is late anyway.
+    fn give_overdue(&mut self, now: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) -> bool {
+        let may = |queue: usize| floor.pool.has_instance(ModelId(queue as u16));
+        let Some(queue) = floor.pool.oldest_overdue(may).filter(|_| floor.is_free(device)) else { return false };
+        floor.commit_overdue(now, queue, device, out);
+        self.touch(queue);
+        true
+    }
+
+    /// Ends a round: devices that were set aside are there again.
+    pub(crate) fn end_round(&mut self, now: Time, floor: &mut Floor) {
+        while let Some(device) = self.slow.pop() {
+            floor.bring_back(now, device);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! "clockwork": the batch whose latest start comes first, committed some time before its device is free.
+//!
+//! Source: Clockwork as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling", sections
+//! 2.2 and 5.1.
+//!
+//! 1. Every model has a candidate for every batch size b, with the latest moment d − ℓ(b), d being the deadline of its
+//!    first request. Any batch size is allowed, as in Symphony's comparison.
+//! 2. The device that is free first takes the candidate whose latest moment is the earliest. Of one model's candidates
+//!    with the same head that is the largest, so only the largest is kept.
+//! 3. Scheduling is eager: a free device never waits.
+//! 4. A batch is chosen up to `lookahead_ms` before its device is free; who arrives in between is not in it.
+//! 5. A committed batch that could not be in time any more, since its device is late, is taken back.
+//!
+//! State: a queue and a candidate a model; a commitment a device. Knobs: look-ahead, margin before the deadline
+//! (`buffer_ms`), gathering rule, largest batch, drop rule, device choice. It ignores how much larger a batch could become.
+//!
+//! Deviations: the public code keeps a queue per batch size and, having chosen a model, runs the largest batch that any of
+//! them allows, dropping the heads before it: that is `gather = "window"`. Its look-ahead of 10 ms and buffer of 5 ms are
+//! `lookahead_ms = 10` and `buffer_ms = 5`; only powers of two as batch sizes are not offered. Costs are known here, the
+//! original estimates them as the slowest of the last ten batches.
+
+use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::parts::central::{Central, Gather};
+use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::pool::Terms;
+use crate::{Outbox, Request, Scheduler, Setup};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{DropRule, Model};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "clockwork",
+    source: "Clockwork, as in Symphony, sections 2.2 and 5.1",
+    summary: "the batch whose latest start comes first, chosen some time before its device is free",
+    sharded: false,
+    knobs: &[
+        Knob {
+            name: "lookahead_ms",
+            default: "5",
+            help: "how long before a device is free its next batch is chosen, in ms; 0 = when it is free",
+        },
+        Knob {
+            name: "buffer_ms",
+            default: "0",
+            help: "how long before its deadline a request is planned to be answered, in ms",
+        },
+        GATHER,
+        MAX_BATCH,
+        DROP,
+        DEVICE,
+    ],
+    build,
+};
+
+/// Shared with "shepherd".
+pub(super) const GATHER: Knob = Knob {
+    name: "gather",
+    default: "prefix",
+    help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = the largest \
+           batch that can be formed at all, heads before it are passed over",
+};
+
+/// Shared with "shepherd".
+pub(super) fn gather(knobs: &Knobs<'_>) -> Result<Gather, BuildError> {
+    knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Largest)], Gather::Prefix)
+}
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let millis = |knob, default| Ok(Nanos::from_millis_f64(knobs.number(knob, None)?.unwrap_or(default)));
+    let placement = Clockwork {
+        central: Central::new(&setup.limits, gather(knobs)?, |candidate| candidate.latest),
+        lookahead: millis("lookahead_ms", 5.0)?,
+        wakeup: Time::NEVER,
+    };
+    let (drop, margin) = (drop_rule(knobs, DropRule::Hopeless)?, millis("buffer_ms", 0.0)?);
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
+    let terms = move |model: &Model| Terms {
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        margin,
+    };
+    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
+}
+
+struct Clockwork {
+    central: Central<Time>,
+    lookahead: Nanos,
+    wakeup: Time,
+}
+
+impl Clockwork {
+    /// The device to choose for next, and when it can begin.
+    fn next_device(&mut self, now: Time, floor: &Floor) -> Option<(Time, DeviceId)> {
+        if let Some(device) = floor.free_device() {
+            return Some((now, device));
+        }
+        let (ends, device) = floor.next_done().filter(|_| self.lookahead > Nanos::ZERO)?;
+        let opens = ends - self.lookahead;
+        if opens > now {
+            self.wakeup = opens;
+            return None;
+        }
+        Some((ends.max(now), device))
+    }
+}
+
+impl Placement for Clockwork {
+    fn queues(setup: &Setup) -> usize {
+        setup.limits.models
+    }
+
+    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+        request.model.index()
+    }
+
+    fn touched(&mut self, queue: usize) {
+        self.central.touch(queue);
+    }
+
+    fn ended(&mut self, model: ModelId, _device: DeviceId) {
+        self.central.touch(model.index());
+    }
+
+    fn changed(&mut self) {
+        self.central.touch_all();
+    }
+
+    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
+        self.wakeup = Time::NEVER;
+        while let Some((at, device)) = self.next_device(now, floor) {
+            if !self.central.give(now, at, device, floor, out) {
+                break;
+            }
+        }
+        self.central.end_round(now, floor);
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.wakeup
+    }
+}

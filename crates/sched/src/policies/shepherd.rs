@@ -1,0 +1,133 @@
+//! "shepherd": the largest batch first; a batch several times as large as one that runs takes its device.
+//!
+//! Source: Shepherd's "Flex" scheduling as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch
+//! Scheduling", sections 2.2 and 5.1.
+//!
+//! 1. The candidate of a model is the largest batch from its queue that can finish by the first member's deadline.
+//! 2. A free device at once takes the largest candidate of all models; of equal ones the most urgent.
+//! 3. Without a free device, a candidate of at least `preempt_ratio` times the rows of the smallest batch that runs takes
+//!    that batch's device.
+//! 4. The batch that ran is aborted and its work is lost; its requests return to their queue, by their deadlines.
+//! 5. Requests that cannot be punctual any more leave from the head of the queue.
+//!
+//! State: a queue and a candidate a model; the batch on each device. Knobs: preemption ratio, gathering rule, largest batch,
+//! drop rule, device choice. It ignores urgency between models: a small batch waits however late it is.
+//!
+//! Deviations: the new batch is formed when it preempts and starts when the device has stopped, so that the requests that
+//! return are not in it. The one public implementation looks for expired requests at the tail of the queue, so that an
+//! expired head blocks all behind it; not so here. The planner that assigns models to groups of devices is not built, as in
+//! Symphony's comparison.
+
+use super::clockwork::{GATHER, gather};
+use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::parts::central::Central;
+use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::pool::{Candidate, Terms};
+use crate::{Outbox, Request, Scheduler, Setup};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{DropRule, Model};
+use std::cmp::Reverse;
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "shepherd",
+    source: "Shepherd, as in Symphony, sections 2.2 and 5.1",
+    summary: "the largest batch first; one several times as large as a batch that runs aborts it",
+    sharded: false,
+    knobs: &[
+        Knob {
+            name: "preempt_ratio",
+            default: "3",
+            help: "how many times the rows of a running batch a waiting one must have to take its device, work lost; \
+                   0 = never",
+        },
+        GATHER,
+        MAX_BATCH,
+        DROP,
+        DEVICE,
+    ],
+    build,
+};
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let placement = Shepherd {
+        central: Central::new(&setup.limits, gather(knobs)?, rank),
+        preempt_permille: (knobs.number("preempt_ratio", None)?.unwrap_or(3.0) * 1e3) as usize,
+    };
+    let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
+    let terms = move |model: &Model| Terms {
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        margin: Nanos::ZERO,
+    };
+    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
+}
+
+/// The largest first, then the most urgent.
+type Rank = (Reverse<usize>, Time);
+
+fn rank(candidate: &Candidate) -> Rank {
+    (Reverse(candidate.rows), candidate.latest)
+}
+
+struct Shepherd {
+    central: Central<Rank>,
+    /// Thousandths of the running batch's rows; 0 = no preemption.
+    preempt_permille: usize,
+}
+
+impl Shepherd {
+    /// Lets the largest candidate take the device of the smallest batch, if it is so many times as large.
+    fn preempt(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) -> bool {
+        let Some((rows, device)) = floor.smallest_batch().filter(|_| self.preempt_permille > 0) else { return false };
+        // The device cannot begin in this very instant.
+        let at = now.next();
+        self.central.refresh(&floor.pool, at);
+        let large =
+            |candidate: &Candidate| candidate.rows.saturating_mul(1_000) >= rows.saturating_mul(self.preempt_permille);
+        if !self.central.best().is_some_and(|candidate| large(&candidate)) {
+            return false;
+        }
+        if self.central.give(now, at, device, floor, out) && floor.is_committed(device) {
+            floor.cancel(device, out);
+        }
+        true
+    }
+}
+
+impl Placement for Shepherd {
+    fn queues(setup: &Setup) -> usize {
+        setup.limits.models
+    }
+
+    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+        request.model.index()
+    }
+
+    fn touched(&mut self, queue: usize) {
+        self.central.touch(queue);
+    }
+
+    fn ended(&mut self, model: ModelId, _device: DeviceId) {
+        self.central.touch(model.index());
+    }
+
+    fn changed(&mut self) {
+        self.central.touch_all();
+    }
+
+    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
+        while let Some(device) = floor.free_device() {
+            if !self.central.give(now, now, device, floor, out) {
+                break;
+            }
+        }
+        while floor.free_device().is_none() && self.preempt(now, floor, out) {}
+        self.central.end_round(now, floor);
+    }
+
+    fn next_wakeup(&self) -> Time {
+        Time::NEVER
+    }
+}
