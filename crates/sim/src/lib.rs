@@ -9,6 +9,7 @@
 pub mod checkers;
 mod link;
 mod observer;
+mod planning;
 mod run;
 mod scenario;
 mod trace;
@@ -16,7 +17,8 @@ mod world;
 
 pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
+pub use planning::{Footprint, Planning};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
-pub use scenario::{Scenario, ScenarioError};
+pub use scenario::{Length, Load, Scenario, ScenarioError};
 pub use trace::Trace;
 pub use world::{Arrival, Controller, Fault, World};

@@ -4,6 +4,7 @@
 //! wrong answer with a straight face. Every error names the file, the key, the value and the fix.
 
 use crate::link::{Delay, Network};
+use crate::planning::{Footprint, PlanTable, Planning};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Block, DropRule, Model, Profile, Walk};
@@ -34,6 +35,8 @@ pub struct Scenario {
     pub loads: Vec<Load>,
     /// The network between scheduler and devices.
     pub network: Network,
+    /// What is said for planning only.
+    pub planning: Planning,
     /// Models, devices and bounds.
     pub setup: Setup,
 }
@@ -87,6 +90,8 @@ struct File {
     network: NetworkTable,
     max_live: Option<usize>,
     #[serde(default)]
+    plan: PlanTable,
+    #[serde(default)]
     model: Vec<ModelTable>,
 }
 
@@ -120,6 +125,9 @@ struct ModelTable {
     #[serde(default)]
     arrival: ArrivalTable,
     drop: Option<String>,
+    memory_mb: Option<f64>,
+    runtime_memory_mb: Option<f64>,
+    load_cost: Option<u64>,
     walk: Option<String>,
     #[serde(default)]
     block: Vec<BlockTable>,
@@ -230,6 +238,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         policy_options: options(&file.policy_options)?,
         loads: file.loads()?,
         network: file.network.parse()?,
+        planning: file.plan.parse(folder, file.footprints()?)?,
         setup: file.setup(models)?,
         policy: file.policy,
         requests,
@@ -260,6 +269,13 @@ impl File {
             (Some(_), Some(_), None) => Err("both requests and duration_s are given; remove one".to_owned()),
             (None, None, None) => Ok(Length::Requests(50_000)),
         }
+    }
+
+    fn footprints(&self) -> Checked<Vec<Footprint>> {
+        let footprint = |model: &ModelTable| {
+            Footprint::parse(&model.name, model.memory_mb, model.runtime_memory_mb, model.load_cost)
+        };
+        self.model.iter().map(footprint).collect()
     }
 
     fn loads(&self) -> Checked<Vec<Load>> {

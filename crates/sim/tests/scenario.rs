@@ -58,6 +58,27 @@ fn a_scenario_with_every_key_is_understood() {
 }
 
 #[test]
+fn what_is_said_for_planning_is_kept() {
+    let text = format!(
+        "rate = 1.0\n[plan]\nsub_clusters = 2\nmemory_mb_per_device = 11000\nmax_rate = 4000.0\ncurrent = \"p.json\"\n{MODEL}\
+         memory_mb = 98.0\nload_cost = 3\n"
+    );
+    let planning = Scenario::parse(&text, "s.toml").unwrap().planning;
+    assert_eq!((planning.sub_clusters, planning.memory_mb_per_device), (Some(2), Some(11_000.0)));
+    assert_eq!(planning.current, Some("./p.json".into()));
+    let [model] = &planning.models[..] else { panic!() };
+    assert_eq!((model.memory_mb, model.runtime_memory_mb, model.load_cost), (Some(98.0), 0.0, 3));
+    let key = |line: &str| format!("rate = 1.0\n[plan]\n{line}\n{MODEL}");
+    check_error(&key("sub_clusters = 0"), expect!["s.toml: plan.sub_clusters = 0; it must be at least 1"]);
+    check_error(&key("max_rate = nan"), expect!["s.toml: plan.max_rate = NaN; it must be a number of at least 0"]);
+    check_error(
+        &format!("rate = 1.0\n{MODEL}memory_mb = -1.0\n"),
+        expect![[r#"s.toml: model "m": memory_mb = -1; it must be a number of at least 0"#]],
+    );
+    assert!(Scenario::parse(&key("sub_cluster = 2"), "s.toml").is_err());
+}
+
+#[test]
 fn without_max_batch_a_line_goes_as_far_as_the_slo() {
     let scenario = Scenario::parse(&format!("rate = 1.0\n{MODEL}"), "s.toml").unwrap();
     assert_eq!(scenario.setup.models[0].max_batch, 20);
@@ -103,7 +124,7 @@ fn mistakes_are_named() {
               |
             2 | request_file = "x"
               | ^^^^^^^^^^^^
-            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `cluster`, `network`, `max_live`, `model`
+            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `cluster`, `network`, `max_live`, `plan`, `model`
         "#]],
     );
 }
