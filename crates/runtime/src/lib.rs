@@ -20,6 +20,7 @@ mod recorder;
 mod registry;
 mod replay;
 mod scheduler_thread;
+mod sharded;
 mod slip;
 mod split;
 #[cfg(test)]
@@ -32,4 +33,5 @@ pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Tick
 pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, TallySnapshot};
 pub use recorder::Header;
 pub use replay::{Difference, ReplayError, Replayed, replay};
+pub use sharded::{Stress, StressReport};
 pub use wakeup::{Wakeups, measure_wakeups};

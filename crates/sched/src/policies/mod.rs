@@ -7,7 +7,7 @@ pub(crate) mod symphony;
 pub(crate) mod timeout;
 
 use crate::catalogue::{BuildError, Knob, Knobs};
-use crate::shard::{DeviceChoice, Fused, Linked, Network, RuleOf};
+use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, RuleOf};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
@@ -69,6 +69,17 @@ fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
         return Ok(Nanos::ZERO);
     }
     Ok(Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3))
+}
+
+/// The two halves of a policy for threads of their own; none if it has no such form.
+pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, shards: usize) -> Result<Option<Halves>, BuildError> {
+    let rule = match knobs.policy() {
+        "deferred" => symphony::rule(setup, knobs)?,
+        "timeout" => timeout::timeout_rule(setup, knobs)?,
+        "eager" => timeout::eager_rule(setup, knobs)?,
+        _ => return Ok(None),
+    };
+    Ok(Some(Halves::new(setup, device_choice(knobs)?, &rule, shards)))
 }
 
 fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {

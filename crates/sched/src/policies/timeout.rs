@@ -18,7 +18,7 @@ use super::{
     CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
 };
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
-use crate::shard::{Gather, Rule, Start};
+use crate::shard::{Gather, Rule, RuleOf, Start};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
@@ -63,26 +63,36 @@ enum Wait {
 }
 
 fn build_timeout(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    whole_batches(setup, knobs, timeout_rule(setup, knobs)?)
+}
+
+fn build_eager(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    whole_batches(setup, knobs, eager_rule(setup, knobs)?)
+}
+
+/// What distinguishes "timeout" on the machinery of whole batches.
+pub(super) fn timeout_rule(setup: &Setup, knobs: &Knobs<'_>) -> Result<RuleOf, BuildError> {
     let wait = |model: Option<&str>| {
         if let Some(fraction) = knobs.number("timeout_slo", model)? {
             return Ok(Wait::SloFraction(fraction));
         }
         Ok(Wait::For(Nanos::from_millis_f64(knobs.number("timeout_ms", model)?.unwrap_or(5.0))))
     };
-    build(setup, knobs, PerModel::read(&setup.models, wait)?)
+    rule(setup, knobs, PerModel::read(&setup.models, wait)?)
 }
 
-fn build_eager(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    build(setup, knobs, PerModel::read(&[], |_| Ok(Wait::For(Nanos::ZERO)))?)
+/// What distinguishes "eager".
+pub(super) fn eager_rule(setup: &Setup, knobs: &Knobs<'_>) -> Result<RuleOf, BuildError> {
+    rule(setup, knobs, PerModel::read(&[], |_| Ok(Wait::For(Nanos::ZERO)))?)
 }
 
-fn build(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<Box<dyn Scheduler>, BuildError> {
+fn rule(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<RuleOf, BuildError> {
     let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("fifo", Gather::Fifo)];
     let gather = knobs.choice("gather", &gathers, Gather::Prefix)?;
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
     let network = network(knobs)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let rule = move |model: &Model| Rule {
+    Ok(Arc::new(move |model: &Model| Rule {
         start: Start::After(match wait.of(model) {
             Wait::For(span) => span,
             Wait::SloFraction(fraction) => Nanos::from_millis_f64(model.slo.as_millis_f64() * fraction),
@@ -92,6 +102,5 @@ fn build(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<Box<d
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         single: false,
         network,
-    };
-    whole_batches(setup, knobs, Arc::new(rule))
+    }))
 }

@@ -9,6 +9,35 @@ use crate::{Control, Limits, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use std::collections::VecDeque;
 
+/// Shards and their matchmaker, to be run by someone who carries their messages.
+pub struct Halves {
+    /// The shards; a model belongs to the one at its id modulo their number.
+    pub shards: Vec<ModelShard>,
+    /// The matchmaker.
+    pub matchmaker: Matchmaker,
+}
+
+impl Halves {
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rule: &RuleOf, shards: usize) -> Halves {
+        let limits = &setup.limits;
+        let mut halves = Halves {
+            shards: (0..shards).map(|number| ModelShard::new(limits, number, rule.clone())).collect(),
+            matchmaker: Matchmaker::new(limits, choice),
+        };
+        for (id, model) in setup.models.iter().enumerate() {
+            let loaded = Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone()));
+            halves.matchmaker.on_control(Time::ORIGIN, &loaded);
+            halves.shards[id % shards].on_control(Time::ORIGIN, loaded);
+        }
+        for device in 0..setup.devices {
+            let joined = Control::DeviceJoined(DeviceId(device as u16));
+            halves.matchmaker.on_control(Time::ORIGIN, &joined);
+            halves.shards.iter_mut().for_each(|shard| shard.on_control(Time::ORIGIN, joined.clone()));
+        }
+        halves
+    }
+}
+
 /// Shards, a matchmaker, and links between them.
 pub(crate) struct Linked {
     shards: Vec<ModelShard>,
@@ -31,23 +60,17 @@ impl Linked {
         let limits = &setup.limits;
         // Offers are sent for each change and live as long as the link is; one settle writes a bounded number.
         let burst = limits.models + 2 * limits.tasks();
-        let mut linked = Linked {
-            shards: (0..shards).map(|number| ModelShard::new(limits, number, rule.clone())).collect(),
-            matchmaker: Matchmaker::new(limits, choice),
+        let Halves { shards, matchmaker } = Halves::new(setup, choice, rule, shards);
+        Linked {
+            shards,
+            matchmaker,
             delay,
             limits: *limits,
             to_matchmaker: VecDeque::with_capacity(64 * burst),
             to_shards: VecDeque::with_capacity(limits.tasks()),
             written: Vec::with_capacity(burst),
             shard_of: vec![0; limits.requests],
-        };
-        for (id, model) in setup.models.iter().enumerate() {
-            linked.on_control(Time::ORIGIN, Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone())));
         }
-        for device in 0..setup.devices {
-            linked.on_control(Time::ORIGIN, Control::DeviceJoined(DeviceId(device as u16)));
-        }
-        linked
     }
 
     fn shard_of_model(&self, model: ModelId) -> usize {

@@ -18,6 +18,7 @@ mod model_shard;
 mod queues;
 
 pub(crate) use fused::Fused;
+pub use linked::Halves;
 pub(crate) use linked::Linked;
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;

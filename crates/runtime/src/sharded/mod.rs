@@ -1,0 +1,13 @@
+//! The scheduler on threads of its own: model shards and one matchmaker, with mailboxes between them that never block.
+//!
+//! Each thread owns its machine and does the same in a loop: take the mail that is there, read the clock once, tell the
+//! machine, let it decide, send what it says. Offers are state, so a shard writes the latest of each model on a board and
+//! the matchmaker reads those that changed; grants and releases are events and travel in bounded rings, which cannot
+//! overflow, since there are no more of them than device slots.
+
+mod board;
+mod matchmaker_thread;
+mod shard_thread;
+mod stress;
+
+pub use stress::{Stress, StressReport};
