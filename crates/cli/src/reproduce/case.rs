@@ -40,6 +40,16 @@ pub(super) struct Case {
     pub(super) devices: usize,
     pub(super) contender: Contender,
     pub(super) loads: Vec<Load>,
+    pub(super) network: Option<Network>,
+}
+
+/// What lies between the scheduler and the devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Network {
+    /// A message takes so long, always.
+    FixedUs(f64),
+    /// As measured for this transport: "rdma" or "tcp".
+    Transport(&'static str),
 }
 
 impl Contender {
@@ -70,13 +80,18 @@ impl Load {
 impl Case {
     /// The scenario file.
     pub(super) fn toml(&self) -> String {
-        let Case { seed, requests, rate, devices, contender, loads } = self;
+        let Case { seed, requests, rate, devices, contender, loads, network } = self;
         let mut text = format!("seed = {seed}\nrequests = {requests}\nwarmup_fraction = 0.1\nrate = {rate:?}\n");
         let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
         for (key, value) in &contender.options {
             let _ = writeln!(text, "{key} = {value}");
         }
         let _ = write!(text, "[cluster]\ndevices = {devices}\n");
+        let _ = match network {
+            None => Ok(()),
+            Some(Network::FixedUs(delay)) => write!(text, "[network]\ncontrol_us = {delay:?}\n"),
+            Some(Network::Transport(name)) => write!(text, "[network]\ntransport = \"{name}\"\n"),
+        };
         for load in loads {
             let Load { name, alpha_ms, beta_ms, slo_ms, share, .. } = load;
             let _ = write!(

@@ -7,7 +7,7 @@ use super::queue::Queue;
 /// How much time the user gives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Effort {
-    /// A tenth of the requests and fewer points.
+    /// A quarter of the requests and fewer points.
     Quick,
     /// What the documentation reports.
     Usual,
@@ -53,7 +53,7 @@ impl Context {
     pub(super) fn requests(&self, usual: u64) -> u64 {
         match self.effort {
             Effort::Usual | Effort::Full => usual,
-            Effort::Quick => (usual / 10).max(10_000),
+            Effort::Quick => (usual / 4).max(25_000),
             #[cfg(test)]
             Effort::Tiny => 1_000,
         }
@@ -74,6 +74,15 @@ impl Context {
     pub(super) fn answers(&self, question: Question, cases: Vec<Case>) -> anyhow::Result<Vec<Answer>> {
         let jobs: Vec<_> = cases.into_iter().map(|case| Job { case, question }).collect();
         self.queue.answers(&jobs)
+    }
+
+    /// What `run` makes of each input, on all cores; kept nowhere.
+    pub(super) fn each<I: Sync, O: Send>(
+        &self,
+        inputs: &[I],
+        run: impl Fn(&I) -> anyhow::Result<O> + Sync,
+    ) -> anyhow::Result<Vec<O>> {
+        self.queue.each(inputs, run)
     }
 
     /// The goodput of each case, over `usual_seeds` seeds from the case's own on.

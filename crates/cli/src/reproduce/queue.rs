@@ -21,9 +21,6 @@ pub(super) struct Queue {
     program: String,
 }
 
-/// Where the answer to one job goes.
-type Slot = Mutex<Option<anyhow::Result<Answer>>>;
-
 /// A kept answer, with its scenario for whoever wants to run it alone.
 #[derive(Serialize, Deserialize)]
 struct Kept {
@@ -42,27 +39,39 @@ impl Queue {
 
     /// The answers, in the order of the jobs. The first error ends all.
     pub(super) fn answers(&self, jobs: &[Job]) -> anyhow::Result<Vec<Answer>> {
+        self.each(jobs, |job| self.answer(job))
+    }
+
+    /// What `run` makes of each of `inputs`, in their order, on all threads. The first error ends all.
+    pub(super) fn each<I: Sync, O: Send>(
+        &self,
+        inputs: &[I],
+        run: impl Fn(&I) -> anyhow::Result<O> + Sync,
+    ) -> anyhow::Result<Vec<O>> {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {eta} left")?;
-        let bar = ProgressBar::new(jobs.len() as u64).with_style(style);
+        let bar = ProgressBar::new(inputs.len() as u64).with_style(style);
         let next = AtomicUsize::new(0);
-        let answers: Vec<Slot> = jobs.iter().map(|_| Mutex::new(None)).collect();
+        let outputs: Vec<_> = inputs.iter().map(|_| Mutex::new(None)).collect();
         let work = || {
-            while let Some((job, slot)) = work_at(jobs, &answers, next.fetch_add(1, Ordering::Relaxed)) {
-                let answer = self.answer(job);
-                if answer.is_err() {
-                    next.store(jobs.len(), Ordering::Relaxed);
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some((input, slot)) = inputs.get(index).zip(outputs.get(index)) else { break };
+                let output = run(input);
+                if output.is_err() {
+                    next.store(inputs.len(), Ordering::Relaxed);
                 }
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
                 bar.inc(1);
             }
         };
         std::thread::scope(|scope| {
-            for _ in 0..self.jobs.min(jobs.len()) {
+            for _ in 0..self.jobs.min(inputs.len()) {
                 scope.spawn(work);
             }
         });
         bar.finish_and_clear();
-        collect(answers)
+        // An error stops the others, so that without one there is an output for every input.
+        outputs.into_iter().filter_map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
     }
 
     fn answer(&self, job: &Job) -> anyhow::Result<Answer> {
@@ -79,10 +88,6 @@ impl Queue {
     }
 }
 
-fn work_at<'a>(jobs: &'a [Job], slots: &'a [Slot], index: usize) -> Option<(&'a Job, &'a Slot)> {
-    Some((jobs.get(index)?, slots.get(index)?))
-}
-
 /// A file that is missing or cannot be read is no answer; the run is done again.
 fn read(file: &Path) -> Option<Kept> {
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
@@ -93,12 +98,6 @@ fn write(file: &Path, kept: &Kept) -> anyhow::Result<()> {
     let unfinished = file.with_extension(format!("{}.part", std::process::id()));
     std::fs::write(&unfinished, serde_json::to_vec_pretty(kept)?)?;
     Ok(std::fs::rename(&unfinished, file)?)
-}
-
-fn collect(answers: Vec<Slot>) -> anyhow::Result<Vec<Answer>> {
-    let finished = answers.into_iter().filter_map(|slot| slot.into_inner().ok().flatten());
-    // An error stops the others, so that without one there is an answer to every job.
-    finished.collect()
 }
 
 fn hex(bytes: &[u8]) -> String {

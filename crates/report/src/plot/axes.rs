@@ -30,7 +30,7 @@ impl Scale {
         if high <= low {
             high = low + 1.0;
         }
-        let step = nice_step(high - low, ((end - start).abs() / 62.0).clamp(3.0, 8.0));
+        let step = nice_step(high - low, ((end - start).abs() / 62.0).clamp(5.0, 8.0));
         if axis.to.is_none() {
             high = (high / step - 1e-9).ceil() * step;
         }

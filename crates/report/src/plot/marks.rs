@@ -105,6 +105,8 @@ fn bars(svg: &mut Svg, panel: &Panel, bars: &[Bar], area: Area) {
         let y = area.top + 3.0 + BAR_PITCH * (index as f64 + 0.5);
         svg.text((area.left - 8.0, y + 4.0), Anchor::End, NAME, &bar.name);
         let faint = if bar.look.dashed { r#" fill-opacity="0.55""# } else { "" };
+        // A faint bar must not let the grid through.
+        svg.rect((area.left, y - 8.0), x.at(bar.value) - area.left, 16.0, "#ffffff", "");
         svg.rect((area.left, y - 8.0), x.at(bar.value) - area.left, 16.0, bar.look.hex(), faint);
         let mut end = x.at(bar.value);
         if let Some((low, high)) = bar.spread.filter(|spread| spread.0 < spread.1) {

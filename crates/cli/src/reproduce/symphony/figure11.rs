@@ -18,7 +18,7 @@ pub(super) const ITEM: Item = Item {
 
 const DEVICES: usize = 32;
 const MODELS: usize = 20;
-const REQUESTS: u64 = 100_000;
+const REQUESTS: u64 = 200_000;
 const SLOS_MS: [f64; 7] = [15.0, 20.0, 25.0, 30.0, 50.0, 75.0, 100.0];
 /// How popular the models are: the i-th gets 1/i^s of the rate.
 const ZIPF: f64 = 0.9;

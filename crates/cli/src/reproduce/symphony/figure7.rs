@@ -11,7 +11,6 @@ use crate::reproduce::case::{Case, Contender, Load};
 use crate::reproduce::context::{Context, Spread};
 use crate::reproduce::item::{Item, Report, Row};
 use anyhow::Context as _;
-use ripieno_report::number;
 use ripieno_report::plot::{Axis, Figure, Look, Panel, Series};
 use ripieno_workload::{stream, unit};
 
@@ -30,7 +29,9 @@ const SLOS_MS: [f64; 5] = [20.0, 25.0, 30.0, 40.0, 50.0];
 const SHAPES: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0];
 const MIXED: &str = "mixed";
 
-const REQUESTS: u64 = 100_000;
+/// The more devices, the higher the rates, and the more requests it takes to outlast the SLO many times.
+const REQUESTS_PER_DEVICE: u64 = 2_500;
+const FEWEST_REQUESTS: u64 = 50_000;
 /// Workloads of each model, and of the mix, in the sample.
 const SAMPLE: usize = 16;
 const SAMPLE_SEED: u64 = 7;
@@ -53,7 +54,6 @@ struct Gain {
 
 fn run(context: &Context) -> anyhow::Result<Report> {
     let (workloads, of) = chosen(context)?;
-    let requests = context.requests(REQUESTS);
     let pairs = [
         ("window", [deferred_window(), eager_window()]),
         ("prefix", [deferred_prefix(), eager_prefix()]),
@@ -61,7 +61,7 @@ fn run(context: &Context) -> anyhow::Result<Report> {
     ];
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (name, pair) in &pairs {
-        let gains = gains(context, &workloads, pair, requests)?;
+        let gains = gains(context, &workloads, pair)?;
         rows.extend(gain_rows(name, &gains));
         panels.push(panel(name, &gains));
     }
@@ -69,9 +69,10 @@ fn run(context: &Context) -> anyhow::Result<Report> {
     let figure = Figure {
         title: "Deferred against eager over the workloads of Table 1".to_owned(),
         subtitle: format!(
-            "{} of {of} workloads, sorted by gain within each model; 1080Ti profiles, Gamma arrivals, {} requests a run, 1 seed",
-            number(workloads.len() as f64),
-            number(requests as f64)
+            "{} of {of} workloads, sorted by gain within each model; 1080Ti profiles, Gamma arrivals, {} requests a device, 1 \
+             seed",
+            workloads.len(),
+            context.requests(1_000 * REQUESTS_PER_DEVICE) as f64 / 1e3
         ),
         panels,
         columns: 2,
@@ -130,9 +131,11 @@ fn each(set: &'static str, loads: Vec<Load>, slo_ms: Option<f64>) -> Vec<Workloa
 }
 
 /// Workloads in which neither carries anything are left out: the SLO is below what one request takes.
-fn gains(context: &Context, workloads: &[Workload], pair: &[Contender; 2], requests: u64) -> anyhow::Result<Vec<Gain>> {
-    let of =
-        |workload: &Workload| pair.clone().map(|one| case(&one, workload.devices, workload.loads.clone(), requests));
+fn gains(context: &Context, workloads: &[Workload], pair: &[Contender; 2]) -> anyhow::Result<Vec<Gain>> {
+    let of = |workload: &Workload| {
+        let requests = context.requests(FEWEST_REQUESTS.max(workload.devices as u64 * REQUESTS_PER_DEVICE));
+        pair.clone().map(|one| case(&one, workload.devices, workload.loads.clone(), requests))
+    };
     let cases: Vec<Case> = workloads.iter().flat_map(of).collect();
     let found = context.goodputs(&cases, 1)?;
     let gain = |(workload, pair): (&Workload, &[Spread])| Gain {

@@ -9,6 +9,8 @@ mod figure1;
 mod figure10;
 mod figure11;
 mod figure13;
+mod figure14;
+mod figure16;
 mod figure2;
 mod figure6;
 mod figure7;
@@ -30,6 +32,8 @@ pub(super) const ITEMS: &[Item] = &[
     figure11::ITEM,
     figure1::FIGURE_12,
     figure13::ITEM,
+    figure14::ITEM,
+    figure16::ITEM,
     table2::ITEM,
 ];
 

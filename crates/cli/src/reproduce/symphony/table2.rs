@@ -68,7 +68,7 @@ fn run(context: &Context) -> anyhow::Result<Report> {
     let figure = Figure {
         title: "Goodput of one model on 8 devices".to_owned(),
         subtitle: format!(
-            "Poisson arrivals, {} requests a run, {seeds} seed(s): mean and range; black: the paper's table",
+            "Poisson arrivals, {} requests a run; seeds: {seeds}, the bars show mean and range; black: the paper's table",
             number(requests as f64)
         ),
         panels,
