@@ -66,6 +66,7 @@ pub const CATALOGUE: &[Policy] = &[
     policies::timeout::EAGER,
     policies::symphony::POLICY,
     policies::clockwork::POLICY,
+    policies::nexus::POLICY,
     policies::shepherd::POLICY,
 ];
 

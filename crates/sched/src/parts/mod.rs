@@ -5,4 +5,5 @@ pub(crate) mod floor;
 pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod requests;
+pub(crate) mod squishy;
 pub(crate) mod tasks;

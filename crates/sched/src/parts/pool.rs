@@ -185,6 +185,11 @@ impl Pool {
         self.home[slot as usize] = queue as u32;
         self.queues[queue].overdue.push_back(&mut self.links, slot);
         self.note_overdue(queue);
+        let Request { deadline, model, .. } = *self.requests.get(slot);
+        if self.served(model).terms.drop == DropRule::Expired {
+            let sooner = self.wakeups.get(queue).unwrap_or(Time::NEVER).min(deadline);
+            self.wakeups.set(queue, sooner);
+        }
     }
 
     /// Whether the model of a request that runs is still in service; otherwise the request is rejected.

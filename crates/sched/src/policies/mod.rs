@@ -1,6 +1,7 @@
 //! One policy a file, under its published name. The catalogue lists them.
 
 pub(crate) mod clockwork;
+pub(crate) mod nexus;
 pub(crate) mod serial;
 pub(crate) mod shepherd;
 pub(crate) mod symphony;

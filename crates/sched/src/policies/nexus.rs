@@ -1,0 +1,376 @@
+//! "nexus": models are packed onto devices by their rates; requests are routed on arrival; each device runs its models in
+//! turn.
+//!
+//! Source: Nexus as the baseline of "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling", sections 2.2
+//! and 5.1.
+//!
+//! 1. Every `epoch_s`, squishy bin packing decides from the measured rates which models each device runs and in batches of
+//!    what size (`crates/sched/src/parts/squishy.rs`).
+//! 2. A request is routed on arrival to one of its model's devices, in proportion to the rate that each is planned for.
+//! 3. A device that is free at once runs the next of its models, in turn, that has requests.
+//! 4. Heads that keep a batch below its planned size are dropped (early drop); a batch has at most that size.
+//! 5. With one frontend the routes are a weighted round robin; several do not know of each other: routes are random.
+//!
+//! State: a queue for each model on each of its devices; a rate meter a model. Knobs: epoch, frontends, gathering rule,
+//! largest batch, drop rule. It ignores what waits on other devices, and how fast a device really is.
+//!
+//! Deviations: rates are scaled to use all devices. The first plan assumes equal rates, the second follows after a second, and
+//! a change of devices or models is planned for at once, which moves what waits. The original also plans anew when a
+//! rate leaves its plan by more than a tenth or so. The early drop is at most the planned size, as in Symphony's words;
+//! `gather = "window-max"` lets a batch grow as far as its deadline allows.
+
+use super::{DROP, MAX_BATCH, PerModel, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::pool::{Aim, Terms};
+use crate::parts::rate::RateMeter;
+use crate::parts::squishy::{MRPS_NS, Packer};
+use crate::shard::DeviceChoice;
+use crate::{Limits, Outbox, Request, Scheduler, Setup};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{DropRule, Model};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "nexus",
+    source: "Nexus, as in Symphony, sections 2.2 and 5.1",
+    summary: "models are packed onto devices by their rates; each device runs its models in turn",
+    sharded: false,
+    knobs: &[
+        Knob { name: "epoch_s", default: "10", help: "how long a plan is kept, in s" },
+        Knob {
+            name: "frontends",
+            default: "1",
+            help: "how many frontends route requests: 1 = a weighted round robin, more = at random, since they do not know \
+                   of each other",
+        },
+        Knob {
+            name: "gather",
+            default: "window",
+            help: "which requests form a batch: \"window\" = heads that keep it below the planned size are passed over, \
+                   and it has at most that size; \"window-max\" = the same, but it may be larger; \"prefix\" = no head is \
+                   passed over",
+        },
+        MAX_BATCH,
+        DROP,
+    ],
+    build,
+};
+
+/// How a batch relates to its planned size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gather {
+    Window,
+    WindowMax,
+    Prefix,
+}
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let gathers = [("window", Gather::Window), ("window-max", Gather::WindowMax), ("prefix", Gather::Prefix)];
+    let epoch = Nanos::from_millis_f64(knobs.number("epoch_s", None)?.unwrap_or(10.0) * 1e3).max(Nanos(1));
+    let frontends = knobs.count("frontends", None)?.unwrap_or(1);
+    let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::Window)?, epoch, frontends > 1);
+    let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
+    let terms = move |model: &Model| Terms {
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        margin: Nanos::ZERO,
+    };
+    Ok(Box::new(Placed::new(setup, DeviceChoice::SmallestId, Box::new(terms), placement)))
+}
+
+/// The first plan knows no rates; so soon it is replaced by one that does.
+const FIRST_EPOCH: Nanos = Nanos(1_000_000_000);
+
+/// Rates, the plan made from them, and whose turn it is.
+struct Nexus {
+    gather: Gather,
+    epoch: Nanos,
+    random: Option<Random>,
+    meters: Vec<RateMeter>,
+    packer: Packer,
+    /// Models on devices, ordered by model; a session has the queue of its number.
+    sessions: Vec<Session>,
+    /// The queues after those of the sessions: one a model, for while no device runs it.
+    first_unrouted: usize,
+    models: Vec<Routes>,
+    /// The sessions of each device, side by side.
+    by_device: Vec<u32>,
+    devices: Vec<Turns>,
+    /// Devices that may have something to start.
+    touched: Vec<u16>,
+    is_touched: Vec<bool>,
+    present: Vec<DeviceId>,
+    /// Requests that move to another queue, and whether they are overdue.
+    moved: Vec<(u32, bool)>,
+    /// Whether the plan is for a world that is no more.
+    outdated: bool,
+    /// Whether the plan knows rates.
+    measured: bool,
+    planned: Time,
+    /// When to plan next; never while nobody asks for anything.
+    next_plan: Time,
+}
+
+/// A model on a device.
+#[derive(Clone, Copy, Debug)]
+struct Session {
+    model: ModelId,
+    device: DeviceId,
+    batch: usize,
+    rate_mrps: u64,
+    /// What the round robin owes it.
+    credit: u64,
+    /// The rates of this and all sessions of the model before it.
+    up_to_mrps: u64,
+}
+
+/// The sessions of a model.
+#[derive(Clone, Copy, Debug, Default)]
+struct Routes {
+    first: usize,
+    count: usize,
+    next: usize,
+    largest_mrps: u64,
+    total_mrps: u64,
+    /// Whether fewer of its batches may run at once than there are devices.
+    limited: bool,
+}
+
+/// The sessions of a device: a part of `by_device`, and whose turn it is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turns {
+    first: usize,
+    count: usize,
+    next: usize,
+}
+
+impl Nexus {
+    fn new(limits: &Limits, gather: Gather, epoch: Nanos, random: bool) -> Nexus {
+        let sessions = limits.devices + limits.models;
+        Nexus {
+            gather,
+            epoch,
+            random: random.then_some(Random(1)),
+            meters: vec![RateMeter::new(); limits.models],
+            packer: Packer::new(limits.models, limits.devices),
+            sessions: Vec::with_capacity(sessions),
+            first_unrouted: sessions,
+            models: vec![Routes::default(); limits.models],
+            by_device: Vec::with_capacity(sessions),
+            devices: vec![Turns::default(); limits.devices],
+            touched: Vec::with_capacity(limits.devices),
+            is_touched: vec![false; limits.devices],
+            present: Vec::with_capacity(limits.devices),
+            moved: Vec::with_capacity(limits.requests),
+            outdated: true,
+            measured: false,
+            planned: Time::ORIGIN,
+            next_plan: Time::NEVER,
+        }
+    }
+
+    /// The queue of a model's requests while no device runs it.
+    fn unrouted(&self, model: ModelId) -> usize {
+        self.first_unrouted + model.index()
+    }
+
+    fn plan(&mut self, now: Time, floor: &mut Floor) {
+        (self.outdated, self.planned, self.next_plan) = (false, now, Time::NEVER);
+        self.present.clear();
+        self.present.extend(floor.present());
+        self.collect(floor);
+        let meters = &self.meters;
+        let mrps = |id: ModelId| {
+            meters[id.index()].rate(now).map_or(0, |rate| {
+                u64::try_from(u128::from(rate.rows) * MRPS_NS / rate.window.0.max(1) as u128).unwrap_or(u64::MAX / 2)
+            })
+        };
+        self.measured = floor.pool.in_service().any(|(id, _)| mrps(id) > 0);
+        self.sessions.clear();
+        self.models.fill(Routes::default());
+        for share in self.packer.pack(&floor.pool, self.present.len(), mrps) {
+            let routes = &mut self.models[share.model.index()];
+            if routes.count == 0 {
+                (routes.first, routes.next) = (self.sessions.len(), self.sessions.len());
+                routes.limited = floor.pool.served(share.model).model.instances < self.devices.len();
+            }
+            routes.count += 1;
+            routes.largest_mrps = routes.largest_mrps.max(share.rate_mrps);
+            routes.total_mrps += share.rate_mrps;
+            self.sessions.push(Session {
+                model: share.model,
+                device: self.present[share.node],
+                batch: share.batch,
+                rate_mrps: share.rate_mrps,
+                credit: 0,
+                up_to_mrps: routes.total_mrps,
+            });
+        }
+        self.assign_turns();
+        self.redistribute(floor);
+    }
+
+    /// Takes all requests that wait out of their queues.
+    fn collect(&mut self, floor: &mut Floor) {
+        let unrouted = self.first_unrouted..self.first_unrouted + self.models.len();
+        for queue in (0..self.sessions.len()).chain(unrouted) {
+            while let Some(slot) = floor.pool.take_front(queue) {
+                self.moved.push((slot, floor.pool.is_overdue(slot)));
+            }
+        }
+    }
+
+    fn redistribute(&mut self, floor: &mut Floor) {
+        while let Some((slot, overdue)) = self.moved.pop() {
+            let queue = self.choose(floor.pool.request(slot).model);
+            match overdue {
+                true => floor.pool.push_overdue(queue, slot),
+                false => floor.pool.push(queue, slot),
+            }
+        }
+    }
+
+    /// Lists the sessions of each device, and lets all devices be looked at.
+    fn assign_turns(&mut self) {
+        self.by_device.clear();
+        self.by_device.extend(0..self.sessions.len() as u32);
+        let device = |session: u32| self.sessions[session as usize].device;
+        self.by_device.sort_unstable_by_key(|&session| (device(session), session));
+        self.devices.fill(Turns::default());
+        for (at, &session) in self.by_device.iter().enumerate() {
+            let turns = &mut self.devices[device(session).index()];
+            if turns.count == 0 {
+                turns.first = at;
+            }
+            turns.count += 1;
+        }
+        (0..self.devices.len()).for_each(|device| self.touch(device));
+    }
+
+    fn touch(&mut self, device: usize) {
+        if !std::mem::replace(&mut self.is_touched[device], true) {
+            self.touched.push(device as u16);
+        }
+    }
+
+    /// The queue for the next request of a model.
+    fn choose(&mut self, model: ModelId) -> usize {
+        let Routes { first, count, total_mrps, largest_mrps, .. } = self.models[model.index()];
+        if count == 0 {
+            return self.unrouted(model);
+        }
+        if let Some(random) = &mut self.random {
+            let drawn = random.below(total_mrps);
+            return first + self.sessions[first..first + count].partition_point(|session| session.up_to_mrps <= drawn);
+        }
+        // Each visit earns a session its rate; whoever has earned the largest rate is taken. One with the largest rate
+        // is taken at every visit, so that at most one round is needed.
+        let routes = &mut self.models[model.index()];
+        loop {
+            let at = routes.next;
+            routes.next = if at + 1 == first + count { first } else { at + 1 };
+            let session = &mut self.sessions[at];
+            session.credit += session.rate_mrps;
+            if session.credit >= largest_mrps {
+                session.credit -= largest_mrps;
+                return at;
+            }
+        }
+    }
+
+    /// Starts the next batch of a free device: punctual requests of the model whose turn it is, else what is late anyway.
+    fn serve(&mut self, now: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) {
+        let turns = self.devices[device.index()];
+        let percent = floor.device(device).percent;
+        for step in 0..turns.count {
+            let turn = (turns.next + step) % turns.count;
+            let queue = self.by_device[turns.first + turn] as usize;
+            let Session { model, batch, .. } = self.sessions[queue];
+            let cap = floor.pool.served(model).terms.max_batch;
+            let aim = match self.gather {
+                Gather::Window => Aim { target: batch, cap: batch.min(cap) },
+                Gather::WindowMax => Aim { target: batch, cap },
+                Gather::Prefix => Aim { target: 0, cap: batch.min(cap) },
+            };
+            let candidate = floor.pool.gather(queue, now, percent, aim).filter(|_| floor.pool.has_instance(model));
+            if let Some(candidate) = candidate {
+                self.devices[device.index()].next = (turn + 1) % turns.count;
+                return floor.commit(now, queue, candidate, device, out);
+            }
+        }
+        for step in 0..turns.count {
+            let turn = (turns.next + step) % turns.count;
+            let queue = self.by_device[turns.first + turn] as usize;
+            if floor.pool.has_overdue(queue) && floor.pool.has_instance(self.sessions[queue].model) {
+                self.devices[device.index()].next = (turn + 1) % turns.count;
+                return floor.commit_overdue(now, queue, device, out);
+            }
+        }
+    }
+}
+
+impl Placement for Nexus {
+    fn queues(setup: &Setup) -> usize {
+        let Limits { devices, models, .. } = setup.limits;
+        devices + models + models
+    }
+
+    fn arrived(&mut self, now: Time, request: &Request) {
+        self.meters[request.model.index()].record(now, request.rows);
+        if self.next_plan == Time::NEVER {
+            let epoch = if self.measured { self.epoch } else { self.epoch.min(FIRST_EPOCH) };
+            self.next_plan = (self.planned + epoch).max(now.next());
+        }
+    }
+
+    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+        self.choose(request.model)
+    }
+
+    fn touched(&mut self, queue: usize) {
+        if let Some(session) = self.sessions.get(queue) {
+            self.touch(session.device.index());
+        }
+    }
+
+    fn ended(&mut self, model: ModelId, device: DeviceId) {
+        self.touch(device.index());
+        // A model whose batches are limited may run elsewhere now.
+        let Routes { first, count, limited, .. } = self.models[model.index()];
+        if limited {
+            (first..first + count).for_each(|session| self.touch(self.sessions[session].device.index()));
+        }
+    }
+
+    fn changed(&mut self) {
+        self.outdated = true;
+    }
+
+    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
+        if self.outdated || now >= self.next_plan {
+            self.plan(now, floor);
+        }
+        while let Some(device) = self.touched.pop() {
+            self.is_touched[usize::from(device)] = false;
+            if floor.is_free(DeviceId(device)) {
+                self.serve(now, DeviceId(device), floor, out);
+            }
+        }
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.next_plan
+    }
+}
+
+/// A small generator, so that runs repeat: the frontends' dice.
+struct Random(u64);
+
+impl Random {
+    /// A number below `bound`, which is not 0.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.0) * u128::from(bound)) >> 64) as u64
+    }
+}
