@@ -4,7 +4,7 @@ use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
 use anyhow::{Context, bail};
 use clap::Args;
-use ripieno_report::{Format, Summary, models_table, policies_table};
+use ripieno_report::{Format, Summary, models_table, policies_table, windows_table};
 use ripieno_sim::{Scenario, Trace, simulate};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -84,6 +84,9 @@ fn print(summary: &Summary, format: Format) -> anyhow::Result<()> {
     output::print(policies_table([summary]))?;
     if summary.models.len() > 1 {
         output::print(models_table(summary))?;
+    }
+    if !summary.windows.is_empty() {
+        output::print(windows_table(&summary.windows))?;
     }
     Ok(())
 }

@@ -5,11 +5,15 @@
 //! share of the load that there is no device for. The rule is that of "Symphony: Optimized DNN Model Serving using
 //! Deferred Batch Scheduling", section 3.5: with N devices and a bad rate r above a threshold, N·r/(1−r) more; at an
 //! idle fraction f, N·f fewer. What it leaves open is chosen here: both round towards more devices, at least one stays,
-//! a bad window never releases, and one step adds at most ninefold, since a model whose SLO no device can meet would
-//! otherwise ask for infinitely many.
+//! a bad window never releases, and one step asks for at most ten times the devices, since a model whose SLO no device
+//! can meet would otherwise ask for infinitely many.
 //!
-//! The rule alone runs at the edge: after it has released all idle time, any burst is too much. [`Rule::headroom`] moves
-//! the aim away from it. Live and simulated go through the same [`Signals`].
+//! With several models r says too little: overload drops the requests of heavy models first, and there are few of them.
+//! So each model's device time is divided by one minus its own bad rate, and the sum is what the load needs. For one
+//! model that is the paper's N/(1−r), and it never asks for less than that.
+//!
+//! The rule alone runs at the edge: after it has released all idle time, any burst is too much. [`Rule::headroom`] and
+//! [`Rule::burst`] move the aim away from it. Live and simulated go through the same rule.
 
 use ripieno_base::{Nanos, Time};
 use std::collections::VecDeque;
@@ -26,22 +30,29 @@ const MOST_SAMPLES: usize = 256;
 pub struct Rule {
     /// The bad rate above which devices are added.
     pub threshold: f64,
-    /// The fraction of time that devices are to stay idle, as margin for bursts and for load that grows meanwhile. With
-    /// 0 the rule is the paper's; above, devices are also added before anything is bad, to keep this much idle.
+    /// The fraction of time that devices are to stay idle, as margin for load that grows meanwhile. With this and
+    /// `burst` at 0 the rule is the paper's; above, devices are also added before anything is bad.
     pub headroom: f64,
+    /// Devices to have beyond the busy ones, in square roots of their number: what random arrivals need on top, which
+    /// is relatively less the more devices share it.
+    pub burst: f64,
 }
 
 impl Rule {
     /// The paper's rule, with the threshold at what counts as good everywhere else: 1 % bad.
-    pub const PAPER: Rule = Rule { threshold: 0.01, headroom: 0.0 };
+    pub const PAPER: Rule = Rule { threshold: 0.01, headroom: 0.0, burst: 0.0 };
 
     /// The devices that the load of this reading needs, at least 1.
     pub fn desired(&self, reading: &Reading) -> usize {
-        let Reading { devices, bad_rate, idle_fraction } = *reading;
-        let bad = if bad_rate > self.threshold { bad_rate.min(MOST_BAD) } else { 0.0 };
-        let needed = devices * (1.0 - idle_fraction.clamp(0.0, 1.0)) / (1.0 - self.headroom) / (1.0 - bad);
-        let floor = if bad > 0.0 { devices / (1.0 - bad) } else { 1.0 };
-        ((needed.max(floor) - ROUNDING).ceil() as usize).max(1)
+        let Reading { devices, bad_rate, idle_fraction, load } = *reading;
+        let busy = devices * (1.0 - idle_fraction.clamp(0.0, 1.0));
+        let overloaded = bad_rate > self.threshold || load * (1.0 - self.threshold) > busy;
+        let (load, least) = match overloaded {
+            true => (load.max(busy), devices / (1.0 - bad_rate.min(MOST_BAD))),
+            false => (busy, 1.0),
+        };
+        let needed = load / (1.0 - self.headroom) + self.burst * load.sqrt();
+        ((needed.max(least) - ROUNDING).ceil() as usize).max(1)
     }
 }
 
@@ -53,7 +64,7 @@ impl Default for Rule {
 
 /// The paper's advice: how many devices to have, now that there are `devices` with this bad rate and idle fraction.
 pub fn advice(devices: usize, bad_rate: f64, idle_fraction: f64, threshold: f64) -> usize {
-    Rule { threshold, ..Rule::PAPER }.desired(&Reading { devices: devices as f64, bad_rate, idle_fraction })
+    Rule { threshold, ..Rule::PAPER }.desired(&Reading::new(devices as f64, bad_rate, idle_fraction))
 }
 
 /// The signals over some span of time.
@@ -65,48 +76,90 @@ pub struct Reading {
     pub bad_rate: f64,
     /// The fraction of the devices' time that they spent on no task.
     pub idle_fraction: f64,
+    /// How many devices would have been busy if nothing had been bad.
+    pub load: f64,
 }
 
-/// What has happened since the start; each number only grows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl Reading {
+    /// The signals of a load that is one, whatever its models.
+    pub fn new(devices: f64, bad_rate: f64, idle_fraction: f64) -> Reading {
+        let load = devices * (1.0 - idle_fraction) / (1.0 - bad_rate.min(MOST_BAD));
+        Reading { devices, bad_rate, idle_fraction, load }
+    }
+}
+
+/// What has happened since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Requests that have ended.
-    pub requests: u64,
-    /// Of these, dropped or answered late.
-    pub bad: u64,
-    /// Time that devices spent on tasks.
-    pub busy: Nanos,
     /// Time that devices were there.
     pub present: Nanos,
+    /// By model, which goes by any number that no other has; ascending.
+    pub models: Vec<(u64, ModelTotals)>,
+}
+
+/// What has happened to one model since it was loaded; each number only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelTotals {
+    /// Requests that were answered in time.
+    pub good: u64,
+    /// Requests that were dropped or answered late.
+    pub bad: u64,
+    /// Time that devices spent on its tasks.
+    pub busy: Nanos,
+}
+
+impl ModelTotals {
+    /// What happened since `earlier`; everything if a number has fallen, since then it was loaded anew.
+    fn since(&self, earlier: &ModelTotals) -> ModelTotals {
+        match self.good < earlier.good || self.bad < earlier.bad || self.busy < earlier.busy {
+            true => *self,
+            false => ModelTotals {
+                good: self.good - earlier.good,
+                bad: self.bad - earlier.bad,
+                busy: self.busy - earlier.busy,
+            },
+        }
+    }
+
+    /// The device time that its whole load would have taken.
+    pub(crate) fn load_s(&self) -> f64 {
+        let bad_rate = ratio(self.bad as f64, (self.good + self.bad) as f64);
+        self.busy.as_secs_f64() / (1.0 - bad_rate.min(MOST_BAD))
+    }
 }
 
 impl Totals {
-    /// What happened since `earlier`; none if a number has fallen.
-    pub fn since(&self, earlier: &Totals) -> Option<Totals> {
-        Some(Totals {
-            requests: self.requests.checked_sub(earlier.requests)?,
-            bad: self.bad.checked_sub(earlier.bad)?,
-            busy: (self.busy >= earlier.busy).then(|| self.busy - earlier.busy)?,
-            present: (self.present >= earlier.present).then(|| self.present - earlier.present)?,
-        })
+    /// What happened since `earlier`. A model that has gone meanwhile is left out, one that has come counts whole.
+    pub fn since(&self, earlier: &Totals) -> Totals {
+        let before = |id: u64| earlier.models.binary_search_by_key(&id, |&(id, _)| id).ok();
+        let model =
+            |&(id, now): &(u64, ModelTotals)| (id, before(id).map_or(now, |at| now.since(&earlier.models[at].1)));
+        Totals { present: self.present - earlier.present, models: self.models.iter().map(model).collect() }
     }
 
     /// The signals, if this is what happened within `span`.
     pub fn reading(&self, span: Nanos) -> Reading {
-        let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-        let (busy, present) = (self.busy.as_secs_f64(), self.present.as_secs_f64());
+        let sum =
+            |count: fn(&ModelTotals) -> u64| self.models.iter().map(|(_, model)| count(model)).sum::<u64>() as f64;
+        let (good, bad) = (sum(|model| model.good), sum(|model| model.bad));
+        let load_s: f64 = self.models.iter().map(|(_, model)| model.load_s()).sum();
+        let idle_s = (self.present - self.busy()).as_secs_f64().max(0.0);
         Reading {
-            devices: ratio(present, span.as_secs_f64()),
-            bad_rate: ratio(self.bad as f64, self.requests as f64),
-            idle_fraction: if present > 0.0 { (1.0 - busy / present).clamp(0.0, 1.0) } else { 0.0 },
+            devices: ratio(self.present.as_secs_f64(), span.as_secs_f64()),
+            bad_rate: ratio(bad, good + bad),
+            idle_fraction: ratio(idle_s, self.present.as_secs_f64()),
+            load: ratio(load_s, span.as_secs_f64()),
         }
+    }
+
+    /// Time that devices spent on tasks.
+    pub fn busy(&self) -> Nanos {
+        self.models.iter().map(|(_, model)| model.busy).sum()
     }
 }
 
-/// The signals over a sliding window.
-///
-/// It is fed with totals now and then; the window reaches back to the last sample that is at least a span old. A total
-/// that falls, since a model was unloaded and took its counters along, starts the window anew.
+/// The signals over a sliding window: it is fed with totals now and then, and reaches back to the last sample that is
+/// at least a span old.
 #[derive(Clone, Debug)]
 pub struct Signals {
     span: Nanos,
@@ -116,14 +169,11 @@ pub struct Signals {
 impl Signals {
     /// Signals over `span`.
     pub fn new(span: Nanos) -> Signals {
-        Signals { span, samples: VecDeque::with_capacity(MOST_SAMPLES) }
+        Signals { span, samples: VecDeque::new() }
     }
 
     /// Takes a sample; samples come in order of time.
     pub fn observe(&mut self, now: Time, totals: Totals) {
-        if self.samples.back().is_some_and(|(_, last)| totals.since(last).is_none()) {
-            self.samples.clear();
-        }
         if self.samples.len() == MOST_SAMPLES {
             self.samples.pop_front();
         }
@@ -135,9 +185,14 @@ impl Signals {
 
     /// The signals of the window; none before two samples.
     pub fn reading(&self) -> Option<Reading> {
-        let (&(start, first), &(end, last)) = (self.samples.front()?, self.samples.back()?);
-        (end > start).then(|| last.since(&first).map(|totals| totals.reading(end - start))).flatten()
+        let ((start, first), (end, last)) = (self.samples.front()?, self.samples.back()?);
+        (end > start).then(|| last.since(first).reading(*end - *start))
     }
+}
+
+/// `part / whole`, or 0 where nothing was observed.
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -149,7 +204,7 @@ mod tests {
         // N·r/(1−r) = 32 · 0.2/0.8 = 8 more; N·f = 32 · 0.3 = 9.6 fewer, so 9.
         assert_eq!((advice(32, 0.2, 0.0, 0.01), advice(32, 0.0, 0.3, 0.01)), (40, 23));
         assert_eq!((advice(32, 0.21, 0.0, 0.01), advice(10, 0.0, 0.3, 0.01)), (41, 7));
-        // At the threshold nothing is added, and idle time decides.
+        // At the threshold nothing is added, and idle time decides. A bad window never releases.
         assert_eq!((advice(10, 0.01, 0.0, 0.01), advice(10, 0.011, 0.5, 0.01)), (10, 11));
     }
 
@@ -162,21 +217,38 @@ mod tests {
     #[test]
     fn headroom_is_kept_in_both_directions() {
         let rule = Rule { headroom: 0.1, ..Rule::PAPER };
-        let desired = |bad_rate, idle_fraction| rule.desired(&Reading { devices: 90.0, bad_rate, idle_fraction });
+        let desired = |devices, bad_rate, idle| rule.desired(&Reading::new(devices, bad_rate, idle));
         // Busy 90: a hundred. Busy 45: fifty. Overload with a tenth bad: as many as N/(1−r), and a tenth of them idle.
-        assert_eq!((desired(0.0, 0.0), desired(0.0, 0.5), desired(0.1, 0.0)), (100, 50, 112));
+        assert_eq!((desired(90.0, 0.0, 0.0), desired(90.0, 0.0, 0.5), desired(90.0, 0.1, 0.0)), (100, 50, 112));
         // At the aim it stays.
-        assert_eq!(rule.desired(&Reading { devices: 100.0, bad_rate: 0.0, idle_fraction: 0.1 }), 100);
-        // A bad window never releases, however idle it was.
-        assert_eq!(desired(0.02, 0.5), 92);
+        assert_eq!(desired(100.0, 0.0, 0.1), 100);
     }
 
-    fn totals(requests: u64, bad: u64, busy_s: f64, present_s: f64) -> Totals {
-        Totals { requests, bad, busy: Nanos::from_secs_f64(busy_s), present: Nanos::from_secs_f64(present_s) }
+    #[test]
+    fn bursts_need_relatively_less_on_many_devices() {
+        let rule = Rule { burst: 0.5, ..Rule::PAPER };
+        let desired = |devices, idle| rule.desired(&Reading::new(devices, 0.0, idle));
+        assert_eq!((desired(4.0, 0.0), desired(800.0, 0.5), desired(5.0, 1.0)), (5, 410, 1));
     }
 
     fn at(seconds: i64) -> Time {
         Time(seconds * 1_000_000_000)
+    }
+
+    fn model(good: u64, bad: u64, busy_s: f64) -> ModelTotals {
+        ModelTotals { good, bad, busy: Nanos::from_secs_f64(busy_s) }
+    }
+
+    fn totals<const N: usize>(present_s: f64, models: [(u64, ModelTotals); N]) -> Totals {
+        Totals { present: Nanos::from_secs_f64(present_s), models: models.to_vec() }
+    }
+
+    #[test]
+    fn a_bad_request_of_a_heavy_model_asks_for_more() {
+        // Ten devices for a second: five answer all of a light model's requests, five half of a heavy one's.
+        let seen = totals(10.0, [(0, model(9_900, 0, 5.0)), (1, model(100, 100, 5.0))]).reading(Nanos(1_000_000_000));
+        assert_eq!(seen, Reading { devices: 10.0, bad_rate: 100.0 / 10_100.0, idle_fraction: 0.0, load: 15.0 });
+        assert_eq!((Rule::PAPER.desired(&seen), advice(10, seen.bad_rate, 0.0, 0.01)), (15, 10));
     }
 
     #[test]
@@ -184,24 +256,23 @@ mod tests {
         let mut signals = Signals::new(Nanos::from_millis(10_000));
         assert_eq!(signals.reading(), None);
         for second in 0..=30 {
-            // From second 15 on every request is bad and both devices are busy.
-            let late = (second - 15).max(0) as f64;
-            signals
-                .observe(at(second), totals(100 * second as u64, 100 * late as u64, 2.0 * late, 2.0 * second as f64));
+            // From second 15 on every second request is bad and both devices are busy.
+            let late = (second - 15).max(0) as u64;
+            let model = model(100 * second as u64 - 50 * late, 50 * late, 2.0 * late as f64);
+            signals.observe(at(second), totals(2.0 * second as f64, [(7, model)]));
         }
-        assert_eq!(signals.reading(), Some(Reading { devices: 2.0, bad_rate: 1.0, idle_fraction: 0.0 }));
-        signals.observe(at(40), totals(3_000, 1_500, 30.0, 80.0));
-        assert_eq!(signals.reading(), Some(Reading { devices: 2.0, bad_rate: 0.0, idle_fraction: 1.0 }));
+        let overload = Reading { devices: 2.0, bad_rate: 0.5, idle_fraction: 0.0, load: 4.0 };
+        assert_eq!(signals.reading(), Some(overload));
+        signals.observe(at(40), totals(80.0, [(7, model(2_250, 750, 30.0))]));
+        assert_eq!(signals.reading(), Some(Reading { devices: 2.0, bad_rate: 0.0, idle_fraction: 1.0, load: 0.0 }));
     }
 
     #[test]
-    fn a_total_that_falls_starts_anew() {
-        let mut signals = Signals::new(Nanos::from_millis(10_000));
-        signals.observe(at(0), totals(100, 50, 0.0, 0.0));
-        signals.observe(at(1), totals(10, 0, 0.5, 1.0));
-        assert_eq!(signals.reading(), None);
-        signals.observe(at(2), totals(20, 5, 1.0, 2.0));
-        assert_eq!(signals.reading(), Some(Reading { devices: 1.0, bad_rate: 0.5, idle_fraction: 0.5 }));
+    fn models_come_go_and_start_anew() {
+        let before = totals(1.0, [(1, model(10, 1, 0.5)), (2, model(100, 1, 0.5)), (4, model(7, 0, 0.1))]);
+        let after = totals(3.0, [(1, model(30, 2, 1.0)), (2, model(5, 0, 0.25)), (3, model(9, 9, 0.25))]);
+        let since = totals(2.0, [(1, model(20, 1, 0.5)), (2, model(5, 0, 0.25)), (3, model(9, 9, 0.25))]);
+        assert_eq!(after.since(&before), since);
     }
 
     #[test]

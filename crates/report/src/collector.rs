@@ -6,7 +6,7 @@
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
-use crate::advice::{Reading, Rule};
+use crate::advice::{ModelTotals, Reading, Rule};
 use crate::latencies::Latencies;
 use crate::summary::{Figures, ModelFigures, RunInfo, Summary};
 
@@ -120,10 +120,10 @@ impl Collector {
             .map(|tally| ModelFigures { name: tally.name.clone(), figures: tally.figures(span_s) })
             .collect();
         let total = total.figures(span_s);
+        let devices = info.mean_devices.unwrap_or(self.devices as f64);
         let signals = Reading {
-            devices: info.mean_devices.unwrap_or(self.devices as f64),
-            bad_rate: total.bad_rate,
-            idle_fraction: idle_fraction(&total, self.devices, info.mean_devices),
+            load: self.models.iter().map(|tally| tally.load(span_s)).sum(),
+            ..Reading::new(devices, total.bad_rate, idle_fraction(&total, self.devices, devices))
         };
         Summary {
             policy: info.policy,
@@ -140,10 +140,9 @@ impl Collector {
     }
 }
 
-/// The idle fraction of the devices that were there, from the busy fraction of all devices that may be there.
-fn idle_fraction(total: &Figures, devices: usize, mean_devices: Option<f64>) -> f64 {
-    let share = mean_devices.map_or(1.0, |mean| ratio(devices as f64, mean));
-    (1.0 - total.busy_fraction * share).clamp(0.0, 1.0)
+/// The idle fraction of `present` devices, from the busy fraction of all that may be there.
+fn idle_fraction(total: &Figures, devices: usize, present: f64) -> f64 {
+    (1.0 - total.busy_fraction * ratio(devices as f64, present)).clamp(0.0, 1.0)
 }
 
 impl Tally {
@@ -168,6 +167,13 @@ impl Tally {
         self.batches.iter_mut().zip(&other.batches).for_each(|(sum, &count)| *sum += count);
         self.busy.iter_mut().zip(&other.busy).for_each(|(sum, &busy)| *sum += busy);
         self.tasks.iter_mut().zip(&other.tasks).for_each(|(sum, &count)| *sum += count);
+    }
+
+    /// How many devices this model would have kept busy if nothing had been bad.
+    fn load(&self, span_s: f64) -> f64 {
+        let totals =
+            ModelTotals { good: self.in_time, bad: self.late + self.dropped, busy: self.busy.iter().copied().sum() };
+        ratio(totals.load_s(), span_s)
     }
 
     fn figures(&self, span_s: f64) -> Figures {

@@ -13,7 +13,7 @@ mod summary;
 mod table;
 mod windows;
 
-pub use advice::{Reading, Rule, Signals, Totals, advice};
+pub use advice::{ModelTotals, Reading, Rule, Signals, Totals, advice};
 pub use collector::{Collector, Window};
 pub use latencies::Latencies;
 pub use search::{Found, Search, Trial, search};

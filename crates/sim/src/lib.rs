@@ -6,8 +6,11 @@
 //!
 //! [`Scenario`] is the file that users write; [`simulate`] and [`goodput`] are the two commands over it.
 
+mod autoscale;
+mod changing;
 pub mod checkers;
 mod link;
+mod meter;
 mod observer;
 mod planning;
 mod run;
@@ -15,6 +18,7 @@ mod scenario;
 mod trace;
 mod world;
 
+pub use autoscale::Autoscale;
 pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
 pub use planning::{Footprint, Planning};

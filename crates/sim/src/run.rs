@@ -1,13 +1,14 @@
 //! The two commands over a scenario: run it, and search for its goodput.
 
+use crate::autoscale::Autoscaler;
 use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
-use crate::scenario::{Length, Scenario};
+use crate::scenario::{Length, Load, Scenario};
 use crate::{Arrival, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
 use ripieno_sched::{BuildError, Request, build};
-use ripieno_workload::{ArrivalError, Arrivals, mix};
+use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix};
 use thiserror::Error;
 
 /// Why a scenario could not be run.
@@ -39,9 +40,7 @@ pub fn simulate(scenario: &Scenario, trace: Option<&mut Trace>) -> Result<Summar
 /// Runs a scenario with random arrivals at `rate` requests per second.
 pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) -> Result<Summary, SimError> {
     let models: Vec<_> = scenario.loads.iter().zip(0..).filter(|(load, _)| load.share > 0.0).collect();
-    let stream = |&(load, index): &(&crate::scenario::Load, u16)| {
-        Arrivals::new(load.arrival, rate * load.share, scenario.seed, u64::from(index))
-    };
+    let stream = |&(load, index): &(&Load, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
     let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
     let arrival = |(at, stream): (Time, usize)| {
         let model = models[stream].1;
@@ -72,6 +71,32 @@ pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&mut Summary)) -> R
     })
 }
 
+/// The arrivals of one model.
+enum Stream {
+    Steady(Arrivals),
+    Changing(ChangingArrivals),
+}
+
+impl Stream {
+    fn new(load: &Load, rate: f64, seed: u64, index: u64) -> Result<Stream, ArrivalError> {
+        Ok(match &load.curve {
+            None => Stream::Steady(Arrivals::new(load.arrival, rate, seed, index)?),
+            Some(curve) => Stream::Changing(ChangingArrivals::new(load.arrival, curve.scaled(rate), seed, index)?),
+        })
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Time;
+
+    fn next(&mut self) -> Option<Time> {
+        match self {
+            Stream::Steady(arrivals) => arrivals.next(),
+            Stream::Changing(arrivals) => arrivals.next(),
+        }
+    }
+}
+
 fn last(requests: &[Arrival]) -> Time {
     requests.last().map_or(Time::ORIGIN, |arrival| arrival.at)
 }
@@ -96,10 +121,22 @@ fn run(
     let mut observers: Vec<&mut dyn Observer> = vec![&mut checkers, &mut statistics];
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
     let mut world = World::new(scheduler.as_mut(), setup).with_network(scenario.network, scenario.seed);
-    world.run(arrivals, [], &mut observers);
-    let info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, events: world.events(), ..RunInfo::default() };
+    let mut info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, ..RunInfo::default() };
+    let Some(window) = scenario.window else {
+        world.run(arrivals, [], &mut observers);
+        info.events = world.events();
+        checkers.finish();
+        return Ok(statistics.finish(info));
+    };
+    let mut autoscaler = Autoscaler::new(window, scenario.autoscale, setup);
+    let mut eyes = autoscaler.eyes();
+    observers.push(&mut eyes);
+    world.run_controlled(arrivals, &mut autoscaler, &mut observers);
+    let last_arrival = world.last_arrival();
+    info.events = world.events();
+    info.mean_devices = Some(autoscaler.mean_devices(start, last_arrival));
     checkers.finish();
-    Ok(statistics.finish(info))
+    Ok(Summary { windows: autoscaler.finish(last_arrival), ..statistics.finish(info) })
 }
 
 /// Feeds the collector. The observed window ends at the last arrival, which is known only once the run is over: a task

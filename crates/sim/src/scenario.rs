@@ -3,13 +3,15 @@
 //! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
 //! wrong answer with a straight face. Every error names the file, the key, the value and the fix.
 
+use crate::autoscale::{Autoscale, AutoscaleTable};
+use crate::changing::{Changing, DriftTable, Given, GivenModel, PhaseTable};
 use crate::link::{Delay, Network};
 use crate::planning::{Footprint, PlanTable, Planning};
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Block, DropRule, Model, Profile, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Setup};
-use ripieno_workload::Arrival as Process;
+use ripieno_workload::{Arrival as Process, Rates};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -39,6 +41,10 @@ pub struct Scenario {
     pub planning: Planning,
     /// Models, devices and bounds.
     pub setup: Setup,
+    /// How devices follow the load, if they do.
+    pub autoscale: Option<Autoscale>,
+    /// How long the windows are in which the run is shown, if it is.
+    pub window: Option<Nanos>,
 }
 
 /// How long a run is.
@@ -51,12 +57,14 @@ pub enum Length {
 }
 
 /// The load on one model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Fraction of the total rate, 0 to 1.
     pub share: f64,
     /// The arrival process.
     pub arrival: Process,
+    /// The rate relative to its mean over the run, if it changes.
+    pub curve: Option<Rates>,
 }
 
 /// Why a scenario cannot be used.
@@ -89,6 +97,10 @@ struct File {
     #[serde(default)]
     network: NetworkTable,
     max_live: Option<usize>,
+    window_s: Option<f64>,
+    autoscale: Option<AutoscaleTable>,
+    #[serde(default)]
+    phase: Vec<PhaseTable>,
     #[serde(default)]
     plan: PlanTable,
     #[serde(default)]
@@ -124,6 +136,8 @@ struct ModelTable {
     share: f64,
     #[serde(default)]
     arrival: ArrivalTable,
+    rates: Option<Vec<(f64, f64)>>,
+    drift: Option<DriftTable>,
     drop: Option<String>,
     memory_mb: Option<f64>,
     runtime_memory_mb: Option<f64>,
@@ -230,22 +244,72 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
     if !(0.0..1.0).contains(&warmup_fraction) {
         return Err(format!("warmup_fraction = {warmup_fraction}; it must be at least 0 and less than 1"));
     }
+    let autoscale = file.autoscale.as_ref().map(|table| table.parse(file.cluster.devices)).transpose()?;
+    let Offered { rate, length, loads } = file.offered(requests.as_deref())?;
     Ok(Scenario {
         seed: file.seed,
-        rate: file.rate()?,
-        length: file.length(requests.as_deref())?,
+        rate,
+        length,
         warmup_fraction,
         policy_options: options(&file.policy_options)?,
-        loads: file.loads()?,
+        loads,
         network: file.network.parse()?,
         planning: file.plan.parse(folder, file.footprints()?)?,
-        setup: file.setup(models)?,
+        setup: file.setup(models, autoscale.as_ref())?,
+        autoscale,
+        window: file.window(&autoscale)?,
         policy: file.policy,
         requests,
     })
 }
 
+/// How much arrives.
+struct Offered {
+    rate: Option<f64>,
+    length: Length,
+    loads: Vec<Load>,
+}
+
+/// The windows of a run whose load changes, unless `window_s` or the autoscaler's period says otherwise.
+const WINDOW: Nanos = Nanos::from_millis(10_000);
+
 impl File {
+    fn offered(&self, requests: Option<&[crate::Arrival]>) -> Checked<Offered> {
+        let loads = self.loads()?;
+        if !self.load_changes() {
+            return Ok(Offered { rate: self.rate()?, length: self.length(requests)?, loads });
+        }
+        if self.requests_file.is_some() {
+            return Err("requests_file says what arrives; remove [[phase]], rates and drift".to_owned());
+        }
+        let given = Given {
+            seed: self.seed,
+            rate: self.rate,
+            requests: self.requests,
+            duration_s: self.duration_s,
+            phases: &self.phase,
+            models: self.model.iter().zip(&loads).map(|(model, load)| model.given(load)).collect(),
+        };
+        let Changing { mean_rps, until, loads } = given.parse()?;
+        Ok(Offered { rate: Some(mean_rps), length: Length::Until(until), loads })
+    }
+
+    fn load_changes(&self) -> bool {
+        !self.phase.is_empty() || self.model.iter().any(|model| model.rates.is_some() || model.drift.is_some())
+    }
+
+    fn window(&self, autoscale: &Option<Autoscale>) -> Checked<Option<Nanos>> {
+        match (self.window_s, autoscale) {
+            (Some(_), Some(_)) => {
+                Err("window_s has no effect beside [autoscale], whose every_s is the window".to_owned())
+            }
+            (Some(seconds), None) if (0.001..1e9).contains(&seconds) => Ok(Some(Nanos::from_secs_f64(seconds))),
+            (Some(seconds), None) => Err(format!("window_s = {seconds}; it must be at least 0.001")),
+            (None, Some(autoscale)) => Ok(Some(autoscale.every)),
+            (None, None) => Ok(self.load_changes().then_some(WINDOW)),
+        }
+    }
+
     fn rate(&self) -> Checked<Option<f64>> {
         match (self.rate, &self.requests_file) {
             (None, Some(_)) => Ok(None),
@@ -287,12 +351,14 @@ impl File {
         if total <= 0.0 {
             return Err("the shares of all models are 0; give at least one model a share above 0".to_owned());
         }
-        let load =
-            |model: &ModelTable| Ok(Load { share: model.share / total, arrival: model.arrival.parse(&model.name)? });
+        let load = |model: &ModelTable| {
+            let arrival = model.arrival.parse(&model.name)?;
+            Ok(Load { share: model.share / total, arrival, curve: None })
+        };
         self.model.iter().map(load).collect()
     }
 
-    fn setup(&self, models: Vec<Model>) -> Checked<Setup> {
+    fn setup(&self, models: Vec<Model>, autoscale: Option<&Autoscale>) -> Checked<Setup> {
         let devices = self.cluster.devices;
         if !(1..=65_536).contains(&devices) {
             return Err(format!("cluster.devices = {devices}; it must be between 1 and 65536"));
@@ -302,7 +368,8 @@ impl File {
             return Err(format!("max_live = {requests}; it must be between 1 and {}", 1 << 24));
         }
         let batch = models.iter().map(|model| model.max_batch).max().unwrap_or(1);
-        let limits = Limits { requests, models: models.len(), devices, depth: 2, batch };
+        let most = autoscale.map_or(devices, |autoscale| autoscale.max);
+        let limits = Limits { requests, models: models.len(), devices: most, depth: 2, batch };
         Ok(Setup { models, devices, limits })
     }
 }
@@ -330,6 +397,11 @@ impl NetworkTable {
 }
 
 impl ModelTable {
+    fn given(&self, load: &Load) -> GivenModel<'_> {
+        let ModelTable { name, share, rates, drift, .. } = self;
+        GivenModel { name, share: *share, rates: rates.as_deref(), drift: drift.as_ref(), arrival: load.arrival }
+    }
+
     fn model(&self) -> Checked<Model> {
         let context = |problem: String| format!("model {:?}: {problem}", self.name);
         let slo = Nanos::from_millis_f64(self.slo_ms);

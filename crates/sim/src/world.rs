@@ -338,7 +338,8 @@ impl<'a> World<'a> {
         let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         state.busy_until = end;
         self.starts += 1;
-        let running = Running { model, block, device, rows, start, end, serial: self.starts, cancelled: false, slots, ids };
+        let running =
+            Running { model, block, device, rows, start, end, serial: self.starts, cancelled: false, slots, ids };
         each(observers, |observer| observer.started(self.now, &running.as_run(id)));
         if id.index() >= self.tasks.len() {
             // Shards number their tasks apart from each other.

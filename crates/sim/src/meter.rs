@@ -1,0 +1,164 @@
+//! Counts what the signals are made of, window by window.
+
+use crate::observer::Run;
+use ripieno_base::{DeviceId, ModelId, Nanos, TaskId, Time};
+use ripieno_report::{ModelTotals, ModelWindow, Reading, Rule, Totals, WindowFigures};
+use ripieno_sched::Setup;
+
+/// What has happened so far, and how it stood when the current window began.
+pub(crate) struct Meter {
+    models: Vec<Counts>,
+    /// By task id, what runs.
+    running: Vec<Option<Running>>,
+    /// Since when how many devices are there.
+    presence: Vec<(Time, usize)>,
+    /// Which devices ran a task in this window.
+    used: Vec<bool>,
+    window: Start,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    arrived: u64,
+    good: u64,
+    bad: u64,
+    /// Device time of the tasks that have ended.
+    busy: Nanos,
+}
+
+#[derive(Clone, Copy)]
+struct Running {
+    model: ModelId,
+    device: DeviceId,
+    start: Time,
+    end: Time,
+}
+
+/// How everything stood when the current window began.
+struct Start {
+    at: Time,
+    totals: Totals,
+    models: Vec<Counts>,
+}
+
+impl Meter {
+    pub(crate) fn new(setup: &Setup) -> Meter {
+        let models = vec![Counts::default(); setup.models.len()];
+        Meter {
+            window: Start { at: Time::ORIGIN, totals: Totals::default(), models: models.clone() },
+            models,
+            running: vec![None; setup.limits.tasks()],
+            presence: vec![(Time::ORIGIN, setup.devices)],
+            used: vec![false; setup.limits.devices],
+        }
+    }
+
+    pub(crate) fn arrived(&mut self, model: ModelId) {
+        self.models[model.index()].arrived += 1;
+    }
+
+    /// A request has ended; it is good if it was answered in time.
+    pub(crate) fn ended(&mut self, model: ModelId, good: bool) {
+        let counts = &mut self.models[model.index()];
+        *(if good { &mut counts.good } else { &mut counts.bad }) += 1;
+    }
+
+    pub(crate) fn started(&mut self, run: &Run<'_>) {
+        let Run { task, model, device, start, end, .. } = *run;
+        self.running[task.index()] = Some(Running { model, device, start, end });
+        self.used[device.index()] = true;
+    }
+
+    pub(crate) fn done(&mut self, task: TaskId, now: Time) {
+        if let Some(running) = self.running[task.index()].take() {
+            self.models[running.model.index()].busy += running.busy(now);
+        }
+    }
+
+    /// The devices that are there.
+    pub(crate) fn present(&self) -> usize {
+        self.presence.last().map_or(0, |&(_, present)| present)
+    }
+
+    pub(crate) fn set_present(&mut self, now: Time, present: usize) {
+        match self.presence.last_mut() {
+            Some(last) if last.0 == now => last.1 = present,
+            _ => self.presence.push((now, present)),
+        }
+    }
+
+    pub(crate) fn mean_devices(&self, start: Time, end: Time) -> f64 {
+        if end <= start {
+            self.present() as f64
+        } else {
+            self.device_time(start, end).as_secs_f64() / (end - start).as_secs_f64()
+        }
+    }
+
+    /// Time that devices were there from `start` to `end`.
+    fn device_time(&self, start: Time, end: Time) -> Nanos {
+        let before = self.presence.partition_point(|&(at, _)| at <= start).saturating_sub(1);
+        let changes = &self.presence[before..];
+        let nexts = changes.iter().skip(1).map(|&(at, _)| at).chain([Time::NEVER]);
+        let span = |(&(at, present), next): (&(Time, usize), Time)| {
+            (next.min(end) - at.max(start)).max(Nanos::ZERO) * present as i64
+        };
+        changes.iter().zip(nexts).map(span).sum()
+    }
+
+    /// Everything up to now, the running tasks' part of it included.
+    fn totals(&self, now: Time) -> Totals {
+        let total = |counts: &Counts| ModelTotals { good: counts.good, bad: counts.bad, busy: counts.busy };
+        let mut models: Vec<_> = (0..).zip(self.models.iter().map(total)).collect();
+        for running in self.running.iter().flatten() {
+            models[running.model.index()].1.busy += running.busy(now);
+        }
+        Totals { present: self.window.totals.present + self.device_time(self.window.at, now), models }
+    }
+
+    /// Ends the window: its signals, and all its figures.
+    pub(crate) fn close_window(&mut self, now: Time, rule: &Rule) -> (Reading, WindowFigures) {
+        let totals = self.totals(now);
+        let span = now - self.window.at;
+        let within = totals.since(&self.window.totals);
+        let reading = within.reading(span);
+        let models: Vec<_> =
+            self.models.iter().zip(&self.window.models).map(|(now, then)| now.since(then, span)).collect();
+        let figures = WindowFigures {
+            end_s: (now - Time::ORIGIN).as_secs_f64(),
+            span_s: span.as_secs_f64(),
+            offered_rps: models.iter().map(|model| model.offered_rps).sum(),
+            goodput_rps: models.iter().map(|model| model.goodput_rps).sum(),
+            bad_rate: reading.bad_rate,
+            devices: reading.devices,
+            devices_used: self.used.iter().filter(|&&used| used).count(),
+            busy_devices: within.busy().as_secs_f64() / span.as_secs_f64(),
+            idle_fraction: reading.idle_fraction,
+            desired_devices: rule.desired(&reading),
+            models,
+        };
+        self.used.fill(false);
+        self.running.iter().flatten().for_each(|running| self.used[running.device.index()] = true);
+        self.window = Start { at: now, totals, models: self.models.clone() };
+        (reading, figures)
+    }
+}
+
+impl Counts {
+    fn since(&self, then: &Counts, span: Nanos) -> ModelWindow {
+        let a_second = |count: u64| count as f64 / span.as_secs_f64();
+        let (good, bad) = (self.good - then.good, self.bad - then.bad);
+        ModelWindow {
+            offered_rps: a_second(self.arrived - then.arrived),
+            goodput_rps: a_second(good),
+            bad_rate: if bad > 0 { bad as f64 / (good + bad) as f64 } else { 0.0 },
+        }
+    }
+}
+
+impl Running {
+    /// Device time until `now`.
+    fn busy(&self, now: Time) -> Nanos {
+        (now.min(self.end) - self.start).max(Nanos::ZERO)
+    }
+}
