@@ -37,6 +37,8 @@ pub(super) struct Partition<'a> {
     place: Vec<usize>,
     position: Vec<usize>,
     disruption: u64,
+    /// What changes may not raise the disruption above.
+    most_disruption: u64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -69,6 +71,7 @@ impl<'a> Partition<'a> {
             place: vec![usize::MAX; instance.models()],
             position: vec![usize::MAX; instance.models()],
             disruption: 0,
+            most_disruption: instance.max_disruption,
         };
         for model in order {
             let place = choose(&partition, model);
@@ -109,6 +112,16 @@ impl<'a> Partition<'a> {
 
     pub(super) fn badness(&self, place: usize) -> f64 {
         self.groups[place].badness
+    }
+
+    /// The same with a tighter bound on the disruption than the problem's.
+    pub(super) fn within(self, most_disruption: u64) -> Partition<'a> {
+        Partition { most_disruption, ..self }
+    }
+
+    /// Whether a change keeps the disruption within bounds.
+    pub(super) fn affords(&self, change: Change) -> bool {
+        self.disruption_after(change) <= self.most_disruption
     }
 
     pub(super) fn disruption(&self) -> u64 {

@@ -82,7 +82,7 @@ pub(super) fn explore<'a>(
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
             let Some(change) = random_change(&partition, dice) else { continue };
             let gain = partition.gain(change);
-            if gain > -threshold && affordable(&partition, change) {
+            if gain > -threshold && partition.affords(change) {
                 partition.apply(change);
                 if best.look(&partition) && done(&partition) {
                     return partition;
@@ -109,7 +109,7 @@ pub(super) fn refine<'a>(
     let proposals = proposals / (2 + partition.sub_clusters() as u64 / 16);
     for level in 0..LEVELS {
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
-            let Some(change) = random_change(&partition, dice).filter(|&change| affordable(&partition, change)) else {
+            let Some(change) = random_change(&partition, dice).filter(|&change| partition.affords(change)) else {
                 continue;
             };
             let back = Change { to: partition.places()[change.model], ..change };
@@ -228,10 +228,6 @@ fn random_change(partition: &Partition<'_>, dice: &mut Dice) -> Option<Change> {
     (places[partner] != places[model]).then_some(Change { model, to: places[partner], partner: Some(partner) })
 }
 
-fn affordable(partition: &Partition<'_>, change: Change) -> bool {
-    partition.disruption_after(change) <= partition.instance.max_disruption
-}
-
 /// The best change of the worst sub-cluster that has one.
 fn best_change(partition: &Partition<'_>, dice: &mut Dice) -> Option<Change> {
     let mut order: Vec<usize> = (0..partition.sub_clusters()).collect();
@@ -253,7 +249,7 @@ struct Step {
 impl Step {
     fn consider(&mut self, partition: &Partition<'_>, change: Change) {
         let gain = partition.gain(change);
-        if gain < LEAST_GAIN || gain <= self.worth || !affordable(partition, change) {
+        if gain < LEAST_GAIN || gain <= self.worth || !partition.affords(change) {
             return;
         }
         let added = partition.disruption_after(change).saturating_sub(partition.disruption());
