@@ -8,11 +8,10 @@ pub(crate) mod symphony;
 pub(crate) mod timeout;
 
 use crate::catalogue::{BuildError, Knob, Knobs};
-use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, RuleOf};
+use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, PerModel, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Model};
-use std::collections::BTreeMap;
+use ripieno_model::DropRule;
 
 const DROP: Knob = Knob {
     name: "drop",
@@ -54,13 +53,13 @@ const SHARDS: Knob = Knob {
 const LINK_US: Knob =
     Knob { name: "link_us", default: "0", help: "how long a message between shard and matchmaker takes, in us" };
 
-/// The machinery of whole batches under a rule, in one piece or in shards.
-fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rule: RuleOf) -> Result<Box<dyn Scheduler>, BuildError> {
+/// The machinery of whole batches under some rules, in one piece or in shards.
+fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<dyn Scheduler>, BuildError> {
     let choice = device_choice(knobs)?;
     let delay = link(knobs)?;
     Ok(match knobs.count(SHARDS.name, None)? {
-        None => Box::new(Fused::new(setup, choice, rule)),
-        Some(shards) => Box::new(Linked::new(setup, choice, &rule, shards, delay)),
+        None => Box::new(Fused::new(setup, choice, rules)),
+        Some(shards) => Box::new(Linked::new(setup, choice, &rules, shards, delay)),
     })
 }
 
@@ -74,13 +73,13 @@ fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
 
 /// The two halves of a policy for threads of their own; none if it has no such form.
 pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, shards: usize) -> Result<Option<Halves>, BuildError> {
-    let rule = match knobs.policy() {
-        "deferred" => symphony::rule(setup, knobs)?,
-        "timeout" => timeout::timeout_rule(setup, knobs)?,
-        "eager" => timeout::eager_rule(setup, knobs)?,
+    let rules = match knobs.policy() {
+        "deferred" => symphony::rules(setup, knobs)?,
+        "timeout" => timeout::timeout_rules(setup, knobs)?,
+        "eager" => timeout::eager_rules(setup, knobs)?,
         _ => return Ok(None),
     };
-    Ok(Some(Halves::new(setup, device_choice(knobs)?, &rule, shards)))
+    Ok(Some(Halves::new(setup, device_choice(knobs)?, &rules, shards)))
 }
 
 fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
@@ -98,21 +97,4 @@ fn drop_rule(knobs: &Knobs<'_>, default: DropRule) -> Result<DropRule, BuildErro
 fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {
     let choices = [("smallest-id", DeviceChoice::SmallestId), ("earliest-free", DeviceChoice::EarliestFree)];
     knobs.choice("device", &choices, DeviceChoice::SmallestId)
-}
-
-/// A knob that may differ by model: one value for the models that have their own, one for the others.
-struct PerModel<T> {
-    own: BTreeMap<String, T>,
-    others: T,
-}
-
-impl<T: Copy> PerModel<T> {
-    fn read(models: &[Model], read: impl Fn(Option<&str>) -> Result<T, BuildError>) -> Result<PerModel<T>, BuildError> {
-        let own = models.iter().map(|model| Ok((model.name.clone(), read(Some(&model.name))?)));
-        Ok(PerModel { own: own.collect::<Result<_, _>>()?, others: read(None)? })
-    }
-
-    fn of(&self, model: &Model) -> T {
-        self.own.get(&model.name).copied().unwrap_or(self.others)
-    }
 }

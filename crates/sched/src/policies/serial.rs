@@ -10,11 +10,10 @@
 
 use super::{CONTROL_US, DATA_US, DROP, drop_rule, network};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
-use crate::shard::{DeviceChoice, Fused, Gather, Rule, Start};
+use crate::shard::{DeviceChoice, Fused, Gather, PerModel, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Model};
-use std::sync::Arc;
+use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "serial",
@@ -26,15 +25,13 @@ pub(crate) const POLICY: Policy = Policy {
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let network = network(knobs)?;
-    let rule = move |model: &Model| Rule {
-        start: Start::After(Nanos::ZERO),
+    let rules = Rules {
+        start: PerModel::all(StartBy::after(Nanos::ZERO)),
+        max_batch: PerModel::all(None),
         gather: Gather::Fifo,
-        drop: model.drop.unwrap_or(drop),
-        max_batch: model.max_batch,
+        drop: drop_rule(knobs, DropRule::Never)?,
         single: true,
-        network,
+        network: network(knobs)?,
     };
-    Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, Arc::new(rule))))
+    Ok(Box::new(Fused::new(setup, DeviceChoice::SmallestId, rules)))
 }

@@ -21,10 +21,9 @@ use super::{
     CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
 };
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
-use crate::shard::{Gather, Rule, RuleOf, Start};
+use crate::shard::{Gather, Rules, Start, StartBy};
 use crate::{Scheduler, Setup};
-use ripieno_model::{DropRule, Model};
-use std::sync::Arc;
+use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "deferred",
@@ -55,23 +54,19 @@ pub(crate) const POLICY: Policy = Policy {
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    whole_batches(setup, knobs, rule(setup, knobs)?)
+    whole_batches(setup, knobs, rules(setup, knobs)?)
 }
 
 /// What distinguishes the policy on the machinery of whole batches.
-pub(super) fn rule(setup: &Setup, knobs: &Knobs<'_>) -> Result<RuleOf, BuildError> {
-    let gather = knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Window)], Gather::Window)?;
+pub(super) fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let objectives = [("efficiency", Start::Frontrun), ("latency", Start::Promptly)];
     let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
-    let drop = drop_rule(knobs, DropRule::Hopeless)?;
-    let network = network(knobs)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    Ok(Arc::new(move |model: &Model| Rule {
-        start,
-        gather,
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+    Ok(Rules {
+        start: PerModel::all(StartBy::Rule(start)),
+        max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
+        gather: knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Window)], Gather::Window)?,
+        drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
-        network,
-    }))
+        network: network(knobs)?,
+    })
 }

@@ -18,11 +18,10 @@ use super::{
     CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
 };
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
-use crate::shard::{Gather, Rule, RuleOf, Start};
+use crate::shard::{Gather, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Model};
-use std::sync::Arc;
+use ripieno_model::DropRule;
 
 const GATHER: Knob = Knob {
     name: "gather",
@@ -55,52 +54,38 @@ pub(crate) const EAGER: Policy = Policy {
     build: build_eager,
 };
 
-/// How long the first request of a batch waits.
-#[derive(Clone, Copy)]
-enum Wait {
-    For(Nanos),
-    SloFraction(f64),
-}
-
 fn build_timeout(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    whole_batches(setup, knobs, timeout_rule(setup, knobs)?)
+    whole_batches(setup, knobs, timeout_rules(setup, knobs)?)
 }
 
 fn build_eager(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    whole_batches(setup, knobs, eager_rule(setup, knobs)?)
+    whole_batches(setup, knobs, eager_rules(setup, knobs)?)
 }
 
 /// What distinguishes "timeout" on the machinery of whole batches.
-pub(super) fn timeout_rule(setup: &Setup, knobs: &Knobs<'_>) -> Result<RuleOf, BuildError> {
+pub(super) fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let wait = |model: Option<&str>| {
         if let Some(fraction) = knobs.number("timeout_slo", model)? {
-            return Ok(Wait::SloFraction(fraction));
+            return Ok(StartBy::SloMillionths((fraction * 1e6).round() as u64));
         }
-        Ok(Wait::For(Nanos::from_millis_f64(knobs.number("timeout_ms", model)?.unwrap_or(5.0))))
+        Ok(StartBy::after(Nanos::from_millis_f64(knobs.number("timeout_ms", model)?.unwrap_or(5.0))))
     };
-    rule(setup, knobs, PerModel::read(&setup.models, wait)?)
+    rules(setup, knobs, PerModel::read(&setup.models, wait)?)
 }
 
 /// What distinguishes "eager".
-pub(super) fn eager_rule(setup: &Setup, knobs: &Knobs<'_>) -> Result<RuleOf, BuildError> {
-    rule(setup, knobs, PerModel::read(&[], |_| Ok(Wait::For(Nanos::ZERO)))?)
+pub(super) fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
+    rules(setup, knobs, PerModel::all(StartBy::after(Nanos::ZERO)))
 }
 
-fn rule(setup: &Setup, knobs: &Knobs<'_>, wait: PerModel<Wait>) -> Result<RuleOf, BuildError> {
+fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<Rules, BuildError> {
     let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("fifo", Gather::Fifo)];
-    let gather = knobs.choice("gather", &gathers, Gather::Prefix)?;
-    let drop = drop_rule(knobs, DropRule::Hopeless)?;
-    let network = network(knobs)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    Ok(Arc::new(move |model: &Model| Rule {
-        start: Start::After(match wait.of(model) {
-            Wait::For(span) => span,
-            Wait::SloFraction(fraction) => Nanos::from_millis_f64(model.slo.as_millis_f64() * fraction),
-        }),
-        gather,
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+    Ok(Rules {
+        start,
+        max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
+        gather: knobs.choice("gather", &gathers, Gather::Prefix)?,
+        drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
-        network,
-    }))
+        network: network(knobs)?,
+    })
 }

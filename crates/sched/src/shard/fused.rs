@@ -1,6 +1,6 @@
 //! Both halves in one thread: the default in the simulator and on one node.
 
-use super::{DeviceChoice, Matchmaker, ModelShard, RuleOf, ToMatchmaker};
+use super::{DeviceChoice, Matchmaker, ModelShard, Rules, ToMatchmaker};
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 
@@ -13,11 +13,11 @@ pub(crate) struct Fused {
 }
 
 impl Fused {
-    /// Builds the pair; `rule` says which rule holds for a model.
-    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rule: RuleOf) -> Fused {
+    /// Builds the pair.
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: Rules) -> Fused {
         let limits = &setup.limits;
         let mut fused = Fused {
-            shard: ModelShard::new(limits, 0, rule),
+            shard: ModelShard::new(limits, 0, rules),
             matchmaker: Matchmaker::new(limits, choice),
             mail: Vec::with_capacity(limits.models + 2 * limits.tasks()),
         };

@@ -4,7 +4,7 @@
 //! With no delay it decides exactly as [`Fused`](super::Fused) does, however many shards there are; a property test holds
 //! it to that. With a delay it tells what sharding costs.
 
-use super::{DeviceChoice, Grant, Matchmaker, ModelShard, RuleOf, ToMatchmaker};
+use super::{DeviceChoice, Grant, Matchmaker, ModelShard, Rules, ToMatchmaker};
 use crate::{Control, Limits, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use std::collections::VecDeque;
@@ -18,10 +18,10 @@ pub struct Halves {
 }
 
 impl Halves {
-    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rule: &RuleOf, shards: usize) -> Halves {
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: &Rules, shards: usize) -> Halves {
         let limits = &setup.limits;
         let mut halves = Halves {
-            shards: (0..shards).map(|number| ModelShard::new(limits, number, rule.clone())).collect(),
+            shards: (0..shards).map(|number| ModelShard::new(limits, number, rules.clone())).collect(),
             matchmaker: Matchmaker::new(limits, choice),
         };
         for (id, model) in setup.models.iter().enumerate() {
@@ -56,11 +56,11 @@ pub(crate) struct Linked {
 
 impl Linked {
     /// Builds `shards` shards, to which models go in turn.
-    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rule: &RuleOf, shards: usize, delay: Nanos) -> Linked {
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: &Rules, shards: usize, delay: Nanos) -> Linked {
         let limits = &setup.limits;
         // Offers are sent for each change and live as long as the link is; one settle writes a bounded number.
         let burst = limits.models + 2 * limits.tasks();
-        let Halves { shards, matchmaker } = Halves::new(setup, choice, rule, shards);
+        let Halves { shards, matchmaker } = Halves::new(setup, choice, rules, shards);
         Linked {
             shards,
             matchmaker,

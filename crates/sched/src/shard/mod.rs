@@ -16,6 +16,7 @@ mod messages;
 mod model_queue;
 mod model_shard;
 mod queues;
+mod rules;
 
 pub(crate) use fused::Fused;
 pub use linked::Halves;
@@ -27,12 +28,10 @@ pub use messages::{Grant, Offer, Release, Sent, ToMatchmaker};
 pub(crate) use model_queue::ModelQueue;
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;
+pub(crate) use rules::{PerModel, Rules, StartBy};
 
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Model};
-
-/// Says which rule holds for a model.
-pub(crate) type RuleOf = std::sync::Arc<dyn Fn(&Model) -> Rule + Send + Sync>;
+use ripieno_model::DropRule;
 
 /// What distinguishes one whole-batch policy from another; one a model.
 #[derive(Clone, Copy, Debug)]

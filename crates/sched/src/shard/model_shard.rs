@@ -5,7 +5,7 @@
 //! policies built on this changes a batch once it has started.
 
 use super::messages::DeviceToken;
-use super::{Grant, Offer, Queues, Release, RuleOf, Sent, ToMatchmaker};
+use super::{Grant, Offer, Queues, Release, Rules, Sent, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone};
 use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
@@ -17,7 +17,7 @@ pub struct ModelShard {
     tasks: Tasks,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
-    rule: RuleOf,
+    rules: Rules,
     /// Whether devices hold more than one task, so that batches can be sent ahead.
     sends_ahead: bool,
     /// Devices in the cluster.
@@ -37,12 +37,12 @@ enum Withdrawal {
 
 impl ModelShard {
     /// The shard with this number, without models. `limits` are those of the whole scheduler.
-    pub(crate) fn new(limits: &Limits, number: usize, rule: RuleOf) -> ModelShard {
+    pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
         ModelShard {
             queues: Queues::new(limits),
             tasks: Tasks::new(limits),
             first_task: (number * limits.tasks()) as u32,
-            rule,
+            rules,
             sends_ahead: limits.depth > 1,
             devices: 0,
             seen: vec![0; limits.models],
@@ -52,7 +52,7 @@ impl ModelShard {
     }
 
     pub(crate) fn load_model(&mut self, id: ModelId, model: Model) {
-        let rule = (self.rule)(&model);
+        let rule = self.rules.of(&model);
         self.queues.load_model(id, model, rule);
     }
 
