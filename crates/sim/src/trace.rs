@@ -1,7 +1,7 @@
 //! Trace files: what happened to each request and each task, in milliseconds with all nanosecond digits.
 
 use crate::observer::{End, Observer, Run};
-use ripieno_base::{ModelId, Time};
+use ripieno_base::{DeviceId, ModelId, Time};
 use ripieno_model::Model;
 use ripieno_sched::Request;
 use std::fmt::Write;
@@ -12,7 +12,7 @@ use std::path::Path;
 pub struct Trace {
     models: Vec<Model>,
     requests: Vec<Fate>,
-    tasks: Vec<(Time, String)>,
+    tasks: Vec<((Time, DeviceId), String)>,
 }
 
 #[derive(Clone, Debug)]
@@ -45,7 +45,8 @@ impl Trace {
         text
     }
 
-    /// `start_ms,end_ms,device,model,block,members`, by start, then device; members are request ids.
+    /// `start_ms,end_ms,device,model,block,members`, by start, then device; members are request ids. A cancelled task ends
+    /// when it is cancelled.
     pub fn tasks_csv(&self) -> String {
         let mut text = "start_ms,end_ms,device,model,block,members\n".to_owned();
         for (_, line) in &self.tasks {
@@ -59,6 +60,21 @@ impl Trace {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join("requests.csv"), self.requests_csv())?;
         std::fs::write(folder.join("tasks.csv"), self.tasks_csv())
+    }
+
+    fn line(&self, run: &Run<'_>, end: Time) -> String {
+        let model = &self.models[run.model.index()];
+        let block = &model.blocks[run.block.index()].name;
+        let members: Vec<_> = run.ids.iter().map(u64::to_string).collect();
+        format!(
+            "{},{},{},{},{},{}\n",
+            millis(run.start),
+            millis(end),
+            run.device.0,
+            quoted(&model.name),
+            quoted(block),
+            members.join(" ")
+        )
     }
 
     fn fate(&mut self, id: u64, model: ModelId, arrival: Time) -> &mut Fate {
@@ -84,20 +100,15 @@ impl Observer for Trace {
         for &id in run.ids {
             self.requests[id as usize - 1].start.get_or_insert(run.start);
         }
-        let model = &self.models[run.model.index()];
-        let block = &model.blocks[run.block.index()].name;
-        let members: Vec<_> = run.ids.iter().map(u64::to_string).collect();
-        let line = format!(
-            "{},{},{},{},{},{}\n",
-            millis(run.start),
-            millis(run.end),
-            run.device.0,
-            quoted(&model.name),
-            quoted(block),
-            members.join(" ")
-        );
-        let at = self.tasks.partition_point(|(start, _)| *start <= run.start);
-        self.tasks.insert(at, (run.start, line));
+        let key = (run.start, run.device);
+        let at = self.tasks.partition_point(|(other, _)| *other <= key);
+        self.tasks.insert(at, (key, self.line(run, run.end)));
+    }
+
+    fn cancelled(&mut self, now: Time, run: &Run<'_>) {
+        let (planned, stopped) = (self.line(run, run.end), self.line(run, now.max(run.start)));
+        let task = self.tasks.iter_mut().rev().find(|(_, line)| *line == planned);
+        task.expect("a task was started before it was cancelled").1 = stopped;
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
