@@ -36,6 +36,8 @@ pub(super) struct Load {
 pub(super) struct Case {
     pub(super) seed: u64,
     pub(super) requests: u64,
+    /// The share of the run that is not counted.
+    pub(super) warmup: f64,
     pub(super) rate: f64,
     pub(super) devices: usize,
     pub(super) contender: Contender,
@@ -80,8 +82,8 @@ impl Load {
 impl Case {
     /// The scenario file.
     pub(super) fn toml(&self) -> String {
-        let Case { seed, requests, rate, devices, contender, loads, network } = self;
-        let mut text = format!("seed = {seed}\nrequests = {requests}\nwarmup_fraction = 0.1\nrate = {rate:?}\n");
+        let Case { seed, requests, warmup, rate, devices, contender, loads, network } = self;
+        let mut text = format!("seed = {seed}\nrequests = {requests}\nwarmup_fraction = {warmup:?}\nrate = {rate:?}\n");
         let _ = write!(text, "policy = \"{}\"\n[policy_options]\n", contender.policy);
         for (key, value) in &contender.options {
             let _ = writeln!(text, "{key} = {value}");

@@ -72,8 +72,14 @@ impl Context {
 
     /// The answer to `question` for each case, in order.
     pub(super) fn answers(&self, question: Question, cases: Vec<Case>) -> anyhow::Result<Vec<Answer>> {
-        let jobs: Vec<_> = cases.into_iter().map(|case| Job { case, question }).collect();
-        self.queue.answers(&jobs)
+        let job = |case: Case| Job { scenario: case.toml(), policy: case.contender.name, question };
+        self.queue.answers(&cases.into_iter().map(job).collect::<Vec<_>>())
+    }
+
+    /// How a scenario file fares.
+    pub(super) fn run(&self, name: &str, scenario: &str) -> anyhow::Result<Vec<Answer>> {
+        let job = Job { policy: name.to_owned(), scenario: scenario.to_owned(), question: Question::Run };
+        self.queue.answers(&[job])
     }
 
     /// What `run` makes of each input, on all cores; kept nowhere.

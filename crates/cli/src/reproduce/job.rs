@@ -1,21 +1,23 @@
 //! One simulation, or one search over simulations: the unit that runs on a core and is kept.
 
-use super::case::Case;
-use ripieno_report::Summary;
-use ripieno_sim::{Trace, goodput, simulate};
+use ripieno_report::{Summary, WindowFigures};
+use ripieno_sim::{Scenario, Trace, goodput, simulate};
 use serde::{Deserialize, Serialize};
 
 /// A question to the simulator.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Job {
-    pub(super) case: Case,
+    /// Who decides, for errors.
+    pub(super) policy: String,
+    /// The text of the scenario file.
+    pub(super) scenario: String,
     pub(super) question: Question,
 }
 
-/// What is asked about a case.
+/// What is asked about a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) enum Question {
-    /// How does it fare at its rate?
+    /// How does it fare at its rate, and in each of its windows if the devices follow the load?
     Run,
     /// What is its goodput?
     Goodput,
@@ -40,6 +42,22 @@ pub(super) struct Answer {
     pub(super) batch_of_requests: Vec<f64>,
     /// For each hundredth from 0 to 100 %, the time from arrival to start.
     pub(super) delays_ms: Vec<f64>,
+    pub(super) windows: Vec<Interval>,
+}
+
+/// What happened between two looks of an autoscaler.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Interval {
+    pub(super) end_s: f64,
+    pub(super) span_s: f64,
+    pub(super) offered_rps: f64,
+    pub(super) goodput_rps: f64,
+    pub(super) bad_rate: f64,
+    /// Devices that were there, and of them, kept busy.
+    pub(super) devices: f64,
+    pub(super) busy_devices: f64,
+    /// What the autoscaler is advised to have.
+    pub(super) desired_devices: usize,
 }
 
 /// At most this share of any model's requests may be bad.
@@ -51,15 +69,19 @@ const MOST_DEVICES: usize = 4096;
 impl Job {
     pub(super) fn answer(&self) -> anyhow::Result<Answer> {
         match self.question {
-            Question::Run => Ok(simulate(&self.case.scenario()?, None)?.into()),
+            Question::Run => Ok(simulate(&self.parse()?, None)?.into()),
             Question::Goodput => self.goodput(),
             Question::Knee => self.knee(),
             Question::Devices => self.devices(),
         }
     }
 
+    fn parse(&self) -> anyhow::Result<Scenario> {
+        Ok(Scenario::parse(&self.scenario, "scenario of the experiment")?)
+    }
+
     fn goodput(&self) -> anyhow::Result<Answer> {
-        let found = goodput(&self.case.scenario()?, |_| ())?;
+        let found = goodput(&self.parse()?, |_| ())?;
         let goodput_rps = found.goodput_rps();
         let run = found.good.map_or_else(Answer::default, |trial| trial.run.into());
         Ok(Answer { goodput_rps, ..run })
@@ -70,7 +92,7 @@ impl Job {
         if found.goodput_rps == 0.0 {
             return Ok(found);
         }
-        let mut scenario = self.case.scenario()?;
+        let mut scenario = self.parse()?;
         scenario.rate = Some(found.goodput_rps * KNEE);
         let mut trace = Trace::new(&scenario.setup.models);
         let summary = simulate(&scenario, Some(&mut trace))?;
@@ -82,8 +104,9 @@ impl Job {
     /// Doubles the devices until they are enough, then halves the difference; 0 if no number was enough.
     fn devices(&self) -> anyhow::Result<Answer> {
         let enough = |devices| {
-            let case = Case { devices, ..self.case.clone() };
-            anyhow::Ok(simulate(&case.scenario()?, None)?.worst_bad_rate <= LIMIT)
+            let mut scenario = self.parse()?;
+            (scenario.setup.devices, scenario.setup.limits.devices) = (devices, devices);
+            anyhow::Ok(simulate(&scenario, None)?.worst_bad_rate <= LIMIT)
         };
         let (mut few, mut many) = (0, 1);
         while !enough(many)? {
@@ -108,8 +131,17 @@ impl From<Summary> for Answer {
             busy_fraction: summary.total.busy_fraction,
             devices_used: summary.total.devices_used,
             median_batch: summary.total.median_batch,
+            windows: summary.windows.iter().map(Interval::from).collect(),
             ..Answer::default()
         }
+    }
+}
+
+impl From<&WindowFigures> for Interval {
+    fn from(window: &WindowFigures) -> Interval {
+        let &WindowFigures { end_s, span_s, offered_rps, goodput_rps, bad_rate, devices, busy_devices, .. } = window;
+        let desired_devices = window.desired_devices;
+        Interval { end_s, span_s, offered_rps, goodput_rps, bad_rate, devices, busy_devices, desired_devices }
     }
 }
 

@@ -75,13 +75,13 @@ impl Queue {
     }
 
     fn answer(&self, job: &Job) -> anyhow::Result<Answer> {
-        let (question, scenario) = (format!("{:?}", job.question), job.case.toml());
+        let (question, scenario) = (format!("{:?}", job.question), job.scenario.clone());
         let key = Sha256::digest(format!("{}\n{question}\n{scenario}", self.program));
         let file = self.cache.join(format!("{}.json", hex(&key[..16])));
         if let Some(kept) = read(&file) {
             return Ok(kept.answer);
         }
-        let answer = job.answer().with_context(|| format!("the simulation of {} failed", job.case.contender.name))?;
+        let answer = job.answer().with_context(|| format!("the simulation of {} failed", job.policy))?;
         let kept = Kept { question, scenario, answer };
         write(&file, &kept).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(kept.answer)

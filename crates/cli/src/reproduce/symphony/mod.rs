@@ -10,6 +10,7 @@ mod figure10;
 mod figure11;
 mod figure13;
 mod figure14;
+mod figure15;
 mod figure16;
 mod figure2;
 mod figure6;
@@ -33,6 +34,7 @@ pub(super) const ITEMS: &[Item] = &[
     figure1::FIGURE_12,
     figure13::ITEM,
     figure14::ITEM,
+    figure15::ITEM,
     figure16::ITEM,
     table2::ITEM,
 ];

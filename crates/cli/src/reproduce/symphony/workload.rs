@@ -37,7 +37,7 @@ pub(super) fn from_zoo(model: &ZooModel) -> Load {
 
 /// A scenario; its rate is a placeholder where the goodput is searched.
 pub(super) fn case(contender: &Contender, devices: usize, loads: Vec<Load>, requests: u64) -> Case {
-    Case { seed: 1, requests, rate: 1000.0, devices, contender: contender.clone(), loads, network: None }
+    Case { seed: 1, requests, warmup: 0.1, rate: 1000.0, devices, contender: contender.clone(), loads, network: None }
 }
 
 pub(super) fn deferred_window() -> Contender {
