@@ -1,12 +1,14 @@
 //! The `ripieno` binary: parses the command line, wires the crates together, prints results.
 
 mod bench;
+mod bench_scheduler;
 mod bench_wakeup;
 mod demo;
 mod devices;
 mod goodput;
 mod models;
 mod output;
+mod plan;
 mod policy;
 mod replay;
 mod reproduce;
@@ -36,10 +38,12 @@ enum Command {
     Models(models::ModelsArgs),
     Profile(models::ProfileArgs),
     Bench(bench::BenchArgs),
+    BenchScheduler(bench_scheduler::BenchSchedulerArgs),
     BenchWakeup(bench_wakeup::BenchWakeupArgs),
     Replay(replay::ReplayArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
+    Plan(plan::PlanArgs),
     Reproduce(reproduce::ReproduceArgs),
 }
 
@@ -52,10 +56,12 @@ fn main() -> ExitCode {
         Command::Models(args) => models::list(&args),
         Command::Profile(args) => models::measure(&args),
         Command::Bench(args) => bench::run(args),
+        Command::BenchScheduler(args) => bench_scheduler::run(&args),
         Command::BenchWakeup(args) => bench_wakeup::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
     };
     match outcome {
