@@ -58,13 +58,17 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
 
     /// Inserts `key`, or changes its priority.
     pub fn set(&mut self, key: usize, priority: P) {
-        self.priority[key] = priority;
-        if self.position[key] == ABSENT {
+        let before = std::mem::replace(&mut self.priority[key], priority);
+        let at = self.position[key];
+        if at == ABSENT {
             self.position[key] = self.heap.len() as u32;
             self.heap.push(key as u32);
+            self.sift_up(self.heap.len() - 1);
+        } else if priority < before {
+            self.sift_up(at as usize);
+        } else if priority > before {
+            self.sift_down(at as usize);
         }
-        let at = self.sift_up(self.position[key] as usize);
-        self.sift_down(at);
     }
 
     /// Removes `key` if present.
@@ -78,8 +82,9 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
         self.position[key] = ABSENT;
         if at < self.heap.len() {
             self.position[self.heap[at] as usize] = at as u32;
-            let at = self.sift_up(at);
-            self.sift_down(at);
+            if self.sift_up(at) == at {
+                self.sift_down(at);
+            }
         }
     }
 
