@@ -5,6 +5,7 @@
 //! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
 
 use ripieno_base::Nanos;
+use ripieno_report::ModelTotals;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
@@ -84,6 +85,15 @@ impl Ending {
         Ending::Unloaded,
         Ending::ShuttingDown,
     ];
+
+    /// Whether it counts as good or bad; as neither where more devices would have changed nothing.
+    pub fn is_good(self) -> Option<bool> {
+        match self {
+            Ending::Ok => Some(true),
+            Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Refused => Some(false),
+            Ending::Cancelled | Ending::Failed | Ending::Unloaded | Ending::ShuttingDown => None,
+        }
+    }
 
     /// As a metric's label.
     pub fn name(self) -> &'static str {
@@ -229,6 +239,16 @@ pub struct ModelSnapshot {
     pub last_inference_ms: u64,
 }
 
+impl ModelSnapshot {
+    /// What an autoscaler looks at.
+    pub fn totals(&self) -> ModelTotals {
+        let count =
+            |good| self.requests.iter().filter(|(ending, _)| ending.is_good() == Some(good)).map(|(_, n)| n).sum();
+        let busy_ns: u64 = self.by_batch.iter().map(|(_, tally)| tally.ns).sum();
+        ModelTotals { good: count(true), bad: count(false), busy: Nanos(busy_ns.cast_signed()) }
+    }
+}
+
 impl ModelMetrics {
     pub(crate) fn new(max_batch: usize) -> ModelMetrics {
         ModelMetrics {
@@ -370,6 +390,8 @@ mod tests {
         assert_eq!(seen.success, TallySnapshot { count: 2, ns: 3_000 });
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);
+        // Answered late, expired and refused are bad, one was good.
+        assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, busy: Nanos(700) });
         let counted: Vec<_> = seen.requests.iter().filter(|(_, n)| *n == 1).map(|(ending, _)| ending.name()).collect();
         assert_eq!(counted, ["ok", "late", "expired", "refused"]);
     }

@@ -19,6 +19,7 @@ mod problem;
 pub mod registry;
 pub mod repository;
 mod serve;
+mod signals;
 mod state;
 pub mod stats;
 

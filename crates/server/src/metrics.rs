@@ -5,6 +5,7 @@
 
 use crate::registry::ServedEntry;
 use crate::state::State;
+use ripieno_report::{Reading, Rule};
 use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub(crate) fn render(state: &State) -> String {
     requests(&mut text, &rows);
     histograms(&mut text, &rows);
     devices(&mut text, state);
+    signals(&mut text, state.signals.reading());
     triton(&mut text, &rows);
     text.0
 }
@@ -129,6 +131,21 @@ fn devices(text: &mut Text, state: &State) {
     }
 }
 
+/// What an autoscaler follows; nothing while nothing is known.
+fn signals(text: &mut Text, reading: Option<Reading>) {
+    let Some(reading) = reading else { return };
+    let mut gauge = |name: &str, help: &str, value: &dyn std::fmt::Display| {
+        text.family(name, "gauge", help);
+        let _ = writeln!(text.0, "{name} {value}");
+    };
+    gauge("ripieno_devices", "Devices that are there.", &reading.devices);
+    let help = "Requests not answered by their deadline, over all that ended in the last seconds.";
+    gauge("ripieno_bad_rate", help, &reading.bad_rate);
+    gauge("ripieno_idle_fraction", "The part of the devices' last seconds without a task.", &reading.idle_fraction);
+    let help = "Devices that the load of the last seconds needs; what to scale to.";
+    gauge("ripieno_desired_devices", help, &Rule::PAPER.desired(&reading));
+}
+
 /// A counter's name, help and value.
 type Counter = (&'static str, &'static str, fn(&ModelSnapshot) -> u64);
 
@@ -157,4 +174,21 @@ fn triton(text: &mut Text, rows: &[Row]) {
 
 fn escape(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_gauges_once_they_are_known() {
+        let mut text = Text(String::new());
+        signals(&mut text, None);
+        assert_eq!(text.0, "");
+        signals(&mut text, Some(Reading::new(4.0, 0.5, 0.0)));
+        let samples: Vec<_> = text.0.lines().filter(|line| !line.starts_with('#')).collect();
+        let expected =
+            ["ripieno_devices 4", "ripieno_bad_rate 0.5", "ripieno_idle_fraction 0", "ripieno_desired_devices 8"];
+        assert_eq!(samples, expected);
+    }
 }

@@ -7,7 +7,7 @@ use crate::backend::Backend;
 use crate::config::ServerConfig;
 use crate::registry::{Registry, Repository};
 use crate::state::State;
-use crate::{grpc, http, metrics};
+use crate::{grpc, http, metrics, signals};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -92,6 +92,7 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let state = self.state;
         let mut loops = JoinSet::new();
+        loops.spawn(signals::keep_sampling(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));

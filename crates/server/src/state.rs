@@ -4,6 +4,7 @@ use crate::backend::Backend;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
 use crate::registry::{LookupError, Registry, Repository, ServedEntry};
+use crate::signals::LiveSignals;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -16,6 +17,7 @@ pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) repository: Arc<dyn Repository>,
+    pub(crate) signals: LiveSignals,
     draining: watch::Sender<bool>,
     bytes: Arc<Semaphore>,
 }
@@ -29,7 +31,7 @@ impl State {
     ) -> State {
         let units = (config.max_bytes_in_flight / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
         let (draining, bytes) = (watch::Sender::new(false), Arc::new(Semaphore::new(units)));
-        State { config, backend, registry, repository, draining, bytes }
+        State { config, backend, registry, repository, signals: LiveSignals::new(), draining, bytes }
     }
 
     /// The server is ready while it is not going down and no model is still on its way.

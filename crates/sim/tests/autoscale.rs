@@ -145,7 +145,7 @@ fn check_error(text: &str, expected: Expect) {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn mistakes_about_the_load_are_named() {
     check_error(
         "rate = 1\n[[phase]]\nduration_s = 1\nrate = 1",
         expect!["s.toml: both rate and [[phase]] tables are given; remove one"],
@@ -169,6 +169,36 @@ fn mistakes_are_named() {
         "[[phase]]\nduration_s = 1\nrate = 0",
         expect!["s.toml: no request ever arrives; give a [[phase]] or the rates of a model a rate above 0"],
     );
+    for (keys, expected) in [
+        (
+            "rate = 1\n[[model]]\nname = \"a\"\nrates = [[0, 1]]",
+            expect!["s.toml: duration_s is missing; a load that changes needs to know how long it is"],
+        ),
+        (
+            "rate = 1\nduration_s = 1\n[[model]]\nname = \"a\"\nrates = [[1, 1]]",
+            expect![[
+                r#"s.toml: model "a": rates = [(1.0, 1.0)]; they must be [[second, requests per second], …] with ascending seconds from 0 and rates of at least 0"#
+            ]],
+        ),
+        (
+            "duration_s = 1\n[[model]]\nname = \"a\"\nrates = [[0, 1]]",
+            expect!["s.toml: rate is missing; give it, or [[phase]] tables, or rates to every model"],
+        ),
+        (
+            "rate = 1\nduration_s = 1\n[[model]]\nname = \"a\"\ndrift = { amplitude = 2, period_s = 1 }",
+            expect![[r#"s.toml: model "a": drift.amplitude = 2; it must be from 0 to 1"#]],
+        ),
+        (
+            "rate = 1\nduration_s = 1\n[[model]]\nname = \"a\"\ndrift = { amplitude = 0.1, period_s = 0 }",
+            expect![[r#"s.toml: model "a": drift.period_s = 0; it must be at least 0.0001"#]],
+        ),
+    ] {
+        check_error(&format!("{keys}\nalpha_ms = 1\nbeta_ms = 1\nslo_ms = 10"), expected);
+    }
+}
+
+#[test]
+fn mistakes_about_the_autoscaler_are_named() {
     check_error(
         "rate = 1\n[autoscale]\nevery_s = 1",
         expect!["s.toml: autoscale.max is missing; give the most devices that may ever be there"],
@@ -199,30 +229,4 @@ fn mistakes_are_named() {
         "rate = 1\nwindow_s = 1\n[autoscale]\nmax = 8",
         expect!["s.toml: window_s has no effect beside [autoscale], whose every_s is the window"],
     );
-    for (keys, expected) in [
-        (
-            "rate = 1\n[[model]]\nname = \"a\"\nrates = [[0, 1]]",
-            expect!["s.toml: duration_s is missing; a load that changes needs to know how long it is"],
-        ),
-        (
-            "rate = 1\nduration_s = 1\n[[model]]\nname = \"a\"\nrates = [[1, 1]]",
-            expect![[
-                r#"s.toml: model "a": rates = [(1.0, 1.0)]; they must be [[second, requests per second], …] with ascending seconds from 0 and rates of at least 0"#
-            ]],
-        ),
-        (
-            "duration_s = 1\n[[model]]\nname = \"a\"\nrates = [[0, 1]]",
-            expect!["s.toml: rate is missing; give it, or [[phase]] tables, or rates to every model"],
-        ),
-        (
-            "rate = 1\nduration_s = 1\n[[model]]\nname = \"a\"\ndrift = { amplitude = 2, period_s = 1 }",
-            expect![[r#"s.toml: model "a": drift.amplitude = 2; it must be from 0 to 1"#]],
-        ),
-        (
-            "rate = 1\nduration_s = 1\n[[model]]\nname = \"a\"\ndrift = { amplitude = 0.1, period_s = 0 }",
-            expect![[r#"s.toml: model "a": drift.period_s = 0; it must be at least 0.0001"#]],
-        ),
-    ] {
-        check_error(&format!("{keys}\nalpha_ms = 1\nbeta_ms = 1\nslo_ms = 10"), expected);
-    }
 }
