@@ -17,6 +17,8 @@ mod figure6;
 mod figure7;
 mod figure9;
 mod table2;
+#[cfg(test)]
+mod tests;
 mod workload;
 
 use super::item::Item;
