@@ -1,4 +1,4 @@
-//! How many devices: by the analytic bound, and by simulating the very scheduler that would run them.
+//! How many devices: by analysis, and by simulating the very scheduler that would run them.
 
 use ripieno_base::{ModelId, Nanos};
 use ripieno_cluster::planner::{Demand, DevicesNeeded, MOST_DEVICES, devices_needed};
@@ -36,8 +36,8 @@ pub(super) fn rates(scenario: &Scenario) -> Vec<f64> {
     rows.into_iter().map(|rows| rows * 1e3 / last.max(slo)).collect()
 }
 
-/// The devices that the analytic bound asks for.
-pub(super) fn bound(scenario: &Scenario) -> DevicesNeeded {
+/// The devices that analysis asks for.
+pub(super) fn needed(scenario: &Scenario) -> DevicesNeeded {
     let models = &scenario.setup.models;
     let profiles: Vec<Profile> = models.iter().map(Model::profile).collect();
     let demand = |((profile, model), rate_rps): ((_, &Model), f64)| Demand { profile, slo: model.slo, rate_rps };
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn simulation_and_bound_agree_about() {
         let scenario = subset(&Scenario::parse(TEXT, "s.toml").unwrap(), &[0, 1]);
-        let bound = bound(&scenario).total.devices().unwrap();
+        let bound = needed(&scenario).bound.devices().unwrap();
         let found = simulated(&scenario, bound, |_, _| {}).unwrap();
         let devices = found.good.unwrap().0;
         assert!(devices >= bound && devices <= bound + 3, "{devices} {bound}");

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 /// Plan capacity: how many devices does a scenario's load need, and which models should share which devices?
 ///
-/// Devices are answered twice: by the analytic bound, which is instant, and by simulating the scheduler with more and fewer
+/// Devices are answered by the analytic bound and an estimate, which are instant, and by simulating the scheduler with more and fewer
 /// devices until every model's bad rate (dropped or late) just stays within 1 %. The models are divided into sub-clusters
 /// with balanced rate and memory; against a current partition, with few moves. See docs/planning.md.
 #[derive(Args, Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     bounds: Bounds,
 
-    /// Do not simulate: only the analytic bound and the partition.
+    /// Do not simulate: only bound, estimate and partition.
     #[arg(long)]
     bound_only: bool,
 
@@ -87,7 +87,7 @@ struct Outcome {
 
 /// Devices for some of the models.
 struct Capacity {
-    bound: DevicesNeeded,
+    needed: DevicesNeeded,
     simulated: Option<Simulated>,
 }
 
@@ -206,9 +206,9 @@ fn capacity(
     what: &str,
 ) -> anyhow::Result<Capacity> {
     let rates = capacity::rates(scenario);
-    let bound = capacity::bound(&capacity::subset(scenario, models));
+    let needed = capacity::needed(&capacity::subset(scenario, models));
     let loaded = possible.iter().any(|&model| rates[model] > 0.0);
-    let simulated = match bound.total.devices() {
+    let simulated = match needed.bound.devices().unwrap_or(0).max(needed.estimate) {
         _ if !simulate || !loaded => None,
         guess => {
             let part = capacity::subset(scenario, possible);
@@ -217,8 +217,8 @@ fn capacity(
                 bar.set_message(format!("{what}: {devices} devices: worst bad rate {bad:.2} %"));
                 bar.tick();
             };
-            Some(capacity::simulated(&part, guess.unwrap_or(1), progress)?)
+            Some(capacity::simulated(&part, guess, progress)?)
         }
     };
-    Ok(Capacity { bound, simulated })
+    Ok(Capacity { needed, simulated })
 }

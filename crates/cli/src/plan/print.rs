@@ -25,10 +25,11 @@ pub(super) struct Report {
     impossible: Vec<Impossible>,
 }
 
-/// Devices by both answers; null where there is none. Impossible models are left out.
+/// Devices by each answer; null where there is none. Impossible models are left out.
 #[derive(Debug, Serialize)]
 struct Devices {
     bound: Option<usize>,
+    estimate: usize,
     simulated: Option<usize>,
     /// Of the simulated answer.
     worst_bad_rate: Option<f64>,
@@ -48,7 +49,7 @@ struct Model {
     sub_cluster: usize,
     /// By the bound, if the model had devices of its own.
     devices_alone: Option<usize>,
-    /// By the bound, of devices shared by all.
+    /// By the estimate, of devices shared by all.
     devices_busy: f64,
     impossible: bool,
 }
@@ -165,7 +166,7 @@ pub(super) fn report(outcome: &Outcome) -> Report {
 
 fn model_report(outcome: &Outcome, index: usize) -> Model {
     let model = &outcome.scenario.setup.models[index];
-    let needed = outcome.all.bound.models[index];
+    let needed = outcome.all.needed.models[index];
     Model {
         name: model.name.clone(),
         rate_rps: outcome.rates[index],
@@ -192,7 +193,8 @@ impl Devices {
             summary.models.iter().map(|model| model.figures.requests).filter(|&requests| requests > 0).min()
         };
         Devices {
-            bound: capacity.bound.total.devices(),
+            bound: capacity.needed.bound.devices(),
+            estimate: capacity.needed.estimate,
             simulated: good.map(|(devices, _)| *devices),
             worst_bad_rate: good.map(|(_, summary)| summary.worst_bad_rate),
             too_few: simulated.map(|found| found.bad).filter(|&bad| bad > 0),
@@ -211,10 +213,12 @@ impl Devices {
 }
 
 fn devices(report: &Report) -> String {
-    let Devices { bound, simulated, worst_bad_rate, too_few, runs, fewest_requests } = &report.devices;
+    let Devices { bound, estimate, simulated, worst_bad_rate, too_few, runs, fewest_requests } = &report.devices;
     let rate = number(report.rate_rps);
     let bound = bound.map_or("no number of".to_owned(), |bound| bound.to_string());
-    let mut text = format!("{rate} requests/s on shared devices: {bound} devices by the analytic bound");
+    let mut text = format!(
+        "{rate} requests/s on shared devices: {bound} devices by the analytic bound, about {estimate} as requests come"
+    );
     text += &match (simulated, too_few) {
         (Some(devices), _) => {
             let bad = percent(worst_bad_rate.unwrap_or(0.0));
@@ -276,7 +280,8 @@ fn sub_clusters(report: &Report) -> String {
         "memory MB",
         "runtime MB",
         "devices (bound)",
-        "devices (simulated)",
+        "(estimate)",
+        "(simulated)",
         "worst bad %",
     ]);
     for (place, part) in report.sub_clusters.iter().enumerate() {
@@ -288,6 +293,7 @@ fn sub_clusters(report: &Report) -> String {
             number(part.memory_mb),
             number(part.runtime_memory_mb),
             part.devices.bound.map_or("–".to_owned(), |devices| devices.to_string()),
+            part.devices.estimate.to_string(),
             part.devices.simulated_cell(),
             part.devices.worst_bad_rate.map_or("–".to_owned(), percent),
         ]);
