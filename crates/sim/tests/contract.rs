@@ -182,6 +182,7 @@ contract! {
     nexus_prefix: "nexus" "gather=prefix epoch_s=0.003 drop=never";
     shepherd: "shepherd" "";
     shepherd_window: "shepherd" "gather=window preempt_ratio=1.5 drop=expired";
+    shepherd_published: "shepherd" "head_of_line=published preempt_ratio=2 drop=expired";
     shepherd_never: "shepherd" "drop=never device=earliest-free";
 }
 

@@ -106,18 +106,51 @@ impl<R: Copy + Ord + Default> Central<R> {
     /// Commits the best batch that can begin at `at` to a device. False if there is nothing for any device.
     pub(crate) fn give(&mut self, now: Time, at: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) -> bool {
         self.refresh(&floor.pool, at);
-        let Some((_, model)) = self.ranked.peek() else { return self.give_overdue(now, device, floor, out) };
-        match self.gather(&floor.pool, model, at, floor.device(device).percent) {
+        match self.ranked.peek() {
+            Some((_, model)) => {
+                self.give_best(now, at, (device, model), 1, floor, out);
+                true
+            }
+            None => self.give_overdue(now, device, floor, out),
+        }
+    }
+
+    /// Commits the best batch that can begin at `at` to a device, if it has so many rows there. False if it has not.
+    pub(crate) fn give_large(
+        &mut self,
+        now: Time,
+        at: Time,
+        device: DeviceId,
+        least: usize,
+        floor: &mut Floor,
+        out: &mut Outbox,
+    ) -> bool {
+        let Some((_, model)) = self.ranked.peek() else { return false };
+        self.give_best(now, at, (device, model), least, floor, out)
+    }
+
+    fn give_best(
+        &mut self,
+        now: Time,
+        at: Time,
+        (device, model): (DeviceId, usize),
+        least: usize,
+        floor: &mut Floor,
+        out: &mut Outbox,
+    ) -> bool {
+        let candidate = self.gather(&floor.pool, model, at, floor.device(device).percent);
+        match candidate.filter(|candidate| candidate.rows >= least) {
             Some(candidate) => {
                 floor.commit(now, model, candidate, device, out);
                 self.touch(model);
+                true
             }
             None => {
                 floor.set_aside(device);
                 self.slow.push(device);
+                false
             }
         }
-        true
     }
 
     /// Lets a free device run what is late anyway.

@@ -146,11 +146,6 @@ impl Floor {
         out.push(Action::Cancel { task: batch.task });
     }
 
-    /// Whether the next batch of a device has been formed.
-    pub(crate) fn is_committed(&self, id: DeviceId) -> bool {
-        self.devices[id.index()].commitment.is_some()
-    }
-
     /// Leaves a device aside, free or busy, until [`Floor::bring_back`].
     pub(crate) fn set_aside(&mut self, id: DeviceId) {
         self.free.remove(id.index());
@@ -356,7 +351,8 @@ impl<P: Placement> Placed<P> {
 
     /// Routes the members of lost batches anew.
     fn take_back(&mut self, now: Time, out: &mut Outbox) {
-        while let Some(slot) = self.floor.returned.pop() {
+        for at in 0..self.floor.returned.len() {
+            let slot = self.floor.returned[at];
             if self.floor.pool.may_return(slot, out) {
                 let request = *self.floor.pool.request(slot.0);
                 let queue = self.placement.route(now, &request, &self.floor);
@@ -364,6 +360,7 @@ impl<P: Placement> Placed<P> {
                 self.placement.touched(queue);
             }
         }
+        self.floor.returned.clear();
     }
 }
 

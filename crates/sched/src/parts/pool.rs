@@ -31,6 +31,8 @@ pub(crate) struct Terms {
     pub(crate) max_batch: usize,
     /// How long before its deadline the policy wants a request to be answered.
     pub(crate) margin: Nanos,
+    /// Whether an expired head stays, and blocks the queue, as long as the last request is alive.
+    pub(crate) head_blocks: bool,
 }
 
 /// What a batch aims at.
@@ -278,6 +280,10 @@ impl Pool {
                 at = leaves_after.next();
                 break;
             }
+            if let Some(last) = self.blocked_until(queue).filter(|&last| now <= last) {
+                at = last.next();
+                break;
+            }
             self.pass_over(now, queue, head, out);
         }
         while let Some(slot) = self.queues[queue].overdue.front() {
@@ -297,6 +303,13 @@ impl Pool {
             at => self.wakeups.set(queue, at),
         }
         self.note_overdue(queue);
+    }
+
+    /// Until when an expired head stays, if it does.
+    fn blocked_until(&self, queue: usize) -> Option<Time> {
+        let last = self.queues[queue].waiting.back()?;
+        let blocks = self.served(self.requests.get(last).model).terms.head_blocks;
+        blocks.then(|| self.leaves_after(last))
     }
 
     fn note_overdue(&mut self, queue: usize) {
@@ -325,6 +338,9 @@ impl Pool {
         let (mut first, mut left) = (self.queues[queue].waiting.front()?, self.queues[queue].rows);
         // What cannot even run alone from then on is in nobody's way.
         while at > self.leaves_after(first) {
+            if self.served(self.requests.get(first).model).terms.head_blocks {
+                return None;
+            }
             left -= u64::from(self.requests.get(first).rows);
             first = self.links.next(first)?;
         }

@@ -286,7 +286,7 @@ mod tests {
         for (id, &(alpha, beta, slo)) in models.iter().enumerate() {
             let profile = Profile::linear(alpha, beta, 64).unwrap();
             let model = Model::whole(&id.to_string(), profile, Nanos::from_millis(slo));
-            let terms = Terms { drop: DropRule::Hopeless, max_batch: 64, margin: Nanos::ZERO };
+            let terms = Terms { drop: DropRule::Hopeless, max_batch: 64, margin: Nanos::ZERO, head_blocks: false };
             pool.load(ModelId(id as u16), model, terms);
         }
         pool

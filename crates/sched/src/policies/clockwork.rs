@@ -78,6 +78,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         margin,
+        head_blocks: false,
     };
     Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
 }

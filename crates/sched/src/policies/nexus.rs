@@ -75,6 +75,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         margin: Nanos::ZERO,
+        head_blocks: false,
     };
     Ok(Box::new(Placed::new(setup, DeviceChoice::SmallestId, Box::new(terms), placement)))
 }
@@ -222,13 +223,15 @@ impl Nexus {
     }
 
     fn redistribute(&mut self, floor: &mut Floor) {
-        while let Some((slot, overdue)) = self.moved.pop() {
+        for at in 0..self.moved.len() {
+            let (slot, overdue) = self.moved[at];
             let queue = self.choose(floor.pool.request(slot).model);
             match overdue {
                 true => floor.pool.push_overdue(queue, slot),
                 false => floor.pool.push(queue, slot),
             }
         }
+        self.moved.clear();
     }
 
     /// Lists the sessions of each device, and lets all devices be looked at.

@@ -10,13 +10,13 @@
 //! 4. The batch that ran is aborted and its work is lost; its requests return to their queue, by their deadlines.
 //! 5. Requests that cannot be punctual any more leave from the head of the queue.
 //!
-//! State: a queue and a candidate a model; the batch on each device. Knobs: preemption ratio, gathering rule, largest batch,
-//! drop rule, device choice. It ignores urgency between models: a small batch waits however late it is.
+//! State: a queue and a candidate a model; the batch on each device. Knobs: preemption ratio, head of line, gathering rule,
+//! largest batch, drop rule, device choice. It ignores urgency between models: a small batch waits however late it is.
 //!
 //! Deviations: the new batch is formed when it preempts and starts when the device has stopped, so that the requests that
 //! return are not in it. The one public implementation looks for expired requests at the tail of the queue, so that an
-//! expired head blocks all behind it; not so here. The planner that assigns models to groups of devices is not built, as in
-//! Symphony's comparison.
+//! expired head blocks all behind it; not so here, unless `head_of_line = "published"` asks for it. The planner that assigns
+//! models to groups of devices is not built, as in Symphony's comparison.
 
 use super::clockwork::{GATHER, gather};
 use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
@@ -41,6 +41,12 @@ pub(crate) const POLICY: Policy = Policy {
             help: "how many times the rows of a running batch a waiting one must have to take its device, work lost; \
                    0 = never",
         },
+        Knob {
+            name: "head_of_line",
+            default: "fixed",
+            help: "when an expired request leaves its queue: \"fixed\" = at once, \"published\" = when the last one of the \
+                   queue has expired too, as in the public code; until then it blocks its model",
+        },
         GATHER,
         MAX_BATCH,
         DROP,
@@ -55,11 +61,13 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         preempt_permille: (knobs.number("preempt_ratio", None)?.unwrap_or(3.0) * 1e3) as usize,
     };
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
+    let head_blocks = knobs.choice("head_of_line", &[("fixed", false), ("published", true)], false)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
     let terms = move |model: &Model| Terms {
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         margin: Nanos::ZERO,
+        head_blocks,
     };
     Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
 }
@@ -84,12 +92,12 @@ impl Shepherd {
         // The device cannot begin in this very instant.
         let at = now.next();
         self.central.refresh(&floor.pool, at);
-        let large =
-            |candidate: &Candidate| candidate.rows.saturating_mul(1_000) >= rows.saturating_mul(self.preempt_permille);
-        if !self.central.best().is_some_and(|candidate| large(&candidate)) {
+        let least = rows.saturating_mul(self.preempt_permille).div_ceil(1_000);
+        if self.central.best().is_none_or(|candidate| candidate.rows < least) {
             return false;
         }
-        if self.central.give(now, at, device, floor, out) && floor.is_committed(device) {
+        // A slow device may take less; then it is left aside, and the next one is looked at.
+        if self.central.give_large(now, at, device, least, floor, out) {
             floor.cancel(device, out);
         }
         true
