@@ -1,6 +1,7 @@
 //! What can be reproduced, and what comes out.
 
 use super::context::Context;
+use ripieno_report::number;
 use ripieno_report::plot::Figure;
 use serde::{Serialize, Serializer};
 
@@ -32,18 +33,25 @@ pub(super) struct Row {
     /// None where the paper's text gives no number; nothing is read off its pictures.
     pub(super) paper: Option<f64>,
     pub(super) ours: f64,
+    /// The lowest and highest of several seeds, and how many.
+    pub(super) seeds: Option<(f64, f64, u64)>,
     /// Why they differ, or what to know about the number; may be empty.
     pub(super) note: String,
 }
 
 impl Row {
     pub(super) fn new(name: impl Into<String>, unit: &'static str, ours: f64) -> Row {
-        Row { name: name.into(), unit, paper: None, ours, note: String::new() }
+        Row { name: name.into(), unit, paper: None, ours, seeds: None, note: String::new() }
     }
 
     /// With what the paper says, if it does.
     pub(super) fn paper(self, paper: impl Into<Option<f64>>) -> Row {
         Row { paper: paper.into(), ..self }
+    }
+
+    /// With the range over several seeds.
+    pub(super) fn seeds(self, low: f64, high: f64, count: u64) -> Row {
+        Row { seeds: (count > 1).then_some((low, high, count)), ..self }
     }
 
     /// With a sentence about it; several are joined.
@@ -72,7 +80,10 @@ impl Serialize for Row {
             ratio: Option<f64>,
             note: &'a str,
         }
-        let Row { name, unit, paper, ours, note } = self;
+        let Row { name, unit, paper, ours, seeds, note } = self;
+        let range = seeds.map(|(low, high, count)| format!("{count} seeds: {} to {}.", number(low), number(high)));
+        let note = &[range.as_deref().unwrap_or(""), note].join(" ");
+        let note = note.trim();
         Fields { name, unit, paper: *paper, ours: *ours, ratio: self.ratio(), note }.serialize(serializer)
     }
 }

@@ -41,13 +41,16 @@ fn notes(rows: &[Row]) -> Vec<&str> {
 }
 
 fn table(rows: &[Row], notes: &[&str]) -> Table {
-    let mut table = Table::new(["name", "unit", "paper", "ours", "ratio", "note"]);
+    let mut table = Table::new(["name", "unit", "paper", "ours", "of seeds", "ratio", "note"]);
     let optional = |value: Option<f64>| value.map_or("–".to_owned(), exact);
     for row in rows {
         let note = notes.iter().position(|&note| note == row.note).map(|index| format!("[{}]", index + 1));
         let ratio = row.ratio().map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
         let (paper, ours) = (optional(row.paper), exact(row.ours));
-        table.row([row.name.clone(), row.unit.to_owned(), paper, ours, ratio, note.unwrap_or_default()]);
+        let range = row.seeds.map(|(low, high, _)| format!("{} to {}", exact(low), exact(high)));
+        let unit = row.unit.to_owned();
+        let (range, note) = (range.unwrap_or_default(), note.unwrap_or_default());
+        table.row([row.name.clone(), unit, paper, ours, range, ratio, note]);
     }
     table
 }

@@ -2,7 +2,7 @@
 
 use super::axes::{Area, INK, SOFT, Scale, TICK, frame, x_axis, y_axis};
 use super::svg::{Anchor, Font, Point, Svg};
-use super::{Bar, Content, Look, Moment, Panel, Series, Span};
+use super::{Axis, Bar, Content, Look, Moment, Panel, Series, Span};
 use crate::table::number;
 
 const NAME: Font = Font::new(12.0, INK);
@@ -97,8 +97,10 @@ pub(super) fn paper_mark(svg: &mut Svg, (x, y): Point) {
 
 fn bars(svg: &mut Svg, panel: &Panel, bars: &[Bar], area: Area) {
     let ends = bars.iter().flat_map(|bar| [Some(bar.value), bar.paper, bar.spread.map(|spread| spread.1)]);
-    // A tenth above the longest bar is room for its value.
-    let x = Scale::new(&panel.x, ends.flatten().map(|end| end * 1.1), area.left, area.right);
+    // A seventh beyond the longest bar is room for its value.
+    let longest = ends.flatten().filter(|end| end.is_finite()).fold(0.0, f64::max);
+    let limits = Axis { to: panel.x.to.or(Some(longest * 1.14)), ..panel.x.clone() };
+    let x = Scale::new(&limits, std::iter::empty(), area.left, area.right);
     x_axis(svg, area, &x, &panel.x.label);
     frame(svg, area);
     for (index, bar) in bars.iter().enumerate() {
@@ -116,7 +118,7 @@ fn bars(svg: &mut Svg, panel: &Panel, bars: &[Bar], area: Area) {
         if let Some(paper) = bar.paper {
             paper_mark(svg, (x.at(paper), y));
             let near = (-8.0..52.0).contains(&(x.at(paper) - end));
-            end = if near { x.at(paper) } else { end };
+            end = if near { end.max(x.at(paper)) } else { end };
         }
         svg.text((end + 6.0, y + 4.0), Anchor::Start, VALUE, &number(bar.value));
     }

@@ -1,7 +1,7 @@
 //! Figure 10: how many devices 15,000 requests/s need.
 
 use super::SOURCE;
-use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, systems, zoo};
+use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, nexus_window_max, systems, zoo};
 use crate::reproduce::case::{Case, Contender, Load};
 use crate::reproduce::context::Context;
 use crate::reproduce::item::{Item, Report, Row};
@@ -23,7 +23,7 @@ const REQUESTS: u64 = 200_000;
 
 fn run(context: &Context) -> anyhow::Result<Report> {
     let mut contenders = systems();
-    contenders.extend(known([nexus_eight_frontends()]));
+    contenders.extend(known([nexus_window_max(), nexus_eight_frontends()]));
     let models = zoo("a100")?;
     let resnet = models.iter().find(|model| model.name == "ResNet50").context("Table 4 has a ResNet50")?;
     let single = vec![load("ResNet50", resnet.alpha_ms, resnet.beta_ms, 25.0)];
@@ -69,7 +69,8 @@ fn rows_of(setup: &str, contenders: &[Contender], found: &[f64], papers: [Option
             let name = format!("{setup}: {} over deferred", one.name);
             rows.push(Row::new(name, "times", devices / deferred).paper(paper).note(match policy {
                 "clockwork" => {
-                    "The paper's reason is the running time of Clockwork's program, which a simulation does not have."
+                    "The paper says that Clockwork cannot deliver this because of the running time of its algorithm, which a simulation \
+                               does not have."
                 }
                 _ => "",
             }));

@@ -1,7 +1,7 @@
 //! Figure 9: many models at once, on 64 devices of two kinds.
 
 use super::SOURCE;
-use super::workload::{axis, case, from_zoo, known, nexus_eight_frontends, systems, zoo};
+use super::workload::{axis, case, from_zoo, known, nexus_eight_frontends, nexus_window_max, systems, zoo};
 use crate::reproduce::case::{Contender, Load};
 use crate::reproduce::context::{Context, Spread};
 use crate::reproduce::item::{Item, Report, Row};
@@ -49,7 +49,7 @@ fn sets() -> anyhow::Result<Vec<Set>> {
 
 fn run(context: &Context) -> anyhow::Result<Report> {
     let mut contenders = systems();
-    contenders.extend(known([nexus_eight_frontends()]));
+    contenders.extend(known([nexus_window_max(), nexus_eight_frontends()]));
     let (sets, requests) = (sets()?, context.requests(REQUESTS));
     let of =
         |set: &Set| contenders.iter().map(|one| case(one, DEVICES, set.loads.clone(), requests)).collect::<Vec<_>>();
@@ -79,7 +79,7 @@ fn set_rows(set: &Set, own: &[(&Contender, Spread)]) -> Vec<Row> {
         .iter()
         .map(|(contender, spread)| Row::new(format!("{}: {}", set.name, contender.name), "requests/s", spread.mean))
         .collect();
-    for name in ["shepherd", "nexus", "clockwork"] {
+    for name in ["shepherd", "nexus", "nexus, window-max", "clockwork", "clockwork, as its program"] {
         if let Some(baseline) = goodput(name) {
             let note = "The paper states one gain over all baselines. Ours are rules without programs around them: a \
                         baseline that decides at no cost and knows all queues does better than the measured system.";

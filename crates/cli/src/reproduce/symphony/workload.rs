@@ -60,8 +60,20 @@ pub(super) fn clockwork() -> Contender {
     Contender::new("clockwork", "clockwork", &[], Look::solid(2))
 }
 
+/// With what the public code of Clockwork does beyond its rule: it chooses batches 10 ms ahead, plans for 5 ms before the
+/// deadline, and passes over heads.
+pub(super) fn clockwork_program() -> Contender {
+    let options = [("lookahead_ms", "10"), ("buffer_ms", "5"), ("gather", "\"window\"")];
+    Contender::new("clockwork, as its program", "clockwork", &options, Look::dashed(2))
+}
+
 pub(super) fn nexus() -> Contender {
     Contender::new("nexus", "nexus", &[], Look::solid(3))
+}
+
+/// Nexus whose batches may be larger than planned where the deadline allows.
+pub(super) fn nexus_window_max() -> Contender {
+    Contender::new("nexus, window-max", "nexus", &[("gather", "\"window-max\"")], Look::dashed(3))
 }
 
 /// Nexus with frontends that do not know of each other.
@@ -82,7 +94,7 @@ pub(super) fn timeout(fraction: f64, gather: &str) -> Contender {
 
 /// The systems that the paper compares itself with.
 pub(super) fn baselines() -> Vec<Contender> {
-    known([clockwork(), nexus(), shepherd()])
+    known([clockwork(), clockwork_program(), nexus(), shepherd()])
 }
 
 /// The system, the paper's baselines, and an ideal central eager policy, which the paper only simulates.
