@@ -5,8 +5,8 @@
 //! share of the load that there is no device for. The rule is that of "Symphony: Optimized DNN Model Serving using
 //! Deferred Batch Scheduling", section 3.5: with N devices and a bad rate r above a threshold, N·r/(1−r) more; at an
 //! idle fraction f, N·f fewer. What it leaves open is chosen here: both round towards more devices, at least one stays,
-//! a bad window never releases, and one step asks for at most ten times the devices, since a model whose SLO no device
-//! can meet would otherwise ask for infinitely many.
+//! an overloaded window never releases, and one step asks for at most ten times the devices. A model whose SLO no device
+//! can meet would ask for more without end; so what is bad while most devices idle is not blamed on their number.
 //!
 //! With several models r says too little: overload drops the requests of heavy models first, and there are few of them.
 //! So each model's device time is divided by one minus its own bad rate, and the sum is what the load needs. For one
@@ -20,6 +20,8 @@ use std::collections::VecDeque;
 
 /// The most of a bad rate that is believed: at 0.9 ten times the devices are asked for.
 const MOST_BAD: f64 = 0.9;
+/// Devices that idle more than this are not what is missing, whatever is bad.
+const MOST_IDLE: f64 = 0.5;
 /// What a device count may exceed a whole number by without a further device: the error of the sums before.
 const ROUNDING: f64 = 1e-6;
 /// Samples kept: at one a second, four minutes.
@@ -46,13 +48,20 @@ impl Rule {
     pub fn desired(&self, reading: &Reading) -> usize {
         let Reading { devices, bad_rate, idle_fraction, load } = *reading;
         let busy = devices * (1.0 - idle_fraction.clamp(0.0, 1.0));
-        let overloaded = bad_rate > self.threshold || load * (1.0 - self.threshold) > busy;
-        let (load, least) = match overloaded {
-            true => (load.max(busy), devices / (1.0 - bad_rate.min(MOST_BAD))),
-            false => (busy, 1.0),
-        };
+        let load = if self.is_bad(reading) { load.max(busy) } else { busy };
+        let least = if self.is_overload(reading) { devices / (1.0 - bad_rate.min(MOST_BAD)) } else { 1.0 };
         let needed = load / (1.0 - self.headroom) + self.burst * load.sqrt();
         ((needed.max(least) - ROUNDING).ceil() as usize).max(1)
+    }
+
+    /// Whether devices are missing: too much is bad, and not for another reason.
+    pub fn is_overload(&self, reading: &Reading) -> bool {
+        self.is_bad(reading) && reading.idle_fraction <= MOST_IDLE
+    }
+
+    fn is_bad(&self, reading: &Reading) -> bool {
+        let busy = reading.devices * (1.0 - reading.idle_fraction);
+        reading.bad_rate > self.threshold || reading.load * (1.0 - self.threshold) > busy
     }
 }
 
@@ -204,7 +213,7 @@ mod tests {
         // N·r/(1−r) = 32 · 0.2/0.8 = 8 more; N·f = 32 · 0.3 = 9.6 fewer, so 9.
         assert_eq!((advice(32, 0.2, 0.0, 0.01), advice(32, 0.0, 0.3, 0.01)), (40, 23));
         assert_eq!((advice(32, 0.21, 0.0, 0.01), advice(10, 0.0, 0.3, 0.01)), (41, 7));
-        // At the threshold nothing is added, and idle time decides. A bad window never releases.
+        // At the threshold nothing is added, and idle time decides. An overloaded window never releases.
         assert_eq!((advice(10, 0.01, 0.0, 0.01), advice(10, 0.011, 0.5, 0.01)), (10, 11));
     }
 
@@ -212,6 +221,15 @@ mod tests {
     fn one_device_stays_and_growth_is_bounded() {
         assert_eq!((advice(5, 0.0, 1.0, 0.01), advice(1, 0.0, 1.0, 0.01), advice(0, 0.0, 0.0, 0.01)), (1, 1, 1));
         assert_eq!(advice(4, 1.0, 0.0, 0.01), 40);
+    }
+
+    #[test]
+    fn a_model_that_no_device_can_serve_in_time_asks_for_none() {
+        // Nothing but that model: all is bad, all is idle. Beside it another one, which keeps three of ten devices busy.
+        assert_eq!(advice(10, 1.0, 1.0, 0.01), 1);
+        let models = [(0, model(0, 500, 0.0)), (1, model(500, 0, 3.0))];
+        let seen = totals(10.0, models).reading(Nanos(1_000_000_000));
+        assert_eq!((Rule::PAPER.desired(&seen), Rule::PAPER.is_overload(&seen)), (3, false));
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl Autoscaler {
         self.wishes.push_back(wish);
         let present = self.meter.borrow().present();
         let asked = present + self.joining.len();
-        let agreed = self.wishes.len() == scale.release_after && reading.bad_rate <= scale.rule.threshold;
+        let agreed = self.wishes.len() == scale.release_after && !scale.rule.is_overload(&reading);
         let keep = self.wishes.iter().copied().max().unwrap_or(wish);
         if wish > asked {
             self.joining.extend(std::iter::repeat_n(now + scale.startup, wish - asked));
