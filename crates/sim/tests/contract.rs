@@ -208,6 +208,23 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Two implementations that share no scheduling code: on devices that run as profiled, a Clockwork that does not look
+    /// ahead is "eager", whatever else happens.
+    #[test]
+    fn clockwork_without_look_ahead_equals_eager(mut case in case(true)) {
+        case.faults.retain(|(_, fault)| !matches!(fault, Fault::Slow(..)));
+        for text in ["gather=prefix", "gather=prefix drop=never device=earliest-free"] {
+            let eager = run("eager", &options(text), &case);
+            let clockwork = run("clockwork", &options(&format!("{text} lookahead_ms=0")), &case);
+            prop_assert_eq!(eager.tasks_csv(), clockwork.tasks_csv());
+            prop_assert_eq!(eager.requests_csv(), clockwork.requests_csv());
+        }
+    }
+}
+
 #[test]
 fn the_suite_covers_the_catalogue() {
     for policy in CATALOGUE {
