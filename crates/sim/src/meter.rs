@@ -65,6 +65,10 @@ impl Meter {
 
     pub(crate) fn started(&mut self, run: &Run<'_>) {
         let Run { task, model, device, start, end, .. } = *run;
+        if self.running.len() <= task.index() {
+            // Each shard of a scheduler has task ids of its own.
+            self.running.resize(task.index() + 1, None);
+        }
         self.running[task.index()] = Some(Running { model, device, start, end });
         self.used[device.index()] = true;
     }

@@ -230,3 +230,14 @@ fn mistakes_about_the_autoscaler_are_named() {
         expect!["s.toml: window_s has no effect beside [autoscale], whose every_s is the window"],
     );
 }
+
+#[test]
+fn devices_come_and_go_under_shards_and_delays() {
+    let text = format!(
+        "duration_s = 9\nwarmup_fraction = 0.0\npolicy_options = {{ shards = 2, link_us = 20 }}\nrate = 8000\n[network]\n\
+         control_us = 30\n[cluster]\ndevices = 2\n[autoscale]\nevery_s = 1\nmax = 16\nburst = 0.5\n{MODELS}"
+    );
+    let windows = simulate(&parse(&text), None).unwrap().windows;
+    let (first, last) = (&windows[0], &windows[8]);
+    assert!(first.bad_rate > 0.1 && last.bad_rate <= 0.01 && last.devices > first.devices, "{first:?} {last:?}");
+}
