@@ -48,7 +48,7 @@ pub(super) fn approach<'a>(
     if settled(&near) {
         return near;
     }
-    for most in budgets(&near) {
+    for most in budgets(instance) {
         let within = explore(start(instance, current).within(most), proposals / 4, dice, &settled);
         if settled(&within) {
             return within;
@@ -62,14 +62,13 @@ pub(super) fn approach<'a>(
     if settled(&wide) || wide.score() < near.score() { wide } else { near }
 }
 
-/// What a wider search may spend, first about what the best steps spent, then ever more, so that it settles with little.
-/// The last of all, as much as is allowed, is left out.
-fn budgets(near: &Partition<'_>) -> impl Iterator<Item = u64> {
-    let instance = near.instance;
+/// What a wider search may spend, first about one move, then ever more, so that it settles with little. The last of all, as
+/// much as is allowed, is left out.
+fn budgets(instance: &Instance<'_>) -> impl Iterator<Item = u64> {
     let dearest = |model: usize| (0..instance.sub_clusters).map(|place| instance.disruption(model, place)).max();
     let all = (0..instance.models()).filter_map(dearest).fold(0, u64::saturating_add);
     let most = all.min(instance.max_disruption);
-    let first = near.disruption().max(all / instance.models() as u64).max(1);
+    let first = (all / instance.models() as u64).max(1);
     std::iter::successors(Some(first), |&budget| budget.checked_mul(2)).take_while(move |&budget| budget < most)
 }
 

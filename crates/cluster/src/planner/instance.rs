@@ -12,8 +12,9 @@ use std::collections::BTreeSet;
 const MOST_MODELS: usize = 100_000;
 /// The most that one kind of number may add up to, in its own unit; a millionth of it still counts in 63 bits.
 const MOST_TOTAL: f64 = 1e12;
-/// What breaking a bound costs in a score, beside deviations that are about 1.
-pub(super) const BROKEN: f64 = 1e3;
+/// What breaking a bound by its own size costs, beside deviations that are at most about 1. No larger than need be: across
+/// too high a wall a search does not get from one partition that keeps the bounds to the next.
+pub(super) const BROKEN: f64 = 10.0;
 
 /// A checked problem.
 #[derive(Debug)]

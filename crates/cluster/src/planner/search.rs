@@ -10,7 +10,7 @@
 //! A change is accepted when it raises the badness by less than the threshold; unlike annealing that needs no exponential,
 //! whose last bit differs between machines.
 
-use super::instance::Instance;
+use super::instance::{BROKEN, Instance};
 use super::partition::{Change, Partition, Score};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
@@ -77,7 +77,7 @@ pub(super) fn explore<'a>(
         return partition;
     }
     let mut best = Best::of(&partition);
-    let mut threshold = first_threshold(partition.instance);
+    let mut threshold = first_threshold(&partition, best.score.broken > 0.0);
     for level in 0..LEVELS {
         for _ in proposals * level / LEVELS..proposals * (level + 1) / LEVELS {
             let Some(change) = random_change(&partition, dice) else { continue };
@@ -206,14 +206,16 @@ impl Best {
     }
 }
 
-/// What exchanging models of usual size does to two balanced sub-clusters.
-fn first_threshold(instance: &Instance<'_>) -> f64 {
+/// What exchanging models of usual size does to two balanced sub-clusters, and where bounds are broken, to those.
+fn first_threshold(partition: &Partition<'_>, broken: bool) -> f64 {
+    let instance = partition.instance;
     let weight = instance.problem.memory_weight;
-    let square = |model: usize| {
-        let (rate, memory) = (instance.rate.share(model), weight * instance.memory.share(model));
-        rate * rate + memory * memory
+    let effect = |model: usize| {
+        let (rate, memory) = (instance.rate.share(model), instance.memory.share(model));
+        let wall = if broken { BROKEN * (rate + memory) } else { 0.0 };
+        rate * rate + weight * weight * memory * memory + wall
     };
-    (0..instance.models()).map(square).sum::<f64>() / instance.models() as f64
+    (0..instance.models()).map(effect).sum::<f64>() / instance.models() as f64
 }
 
 /// Mostly exchanges: moves alone cannot keep two sums at once.
