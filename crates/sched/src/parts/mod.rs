@@ -2,6 +2,7 @@
 
 pub(crate) mod central;
 pub(crate) mod floor;
+pub(crate) mod frontends;
 pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod requests;

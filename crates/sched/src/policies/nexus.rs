@@ -9,7 +9,7 @@
 //! 2. A request is routed on arrival to one of its model's devices, in proportion to the rate that each is planned for.
 //! 3. A device that is free at once runs the next of its models, in turn, that has requests.
 //! 4. Heads that keep a batch below its planned size are dropped (early drop); a batch has at most that size.
-//! 5. With one frontend the routes are a weighted round robin; several do not know of each other: routes are random.
+//! 5. Routes are a weighted round robin. Several frontends have one each and do not know of each other.
 //!
 //! State: a queue for each model on each of its devices; a rate meter a model. Knobs: epoch, frontends, gathering rule,
 //! largest batch, drop rule. It ignores what waits on other devices, and how fast a device really is.
@@ -22,6 +22,7 @@
 use super::{DROP, MAX_BATCH, PerModel, drop_rule};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
 use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::frontends::Frontends;
 use crate::parts::pool::{Aim, Terms};
 use crate::parts::rate::RateMeter;
 use crate::parts::squishy::{MRPS_NS, Packer};
@@ -40,8 +41,7 @@ pub(crate) const POLICY: Policy = Policy {
         Knob {
             name: "frontends",
             default: "1",
-            help: "how many frontends route requests: 1 = a weighted round robin, more = at random, since they do not know \
-                   of each other",
+            help: "how many frontends route requests, each in its own weighted round robin; more than 256 are as 256",
         },
         Knob {
             name: "gather",
@@ -67,8 +67,8 @@ enum Gather {
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     let gathers = [("window", Gather::Window), ("window-max", Gather::WindowMax), ("prefix", Gather::Prefix)];
     let epoch = Nanos::from_millis_f64(knobs.number("epoch_s", None)?.unwrap_or(10.0) * 1e3).max(Nanos(1));
-    let frontends = knobs.count("frontends", None)?.unwrap_or(1);
-    let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::Window)?, epoch, frontends > 1);
+    let frontends = knobs.count("frontends", None)?.unwrap_or(1).min(256);
+    let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::Window)?, epoch, frontends);
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
     let terms = move |model: &Model| Terms {
@@ -87,7 +87,7 @@ const FIRST_EPOCH: Nanos = Nanos(1_000_000_000);
 struct Nexus {
     gather: Gather,
     epoch: Nanos,
-    random: Option<Random>,
+    frontends: Frontends,
     meters: Vec<RateMeter>,
     packer: Packer,
     /// Models on devices, ordered by model; a session has the queue of its number.
@@ -120,10 +120,6 @@ struct Session {
     device: DeviceId,
     batch: usize,
     rate_mrps: u64,
-    /// What the round robin owes it.
-    credit: u64,
-    /// The rates of this and all sessions of the model before it.
-    up_to_mrps: u64,
 }
 
 /// The sessions of a model.
@@ -131,9 +127,7 @@ struct Session {
 struct Routes {
     first: usize,
     count: usize,
-    next: usize,
     largest_mrps: u64,
-    total_mrps: u64,
     /// Whether fewer of its batches may run at once than there are devices.
     limited: bool,
 }
@@ -147,12 +141,12 @@ struct Turns {
 }
 
 impl Nexus {
-    fn new(limits: &Limits, gather: Gather, epoch: Nanos, random: bool) -> Nexus {
+    fn new(limits: &Limits, gather: Gather, epoch: Nanos, frontends: usize) -> Nexus {
         let sessions = limits.devices + limits.models;
         Nexus {
             gather,
             epoch,
-            random: random.then_some(Random(1)),
+            frontends: Frontends::new(frontends, limits.models, sessions),
             meters: vec![RateMeter::new(); limits.models],
             packer: Packer::new(limits.models, limits.devices),
             sessions: Vec::with_capacity(sessions),
@@ -193,22 +187,20 @@ impl Nexus {
         for share in self.packer.pack(&floor.pool, self.present.len(), mrps) {
             let routes = &mut self.models[share.model.index()];
             if routes.count == 0 {
-                (routes.first, routes.next) = (self.sessions.len(), self.sessions.len());
+                routes.first = self.sessions.len();
                 routes.limited = floor.pool.served(share.model).model.instances < self.devices.len();
             }
             routes.count += 1;
             routes.largest_mrps = routes.largest_mrps.max(share.rate_mrps);
-            routes.total_mrps += share.rate_mrps;
             self.sessions.push(Session {
                 model: share.model,
                 device: self.present[share.node],
                 batch: share.batch,
                 rate_mrps: share.rate_mrps,
-                credit: 0,
-                up_to_mrps: routes.total_mrps,
             });
         }
         self.assign_turns();
+        self.frontends.restart();
         self.redistribute(floor);
     }
 
@@ -259,27 +251,12 @@ impl Nexus {
 
     /// The queue for the next request of a model.
     fn choose(&mut self, model: ModelId) -> usize {
-        let Routes { first, count, total_mrps, largest_mrps, .. } = self.models[model.index()];
+        let Routes { first, count, largest_mrps, .. } = self.models[model.index()];
         if count == 0 {
             return self.unrouted(model);
         }
-        if let Some(random) = &mut self.random {
-            let drawn = random.below(total_mrps);
-            return first + self.sessions[first..first + count].partition_point(|session| session.up_to_mrps <= drawn);
-        }
-        // Each visit earns a session its rate; whoever has earned the largest rate is taken. One with the largest rate
-        // is taken at every visit, so that at most one round is needed.
-        let routes = &mut self.models[model.index()];
-        loop {
-            let at = routes.next;
-            routes.next = if at + 1 == first + count { first } else { at + 1 };
-            let session = &mut self.sessions[at];
-            session.credit += session.rate_mrps;
-            if session.credit >= largest_mrps {
-                session.credit -= largest_mrps;
-                return at;
-            }
-        }
+        let sessions = &self.sessions;
+        self.frontends.choose(model.index(), (first, count), largest_mrps, |session| sessions[session].rate_mrps)
     }
 
     /// Starts the next batch of a free device: punctual requests of the model whose turn it is, else what is late anyway.
@@ -364,16 +341,5 @@ impl Placement for Nexus {
 
     fn next_wakeup(&self) -> Time {
         self.next_plan
-    }
-}
-
-/// A small generator, so that runs repeat: the frontends' dice.
-struct Random(u64);
-
-impl Random {
-    /// A number below `bound`, which is not 0.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((u128::from(self.0) * u128::from(bound)) >> 64) as u64
     }
 }

@@ -1,0 +1,94 @@
+//! The weighted round robins of frontends that do not know of each other.
+//!
+//! One frontend spreads a model's requests over its places evenly. Several do so each for itself: together they may send
+//! a few in a row to the same place, the more of them the likelier. Which frontend a request reaches, and where each begins,
+//! is drawn from a generator with a fixed seed, so that runs repeat.
+
+/// Where each frontend stands in its round of each model.
+#[derive(Debug)]
+pub(crate) struct Frontends {
+    count: usize,
+    models: usize,
+    places: usize,
+    /// By frontend and place, what the round robin owes it.
+    credits: Vec<u64>,
+    /// By frontend and model, whose turn it is, counted from the model's first place and to be taken modulo their number.
+    next: Vec<u32>,
+    random: u64,
+}
+
+impl Frontends {
+    pub(crate) fn new(count: usize, models: usize, places: usize) -> Frontends {
+        let (credits, next) = (vec![0; count * places], vec![0; count * models]);
+        Frontends { count, models, places, credits, next, random: 1 }
+    }
+
+    /// Begins anew with other places.
+    pub(crate) fn restart(&mut self) {
+        self.credits.fill(0);
+        // The first begins at the first place: with one frontend nothing is left to chance.
+        for at in self.models..self.next.len() {
+            self.next[at] = self.draw(1 << 16) as u32;
+        }
+    }
+
+    /// The place for the next request of a model, which has the places `first..first + count`. `share` is the part of each;
+    /// `largest` is the largest of them.
+    pub(crate) fn choose(
+        &mut self,
+        model: usize,
+        (first, count): (usize, usize),
+        largest: u64,
+        share: impl Fn(usize) -> u64,
+    ) -> usize {
+        let frontend = if self.count == 1 { 0 } else { self.draw(self.count as u64) as usize };
+        let next = &mut self.next[frontend * self.models + model];
+        // Each visit earns a place its share; whoever has earned the largest share is taken. One with the largest share is
+        // taken at every visit, so that one round is enough.
+        loop {
+            let place = first + *next as usize % count;
+            *next = ((place - first + 1) % count) as u32;
+            let credit = &mut self.credits[frontend * self.places + place];
+            *credit += share(place);
+            if *credit >= largest {
+                *credit -= largest;
+                return place;
+            }
+        }
+    }
+
+    /// A number below `bound`.
+    fn draw(&mut self, bound: u64) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.random) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of seven requests over places with shares of 4, 2 and 1, each gets its part, interleaved.
+    #[test]
+    fn one_frontend_is_a_weighted_round_robin() {
+        let shares = [4, 2, 1];
+        let mut one = Frontends::new(1, 1, 3);
+        one.restart();
+        let places: Vec<_> = (0..14).map(|_| one.choose(0, (0, 3), 4, |place| shares[place])).collect();
+        assert_eq!(places, [0, 0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1, 2]);
+    }
+
+    #[test]
+    fn several_frontends_keep_the_parts_but_not_the_order() {
+        let count = |frontends: usize| {
+            let mut many = Frontends::new(frontends, 1, 4);
+            many.restart();
+            let places: Vec<_> = (0..8_000).map(|_| many.choose(0, (0, 4), 1, |_| 1)).collect();
+            let repeated = places.windows(2).filter(|pair| pair[0] == pair[1]).count();
+            (places.iter().filter(|&&place| place == 2).count(), repeated)
+        };
+        assert_eq!(count(1), (2_000, 0));
+        let (at_place_2, repeated) = count(8);
+        assert!(at_place_2.abs_diff(2_000) <= 8 && repeated > 1_000, "{at_place_2} {repeated}");
+    }
+}
