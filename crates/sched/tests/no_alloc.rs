@@ -116,6 +116,9 @@ fn no_policy_allocates_after_construction() {
         }
     }
     check("deferred", &Options::from([word("objective", "latency"), word("gather", "prefix")]));
+    check("clockwork", &Options::from([word("gather", "window")]));
+    check("nexus", &Options::from([("frontends".to_owned(), OptionValue::Int(8)), word("gather", "window-max")]));
+    check("shepherd", &Options::from([word("head_of_line", "published")]));
 }
 
 #[test]
