@@ -1,7 +1,7 @@
 //! One simulation, or one search over simulations: the unit that runs on a core and is kept.
 
-use ripieno_report::{Summary, WindowFigures};
-use ripieno_sim::{Scenario, Trace, goodput, simulate};
+use ripieno_report::{Search, Summary, WindowFigures, search};
+use ripieno_sim::{Scenario, SimError, Trace, simulate, simulate_at};
 use serde::{Deserialize, Serialize};
 
 /// A question to the simulator.
@@ -65,6 +65,14 @@ const LIMIT: f64 = 0.01;
 /// The load at which distributions are looked at: close to what is possible and safely below it.
 const KNEE: f64 = 0.97;
 const MOST_DEVICES: usize = 4096;
+/// A goodput below this share of the bound counts as 0: so slow a run would last for ages of virtual time.
+const HOPELESS: f64 = 1e-3;
+
+/// Why a search ended early.
+enum Stop {
+    Hopeless,
+    Failed(SimError),
+}
 
 impl Job {
     pub(super) fn answer(&self) -> anyhow::Result<Answer> {
@@ -81,10 +89,21 @@ impl Job {
     }
 
     fn goodput(&self) -> anyhow::Result<Answer> {
-        let found = goodput(&self.parse()?, |_| ())?;
-        let goodput_rps = found.goodput_rps();
-        let run = found.good.map_or_else(Answer::default, |trial| trial.run.into());
-        Ok(Answer { goodput_rps, ..run })
+        let scenario = self.parse()?;
+        let bound = scenario.bound_rps();
+        let found = search(Search::from_ceiling(bound), |rate| match rate < bound * HOPELESS {
+            true => Err(Stop::Hopeless),
+            false => simulate_at(&scenario, rate, None).map(|run| (run.worst_bad_rate, run)).map_err(Stop::Failed),
+        });
+        match found {
+            Ok(found) => {
+                let goodput_rps = found.goodput_rps();
+                let run = found.good.map_or_else(Answer::default, |trial| trial.run.into());
+                Ok(Answer { goodput_rps, ..run })
+            }
+            Err(Stop::Hopeless) => Ok(Answer::default()),
+            Err(Stop::Failed(error)) => Err(error.into()),
+        }
     }
 
     fn knee(&self) -> anyhow::Result<Answer> {
