@@ -45,13 +45,20 @@ fn check(
 fn clockwork_chooses_before_the_device_is_free() {
     let models = [(1.0, 5.0, 20), (2.0, 4.0, 30)];
     let requests = [(0.0, 0), (1.0, 1), (2.0, 0), (5.0, 0)];
-    check("clockwork", &[("lookahead_ms", 2.0)], 1, &models, &requests, &expect![[r#"
+    check(
+        "clockwork",
+        &[("lookahead_ms", 2.0)],
+        1,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,12,0,a,a,3
         12,18,0,a,a,4
         18,24,0,b,b,2
-    "#]]);
+    "#]],
+    );
 }
 
 /// Without look-ahead the choice is made at 6, with both requests of a: ℓ(2) = 7.
@@ -59,12 +66,19 @@ fn clockwork_chooses_before_the_device_is_free() {
 fn clockwork_without_look_ahead_is_eager() {
     let models = [(1.0, 5.0, 20), (2.0, 4.0, 30)];
     let requests = [(0.0, 0), (1.0, 1), (2.0, 0), (5.0, 0)];
-    check("clockwork", &[("lookahead_ms", 0.0)], 1, &models, &requests, &expect![[r#"
+    check(
+        "clockwork",
+        &[("lookahead_ms", 0.0)],
+        1,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,13,0,a,a,3 4
         13,19,0,b,b,2
-    "#]]);
+    "#]],
+    );
 }
 
 /// At 3 three requests of b wait, three times what runs: a is aborted, and runs again from its start at 11.
@@ -72,12 +86,19 @@ fn clockwork_without_look_ahead_is_eager() {
 fn shepherd_preempts_at_three_times_the_size() {
     let models = [(1.0, 9.0, 40), (1.0, 5.0, 30)];
     let requests = [(0.0, 0), (1.0, 1), (2.0, 1), (3.0, 1)];
-    check("shepherd", &[], 1, &models, &requests, &expect![[r#"
+    check(
+        "shepherd",
+        &[],
+        1,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,3,0,a,a,1
         3.000001,11.000001,0,b,b,2 3 4
         11.000001,21.000001,0,a,a,1
-    "#]]);
+    "#]],
+    );
 }
 
 /// With a ratio of 4, three are too few: a ends at 10, and b follows.
@@ -85,11 +106,18 @@ fn shepherd_preempts_at_three_times_the_size() {
 fn shepherd_does_not_preempt_for_less() {
     let models = [(1.0, 9.0, 40), (1.0, 5.0, 30)];
     let requests = [(0.0, 0), (1.0, 1), (2.0, 1), (3.0, 1)];
-    check("shepherd", &[("preempt_ratio", 4.0)], 1, &models, &requests, &expect![[r#"
+    check(
+        "shepherd",
+        &[("preempt_ratio", 4.0)],
+        1,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,10,0,a,a,1
         10,18,0,b,b,2 3 4
-    "#]]);
+    "#]],
+    );
 }
 
 /// When the device is free at 6, one request of a waits, which arrived first and is most urgent, and two of b: b goes first.
@@ -97,12 +125,19 @@ fn shepherd_does_not_preempt_for_less() {
 fn shepherd_takes_the_largest_batch_first() {
     let models = [(1.0, 5.0, 20), (1.0, 5.0, 30)];
     let requests = [(0.0, 0), (1.0, 0), (2.0, 1), (3.0, 1)];
-    check("shepherd", &[], 1, &models, &requests, &expect![[r#"
+    check(
+        "shepherd",
+        &[],
+        1,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,13,0,b,b,3 4
         13,19,0,a,a,2
-    "#]]);
+    "#]],
+    );
 }
 
 /// No rates are known, so each model gets a device. The device of b stays idle, though requests of a wait.
@@ -110,11 +145,18 @@ fn shepherd_takes_the_largest_batch_first() {
 fn nexus_keeps_models_on_their_devices() {
     let models = [(1.0, 5.0, 22), (1.0, 5.0, 22)];
     let requests = [(0.0, 0), (1.0, 0), (2.0, 0), (3.0, 0)];
-    check("nexus", &[], 2, &models, &requests, &expect![[r#"
+    check(
+        "nexus",
+        &[],
+        2,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,14,0,a,a,2 3 4
-    "#]]);
+    "#]],
+    );
 }
 
 /// One device for both: they take turns, although two requests of a wait when it is b's turn.
@@ -122,12 +164,19 @@ fn nexus_keeps_models_on_their_devices() {
 fn nexus_runs_models_in_turn() {
     let models = [(1.0, 5.0, 40), (1.0, 5.0, 40)];
     let requests = [(0.0, 0), (1.0, 0), (2.0, 1), (3.0, 0)];
-    check("nexus", &[], 1, &models, &requests, &expect![[r#"
+    check(
+        "nexus",
+        &[],
+        1,
+        &models,
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,12,0,b,b,3
         12,19,0,a,a,2 4
-    "#]]);
+    "#]],
+    );
 }
 
 /// One model on two devices: requests go to them in turn as they arrive, be they busy or not. The plan is for batches of
@@ -135,13 +184,20 @@ fn nexus_runs_models_in_turn() {
 #[test]
 fn nexus_routes_requests_as_they_arrive() {
     let requests: Vec<_> = (0..9).map(|at| (f64::from(at) * 0.5, 0)).collect();
-    check("nexus", &[], 2, &[(1.0, 5.0, 22)], &requests, &expect![[r#"
+    check(
+        "nexus",
+        &[],
+        2,
+        &[(1.0, 5.0, 22)],
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         0.5,6.5,1,a,a,2
         6,15,0,a,a,3 5 7 9
         6.5,14.5,1,a,a,4 6 8
-    "#]]);
+    "#]],
+    );
 }
 
 /// Six requests run from 0 to 11 and six from 11 to 22. Then one that is due at 32 waits, for which only ℓ(5) = 10 is in time,
@@ -150,10 +206,17 @@ fn nexus_routes_requests_as_they_arrive() {
 fn nexus_drops_a_head_to_keep_its_planned_batch() {
     let requests: Vec<_> =
         [(0.0, 6), (1.0, 6), (10.0, 1), (11.0, 7)].into_iter().flat_map(|(at, n)| vec![(at, 0); n]).collect();
-    check("nexus", &[], 1, &[(1.0, 5.0, 22)], &requests, &expect![[r#"
+    check(
+        "nexus",
+        &[],
+        1,
+        &[(1.0, 5.0, 22)],
+        &requests,
+        &expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,11,0,a,a,1 2 3 4 5 6
         11,22,0,a,a,7 8 9 10 11 12
         22,33,0,a,a,14 15 16 17 18 19
-    "#]]);
+    "#]],
+    );
 }
