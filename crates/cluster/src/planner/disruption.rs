@@ -5,10 +5,10 @@
 //! would spend the whole bound every few minutes on balance that nobody notices. So there is a target as well: a
 //! partition whose imbalance is within it stays as it is, and another is changed only until it is.
 
-use super::Options;
 use super::instance::Instance;
 use super::partition::{Change, Partition, Score};
 use super::search::{Dice, best_place, descend, exhaust, explore, largest_first, refine};
+use super::{FEW, Options, ROUNDS};
 
 /// Balance that is worse than the best found by no more than this factor is as good, if it needs fewer moves.
 const AS_GOOD: f64 = 1.05;
@@ -49,9 +49,13 @@ pub(super) fn approach<'a>(
         return near;
     }
     for most in budgets(instance) {
-        let within = explore(start(instance, current).within(most), proposals / 4, dice, &settled);
-        if settled(&within) {
-            return within;
+        // With few models each search is short, and one may well miss the few partitions that are so near.
+        let rounds = if instance.models() <= FEW { ROUNDS } else { 1 };
+        for _ in 0..rounds {
+            let within = explore(start(instance, current).within(most), proposals / 4, dice, &settled);
+            if settled(&within) {
+                return within;
+            }
         }
     }
     let mut wide = explore(Partition::at(instance, near.places()), proposals, dice, &settled);
@@ -69,7 +73,8 @@ fn budgets(instance: &Instance<'_>) -> impl Iterator<Item = u64> {
     let all = (0..instance.models()).filter_map(dearest).fold(0, u64::saturating_add);
     let most = all.min(instance.max_disruption);
     let first = (all / instance.models() as u64).max(1);
-    std::iter::successors(Some(first), |&budget| budget.checked_mul(2)).take_while(move |&budget| budget < most)
+    std::iter::successors(Some(first), |&budget| budget.checked_add(budget.div_ceil(2)))
+        .take_while(move |&budget| budget < most)
 }
 
 /// Whether a partition keeps the bounds and is balanced well enough.
