@@ -1,6 +1,6 @@
 //! `ripieno reproduce`: runs the experiments of the papers again, and says how ours compare.
 //!
-//! An [`Item`](item::Item) is a figure or a table. It asks the [`Context`](context::Context) for simulations, which are
+//! An [`Item`] is a figure or a table. It asks the [`Context`] for simulations, which are
 //! independent of each other, so that they run on all cores, and are kept on disk, so that an interrupted call goes on
 //! where it was. What comes out is a [`Report`](item::Report): rows of paper's value, our value and ratio, and a plot.
 
