@@ -50,8 +50,11 @@ impl<R> Found<R> {
     }
 }
 
-/// Doublings above the ceiling, and halvings below it, after which the search gives up.
+/// Doublings of the first rate after which the search gives up.
 const MOST_DOUBLINGS: i32 = 30;
+/// Halvings of the first rate if nothing passes; what does not carry a thousandth of the guess carries nothing, and runs at
+/// tiny rates span years of virtual time.
+const MOST_HALVINGS: i32 = 10;
 
 /// Searches the highest rate at which `run`, which returns its worst bad rate and whatever else it wants to keep, stays
 /// within the limit. Stops at the first error of a run.
@@ -69,11 +72,10 @@ pub fn search<R, E>(options: Search, mut run: impl FnMut(f64) -> Result<(f64, R)
 
 /// The rate to try between the last good one (0 if none) and the first bad one.
 fn next_rate(options: &Search, good: f64, bad: Option<f64>) -> Option<f64> {
-    let scale = 2f64.powi(MOST_DOUBLINGS);
     match bad {
         None if good == 0.0 => Some(options.ceiling),
-        None => (good < options.ceiling * scale).then_some(good * 2.0),
-        Some(bad) if good == 0.0 => (bad > options.ceiling / scale).then_some(bad / 2.0),
+        None => (good < options.ceiling * 2f64.powi(MOST_DOUBLINGS)).then_some(good * 2.0),
+        Some(bad) if good == 0.0 => (bad > options.ceiling / 2f64.powi(MOST_HALVINGS)).then_some(bad / 2.0),
         Some(bad) => (bad - good > options.step * bad).then_some((good + bad) / 2.0),
     }
 }
