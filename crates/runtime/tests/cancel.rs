@@ -11,12 +11,15 @@ use ripieno_runtime::Engine;
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 /// First in, first out, but the second request makes it cancel the batch of the first.
 struct Fickle {
     inner: Fifo,
     arrived: usize,
+    /// Told when it has decided to cancel.
+    decided: Sender<()>,
     cancelled: Arc<AtomicUsize>,
 }
 
@@ -43,6 +46,8 @@ impl Scheduler for Fickle {
         if self.arrived == 2 {
             self.arrived += 1;
             out.push(Action::Cancel { task: TaskId(0) });
+            // A test that has seen enough may be gone.
+            let _ = self.decided.send(());
         }
     }
 
@@ -59,15 +64,19 @@ impl Scheduler for Fickle {
 fn a_cancelled_batch_runs_again_and_each_client_is_answered_once() {
     let (executor, gatekeeper): (Arc<dyn Executor>, Gatekeeper) = Doubling::gated();
     let cancelled = Arc::new(AtomicUsize::new(0));
+    let (decided, decisions) = channel();
     let inner = Fifo::new(&setup(1, limits(16)));
-    let scheduler = Fickle { inner, arrived: 0, cancelled: Arc::clone(&cancelled) };
+    let scheduler = Fickle { inner, arrived: 0, decided, cancelled: Arc::clone(&cancelled) };
     let mut config = config(&executor, 1, limits(16));
     config.scheduler = Box::new(scheduler);
     let engine = Engine::start(config).unwrap();
     let client = Client::new(&engine, engine.load(served(1, Duration::from_secs(600))).unwrap());
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    let gatekeeper = gatekeeper;
     client.submit(3, 1, None).unwrap();
     gatekeeper.begun.recv_timeout(SAFETY).unwrap();
     client.submit(5, 1, None).unwrap();
+    decisions.recv_timeout(SAFETY).unwrap();
     // The batch of the first ends, then that of both.
     gatekeeper.release.send(()).unwrap();
     gatekeeper.begun.recv_timeout(SAFETY).unwrap();

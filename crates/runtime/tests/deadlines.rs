@@ -12,6 +12,8 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_millis(5);
+/// Long enough for a task to begin on a loaded machine.
+const A_WHILE: Duration = Duration::from_secs(2);
 
 /// An engine whose one device is busy with job 0 of 4 rows.
 fn busy(served: ServedModel) -> (Engine, Client, Gatekeeper) {
@@ -30,8 +32,8 @@ fn count(engine: &Engine, client: &Client, ending: Ending) -> u64 {
 
 #[test]
 fn requests_expire_though_the_device_never_ends_its_task() {
-    let (engine, client, gatekeeper) = busy(served(1, SOON));
-    client.submit(1, 1, None).unwrap();
+    let (engine, client, gatekeeper) = busy(served(1, A_WHILE));
+    client.submit(1, 1, Some(SOON)).unwrap();
     let mut expired = [client.next_failure(), client.next_failure()];
     expired.sort_by_key(|(number, _)| *number);
     assert_eq!(expired, [(0, Failure::Expired), (1, Failure::Expired)]);
@@ -145,6 +147,8 @@ fn queued_bytes_and_each_models_queue_are_bounded() {
     let mut config = config(&executor, 1, limits(16));
     config.max_queued_bytes = 10;
     let engine = Engine::start(config).unwrap();
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    let gatekeeper = gatekeeper;
     let client = Client::new(&engine, engine.load(ServedModel { max_queue: 3, ..served(1, LONG) }).unwrap());
     client.submit(0, 4, None).unwrap();
     client.submit(1, 4, None).unwrap();

@@ -53,30 +53,35 @@ fn fifo(header: &Header) -> Result<Box<dyn Scheduler>, String> {
     Ok(Box::new(Fifo::new(&header.setup)))
 }
 
-/// First in, first out, but for a batch that it forgets to put into the outbox once.
-struct Forgetful(Fifo, u32);
+/// First in, first out, but it forgets to decide once, when the first request has come.
+struct Forgetful {
+    inner: Fifo,
+    arrived: bool,
+    forgot: bool,
+}
 
 impl Scheduler for Forgetful {
     fn on_request(&mut self, now: ripieno_base::Time, request: &Request) {
-        self.0.on_request(now, request);
+        self.arrived = true;
+        self.inner.on_request(now, request);
     }
     fn on_task_done(&mut self, now: ripieno_base::Time, done: &TaskDone<'_>) {
-        self.0.on_task_done(now, done);
+        self.inner.on_task_done(now, done);
     }
     fn on_control(&mut self, now: ripieno_base::Time, control: ripieno_sched::Control) {
-        self.0.on_control(now, control);
+        self.inner.on_control(now, control);
     }
     fn settle(&mut self, now: ripieno_base::Time, out: &mut Outbox) {
-        self.1 += 1;
-        if self.1 != 5 {
-            self.0.settle(now, out);
+        if self.arrived && !std::mem::replace(&mut self.forgot, self.arrived) {
+            return;
         }
+        self.inner.settle(now, out);
     }
     fn next_wakeup(&self) -> ripieno_base::Time {
-        self.0.next_wakeup()
+        self.inner.next_wakeup()
     }
     fn members(&self, task: ripieno_base::TaskId) -> &[ripieno_base::RequestSlot] {
-        self.0.members(task)
+        self.inner.members(task)
     }
 }
 
@@ -90,7 +95,10 @@ fn a_live_run_replays_to_the_same_decisions() {
 #[test]
 fn the_first_difference_is_named() {
     let path = recorded("different.jsonl");
-    let forgetful = |header: &Header| fifo(header).map(|_| Box::new(Forgetful(Fifo::new(&header.setup), 0)) as _);
+    let forgetful = |header: &Header| -> Result<Box<dyn Scheduler>, String> {
+        let inner = Fifo::new(&header.setup);
+        Ok(Box::new(Forgetful { inner, arrived: false, forgot: false }))
+    };
     let replayed = replay(&path, forgetful).unwrap();
     let difference = replayed.difference.expect("a difference");
     assert_ne!(difference.recorded, difference.decided);

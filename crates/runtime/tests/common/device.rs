@@ -17,8 +17,12 @@ pub struct Doubling {
     gate: Mutex<Option<Receiver<()>>>,
     /// Tasks begun, of all devices.
     begun: Arc<AtomicUsize>,
+    memory: Memory,
     announce: Mutex<Option<Sender<()>>>,
 }
+
+/// What a block left for the next: one memory for all devices, for the test's scheduler does not keep a request on one.
+type Memory = Arc<Mutex<HashMap<RequestSlot, Vec<Tensor>>>>;
 
 /// The test's hold on a gated device.
 pub struct Gatekeeper {
@@ -47,7 +51,8 @@ impl Doubling {
     }
 
     fn new(every: usize) -> Doubling {
-        Doubling { every, gate: Mutex::default(), begun: Arc::default(), announce: Mutex::default() }
+        let (gate, announce) = (Mutex::default(), Mutex::default());
+        Doubling { every, gate, begun: Arc::default(), memory: Arc::default(), announce }
     }
 }
 
@@ -72,7 +77,7 @@ impl Executor for Doubling {
             begun: Arc::clone(&self.begun),
             gate: self.gate.lock().unwrap().take(),
             announce: self.announce.lock().unwrap().take(),
-            state: HashMap::new(),
+            memory: Arc::clone(&self.memory),
             blocks: HashMap::new(),
         };
         let thread = std::thread::spawn(move || worker.run(&received));
@@ -135,8 +140,7 @@ struct Worker {
     begun: Arc<AtomicUsize>,
     gate: Option<Receiver<()>>,
     announce: Option<Sender<()>>,
-    /// What a block left for the next.
-    state: HashMap<RequestSlot, Vec<Tensor>>,
+    memory: Memory,
     blocks: HashMap<ModelId, usize>,
 }
 
@@ -174,13 +178,13 @@ impl Worker {
         for member in task.members {
             let inputs = match member.inputs {
                 Some(inputs) => inputs.to_vec(),
-                None => self.state.remove(&member.slot).expect("the block before left something"),
+                None => self.memory.lock().unwrap().remove(&member.slot).expect("the block before left something"),
             };
             assert_eq!(inputs[0].data.len(), member.rows);
             let outputs: Vec<Tensor> = inputs.into_iter().map(double).collect();
             let ended = task.block.index() + 1 == self.blocks[&task.model];
             if !ended {
-                self.state.insert(member.slot, outputs.clone());
+                self.memory.lock().unwrap().insert(member.slot, outputs.clone());
             }
             progress.push(Progress { ended, outputs: if ended { outputs } else { Vec::new() } });
         }
