@@ -6,4 +6,10 @@ process. So a plain run leaves its file out, and it is named in a run of its own
     pytest tests/python && pytest tests/python/test_kserve_client.py
 """
 
+import pathlib
+import sys
+
 collect_ignore = ["test_kserve_client.py"]
+
+# The package that users copy or install, as it stands in the repository.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "clients" / "python"))

@@ -19,6 +19,7 @@ Usage: cargo xtask COMMAND
 Commands:
   tidy                               check the rules of the house: dependency edges, clocks, sizes, docs, links
   test [--rust-only|--python-only]   run every test; makes a Python virtual environment under target/ on first use
+  test --export                      the exporter's tests; its environment has PyTorch, several gigabytes on Linux
   venv                               only make that environment, and print the path of its onnxruntime library
   overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
   ci                                 format, lints, docs, tidy, then every test: what a change must pass";
@@ -41,7 +42,8 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["test"] => test::run(test::Which::All),
         ["test", "--rust-only"] => test::run(test::Which::Rust),
         ["test", "--python-only"] => test::run(test::Which::Python),
-        ["venv"] => python::Environment::prepare()?.print(),
+        ["test", "--export"] => test::run(test::Which::Export),
+        ["venv"] => python::Environment::prepare(&python::CLIENTS)?.print(),
         ["overhead"] => overhead::run(),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {

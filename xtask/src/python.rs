@@ -1,5 +1,5 @@
-//! The Python virtual environment of the client tests: made once under the target directory, kept while the
-//! requirements stay the same.
+//! The Python virtual environments of the tests: made once under the target directory, kept while the requirements stay
+//! the same. There are two, because PyTorch, which only the exporter's tests need, fills gigabytes.
 
 use crate::steps::{cargo, output, root, step};
 use anyhow::{Context, Result, bail};
@@ -10,8 +10,22 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What decides the content of the environment; a change of any byte makes it anew.
-const REQUIREMENTS: [&str; 2] = ["tests/python/requirements.txt", "tests/python/constraints.txt"];
+/// What an environment holds, and where under the target directory.
+pub(crate) struct Packages {
+    folder: &'static str,
+    requirements: &'static [&'static str],
+}
+
+/// For the stock clients' tests, and the onnxruntime library of the Rust tests.
+pub(crate) const CLIENTS: Packages =
+    Packages { folder: "python-venv", requirements: &["tests/python/requirements.txt"] };
+/// The same and PyTorch.
+pub(crate) const EXPORT: Packages = Packages {
+    folder: "python-export-venv",
+    requirements: &["tests/python/requirements.txt", "tests/export/requirements.txt"],
+};
+/// Holds the packages that the required ones bring along.
+const CONSTRAINTS: &str = "tests/python/constraints.txt";
 /// The interpreters that the pinned packages install on, as minor versions of Python 3.
 const SUPPORTED: std::ops::RangeInclusive<u32> = 10..=13;
 /// Where to look for one, in order.
@@ -25,16 +39,16 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// Finds the environment, or makes it.
-    pub(crate) fn prepare() -> Result<Environment> {
+    pub(crate) fn prepare(packages: &Packages) -> Result<Environment> {
         let target = target_directory()?;
-        let environment = Environment { folder: target.join("python-venv"), target };
+        let environment = Environment { folder: target.join(packages.folder), target };
         let stamp = environment.folder.join("requirements.stamp");
-        let wanted = fingerprint()?;
+        let wanted = fingerprint(packages)?;
         if fs::read_to_string(&stamp).is_ok_and(|found| found == wanted) {
             eprintln!("=== Python environment: {} is up to date", environment.folder.display());
             return Ok(environment);
         }
-        environment.make()?;
+        environment.make(packages)?;
         fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
         Ok(environment)
     }
@@ -69,7 +83,7 @@ impl Environment {
         self.folder.join("bin").join("python")
     }
 
-    fn make(&self) -> Result<()> {
+    fn make(&self, packages: &Packages) -> Result<()> {
         let python = interpreter()?;
         if self.folder.exists() {
             fs::remove_dir_all(&self.folder).with_context(|| format!("cannot remove {}", self.folder.display()))?;
@@ -80,7 +94,8 @@ impl Environment {
             .context("python3 -m venv failed; on Debian: apt-get install python3-venv")?;
         let mut install = Command::new(self.python());
         install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]);
-        install.args(["--requirement", REQUIREMENTS[0], "--constraint", REQUIREMENTS[1]]).current_dir(root());
+        install.args(packages.requirements.iter().flat_map(|file| ["--requirement", file]));
+        install.args(["--constraint", CONSTRAINTS]).current_dir(root());
         step("Python packages (once)", &mut install)
     }
 }
@@ -91,11 +106,11 @@ fn target_directory() -> Result<PathBuf> {
     Ok(metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?.into())
 }
 
-/// Changes with the requirements and with the place: an environment does not survive being moved.
-fn fingerprint() -> Result<String> {
+/// Changes with any byte of the requirements and with the place: an environment does not survive being moved.
+fn fingerprint(packages: &Packages) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     root().hash(&mut hasher);
-    for file in REQUIREMENTS {
+    for file in packages.requirements.iter().chain([&CONSTRAINTS]) {
         fs::read(root().join(file)).with_context(|| format!("cannot read {file}"))?.hash(&mut hasher);
     }
     Ok(format!("{:016x}", hasher.finish()))
@@ -135,7 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_is_stable() {
-        assert_eq!(fingerprint().unwrap(), fingerprint().unwrap());
+    fn the_fingerprint_is_stable_and_tells_environments_apart() {
+        assert_eq!(fingerprint(&CLIENTS).unwrap(), fingerprint(&CLIENTS).unwrap());
+        assert_ne!(fingerprint(&CLIENTS).unwrap(), fingerprint(&EXPORT).unwrap());
     }
 }

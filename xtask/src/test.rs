@@ -1,9 +1,10 @@
-//! `cargo xtask test`: every test there is, Rust's and those of the stock Python clients.
+//! `cargo xtask test`: every test there is, Rust's and those of the stock Python clients; but for the exporter's, which want
+//! PyTorch and run when asked for.
 //!
 //! The Python environment comes first, because the Rust tests of the `onnxruntime` engine load their library from its
 //! wheel. Binaries and tests are built in one go, so that cargo settles on one set of features and builds nothing twice.
 
-use crate::python::Environment;
+use crate::python::{CLIENTS, EXPORT, Environment};
 use crate::steps::{cargo, step};
 use anyhow::Result;
 
@@ -13,11 +14,16 @@ pub(crate) enum Which {
     All,
     Rust,
     Python,
+    /// Those of the exporter, alone.
+    Export,
 }
 
 /// Runs them; an error if one fails.
 pub(crate) fn run(which: Which) -> Result<()> {
-    let environment = Environment::prepare()?;
+    if which == Which::Export {
+        return export_tests();
+    }
+    let environment = Environment::prepare(&CLIENTS)?;
     build()?;
     if which != Which::Python {
         let mut tests = cargo(&["test", "--workspace"]);
@@ -38,4 +44,10 @@ fn build() -> Result<()> {
 fn python_tests(environment: &Environment) -> Result<()> {
     step("Python client tests", &mut environment.pytest(&["tests/python"])?)?;
     step("KServe client tests", &mut environment.pytest(&["tests/python/test_kserve_client.py"])?)
+}
+
+fn export_tests() -> Result<()> {
+    let environment = Environment::prepare(&EXPORT)?;
+    step("build the server", &mut cargo(&["build", "--workspace", "--bins"]))?;
+    step("exporter tests", &mut environment.pytest(&["tests/export"])?)
 }
