@@ -58,7 +58,7 @@ impl Service {
 
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
         let devices = target.devices;
-        let limits = Limits { requests: self.max_live, models: MAX_MODELS, devices, depth: 1, batch: MAX_BATCH };
+        let limits = Limits { requests: self.max_live, models: MAX_MODELS, devices, depth: 1, batch: MAX_BATCH, nodes: 0 };
         let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);

@@ -1,4 +1,8 @@
 //! The block graph and the walk of a request through it.
+//!
+//! A walk is declared, not coded: each block says how often a request runs it ([`Steps`]) and whether it goes on beside the
+//! block before it or after it. One application of a block for one request is a *node*, counted from 0 within its block; what
+//! a request knows of its own walk is its [`Extent`], and a [`Graph`](crate::Graph) where it brings one.
 
 use crate::Profile;
 use ripieno_base::Nanos;
@@ -11,6 +15,64 @@ pub struct Block {
     pub name: String,
     /// ℓ(b) of this block alone; its length is the block's largest batch.
     pub profile: Profile,
+    /// How often a request runs it.
+    pub steps: Steps,
+    /// Whether it begins with the block before it rather than after it (the backward pass of a bidirectional model).
+    pub beside: bool,
+    /// Which cell wins where several could run; higher first.
+    pub priority: u32,
+    /// The batch sizes that it is compiled for, ascending; a batch is padded to the next one. Empty: every size.
+    pub sizes: Vec<usize>,
+}
+
+impl Block {
+    /// A block that a request runs once, after the one before it, in batches of any size.
+    pub fn new(name: impl Into<String>, profile: Profile) -> Block {
+        Block { name: name.into(), profile, steps: Steps::Once, beside: false, priority: 0, sizes: Vec::new() }
+    }
+
+    /// The largest batch.
+    pub fn max_batch(&self) -> usize {
+        self.profile.max_batch()
+    }
+}
+
+/// How often a request runs a block, and on what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Steps {
+    /// Once.
+    Once,
+    /// Once for each element of its sequence, one after the other.
+    Length,
+    /// Until a step reports the end of the walk, or the request's limit; nobody knows beforehand how often.
+    UntilEnd,
+    /// Once for each node of its graph that names this block, each after the nodes that it takes its inputs from.
+    Nodes,
+}
+
+/// How far a request walks: plain numbers that the client's input shows before anything has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Extent {
+    /// Elements of its sequence, or nodes of its graph; at least 1.
+    pub length: u32,
+    /// The most steps of a block that runs until its end; 0 where the model has none.
+    pub limit: u32,
+}
+
+impl Extent {
+    /// Of a request that runs each block once.
+    pub const ONE: Extent = Extent { length: 1, limit: 0 };
+
+    /// The most times that it runs a block; of a graph, all its nodes.
+    pub fn steps(self, steps: Steps) -> u32 {
+        match steps {
+            Steps::Once => 1,
+            Steps::Length | Steps::Nodes => self.length,
+            Steps::UntilEnd => self.limit,
+        }
+    }
 }
 
 /// How a request walks through the blocks.
@@ -21,6 +83,61 @@ pub enum Walk {
     Whole,
     /// Every block once, in order. A block may report that a member's walk ends early.
     Chain,
+    /// A cell for each element of a sequence.
+    Repeat,
+    /// Several layers of cells over a sequence, each over the outputs of the one below.
+    Stacked,
+    /// One cell over a sequence from its first element on, another one from its last.
+    Bidirectional,
+    /// A cell over the input sequence, then another one that feeds on its own outputs until it ends.
+    EncodeDecode,
+    /// A tree that the request brings: one cell for leaves, another for inner nodes.
+    Tree,
+    /// Any graph of cells that the request brings.
+    Graph,
+}
+
+impl Walk {
+    /// Every walk, in the order of their complexity.
+    pub const ALL: [Walk; 8] = [
+        Walk::Whole,
+        Walk::Chain,
+        Walk::Repeat,
+        Walk::Stacked,
+        Walk::Bidirectional,
+        Walk::EncodeDecode,
+        Walk::Tree,
+        Walk::Graph,
+    ];
+
+    /// Its name in model.toml and scenario files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Walk::Whole => "whole",
+            Walk::Chain => "chain",
+            Walk::Repeat => "repeat",
+            Walk::Stacked => "stacked",
+            Walk::Bidirectional => "bidirectional",
+            Walk::EncodeDecode => "encode-decode",
+            Walk::Tree => "tree",
+            Walk::Graph => "graph",
+        }
+    }
+
+    /// The walk of this name.
+    pub fn named(name: &str) -> Option<Walk> {
+        Walk::ALL.into_iter().find(|walk| walk.name() == name)
+    }
+
+    /// Whether requests differ in how often they run a block.
+    pub fn is_unfolded(self) -> bool {
+        !matches!(self, Walk::Whole | Walk::Chain)
+    }
+
+    /// Whether each request brings a graph of its own.
+    pub fn brings_graph(self) -> bool {
+        matches!(self, Walk::Tree | Walk::Graph)
+    }
 }
 
 /// What becomes of a request that cannot be answered by its deadline.
@@ -59,7 +176,7 @@ impl Model {
     /// A model of one block; batches as large as the profile describes, on any number of devices.
     pub fn whole(name: &str, profile: Profile, slo: Nanos) -> Model {
         let max_batch = profile.max_batch();
-        let blocks = vec![Block { name: name.to_owned(), profile }];
+        let blocks = vec![Block::new(name, profile)];
         Model { name: name.to_owned(), blocks, walk: Walk::Whole, slo, max_batch, instances: usize::MAX, drop: None }
     }
 

@@ -6,8 +6,10 @@ pub mod bounds;
 mod graph;
 mod profile;
 mod tensor;
+mod unfolded;
 pub mod zoo;
 
-pub use graph::{Block, DropRule, Model, Walk};
+pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
 pub use profile::{Fit, Profile, ProfileError};
 pub use tensor::{DataType, TensorSpec};
+pub use unfolded::{Graph, GraphError};

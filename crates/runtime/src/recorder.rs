@@ -120,7 +120,7 @@ mod tests {
         for (complete, expected) in [(true, r#"{"end":{"truncated":false}}"#), (false, r#"{"end":{"truncated":true}}"#)]
         {
             let (sender, receiver) = sync_channel(4);
-            let settle = Event::Settle { actions: Vec::new(), members: Vec::new() };
+            let settle = Event::Settle { actions: Vec::new(), members: Vec::new(), nodes: Vec::new() };
             sender.send(Line::At(Time(7), settle)).unwrap();
             if complete {
                 sender.send(Line::End { truncated: false }).unwrap();

@@ -23,7 +23,7 @@ use crate::slip::Slip;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
-use ripieno_model::Profile;
+use ripieno_model::{Extent, Profile};
 use ripieno_sched::{Action, Control, Outcome, Request, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -139,7 +139,14 @@ impl SchedulerThread {
         for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
             part.stage = Stage::Waiting;
             let (arrived, deadline) = (call.arrived, call.deadline - margin);
-            self.core.request(&Request { slot, model: id, arrived, deadline, rows: part.rows as u32 });
+            self.core.request(&Request {
+                slot,
+                model: id,
+                arrived,
+                deadline,
+                rows: part.rows as u32,
+                extent: Extent::ONE,
+            });
         }
     }
 

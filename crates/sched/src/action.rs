@@ -22,7 +22,8 @@ pub enum Action {
         /// The device must not begin before this instant.
         not_before: Time,
     },
-    /// The request's walk is complete: answer the client. The slot may be reused.
+    /// The request's walk is complete: answer the client. The slot may be reused once the tasks in flight that have it as
+    /// a member have ended: steps that were queued ahead before its end was known.
     Finish {
         /// The request.
         request: RequestSlot,

@@ -2,6 +2,7 @@
 
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
 use ripieno_base::{RequestSlot, TaskId, Time};
+use ripieno_model::Graph;
 
 /// One call into a scheduler, or what it decided.
 ///
@@ -9,6 +10,13 @@ use ripieno_base::{RequestSlot, TaskId, Time};
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Event {
+    /// [`Scheduler::on_graph`].
+    Graph {
+        /// The request.
+        request: RequestSlot,
+        /// What it brings.
+        graph: Graph,
+    },
     /// [`Scheduler::on_request`].
     Request(Request),
     /// [`Scheduler::on_task_done`].
@@ -28,6 +36,9 @@ pub enum Event {
         actions: Vec<Action>,
         /// The members of each `Start` among them.
         members: Vec<Vec<RequestSlot>>,
+        /// The nodes of each `Start` among them; empty if none of them has any.
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
+        nodes: Vec<Vec<u32>>,
     },
 }
 
@@ -35,15 +46,20 @@ impl Event {
     /// The settle event for what `scheduler` has just put into `out`.
     pub fn of_settle(scheduler: &dyn Scheduler, out: &Outbox) -> Event {
         let starts = out.actions().iter().filter_map(|action| match action {
-            Action::Start { task, .. } => Some(scheduler.members(*task).to_vec()),
+            Action::Start { task, .. } => Some((scheduler.members(*task).to_vec(), scheduler.nodes(*task).to_vec())),
             _ => None,
         });
-        Event::Settle { members: starts.collect(), actions: out.actions().to_vec() }
+        let (members, mut nodes): (Vec<_>, Vec<_>) = starts.unzip();
+        if nodes.iter().all(Vec::is_empty) {
+            nodes.clear();
+        }
+        Event::Settle { actions: out.actions().to_vec(), members, nodes }
     }
 
     /// Repeats this event on `scheduler`. A settle that decides otherwise than recorded is returned as the error.
     pub fn replay(&self, now: Time, scheduler: &mut dyn Scheduler, out: &mut Outbox) -> Result<(), Event> {
         match self {
+            Event::Graph { request, graph } => scheduler.on_graph(*request, graph),
             Event::Request(request) => scheduler.on_request(now, request),
             Event::TaskDone { task, outcome, ended } => {
                 scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended });

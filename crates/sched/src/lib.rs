@@ -5,17 +5,17 @@
 //!
 //! ```
 //! use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
-//! use ripieno_model::{Model, Profile};
+//! use ripieno_model::{Extent, Model, Profile};
 //! use ripieno_sched::{Action, Limits, Options, Outbox, Outcome, Request, Setup, TaskDone, build};
 //!
 //! let ms = |millis| Time::ORIGIN + Nanos::from_millis(millis);
 //! let model = Model::whole("resnet", Profile::linear(1.0, 5.0, 16).unwrap(), Nanos::from_millis(12));
-//! let limits = Limits { requests: 8, models: 1, devices: 1, depth: 1, batch: 16 };
+//! let limits = Limits { requests: 8, models: 1, devices: 1, depth: 1, batch: 16, nodes: 0 };
 //! let mut scheduler = build("deferred", &Setup { models: vec![model], devices: 1, limits }, &Options::new()).unwrap();
 //! let mut out = Outbox::new(&limits);
 //!
 //! // A request arrives at 0 and is due at 12. Alone it takes 6 ms, with a second one 7: frontrun is 5.
-//! let request = Request { slot: RequestSlot(0), model: ModelId(0), arrived: ms(0), deadline: ms(12), rows: 1 };
+//! let request = Request { slot: RequestSlot(0), model: ModelId(0), arrived: ms(0), deadline: ms(12), rows: 1, extent: Extent::ONE };
 //! scheduler.on_request(ms(0), &request);
 //! scheduler.settle(ms(0), &mut out);
 //! assert!(out.actions().is_empty());

@@ -2,22 +2,26 @@
 
 use crate::Outbox;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
-use ripieno_model::{Model, Profile};
+use ripieno_model::{Extent, Graph, Model, Profile};
 
 /// A state machine that is told facts and asked for decisions.
 ///
-/// It owns no clock, device or payload: `now` is an argument, and a request is five plain numbers whose slot indexes
+/// It owns no clock, device or payload: `now` is an argument, and a request is a few plain numbers whose slot indexes
 /// whatever the driver keeps for it. So the simulator and the server run one and the same code, and a recorded run
 /// replays to the same decisions.
 ///
 /// **The driver promises**: time never goes back; one `settle` after one or more inputs of one `now`, and at or
 /// after [`next_wakeup`](Scheduler::next_wakeup); the outbox is emptied before the next input; each `Start` is
-/// answered by exactly one [`TaskDone`], a cancelled one too; a slot is reused only after its request has ended.
+/// answered by exactly one [`TaskDone`], a cancelled one too; a slot is reused only after its request has ended and no task
+/// in flight has it as a member; the tasks of a device end in the order of their starts.
 ///
 /// **The scheduler promises**: each request ends in exactly one `Finish` or `Reject`; never more tasks on a device
 /// than its depth; a cancellation only of a task in flight, and once; after `settle`, `next_wakeup() > now`; bounded
 /// output; no allocation after construction, but for [`Control`]; equal inputs give equal outputs, bit for bit.
 pub trait Scheduler: Send {
+    /// The graph of a request that brings one, told right before its [`on_request`](Scheduler::on_request).
+    fn on_graph(&mut self, _request: RequestSlot, _graph: &Graph) {}
+
     /// A request has arrived.
     fn on_request(&mut self, now: Time, request: &Request);
 
@@ -34,7 +38,16 @@ pub trait Scheduler: Send {
     fn next_wakeup(&self) -> Time;
 
     /// The requests in a task, in batch order; valid from its `Start` until the next input.
+    ///
+    /// A request stands there once for each of its nodes in the batch: a leaf cell runs many leaves of one tree at once.
     fn members(&self, task: TaskId) -> &[RequestSlot];
+
+    /// Which node each member runs: its step of this block, or its node in the request's graph. As long as
+    /// [`members`](Scheduler::members), or empty where each runs its first step. A step that the member's sequence does
+    /// not have is padding: it takes its time and computes nothing.
+    fn nodes(&self, _task: TaskId) -> &[u32] {
+        &[]
+    }
 }
 
 /// A request that has been accepted.
@@ -49,8 +62,10 @@ pub struct Request {
     pub arrived: Time,
     /// When the answer is due.
     pub deadline: Time,
-    /// How many rows it holds: at least one, at most the model's largest batch.
+    /// How many rows it holds: at least one, at most the model's largest batch; one where requests unfold.
     pub rows: u32,
+    /// How far it walks.
+    pub extent: Extent,
 }
 
 /// The end of a task.
@@ -60,7 +75,7 @@ pub struct TaskDone<'a> {
     pub task: TaskId,
     /// How it ended.
     pub outcome: Outcome,
-    /// For each member, whether its walk ended in this block (end of sequence, early exit). Empty if none did.
+    /// For each member, whether its walk ended in this block (end token, early exit). Empty if none did.
     pub ended: &'a [bool],
 }
 
@@ -125,6 +140,8 @@ pub struct Limits {
     pub depth: usize,
     /// Rows in a batch, of any model.
     pub batch: usize,
+    /// Nodes, and as many inputs of nodes twice, of the graphs of all live requests; a request whose graph does not fit is refused.
+    pub nodes: usize,
 }
 
 impl Limits {

@@ -1,14 +1,14 @@
 //! No policy allocates after construction: a million events of an overloaded cluster, counted by the allocator.
 
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Model, Profile};
+use ripieno_model::{Extent, Model, Profile};
 use ripieno_sched::{
     Action, CATALOGUE, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone,
     build,
 };
 
 const MODELS: usize = 4;
-const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, depth: 1, batch: 16 };
+const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, depth: 1, batch: 16, nodes: 0 };
 
 /// No task.
 const NONE: TaskId = TaskId(u32::MAX);
@@ -67,8 +67,10 @@ impl Driver {
         let model = self.draw(MODELS as u64) as usize;
         let deadline = self.now + models[model].slo.scale(50 + self.draw(100), 100);
         let rows = 1 + self.draw(2) as u32;
-        scheduler
-            .on_request(self.now, &Request { slot, model: ModelId(model as u16), arrived: self.now, deadline, rows });
+        scheduler.on_request(
+            self.now,
+            &Request { slot, model: ModelId(model as u16), arrived: self.now, deadline, rows, extent: Extent::ONE },
+        );
         if self.draw(50) == 0 {
             scheduler.on_control(self.now, Control::Cancelled(slot));
         }

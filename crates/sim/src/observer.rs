@@ -46,6 +46,8 @@ pub struct Run<'a> {
     pub end: Time,
     /// The slots of the members, in batch order.
     pub slots: &'a [RequestSlot],
+    /// Which node each member runs; empty if each runs its first.
+    pub nodes: &'a [u32],
     /// The ids of the members, in batch order.
     pub ids: &'a [u64],
 }

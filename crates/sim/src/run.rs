@@ -44,7 +44,7 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
     let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
     let arrival = |(at, stream): (Time, usize)| {
         let model = models[stream].1;
-        Arrival { at, model: ModelId(model), rows: 1, deadline: at + scenario.setup.models[usize::from(model)].slo }
+        Arrival::new(at, ModelId(model), at + scenario.setup.models[usize::from(model)].slo)
     };
     let (count, until) = match scenario.length {
         Length::Requests(count) => (count, Time::NEVER),

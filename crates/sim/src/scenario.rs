@@ -369,7 +369,7 @@ impl File {
         }
         let batch = models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let most = autoscale.map_or(devices, |autoscale| autoscale.max);
-        let limits = Limits { requests, models: models.len(), devices: most, depth: 2, batch };
+        let limits = Limits { requests, models: models.len(), devices: most, depth: 2, batch, nodes: 0 };
         Ok(Setup { models, devices, limits })
     }
 }
@@ -432,7 +432,7 @@ impl ModelTable {
         match self.walk.as_deref().unwrap_or("whole") {
             "whole" if self.block.is_empty() => {
                 let profile = costs(self.max_batch).profile(slo)?;
-                Ok((Walk::Whole, vec![Block { name: self.name.clone(), profile }]))
+                Ok((Walk::Whole, vec![Block::new(&self.name, profile)]))
             }
             "whole" => Err("[[model.block]] tables need walk = \"chain\"".to_owned()),
             "chain" if self.block.is_empty() => Err("walk = \"chain\" needs [[model.block]] tables".to_owned()),
@@ -456,7 +456,7 @@ impl BlockTable {
             max_batch: self.max_batch.or(max_batch),
         };
         let profile = costs.profile(slo).map_err(|problem| format!("block {:?}: {problem}", self.name))?;
-        Ok(Block { name: self.name.clone(), profile })
+        Ok(Block::new(&self.name, profile))
     }
 }
 
@@ -561,6 +561,6 @@ impl Row {
         }
         let at = Time::ORIGIN + Nanos::from_millis_f64(self.arrival_ms);
         let model = ripieno_base::ModelId(index as u16);
-        Ok(crate::Arrival { at, model, rows, deadline: at + models[index].slo })
+        Ok(crate::Arrival { rows, ..crate::Arrival::new(at, model, at + models[index].slo) })
     }
 }

@@ -6,7 +6,7 @@
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::Model;
+use ripieno_model::{Extent, Graph, Model, Steps};
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,6 +23,19 @@ pub struct Arrival {
     pub rows: u32,
     /// When its answer is due.
     pub deadline: Time,
+    /// How far it walks.
+    pub extent: Extent,
+    /// At which step of a block that runs until its end it ends, counted from 1: hidden from the scheduler.
+    pub output: u32,
+    /// Where its graph stands among the [`World::with_graphs`], if it brings one.
+    pub graph: Option<u32>,
+}
+
+impl Arrival {
+    /// A request of one row that runs each block once.
+    pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
+        Arrival { at, model, rows: 1, deadline, extent: Extent::ONE, output: 0, graph: None }
+    }
 }
 
 /// Something that goes wrong or changes during a run.
@@ -74,6 +87,9 @@ pub struct World<'a> {
     now: Time,
     live: Vec<Option<(u64, Request)>>,
     free: Vec<RequestSlot>,
+    graphs: &'a [Graph],
+    /// What requests that unfold need besides; none if no model has such a walk.
+    unfolded: Option<Unfolded>,
     devices: Vec<EmulatedDevice>,
     tasks: Vec<Option<Running>>,
     ends: BinaryHeap<Reverse<(Time, u64, TaskId)>>,
@@ -83,6 +99,38 @@ pub struct World<'a> {
     events: u64,
     last_arrival: Time,
     link: Option<Link>,
+}
+
+/// Of requests that unfold, by slot.
+struct Unfolded {
+    /// At which step of a block that runs until its end it ends.
+    output: Vec<u32>,
+    /// In how many tasks it stands, once for each of its nodes.
+    flying: Vec<u32>,
+    /// The flags of the task that is being reported.
+    ended: Vec<bool>,
+    /// Room for nodes and inputs of graphs, and what is left of it.
+    room: usize,
+    held: Vec<usize>,
+}
+
+impl Unfolded {
+    fn new(setup: &Setup) -> Option<Unfolded> {
+        let (slots, room) = (setup.limits.requests, setup.limits.nodes);
+        let ended = Vec::with_capacity(setup.limits.batch);
+        let unfolds = setup.models.iter().any(|model| model.walk.is_unfolded());
+        unfolds.then(|| Unfolded { output: vec![0; slots], flying: vec![0; slots], ended, room, held: vec![0; slots] })
+    }
+
+    fn has_room(&self, graph: &Graph) -> bool {
+        graph.len().max(graph.edges().div_ceil(2)) <= self.room
+    }
+
+    fn hold(&mut self, slot: RequestSlot, graph: &Graph) {
+        let size = graph.len().max(graph.edges().div_ceil(2));
+        self.room -= size;
+        self.held[slot.index()] = size;
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +153,7 @@ struct Running {
     serial: u64,
     cancelled: bool,
     slots: Vec<RequestSlot>,
+    nodes: Vec<u32>,
     ids: Vec<u64>,
 }
 
@@ -125,6 +174,8 @@ impl<'a> World<'a> {
             now: Time::ORIGIN,
             live: vec![None; limits.requests],
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
+            graphs: &[],
+            unfolded: Unfolded::new(setup),
             devices: (0..limits.devices).map(device).collect(),
             tasks: (0..limits.tasks()).map(|_| None).collect(),
             ends: BinaryHeap::with_capacity(limits.tasks()),
@@ -140,6 +191,12 @@ impl<'a> World<'a> {
     /// The same world, but batches take time to reach their devices.
     pub fn with_network(mut self, network: Network, seed: u64) -> World<'a> {
         self.link = (!network.is_none()).then(|| Link::new(network, seed));
+        self
+    }
+
+    /// The same world with the graphs that requests bring.
+    pub fn with_graphs(mut self, graphs: &'a [Graph]) -> World<'a> {
+        self.graphs = graphs;
         self
     }
 
@@ -203,15 +260,24 @@ impl<'a> World<'a> {
         self.arrived += 1;
         self.last_arrival = self.now;
         let loaded = self.loaded[arrival.model.index()];
-        let Some(slot) = self.free.pop_if(|_| loaded) else {
+        let graph = arrival.graph.map(|graph| &self.graphs[graph as usize]);
+        let fits = graph.is_none_or(|graph| self.unfolded.as_ref().is_some_and(|unfolded| unfolded.has_room(graph)));
+        let Some(slot) = self.free.pop_if(|_| loaded && fits) else {
             each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
             return;
         };
-        let Arrival { model, rows, deadline, .. } = *arrival;
-        let request = Request { slot, model, arrived: self.now, deadline, rows };
+        let Arrival { model, rows, deadline, extent, .. } = *arrival;
+        let request = Request { slot, model, arrived: self.now, deadline, rows, extent };
         self.live[slot.index()] = Some((self.arrived, request));
         each(observers, |observer| observer.accepted(self.arrived, &request));
         self.events += 1;
+        if let Some(unfolded) = &mut self.unfolded {
+            unfolded.output[slot.index()] = arrival.output;
+            if let Some(graph) = graph {
+                unfolded.hold(slot, graph);
+                self.scheduler.on_graph(slot, graph);
+            }
+        }
         self.scheduler.on_request(self.now, &request);
     }
 
@@ -242,7 +308,27 @@ impl<'a> World<'a> {
         let Some(running) = self.tasks[id.index()].take() else { return };
         each(observers, |observer| observer.done(self.now, &running.as_run(id)));
         self.events += 1;
-        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended: &[] });
+        let ended = self.land(&running);
+        let ended = if ended { &self.unfolded.as_ref().expect("the members unfold").ended[..] } else { &[] };
+        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended });
+    }
+
+    /// Notes that the members of a task are in it no more, frees the slots of those that have been answered before, and
+    /// says whether the walk of any has ended in it.
+    fn land(&mut self, running: &Running) -> bool {
+        let Some(unfolded) = &mut self.unfolded else { return false };
+        let until_end = self.models[running.model.index()].blocks[running.block.index()].steps == Steps::UntilEnd;
+        unfolded.ended.clear();
+        for (at, slot) in running.slots.iter().map(|slot| slot.index()).enumerate() {
+            let step = running.nodes.get(at).map_or(1, |node| node + 1);
+            unfolded.ended.push(until_end && step == unfolded.output[slot]);
+            unfolded.flying[slot] -= 1;
+            if unfolded.flying[slot] == 0 && self.live[slot].is_none() {
+                unfolded.room += std::mem::take(&mut unfolded.held[slot]);
+                self.free.push(RequestSlot(slot as u32));
+            }
+        }
+        unfolded.ended.contains(&true)
     }
 
     /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
@@ -327,6 +413,10 @@ impl<'a> World<'a> {
         observers: &mut [&mut dyn Observer],
     ) {
         let slots = self.scheduler.members(id).to_vec();
+        let nodes = self.scheduler.nodes(id).to_vec();
+        if let Some(unfolded) = &mut self.unfolded {
+            slots.iter().for_each(|slot| unfolded.flying[slot.index()] += 1);
+        }
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
@@ -338,8 +428,19 @@ impl<'a> World<'a> {
         let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         state.busy_until = end;
         self.starts += 1;
-        let running =
-            Running { model, block, device, rows, start, end, serial: self.starts, cancelled: false, slots, ids };
+        let running = Running {
+            model,
+            block,
+            device,
+            rows,
+            start,
+            end,
+            serial: self.starts,
+            cancelled: false,
+            slots,
+            nodes,
+            ids,
+        };
         each(observers, |observer| observer.started(self.now, &running.as_run(id)));
         if id.index() >= self.tasks.len() {
             // Shards number their tasks apart from each other.
@@ -364,7 +465,13 @@ impl<'a> World<'a> {
 
     fn end_request(&mut self, slot: RequestSlot, end: End, observers: &mut [&mut dyn Observer]) {
         let (id, request) = self.live[slot.index()].take().expect("a request ends once");
-        self.free.push(slot);
+        // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
+        if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.flying[slot.index()] == 0) {
+            if let Some(unfolded) = &mut self.unfolded {
+                unfolded.room += std::mem::take(&mut unfolded.held[slot.index()]);
+            }
+            self.free.push(slot);
+        }
         each(observers, |observer| observer.ended(self.now, id, &request, end));
     }
 }
@@ -372,7 +479,7 @@ impl<'a> World<'a> {
 impl Running {
     fn as_run(&self, task: TaskId) -> Run<'_> {
         let Running { model, block, device, rows, start, end, .. } = *self;
-        Run { task, model, block, device, rows, start, end, slots: &self.slots, ids: &self.ids }
+        Run { task, model, block, device, rows, start, end, slots: &self.slots, nodes: &self.nodes, ids: &self.ids }
     }
 }
 

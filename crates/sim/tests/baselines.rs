@@ -24,12 +24,12 @@ fn check(
         Model::whole(name, Profile::linear(alpha, beta, 16).unwrap(), Nanos::from_millis(slo))
     };
     let models: Vec<_> = models.iter().zip(&names).map(model).collect();
-    let limits = Limits { requests: 64, models: models.len(), devices, depth: 1, batch: 16 };
+    let limits = Limits { requests: 64, models: models.len(), devices, depth: 1, batch: 16, nodes: 0 };
     let setup = Setup { models, devices, limits };
     let options: Options = options.iter().map(|&(knob, value)| (knob.to_owned(), OptionValue::Float(value))).collect();
     let arrival = |&(millis, model): &(f64, u16)| {
         let at = Time::ORIGIN + Nanos::from_millis_f64(millis);
-        Arrival { at, model: ModelId(model), rows: 1, deadline: at + setup.models[usize::from(model)].slo }
+        Arrival::new(at, ModelId(model), at + setup.models[usize::from(model)].slo)
     };
     let mut scheduler = build(policy, &setup, &options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(&setup));

@@ -40,7 +40,7 @@ prop_compose! {
     ) -> Model {
         let block = |(index, &(alpha, beta)): (usize, &(i64, i64))| {
             let table: Vec<_> = (1..=max_batch as i64).map(|batch| Nanos::from_micros(alpha * batch + beta)).collect();
-            Block { name: index.to_string(), profile: Profile::from_table(&table).unwrap() }
+            Block::new(index.to_string(), Profile::from_table(&table).unwrap())
         };
         let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
         let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
@@ -78,12 +78,9 @@ prop_compose! {
             at += gap;
             let model_id = model % models.len();
             let model = &models[model_id];
-            Arrival {
-                at: micros(at),
-                model: ModelId(model_id as u16),
-                rows: rows.min(model.max_batch as u32),
-                deadline: micros(at) + Nanos(model.slo.0 * percent / 100),
-            }
+            let deadline = micros(at) + Nanos(model.slo.0 * percent / 100);
+            let rows = rows.min(model.max_batch as u32);
+            Arrival { rows, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
         }).collect();
         let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
         let mut faults: Vec<_> =
@@ -92,7 +89,7 @@ prop_compose! {
         // Whatever was lost, one device comes back, so that everything can end.
         faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
         let batch = models.iter().map(|model| model.max_batch).max().unwrap();
-        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth, batch };
+        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth, batch, nodes: 0 };
         Case { setup: Setup { models, devices, limits }, arrivals, faults }
     }
 }

@@ -44,13 +44,13 @@ fn little_goodput_is_paid_for_it() {
 #[test]
 fn clients_that_wait_for_answers_are_not_kept_waiting_for_the_slo() {
     let model = Model::whole("m", Profile::linear(0.1, 5.0, 32).unwrap(), Nanos::from_millis(20_000));
-    let limits = Limits { requests: 256, models: 1, devices: 1, depth: 1, batch: 32 };
+    let limits = Limits { requests: 256, models: 1, devices: 1, depth: 1, batch: 32, nodes: 0 };
     let setup = Setup { models: vec![model], devices: 1, limits };
     let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
     let mut scheduler = build("deferred", &setup, &options).unwrap();
     let burst = |at: i64| {
         let at = Time::ORIGIN + Nanos::from_millis(50 * at);
-        [Arrival { at, model: ModelId(0), rows: 1, deadline: at + Nanos::from_millis(20_000) }; 63]
+        [Arrival::new(at, ModelId(0), at + Nanos::from_millis(20_000)); 63]
     };
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(&setup));
     World::new(scheduler.as_mut(), &setup).run((0..100).flat_map(burst), [], &mut [&mut trace, &mut checkers]);

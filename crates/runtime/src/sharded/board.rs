@@ -52,18 +52,19 @@ impl Board {
 mod tests {
     use super::*;
     use ripieno_base::{Nanos, RequestSlot, Time};
-    use ripieno_model::{Model, Profile};
+    use ripieno_model::{Extent, Model, Profile};
     use ripieno_sched::{Limits, Options, Outbox, Request, Setup, ToMatchmaker, build_halves};
 
     /// Real offers, from a shard.
     fn offers(models: usize) -> Vec<Offer> {
-        let limits = Limits { requests: models, models, devices: 1, depth: 1, batch: 4 };
+        let limits = Limits { requests: models, models, devices: 1, depth: 1, batch: 4, nodes: 0 };
         let model = |at: usize| Model::whole(&at.to_string(), Profile::linear(1.0, 1.0, 4).unwrap(), Nanos(20_000_000));
         let setup = Setup { models: (0..models).map(model).collect(), devices: 1, limits };
         let mut halves = build_halves("deferred", &setup, &Options::new(), 1).unwrap();
         for at in 0..models {
             let (slot, model) = (RequestSlot(at as u32), ModelId(at as u16));
-            let request = Request { slot, model, arrived: Time(0), deadline: Time(20_000_000), rows: 1 };
+            let request =
+                Request { slot, model, arrived: Time(0), deadline: Time(20_000_000), rows: 1, extent: Extent::ONE };
             halves.shards[0].on_request(Time(0), &request);
         }
         let mut mail = Vec::new();

@@ -7,7 +7,7 @@ use super::board::Board;
 use crate::Clock;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::Model;
+use ripieno_model::{Extent, Model};
 use ripieno_report::Latencies;
 use ripieno_sched::{Action, Grant, Limits, ModelShard, Outbox, Outcome, Request, TaskDone, ToMatchmaker};
 use std::cmp::Reverse;
@@ -62,7 +62,14 @@ impl ShardThread {
     /// Runs until it is told to stop.
     pub(super) fn run(self) -> Tally {
         let limits = self.limits;
-        let none = Request { slot: RequestSlot(0), model: ModelId(0), arrived: Time(0), deadline: Time(0), rows: 1 };
+        let none = Request {
+            slot: RequestSlot(0),
+            model: ModelId(0),
+            arrived: Time(0),
+            deadline: Time(0),
+            rows: 1,
+            extent: Extent::ONE,
+        };
         let mut work = Work {
             out: Outbox::new(&limits),
             mail: Vec::with_capacity(limits.models + 2 * limits.tasks()),
@@ -124,7 +131,7 @@ impl Work {
         // One that finds no slot counts as not answered.
         let Some(slot) = self.free.pop() else { return };
         let deadline = due + self.thread.models[model.index()].slo;
-        let request = Request { slot, model, arrived: due, deadline, rows: 1 };
+        let request = Request { slot, model, arrived: due, deadline, rows: 1, extent: Extent::ONE };
         self.live[slot.index()] = request;
         self.thread.shard.on_request(now, &request);
     }

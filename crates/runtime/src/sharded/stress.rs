@@ -60,7 +60,7 @@ impl Stress {
     pub fn run(&self) -> Result<StressReport, BuildError> {
         let batch = self.models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let (models, devices) = (self.models.len(), self.devices);
-        let limits = Limits { requests: MAX_LIVE, models, devices, depth: 1, batch };
+        let limits = Limits { requests: MAX_LIVE, models, devices, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
         let (clock, stop) = (Clock::start(), Arc::new(AtomicBool::new(false)));

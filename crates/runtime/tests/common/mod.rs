@@ -37,7 +37,7 @@ impl Loaded for Doubler {
 }
 
 pub fn limits(requests: usize) -> Limits {
-    Limits { requests, models: 4, devices: 2, depth: 1, batch: 8 }
+    Limits { requests, models: 4, devices: 2, depth: 1, batch: 8, nodes: 0 }
 }
 
 pub fn setup(devices: usize, limits: Limits) -> Setup {
@@ -57,7 +57,7 @@ pub fn start(executor: &Arc<dyn Executor>, devices: usize, limits: Limits) -> En
 /// A model of `blocks` blocks, batches of at most 4 rows.
 pub fn served(blocks: usize, slo: Duration) -> ServedModel {
     let profile = Profile::linear(0.01, 0.01, 4).unwrap();
-    let block = |at| Block { name: format!("block{at}"), profile: profile.clone() };
+    let block = |at| Block::new(format!("block{at}"), profile.clone());
     let slo = Nanos(i64::try_from(slo.as_nanos()).unwrap());
     let walk = if blocks == 1 { Walk::Whole } else { Walk::Chain };
     let model =

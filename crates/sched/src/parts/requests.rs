@@ -2,6 +2,7 @@
 
 use crate::Request;
 use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_model::Extent;
 
 /// Where a live request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +25,14 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) fn new(capacity: usize) -> Requests {
-        let none =
-            Request { slot: RequestSlot(0), model: ModelId(0), arrived: Time::ORIGIN, deadline: Time::ORIGIN, rows: 0 };
+        let none = Request {
+            slot: RequestSlot(0),
+            model: ModelId(0),
+            arrived: Time::ORIGIN,
+            deadline: Time::ORIGIN,
+            rows: 0,
+            extent: Extent::ONE,
+        };
         Requests { entries: vec![(State::Free, none); capacity] }
     }
 

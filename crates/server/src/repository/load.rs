@@ -130,8 +130,7 @@ impl Prepared {
     /// The model as the scheduler sees it; none if it has no profile.
     pub fn model(&self) -> Option<Model> {
         let (config, source) = (&self.plan.config, &self.plan.source);
-        let block =
-            |(source, profile): (&BlockSource, &Profile)| Block { name: source.name.clone(), profile: profile.clone() };
+        let block = |(source, profile): (&BlockSource, &Profile)| Block::new(&source.name, profile.clone());
         Some(Model {
             name: self.plan.name.clone(),
             blocks: source.blocks.iter().zip(self.profiles.as_ref()?).map(block).collect(),

@@ -80,7 +80,7 @@ fn outcome(contender: &Contender, asked: Vec<Asked>) -> anyhow::Result<Outcome> 
     let mut scenario = case(contender, 3, vec![model], asked.len() as u64).scenario()?;
     let arrival = |asked: &Asked| {
         let at = Time::ORIGIN + Nanos::from_millis_f64(asked.at_ms);
-        Arrival { at, model: ModelId(0), rows: 1, deadline: at + Nanos::from_millis_f64(SLO_MS) }
+        Arrival::new(at, ModelId(0), at + Nanos::from_millis_f64(SLO_MS))
     };
     (scenario.rate, scenario.warmup_fraction) = (None, 0.0);
     scenario.requests = Some(asked.iter().map(arrival).collect());

@@ -1,0 +1,243 @@
+//! The graph that a request brings: a tree, or any other acyclic graph of cells.
+
+use ripieno_base::BlockId;
+use std::fmt;
+
+/// The nodes of one request, in an order in which each comes after all that it depends on.
+///
+/// Made from a client's table by [`Graph::new`] or [`Graph::tree`], which sort the nodes; [`Graph::origin`] leads back
+/// to the client's numbering.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Graph {
+    blocks: Vec<BlockId>,
+    /// Where the inputs of each node begin in `inputs`; one entry more than nodes.
+    starts: Vec<u32>,
+    inputs: Vec<u32>,
+    /// The client's number of each node.
+    origins: Vec<u32>,
+}
+
+/// Why a client's table of nodes is no graph. Nodes are counted from 0, as the client numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphError {
+    /// There is no node at all.
+    Empty,
+    /// A node names an input that does not exist.
+    Missing {
+        /// The node.
+        node: usize,
+        /// What it names.
+        input: i64,
+    },
+    /// A node depends on itself, directly or through others.
+    Cycle {
+        /// One of the nodes on the cycle.
+        node: usize,
+    },
+    /// A tree has a second root, or a node has two parents.
+    NotATree {
+        /// The node.
+        node: usize,
+        /// How many parents it has: none makes it a root.
+        parents: usize,
+    },
+    /// A node names a cell that the model does not have.
+    NoSuchCell {
+        /// The node.
+        node: usize,
+        /// The cell.
+        cell: i64,
+    },
+}
+
+impl fmt::Display for GraphError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            GraphError::Empty => write!(f, "there is no node; send at least one"),
+            GraphError::Missing { node, input } => {
+                write!(f, "node {node} names {input} as its input, which is no node; use -1 for none")
+            }
+            GraphError::Cycle { node } => write!(f, "node {node} depends on itself through its inputs"),
+            GraphError::NotATree { node, parents: 0 } => {
+                write!(f, "node {node} is a second root; a tree has exactly one node without a parent")
+            }
+            GraphError::NotATree { node, parents } => {
+                write!(f, "node {node} has {parents} parents; in a tree each node has at most one")
+            }
+            GraphError::NoSuchCell { node, cell } => {
+                write!(f, "node {node} names cell {cell}, which the model does not have")
+            }
+        }
+    }
+}
+
+impl std::error::Error for GraphError {}
+
+impl Graph {
+    /// Stands among a node's inputs where it has none: the right child alone of a node is its second input.
+    pub const NONE: u32 = u32::MAX;
+
+    /// Sorts a table of nodes: `block` of each, and its inputs by the client's numbering, in order; negative: none.
+    pub fn new<'a>(
+        nodes: usize,
+        block: impl Fn(usize) -> BlockId,
+        inputs: impl Fn(usize) -> &'a [i64],
+    ) -> Result<Graph, GraphError> {
+        if nodes == 0 {
+            return Err(GraphError::Empty);
+        }
+        let named = |node: usize| inputs(node).iter().copied().filter(|&input| input >= 0);
+        let missing = |node: usize| named(node).find(|&input| input >= nodes as i64).map(|input| (node, input));
+        if let Some((node, input)) = (0..nodes).find_map(missing) {
+            return Err(GraphError::Missing { node, input });
+        }
+        let order = sorted(nodes, named)?;
+        let mut position = vec![0; nodes];
+        order.iter().zip(0..).for_each(|(&node, at)| position[node as usize] = at);
+        let mut graph = Graph { blocks: Vec::new(), starts: vec![0], inputs: Vec::new(), origins: Vec::new() };
+        for &node in &order {
+            graph.blocks.push(block(node as usize));
+            let at = |&input: &i64| usize::try_from(input).map_or(Graph::NONE, |input| position[input]);
+            graph.inputs.extend(inputs(node as usize).iter().map(at));
+            graph.starts.push(graph.inputs.len() as u32);
+        }
+        graph.origins = order;
+        Ok(graph)
+    }
+
+    /// A tree from the children of each node: nodes without children run `leaf`, the others `internal`.
+    pub fn tree<'a>(
+        nodes: usize,
+        children: impl Fn(usize) -> &'a [i64],
+        leaf: BlockId,
+        internal: BlockId,
+    ) -> Result<Graph, GraphError> {
+        let is_leaf = |node: usize| children(node).iter().all(|&child| child < 0);
+        let graph = Graph::new(nodes, |node| if is_leaf(node) { leaf } else { internal }, &children)?;
+        let mut parents = vec![0; nodes];
+        (0..nodes)
+            .flat_map(|node| children(node))
+            .filter(|child| **child >= 0)
+            .for_each(|&child| parents[child as usize] += 1);
+        let shared = (0..nodes).find(|&node| parents[node] > 1);
+        let mut roots = (0..nodes).filter(|&node| parents[node] == 0);
+        // Without a cycle there is at least one root, so the second one is one too many.
+        match shared.or_else(|| roots.nth(1)) {
+            Some(node) => Err(GraphError::NotATree { node, parents: parents[node] }),
+            None => Ok(graph),
+        }
+    }
+
+    /// How many nodes it has; at least one.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The block that a node runs.
+    pub fn block(&self, node: u32) -> BlockId {
+        self.blocks[node as usize]
+    }
+
+    /// The nodes that a node takes its inputs from, all before it, or [`Graph::NONE`].
+    pub fn inputs(&self, node: u32) -> &[u32] {
+        let [start, end] = [node, node + 1].map(|at| self.starts[at as usize] as usize);
+        &self.inputs[start..end]
+    }
+
+    /// Inputs of all nodes, the empty ones too.
+    pub fn edges(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// The client's number of a node.
+    pub fn origin(&self, node: u32) -> usize {
+        self.origins[node as usize] as usize
+    }
+}
+
+/// The nodes, each after those that it names (Kahn's algorithm; among those that are free, in the order of the table).
+fn sorted<I: Iterator<Item = i64>>(nodes: usize, named: impl Fn(usize) -> I) -> Result<Vec<u32>, GraphError> {
+    let mut waits: Vec<u32> = (0..nodes).map(|node| named(node).count() as u32).collect();
+    let mut starts = vec![0_usize; nodes + 1];
+    (0..nodes).flat_map(&named).for_each(|input| starts[input as usize + 1] += 1);
+    (0..nodes).for_each(|node| starts[node + 1] += starts[node]);
+    let mut next = starts.clone();
+    let mut users = vec![0_u32; starts[nodes]];
+    for node in 0..nodes {
+        for input in named(node) {
+            users[next[input as usize]] = node as u32;
+            next[input as usize] += 1;
+        }
+    }
+    let mut order: Vec<u32> = (0..nodes as u32).filter(|&node| waits[node as usize] == 0).collect();
+    let mut at = 0;
+    while let Some(&node) = order.get(at) {
+        at += 1;
+        for &user in &users[starts[node as usize]..starts[node as usize + 1]] {
+            waits[user as usize] -= 1;
+            if waits[user as usize] == 0 {
+                order.push(user);
+            }
+        }
+    }
+    match waits.iter().position(|&waits| waits > 0) {
+        Some(node) => Err(GraphError::Cycle { node }),
+        None => Ok(order),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAF: BlockId = BlockId(0);
+    const INNER: BlockId = BlockId(1);
+
+    fn tree(children: &[[i64; 2]]) -> Result<Graph, GraphError> {
+        Graph::tree(children.len(), |node| &children[node], LEAF, INNER)
+    }
+
+    #[test]
+    fn children_come_before_their_parents_in_any_numbering() {
+        // The root comes first in the client's table.
+        let graph = tree(&[[1, 2], [-1, -1], [3, 4], [-1, -1], [-1, -1]]).unwrap();
+        assert_eq!((0..5).map(|node| graph.origin(node)).collect::<Vec<_>>(), [1, 3, 4, 2, 0]);
+        assert_eq!((0..5).map(|node| graph.block(node)).collect::<Vec<_>>(), [LEAF, LEAF, LEAF, INNER, INNER]);
+        assert_eq!(
+            (graph.inputs(1), graph.inputs(3), graph.inputs(4)),
+            (&[Graph::NONE; 2][..], &[1, 2][..], &[0, 3][..])
+        );
+    }
+
+    #[test]
+    fn a_single_child_may_stand_on_either_side() {
+        let graph = tree(&[[-1, 1], [-1, -1]]).unwrap();
+        assert_eq!(graph.inputs(1), [Graph::NONE, 0]);
+    }
+
+    #[test]
+    fn what_is_no_tree_is_refused() {
+        assert_eq!(tree(&[]), Err(GraphError::Empty));
+        assert_eq!(tree(&[[1, 7], [-1, -1]]), Err(GraphError::Missing { node: 0, input: 7 }));
+        assert_eq!(tree(&[[1, -1], [0, -1]]), Err(GraphError::Cycle { node: 0 }));
+        assert_eq!(tree(&[[0, -1]]), Err(GraphError::Cycle { node: 0 }));
+        assert_eq!(tree(&[[-1, -1], [-1, -1]]), Err(GraphError::NotATree { node: 1, parents: 0 }));
+        let shared = [[1, 2], [3, -1], [3, -1], [-1, -1]];
+        assert_eq!(tree(&shared), Err(GraphError::NotATree { node: 3, parents: 2 }));
+        // Shared inputs are fine in a graph.
+        assert!(Graph::new(4, |_| LEAF, |node| &shared[node]).is_ok());
+    }
+
+    #[test]
+    fn a_deep_chain_needs_no_stack() {
+        let chain: Vec<[i64; 1]> = (0..100_000).map(|node| [node - 1]).collect();
+        let graph = Graph::new(chain.len(), |_| INNER, |node| &chain[node]).unwrap();
+        assert_eq!((graph.len(), graph.edges()), (100_000, 100_000));
+    }
+}
