@@ -30,6 +30,7 @@ pub(crate) struct GoodputArgs {
 
 pub(crate) fn run(args: &GoodputArgs) -> anyhow::Result<()> {
     let scenario = args.overrides.read(&args.scenario)?;
+    scenario.check_goodput(&args.scenario.display().to_string())?;
     let bar = ProgressBar::new_spinner().with_style(ProgressStyle::with_template("{spinner} {msg}")?);
     let mut started = Instant::now();
     let found = goodput(&scenario, |summary| {
@@ -60,5 +61,8 @@ fn print(policy: &str, found: &Goodput, format: Format) -> anyhow::Result<()> {
         found.runs
     ))?;
     output::print(policies_table(good.iter().chain(&bad)))?;
+    if bad.is_none() {
+        output::print("no rate was too much: so few requests are all answered within one SLO; raise requests")?;
+    }
     Ok(())
 }

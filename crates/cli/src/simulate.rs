@@ -59,7 +59,7 @@ impl Overrides {
             if scenario.requests.is_some() {
                 bail!("--rate has no effect: the scenario lists its requests in requests_file");
             }
-            scenario.rate = Some(rate);
+            scenario.set_rate("--rate", rate).map_err(anyhow::Error::msg)?;
         }
         Ok(scenario)
     }
@@ -67,6 +67,7 @@ impl Overrides {
 
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let scenario = args.overrides.read(&args.scenario)?;
+    scenario.check_run(&args.scenario.display().to_string())?;
     let mut trace = args.trace_out.as_ref().map(|_| Trace::new(&scenario.setup.models));
     let started = Instant::now();
     let mut summary = simulate(&scenario, trace.as_mut())?;

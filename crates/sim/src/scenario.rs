@@ -1,15 +1,20 @@
 //! Scenario files: what a user writes, parsed into types once.
 //!
 //! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
-//! wrong answer with a straight face. Every error names the file, the key, the value and the fix.
+//! wrong answer with a straight face. Every error names the file, the key, the value and the fix. What `[[model]]` says
+//! is read in `model.rs`; what can be read and yet has no answer is refused in `check.rs`.
+
+mod check;
+mod model;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
-use crate::changing::{Changing, DriftTable, Given, GivenModel, PhaseTable};
+use crate::changing::{Changing, Given, PhaseTable};
 use crate::link::{Delay, Network};
-use crate::planning::{Footprint, PlanTable, Planning};
+use crate::planning::{PlanTable, Planning};
+use model::ModelTable;
 use ripieno_base::{Nanos, Time};
+use ripieno_model::Model;
 use ripieno_model::bounds::staggered_bound;
-use ripieno_model::{Block, DropRule, Model, Profile, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Setup};
 use ripieno_workload::{Arrival as Process, Rates};
 use serde::Deserialize;
@@ -123,48 +128,6 @@ struct NetworkTable {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ModelTable {
-    name: String,
-    slo_ms: f64,
-    alpha_ms: Option<f64>,
-    beta_ms: Option<f64>,
-    latency_ms: Option<Vec<f64>>,
-    max_batch: Option<usize>,
-    instances: Option<usize>,
-    #[serde(default = "one_share")]
-    share: f64,
-    #[serde(default)]
-    arrival: ArrivalTable,
-    rates: Option<Vec<(f64, f64)>>,
-    drift: Option<DriftTable>,
-    drop: Option<String>,
-    memory_mb: Option<f64>,
-    runtime_memory_mb: Option<f64>,
-    load_cost: Option<u64>,
-    walk: Option<String>,
-    #[serde(default)]
-    block: Vec<BlockTable>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BlockTable {
-    name: String,
-    alpha_ms: Option<f64>,
-    beta_ms: Option<f64>,
-    latency_ms: Option<Vec<f64>>,
-    max_batch: Option<usize>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ArrivalTable {
-    kind: Option<String>,
-    shape: Option<f64>,
-}
-
-#[derive(Deserialize)]
 struct Row {
     arrival_ms: f64,
     model: String,
@@ -174,10 +137,6 @@ struct Row {
 
 fn one() -> u64 {
     1
-}
-
-fn one_share() -> f64 {
-    1.0
 }
 
 fn deferred() -> String {
@@ -240,6 +199,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         Some(name) => Some(read_requests(&folder.join(name), &models)?),
         None => None,
     };
+    let footprints = file.model.iter().map(ModelTable::footprint).collect::<Checked<_>>()?;
     let warmup_fraction = file.warmup_fraction.unwrap_or(if requests.is_some() { 0.0 } else { 0.1 });
     if !(0.0..1.0).contains(&warmup_fraction) {
         return Err(format!("warmup_fraction = {warmup_fraction}; it must be at least 0 and less than 1"));
@@ -254,7 +214,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         policy_options: options(&file.policy_options)?,
         loads,
         network: file.network.parse()?,
-        planning: file.plan.parse(folder, file.footprints()?)?,
+        planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref())?,
         autoscale,
         window: file.window(&autoscale)?,
@@ -275,9 +235,11 @@ const WINDOW: Nanos = Nanos::from_millis(10_000);
 
 impl File {
     fn offered(&self, requests: Option<&[crate::Arrival]>) -> Checked<Offered> {
-        let loads = self.loads()?;
+        let loads = model::loads(&self.model)?;
         if !self.load_changes() {
-            return Ok(Offered { rate: self.rate()?, length: self.length(requests)?, loads });
+            let (rate, length) = (self.rate()?, self.length(requests)?);
+            rate.map_or(Ok(()), |rate| check::checked_rate("rate", rate, length))?;
+            return Ok(Offered { rate, length, loads });
         }
         if self.requests_file.is_some() {
             return Err("requests_file says what arrives; remove [[phase]], rates and drift".to_owned());
@@ -295,7 +257,7 @@ impl File {
     }
 
     fn load_changes(&self) -> bool {
-        !self.phase.is_empty() || self.model.iter().any(|model| model.rates.is_some() || model.drift.is_some())
+        !self.phase.is_empty() || self.model.iter().any(ModelTable::load_changes)
     }
 
     fn window(&self, autoscale: &Option<Autoscale>) -> Checked<Option<Nanos>> {
@@ -314,8 +276,7 @@ impl File {
         match (self.rate, &self.requests_file) {
             (None, Some(_)) => Ok(None),
             (Some(_), Some(_)) => Err("both rate and requests_file are given; remove one".to_owned()),
-            (Some(rate), None) if rate.is_finite() && rate > 0.0 => Ok(Some(rate)),
-            (Some(rate), None) => Err(format!("rate = {rate}; it must be a number of requests per second above 0")),
+            (Some(rate), None) => Ok(Some(rate)),
             (None, None) => Err("rate is missing; give the offered requests per second, or a requests_file".to_owned()),
         }
     }
@@ -333,29 +294,6 @@ impl File {
             (Some(_), Some(_), None) => Err("both requests and duration_s are given; remove one".to_owned()),
             (None, None, None) => Ok(Length::Requests(50_000)),
         }
-    }
-
-    fn footprints(&self) -> Checked<Vec<Footprint>> {
-        let footprint = |model: &ModelTable| {
-            Footprint::parse(&model.name, model.memory_mb, model.runtime_memory_mb, model.load_cost)
-        };
-        self.model.iter().map(footprint).collect()
-    }
-
-    fn loads(&self) -> Checked<Vec<Load>> {
-        let bad = |model: &&ModelTable| !(model.share.is_finite() && model.share >= 0.0);
-        if let Some(model) = self.model.iter().find(bad) {
-            return Err(format!("model {:?}: share = {}; it must be at least 0", model.name, model.share));
-        }
-        let total: f64 = self.model.iter().map(|model| model.share).sum();
-        if total <= 0.0 {
-            return Err("the shares of all models are 0; give at least one model a share above 0".to_owned());
-        }
-        let load = |model: &ModelTable| {
-            let arrival = model.arrival.parse(&model.name)?;
-            Ok(Load { share: model.share / total, arrival, curve: None })
-        };
-        self.model.iter().map(load).collect()
     }
 
     fn setup(&self, models: Vec<Model>, autoscale: Option<&Autoscale>) -> Checked<Setup> {
@@ -393,120 +331,6 @@ impl NetworkTable {
             data_per_row: micros("data_us_per_request", self.data_us_per_request)?,
             estimate: estimate.unwrap_or(control.high_percentile()),
         })
-    }
-}
-
-impl ModelTable {
-    fn given(&self, load: &Load) -> GivenModel<'_> {
-        let ModelTable { name, share, rates, drift, .. } = self;
-        GivenModel { name, share: *share, rates: rates.as_deref(), drift: drift.as_ref(), arrival: load.arrival }
-    }
-
-    fn model(&self) -> Checked<Model> {
-        let context = |problem: String| format!("model {:?}: {problem}", self.name);
-        let slo = Nanos::from_millis_f64(self.slo_ms);
-        if !(self.slo_ms.is_finite() && slo > Nanos::ZERO) {
-            return Err(context(format!("slo_ms = {}; it must be a number of milliseconds above 0", self.slo_ms)));
-        }
-        let (walk, blocks) = self.walk(slo).map_err(context)?;
-        let longest = blocks.iter().map(|block| block.profile.max_batch()).min().unwrap_or(1);
-        let max_batch = self.max_batch.unwrap_or(longest);
-        if !(1..=longest).contains(&max_batch) {
-            return Err(context(format!("max_batch = {max_batch}; the latencies given allow 1 to {longest}")));
-        }
-        let instances = self.instances.unwrap_or(usize::MAX);
-        if instances == 0 {
-            return Err(context("instances = 0; it must be at least 1".to_owned()));
-        }
-        let drop = self.drop.as_deref().map(drop_rule).transpose().map_err(context)?;
-        Ok(Model { name: self.name.clone(), blocks, walk, slo, max_batch, instances, drop })
-    }
-
-    fn walk(&self, slo: Nanos) -> Checked<(Walk, Vec<Block>)> {
-        let costs = |max_batch| Costs {
-            alpha_ms: self.alpha_ms,
-            beta_ms: self.beta_ms,
-            latency_ms: self.latency_ms.as_deref(),
-            max_batch,
-        };
-        match self.walk.as_deref().unwrap_or("whole") {
-            "whole" if self.block.is_empty() => {
-                let profile = costs(self.max_batch).profile(slo)?;
-                Ok((Walk::Whole, vec![Block::new(&self.name, profile)]))
-            }
-            "whole" => Err("[[model.block]] tables need walk = \"chain\"".to_owned()),
-            "chain" if self.block.is_empty() => Err("walk = \"chain\" needs [[model.block]] tables".to_owned()),
-            "chain" if costs(None).given() => Err("with blocks, give latencies in each block, not here".to_owned()),
-            "chain" => {
-                unique(self.block.iter().map(|block| block.name.as_str()))?;
-                let blocks = self.block.iter().map(|block| block.block(self.max_batch, slo));
-                Ok((Walk::Chain, blocks.collect::<Checked<_>>()?))
-            }
-            other => Err(format!("walk = {other:?}; it must be \"whole\" or \"chain\"")),
-        }
-    }
-}
-
-impl BlockTable {
-    fn block(&self, max_batch: Option<usize>, slo: Nanos) -> Checked<Block> {
-        let costs = Costs {
-            alpha_ms: self.alpha_ms,
-            beta_ms: self.beta_ms,
-            latency_ms: self.latency_ms.as_deref(),
-            max_batch: self.max_batch.or(max_batch),
-        };
-        let profile = costs.profile(slo).map_err(|problem| format!("block {:?}: {problem}", self.name))?;
-        Ok(Block::new(&self.name, profile))
-    }
-}
-
-struct Costs<'a> {
-    alpha_ms: Option<f64>,
-    beta_ms: Option<f64>,
-    latency_ms: Option<&'a [f64]>,
-    max_batch: Option<usize>,
-}
-
-impl Costs<'_> {
-    fn given(&self) -> bool {
-        self.alpha_ms.is_some() || self.beta_ms.is_some() || self.latency_ms.is_some()
-    }
-
-    fn profile(&self, slo: Nanos) -> Checked<Profile> {
-        let profile = match (self.alpha_ms, self.beta_ms, self.latency_ms) {
-            (None, None, Some(table)) => {
-                let table: Vec<_> = table.iter().map(|&ms| Nanos::from_millis_f64(ms)).collect();
-                Profile::from_table(&table)
-            }
-            (Some(alpha), Some(beta), None) => {
-                // Batches beyond the SLO could never be punctual.
-                let useful = ((slo.as_millis_f64() - beta) / alpha).clamp(1.0, 1024.0) as usize;
-                Profile::linear(alpha, beta, self.max_batch.unwrap_or(useful))
-            }
-            _ => return Err("give either alpha_ms and beta_ms, or latency_ms = [l(1), l(2), …]".to_owned()),
-        };
-        profile.map_err(|error| error.to_string())
-    }
-}
-
-impl ArrivalTable {
-    fn parse(&self, model: &str) -> Checked<Process> {
-        let text = match (self.kind.as_deref().unwrap_or("poisson"), self.shape) {
-            ("gamma", Some(shape)) => format!("gamma:{shape}"),
-            ("gamma", None) => return Err(format!("model {model:?}: arrival kind \"gamma\" needs a shape")),
-            (_, Some(_)) => return Err(format!("model {model:?}: only arrival kind \"gamma\" has a shape")),
-            (kind, None) => kind.to_owned(),
-        };
-        text.parse().map_err(|error| format!("model {model:?}: {error}"))
-    }
-}
-
-fn drop_rule(text: &str) -> Checked<DropRule> {
-    match text {
-        "hopeless" => Ok(DropRule::Hopeless),
-        "expired" => Ok(DropRule::Expired),
-        "never" => Ok(DropRule::Never),
-        other => Err(format!("drop = {other:?}; it must be \"hopeless\", \"expired\" or \"never\"")),
     }
 }
 

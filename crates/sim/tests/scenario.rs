@@ -90,7 +90,7 @@ fn mistakes_are_named() {
     check_error(MODEL, expect!["s.toml: rate is missing; give the offered requests per second, or a requests_file"]);
     check_error(
         &format!("rate = -1\n{MODEL}"),
-        expect!["s.toml: rate = -1; it must be a number of requests per second above 0"],
+        expect!["s.toml: rate = -1; it must be a number of requests per second above 0 and at most 1e9"],
     );
     check_error(
         &format!("rate = 1\nrequests = 5\nduration_s = 1\n{MODEL}"),
@@ -111,7 +111,7 @@ fn mistakes_are_named() {
     );
     check_error(
         &format!("rate = 1\n{MODEL}max_batch = 0"),
-        expect![[r#"s.toml: model "m": a latency profile needs at least one batch size"#]],
+        expect![[r#"s.toml: model "m": max_batch = 0; it must be at least 1"#]],
     );
     check_error(
         &format!("rate = 1\n[network]\ntransport = \"pigeon\"\n{MODEL}"),
@@ -126,6 +126,154 @@ fn mistakes_are_named() {
               | ^^^^^^^^^^^^
             unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `cluster`, `network`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`
         "#]],
+    );
+}
+
+/// Numbers that are none, or that belong to another unit, are told by their keys.
+#[test]
+fn numbers_out_of_range_are_named() {
+    let check = |text: &str, expected: Expect| check_error(&text.replace("MODEL", MODEL), expected);
+    let model = |keys: &str| format!("rate = 1\n[[model]]\nname = \"m\"\n{keys}\n");
+    check(
+        "rate = nan\nMODEL",
+        expect!["s.toml: rate = NaN; it must be a number of requests per second above 0 and at most 1e9"],
+    );
+    check(
+        "rate = 1e10\nMODEL",
+        expect!["s.toml: rate = 10000000000; it must be a number of requests per second above 0 and at most 1e9"],
+    );
+    check("rate = 1e-9\nMODEL", expect!["s.toml: rate = 0.000000001 makes the run last 5e13 s; it may last 1e9"]);
+    check(
+        "rate = 1e9\nduration_s = 1e6\nMODEL",
+        expect!["s.toml: rate = 1000000000 makes 1000000000000000 requests; a run has at most 1e12"],
+    );
+    check("rate = 1\nduration_s = nan\nMODEL", expect!["s.toml: duration_s = NaN; it must be above 0 and at most 1e9"]);
+    check(
+        "rate = 1\nwarmup_fraction = nan\nMODEL",
+        expect!["s.toml: warmup_fraction = NaN; it must be at least 0 and less than 1"],
+    );
+    check(
+        "rate = 1\n[cluster]\ndevices = 0\nMODEL",
+        expect!["s.toml: cluster.devices = 0; it must be between 1 and 65536"],
+    );
+    check(
+        "rate = 1\n[network]\ncontrol_us = nan\nMODEL",
+        expect!["s.toml: network.control_us = NaN; it must be a number of microseconds of at least 0"],
+    );
+    check("rate = 1\nMODELshare = nan", expect![[r#"s.toml: model "m": share = NaN; it must be at least 0"#]]);
+    check(
+        "rate = 1\nMODELarrival = { kind = \"gamma\", shape = nan }",
+        expect![[
+            r#"s.toml: model "m": arrival shape = NaN cannot be used; give a number above 0 (1 = Poisson, smaller = burstier)"#
+        ]],
+    );
+    check(
+        &model("slo_ms = nan\nlatency_ms = [1.0]"),
+        expect![[r#"s.toml: model "m": slo_ms = NaN; it must be a number of milliseconds from 0 to 1000000000"#]],
+    );
+    check(&model("slo_ms = 0\nlatency_ms = [1.0]"), expect![[r#"s.toml: model "m": slo_ms = 0; it must be above 0"#]]);
+    check(
+        &model("slo_ms = 1e10\nlatency_ms = [1.0]"),
+        expect![[
+            r#"s.toml: model "m": slo_ms = 10000000000; it must be a number of milliseconds from 0 to 1000000000"#
+        ]],
+    );
+    check(
+        &model("slo_ms = 9\nalpha_ms = nan\nbeta_ms = 1.0"),
+        expect![[r#"s.toml: model "m": alpha_ms = NaN; it must be a number of milliseconds from 0 to 1000000000"#]],
+    );
+    check(
+        &model("slo_ms = 9\nalpha_ms = 1.0\nbeta_ms = -1.0"),
+        expect![[r#"s.toml: model "m": beta_ms = -1; it must be a number of milliseconds from 0 to 1000000000"#]],
+    );
+    check(
+        &model("slo_ms = 9\nalpha_ms = 0.0\nbeta_ms = 0.0"),
+        expect![[r#"s.toml: model "m": alpha_ms and beta_ms: the latency of batch size 1 must be a positive number"#]],
+    );
+    check(
+        &model("slo_ms = 9\nlatency_ms = [1.0, nan]"),
+        expect![[
+            r#"s.toml: model "m": latency_ms[1] = NaN; it must be a number of milliseconds from 0 to 1000000000"#
+        ]],
+    );
+    check(
+        &model("slo_ms = 9\nlatency_ms = []"),
+        expect![[r#"s.toml: model "m": latency_ms: a latency profile needs at least one batch size"#]],
+    );
+}
+
+/// What is well formed and has no answer: such a run would end with everything dropped.
+#[test]
+fn a_model_that_cannot_be_punctual_is_refused() {
+    let scenario = |keys: &str, policy: &str| {
+        let text = format!(
+            "rate = 1\npolicy = {policy}\n{MODEL}[[model]]\nname = \"slow\"\nslo_ms = 5.0\nlatency_ms = [6.0]\n{keys}"
+        );
+        Scenario::parse(&text, "s.toml").unwrap()
+    };
+    let run = |keys: &str, policy: &str| scenario(keys, policy).check_run("s.toml").map_err(|error| error.to_string());
+    let goodput =
+        |keys: &str, policy: &str| scenario(keys, policy).check_goodput("s.toml").map_err(|error| error.to_string());
+    expect![[r#"s.toml: model "slow": slo_ms = 5, but one request alone takes 6 ms, so every request would be dropped; give at least 6, or drop = "never" for answers that are late"#]].assert_eq(&run("", "\"deferred\"").unwrap_err());
+    expect![[r#"s.toml: model "slow": slo_ms = 5, but one request alone takes 6 ms, so no rate is low enough; give at least 6"#]].assert_eq(&goodput("", "\"deferred\"").unwrap_err());
+    let drops = "\"eager\"\npolicy_options = { drop = \"hopeless\" }";
+    let keeps = "\"eager\"\npolicy_options = { drop = \"never\" }";
+    assert!(run("", drops).is_err() && run("drop = \"never\"", drops).is_ok());
+    assert!(run("", keeps).is_ok() && run("drop = \"hopeless\"", keeps).is_err());
+    // Serial drops nothing unless told to; a late answer is still no goodput.
+    assert!(run("", "\"serial\"").is_ok() && goodput("", "\"serial\"").is_err());
+    // Nobody asks for it.
+    assert!(run("share = 0.0", "\"deferred\"").is_ok() && goodput("share = 0.0", "\"deferred\"").is_ok());
+    assert_eq!(scenario("", "\"serial\"").impossible_models(), [(1, Nanos::from_millis(6))]);
+}
+
+/// A network that is always slow adds to what a request takes; one that is mostly slow does not make it impossible.
+#[test]
+fn a_network_makes_a_model_impossible() {
+    let check = |network: &str| {
+        let text = format!("rate = 1\n[network]\n{network}\n{MODEL}");
+        Scenario::parse(&text, "s.toml").unwrap().check_run("s.toml").map_err(|error| error.to_string())
+    };
+    expect![[r#"s.toml: model "m": slo_ms = 25, but one request alone takes 25.001 ms, so every request would be dropped; give at least 25.001, or drop = "never" for answers that are late"#]].assert_eq(&check("control_us = 19000.0\ndata_us_per_request = 1.0").unwrap_err());
+    assert!(check("control_us = 19000.0").is_ok() && check("transport = \"tcp\"").is_ok());
+}
+
+#[test]
+fn policies_and_options_are_named() {
+    let check = |policy: &str, expected: Expect| {
+        let scenario = Scenario::parse(&format!("rate = 1\n{policy}\n{MODEL}"), "s.toml").unwrap();
+        expected.assert_eq(&scenario.check_run("s.toml").unwrap_err().to_string());
+        assert!(scenario.check_goodput("s.toml").is_err() && scenario.check_policy("s.toml").is_err());
+    };
+    check(
+        "policy = \"best\"",
+        expect![[
+            r#"s.toml: policy: unknown policy "best"; choose one of: serial, timeout, eager, deferred, clockwork, nexus, shepherd"#
+        ]],
+    );
+    check(
+        "policy_options = { gathering = 1 }",
+        expect![[
+            r#"s.toml: policy_options.gathering: policy "deferred" has no option "gathering"; it has: gather, objective, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
+        ]],
+    );
+    check(
+        "policy_options = { gather = \"all\" }",
+        expect![[
+            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window""#
+        ]],
+    );
+    check(
+        "policy = \"timeout\"\npolicy_options = { timeout_ms = nan }",
+        expect![[
+            r#"s.toml: policy_options.timeout_ms: option "timeout_ms" of policy "timeout" is NaN; it must be a number of at least 0"#
+        ]],
+    );
+    check(
+        "policy = \"timeout\"\npolicy_options = { \"timeout_ms.other\" = 1 }",
+        expect![[
+            r#"s.toml: policy_options.timeout_ms.other: policy "timeout" has no option "timeout_ms.other"; it has: timeout_ms, timeout_slo, gather, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
+        ]],
     );
 }
 

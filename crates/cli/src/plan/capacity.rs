@@ -1,6 +1,6 @@
 //! How many devices: by analysis, and by simulating the very scheduler that would run them.
 
-use ripieno_base::{ModelId, Nanos};
+use ripieno_base::ModelId;
 use ripieno_cluster::planner::{Demand, DevicesNeeded, MOST_DEVICES, devices_needed};
 use ripieno_model::{Model, Profile};
 use ripieno_report::Summary;
@@ -42,15 +42,6 @@ pub(super) fn needed(scenario: &Scenario) -> DevicesNeeded {
     let profiles: Vec<Profile> = models.iter().map(Model::profile).collect();
     let demand = |((profile, model), rate_rps): ((_, &Model), f64)| Demand { profile, slo: model.slo, rate_rps };
     devices_needed(&profiles.iter().zip(models).zip(rates(scenario)).map(demand).collect::<Vec<_>>())
-}
-
-/// The models that no number of devices serves in time: one request alone takes longer than the SLO.
-pub(super) fn impossible(scenario: &Scenario) -> Vec<(usize, Nanos)> {
-    let late = |(index, model): (usize, &Model)| {
-        let first = model.profile().latency(1);
-        (first > model.slo).then_some((index, first))
-    };
-    scenario.setup.models.iter().enumerate().filter_map(late).collect()
 }
 
 /// The scenario with some of its models only; each keeps its load. The models ascend.
@@ -130,6 +121,7 @@ fn with_devices(scenario: &Scenario, devices: usize) -> Scenario {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ripieno_base::Nanos;
 
     /// Walks the search against a knee; gives the answer and the counts tried.
     fn search(guess: usize, knee: usize) -> (Option<usize>, Vec<usize>) {
@@ -170,7 +162,7 @@ mod tests {
     #[test]
     fn a_subset_keeps_each_models_load() {
         let scenario = Scenario::parse(TEXT, "s.toml").unwrap();
-        assert_eq!(impossible(&scenario), [(2, Nanos::from_millis(6))]);
+        assert_eq!(scenario.impossible_models(), [(2, Nanos::from_millis(6))]);
         let part = subset(&scenario, &[0]);
         assert_eq!((part.rate, part.length), (Some(2000.0), Length::Requests(4000)));
         assert_eq!(rates(&part), [2000.0]);

@@ -107,9 +107,7 @@ fn outcome(args: &PlanArgs) -> anyhow::Result<Outcome> {
     let mut scenario = args.overrides.read(&args.scenario)?;
     args.bounds.apply(&mut scenario);
     let file = args.scenario.display();
-    if scenario.rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-        bail!("--rate must be a number of requests per second above 0");
-    }
+    scenario.check_policy(&file.to_string())?;
     let current = scenario.planning.current.as_deref().map(Current::read).transpose()?;
     let plan = partition(&scenario, current.as_ref()).with_context(|| format!("{file}: no plan"))?;
     measure(scenario, plan, current, !args.bound_only)
@@ -177,7 +175,7 @@ fn problem(scenario: &Scenario, current: Option<&Current>, sub_clusters: usize) 
 
 /// The devices of all models together and of each sub-cluster.
 fn measure(scenario: Scenario, plan: Plan, current: Option<Current>, simulate: bool) -> anyhow::Result<Outcome> {
-    let impossible = capacity::impossible(&scenario);
+    let impossible = scenario.impossible_models();
     let possible = |models: &[usize]| -> Vec<usize> {
         models.iter().copied().filter(|&model| impossible.iter().all(|&(late, _)| late != model)).collect()
     };
