@@ -1,0 +1,267 @@
+//! Where to cut: at every layer, into even stages, or where the user says.
+
+use crate::error::{OnnxError, refuse};
+use crate::estimate;
+use crate::graph::Model;
+use crate::line::Line;
+
+/// Places at which a model is cut, in order; each ends a block, and the last block ends with the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cuts {
+    pub(crate) places: Vec<usize>,
+}
+
+impl Cuts {
+    /// How many blocks they make.
+    pub fn blocks(&self) -> usize {
+        self.places.len() + 1
+    }
+
+    /// No cut at all: one block.
+    pub fn none() -> Cuts {
+        Cuts { places: Vec::new() }
+    }
+}
+
+/// Operators that begin a layer if they have weights.
+const LAYERS: [&str; 12] = [
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "Einsum",
+    "GRU",
+    "Gemm",
+    "LSTM",
+    "MatMul",
+    "MatMulInteger",
+    "QLinearConv",
+    "QLinearMatMul",
+    "RNN",
+];
+/// A layer with a smaller share of the work than one in so many joins the one before it.
+const LEAST_SHARE: u64 = 400;
+/// Stages may differ from the most even ones by so much, if smaller tensors are carried then: one part in so many.
+const TOLERANCE: u64 = 12;
+
+impl Model {
+    /// A cut between any two layers: an operator with weights, its normalisation and activation, and whatever has none.
+    ///
+    /// Layers that take the same input (query, key and value) stay together, and what is left of the work of one layer in four
+    /// hundred joins the layer before: a block that is all overhead helps nobody.
+    pub fn layers(&self) -> Cuts {
+        let line = Line::new(self);
+        let prices = line.prices();
+        let heads: Vec<usize> = (0..line.len()).filter(|&place| begins_layer(&line, place)).collect();
+        let mut places = Vec::new();
+        let mut first = usize::MAX;
+        for pair in heads.windows(2) {
+            if first == usize::MAX {
+                first = pair[0];
+            }
+            let siblings = line.needs[first] == line.needs[pair[1]];
+            if let Some(cut) = cheapest(&prices, pair[0] + 1, pair[1]).filter(|_| !siblings) {
+                places.push(cut);
+                first = pair[1];
+            }
+        }
+        let cuts = Cuts { places };
+        let costs = self.estimate(&cuts, 8);
+        merge_small(cuts, &costs)
+    }
+
+    /// Cuts layers into `stages` blocks that are even in time, where `costs` has the time of each block of `layers`.
+    ///
+    /// Among ways that are almost as even as the best, the one is taken that carries the smallest tensors.
+    pub fn stages(&self, layers: &Cuts, costs: &[u64], stages: usize) -> Result<Cuts, OnnxError> {
+        if stages == 0 || stages > layers.blocks() || costs.len() != layers.blocks() {
+            return refuse(format!(
+                "{}: {stages} stages are asked for, but the model has {} layers that can be parted: ask for 1 to {}",
+                self.path.display(),
+                layers.blocks(),
+                layers.blocks()
+            ));
+        }
+        let prices = Line::new(self).prices();
+        let prices: Vec<u64> = layers.places.iter().map(|&cut| prices[cut].unwrap_or(u64::MAX)).collect();
+        let most = most_even(costs, stages);
+        let most = most + most / TOLERANCE;
+        Ok(Cuts {
+            places: cheapest_parts(costs, &prices, stages, most).into_iter().map(|at| layers.places[at]).collect(),
+        })
+    }
+
+    /// Cuts behind the operators that compute these tensors.
+    pub fn cuts_at(&self, tensors: &[String]) -> Result<Cuts, OnnxError> {
+        let line = Line::new(self);
+        let mut places = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            places.push(self.cut_behind(&line, tensor)?);
+        }
+        places.sort_unstable();
+        places.dedup();
+        Ok(Cuts { places })
+    }
+
+    fn cut_behind(&self, line: &Line<'_>, tensor: &str) -> Result<usize, OnnxError> {
+        let file = self.path.display();
+        let Some(value) = self.value_named(tensor) else {
+            return refuse(format!(
+                "{file}: no operator computes a tensor '{tensor}': `ripieno slice --per-node` lists some"
+            ));
+        };
+        let node = self.values[value].node;
+        let Some(place) = node.and_then(|node| line.places.iter().position(|&at| at == node)) else {
+            return refuse(format!("{file}: tensor '{tensor}' does not end an operator on rows: name another one"));
+        };
+        let cut = place + 1;
+        if cut == line.len() {
+            return refuse(format!("{file}: nothing comes behind tensor '{tensor}': name an earlier one"));
+        }
+        match line.hindrance(cut) {
+            None => Ok(cut),
+            Some(stuck) => refuse(format!(
+                "{file}: a cut behind '{tensor}' would have to carry '{stuck}', whose first dimension is not the batch: name \
+                 another one"
+            )),
+        }
+    }
+}
+
+fn begins_layer(line: &Line<'_>, place: usize) -> bool {
+    let node = &line.model.nodes[line.places[place]];
+    let weighted = node.inputs.iter().flatten().any(|&input| line.constant[input]);
+    let embeds = || {
+        let table = node.inputs.first().copied().flatten();
+        node.proto.op_type == "Gather" && table.is_some_and(|table| line.constant[table]) && place == 0
+    };
+    weighted && LAYERS.contains(&&*node.proto.op_type) || embeds()
+}
+
+/// The cheapest possible cut from `from` to `to`; the last of equals.
+fn cheapest(prices: &[Option<u64>], from: usize, to: usize) -> Option<usize> {
+    let possible = (from..=to).filter_map(|cut| prices.get(cut).copied().flatten().map(|price| (price, cut)));
+    possible.min_by_key(|&(price, cut)| (price, std::cmp::Reverse(cut))).map(|(_, cut)| cut)
+}
+
+/// Joins each layer that is hardly any work to the one before; the first to the one behind.
+fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
+    let least = costs.iter().sum::<u64>() / LEAST_SHARE;
+    let mut kept = Vec::new();
+    let mut before = costs.first().copied().unwrap_or(0);
+    for (&cut, &cost) in cuts.places.iter().zip(costs.iter().skip(1)) {
+        if before >= least && cost >= least {
+            kept.push(cut);
+            before = cost;
+        } else {
+            before += cost;
+        }
+    }
+    Cuts { places: kept }
+}
+
+/// The least that the largest of so many parts can be.
+fn most_even(costs: &[u64], parts: usize) -> u64 {
+    let (mut low, mut high) = (costs.iter().copied().max().unwrap_or(0), costs.iter().sum());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if needed(costs, middle) <= parts { high = middle } else { low = middle + 1 }
+    }
+    low
+}
+
+/// How many parts of at most `most` it takes.
+fn needed(costs: &[u64], most: u64) -> usize {
+    let (mut parts, mut sum) = (1, 0u64);
+    for &cost in costs {
+        if sum + cost > most {
+            (parts, sum) = (parts + 1, 0);
+        }
+        sum += cost;
+    }
+    parts
+}
+
+/// The places of the cuts, numbered as in `prices`, that make `parts` parts of at most `most` and cost least.
+fn cheapest_parts(costs: &[u64], prices: &[u64], parts: usize, most: u64) -> Vec<usize> {
+    let count = costs.len();
+    let sums: Vec<u64> = std::iter::once(0).chain(costs.iter().scan(0, |sum, &cost| Some(add(sum, cost)))).collect();
+    // best[k][end]: the least price and unevenness of `k + 1` parts that end before layer `end`, and where the last begins.
+    let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; count + 1]; parts];
+    let uneven = |from: usize, to: usize| u128::from((sums[to] - sums[from]).min(1 << 40)).pow(2);
+    for end in 1..=count {
+        best[0][end] = (sums[end] <= most).then(|| (uneven(0, end) >> 40, 0));
+    }
+    for part in 1..parts {
+        for end in part + 1..=count {
+            let way = |begin: usize| {
+                let (before, _) = best[part - 1][begin]?;
+                let fits = sums[end] - sums[begin] <= most;
+                fits.then(|| (before + u128::from(prices[begin - 1]) + (uneven(begin, end) >> 40), begin))
+            };
+            best[part][end] = (part..end).filter_map(way).min();
+        }
+    }
+    let mut places = Vec::with_capacity(parts - 1);
+    let mut end = count;
+    for part in (1..parts).rev() {
+        let Some((_, begin)) = best[part][end] else { break };
+        places.push(begin - 1);
+        end = begin;
+    }
+    places.reverse();
+    places
+}
+
+fn add(sum: &mut u64, cost: u64) -> u64 {
+    *sum = sum.saturating_add(cost);
+    *sum
+}
+
+impl Model {
+    /// What each block takes for `rows` rows, in about nanoseconds: from the operations and bytes that the shapes tell of.
+    ///
+    /// Good enough to compare blocks with each other; measured times are better.
+    pub fn estimate(&self, cuts: &Cuts, rows: i64) -> Vec<u64> {
+        let line = Line::new(self);
+        let ends = cuts.places.iter().copied().chain([line.len()]);
+        let mut from = 0;
+        let mut costs = Vec::with_capacity(cuts.blocks());
+        for end in ends {
+            let nodes = line.places[from..end].iter();
+            costs.push(nodes.fold(1u64, |sum, &node| sum.saturating_add(estimate::nanos(self, node, rows))));
+            from = end;
+        }
+        costs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_as_even_as_can_be() {
+        let costs = [4, 1, 1, 1, 1, 4, 2, 2];
+        let most = most_even(&costs, 4);
+        assert_eq!(most, 4);
+        assert_eq!(cheapest_parts(&costs, &[1; 7], 4, most), [0, 4, 5]);
+        assert_eq!(cheapest_parts(&costs, &[1; 7], 1, 16), []);
+        assert_eq!(cheapest_parts(&costs, &[1; 7], 8, 4), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn a_smaller_tensor_is_worth_a_little_unevenness() {
+        let costs = [10, 10, 10, 10, 10];
+        assert_eq!(cheapest_parts(&costs, &[9, 9, 1, 9], 2, 30), [2]);
+        assert_eq!(cheapest_parts(&costs, &[9, 1, 9, 9], 2, 30), [1]);
+        assert_eq!(cheapest_parts(&costs, &[1, 9, 9, 9], 2, 30), [1], "a part of 40 would be too large");
+    }
+
+    #[test]
+    fn what_is_hardly_any_work_joins_its_neighbour() {
+        let cuts = Cuts { places: vec![1, 2, 3, 4] };
+        assert_eq!(merge_small(cuts.clone(), &[1000, 1, 1000, 1, 1000]).places, [2, 4]);
+        assert_eq!(merge_small(cuts.clone(), &[1, 1000, 1000, 1000, 1]).places, [2, 3]);
+        assert_eq!(merge_small(cuts.clone(), &[1; 5]), cuts);
+    }
+}

@@ -1,0 +1,145 @@
+//! The size of a dimension: a number, or an expression in the sizes that only a request knows.
+//!
+//! A size is kept as a product, `factor` times some symbols: that is what batches, lengths, heads and flattened views are
+//! made of, and it divides exactly where a reshape asks for it. Sums of unlike terms become one opaque symbol whose name is
+//! the sum written in a fixed order, so equal sums still compare equal. Arithmetic that overflows gives no size.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The symbol of the batch, in every graph.
+pub(crate) const BATCH: &str = "batch";
+/// Longer sums are not kept apart from any other unknown size.
+const LONGEST_NAME: usize = 160;
+const MOST_SYMBOLS: usize = 8;
+
+/// A size.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Dim {
+    factor: i64,
+    /// Sorted; a symbol stands as often as it is multiplied.
+    symbols: Vec<Arc<str>>,
+}
+
+impl Dim {
+    pub(crate) fn known(size: i64) -> Dim {
+        Dim { factor: size, symbols: Vec::new() }
+    }
+
+    pub(crate) fn symbol(name: &str) -> Dim {
+        Dim { factor: 1, symbols: vec![name.into()] }
+    }
+
+    pub(crate) fn batch() -> Dim {
+        Dim::symbol(BATCH)
+    }
+
+    /// The size, if it is a number.
+    pub(crate) fn value(&self) -> Option<i64> {
+        self.symbols.is_empty().then_some(self.factor)
+    }
+
+    pub(crate) fn is(&self, size: i64) -> bool {
+        self.value() == Some(size)
+    }
+
+    pub(crate) fn is_batch(&self) -> bool {
+        self.factor == 1 && matches!(&self.symbols[..], [one] if &**one == BATCH)
+    }
+
+    /// Whether the size depends on this symbol, be it inside a sum.
+    pub(crate) fn mentions(&self, symbol: &str) -> bool {
+        let part = |name: &str| name.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == symbol);
+        self.symbols.iter().any(|name| &**name == symbol || part(name))
+    }
+
+    pub(crate) fn times(&self, other: &Dim) -> Option<Dim> {
+        let factor = self.factor.checked_mul(other.factor)?;
+        if factor == 0 {
+            return Some(Dim::known(0));
+        }
+        let mut symbols = [&self.symbols[..], &other.symbols[..]].concat();
+        symbols.sort_unstable();
+        (symbols.len() <= MOST_SYMBOLS).then_some(Dim { factor, symbols })
+    }
+
+    /// The exact quotient; none if there is none for certain.
+    pub(crate) fn over(&self, other: &Dim) -> Option<Dim> {
+        let factor = self.factor.checked_div(other.factor)?;
+        if factor.checked_mul(other.factor)? != self.factor {
+            return None;
+        }
+        let mut symbols = self.symbols.clone();
+        for symbol in &other.symbols {
+            let at = symbols.iter().position(|own| own == symbol)?;
+            symbols.remove(at);
+        }
+        Some(Dim { factor, symbols })
+    }
+
+    pub(crate) fn plus(&self, other: &Dim) -> Option<Dim> {
+        if other.is(0) {
+            return Some(self.clone());
+        }
+        if self.is(0) {
+            return Some(other.clone());
+        }
+        if self.symbols == other.symbols {
+            let factor = self.factor.checked_add(other.factor)?;
+            return Some(if factor == 0 { Dim::known(0) } else { Dim { factor, symbols: self.symbols.clone() } });
+        }
+        let (first, second) =
+            if (&self.symbols, self.factor) >= (&other.symbols, other.factor) { (self, other) } else { (other, self) };
+        Dim::opaque(&format!("({first} + {second})"))
+    }
+
+    pub(crate) fn minus(&self, other: &Dim) -> Option<Dim> {
+        self.plus(&other.times(&Dim::known(-1))?)
+    }
+
+    /// An expression without a structure that is known here.
+    pub(crate) fn opaque(text: &str) -> Option<Dim> {
+        (text.len() <= LONGEST_NAME).then(|| Dim::symbol(text))
+    }
+
+    /// The size when every symbol stands for what `sizes` says; sums count as their symbols' largest, for estimates.
+    pub(crate) fn estimate(&self, size_of: &dyn Fn(&str) -> i64) -> i64 {
+        let sizes = self.symbols.iter().map(|symbol| size_of(symbol));
+        sizes.fold(self.factor.max(0), i64::saturating_mul)
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.symbols[..], self.factor) {
+            ([], factor) => write!(f, "{factor}"),
+            (symbols, 1) => f.write_str(&symbols.join("*")),
+            (symbols, factor) => write!(f, "{factor}*{}", symbols.join("*")),
+        }
+    }
+}
+
+/// The product of sizes.
+pub(crate) fn product<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Option<Dim> {
+    dims.into_iter().try_fold(Dim::known(1), |product, dim| product.times(dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_divide_and_sums_compare() {
+        let (batch, length, eight) = (Dim::batch(), Dim::symbol("length"), Dim::known(8));
+        let flat = batch.times(&length).unwrap();
+        let all = flat.times(&eight).unwrap();
+        assert_eq!(all.to_string(), "8*batch*length");
+        assert_eq!(all.over(&eight), Some(flat.clone()));
+        assert_eq!(flat.over(&length), Some(Dim::batch()));
+        assert!(all.over(&flat).unwrap().is(8) && flat.over(&eight).is_none() && flat.over(&Dim::known(0)).is_none());
+        assert_eq!(length.plus(&eight), eight.plus(&length));
+        assert!(length.minus(&length).unwrap().is(0));
+        assert!(length.plus(&eight).unwrap().mentions("length") && !eight.mentions("length"));
+        assert!(Dim::known(i64::MAX).times(&Dim::known(2)).is_none());
+    }
+}

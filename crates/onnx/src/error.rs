@@ -1,0 +1,13 @@
+//! What can go wrong with a file: the message names the file or the tensor, the cause and the fix.
+
+use thiserror::Error;
+
+/// A model that cannot be read, or cannot be sliced as wished.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct OnnxError(pub String);
+
+/// Shorthand for an error of this crate.
+pub(crate) fn refuse<T>(message: impl Into<String>) -> Result<T, OnnxError> {
+    Err(OnnxError(message.into()))
+}

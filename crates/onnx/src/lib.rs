@@ -1,0 +1,34 @@
+//! Reads, checks and slices ONNX graphs into blocks.
+//!
+//! A batch can change only where a block ends, so a model in one file is one long block that newcomers wait for. Here any
+//! ordinary model becomes a chain of files whose outputs are those of the whole:
+//!
+//! 1. [`Model::read`] reads the file, refuses what cannot be sliced for certain, and gives every tensor a shape (`shapes/`).
+//! 2. `line` finds what each possible cut would have to carry; [`Model::layers`], [`Model::stages`] and [`Model::cuts_at`]
+//!    choose among them.
+//! 3. [`Model::slice`] and [`Slices::write`] make files of them.
+//!
+//! Nothing is run here: times, where stages shall be even in time, come from whoever has an engine. The graph is not changed
+//! either: each operator ends up in one file as it was, so what an engine gives for the chain differs from the whole only as
+//! far as it had fused across a cut. Rejected: naming a cut's tensors to an engine that runs parts of a loaded graph, which one
+//! engine offers and only with its fusions off.
+
+mod blocks;
+mod cuts;
+mod dim;
+mod error;
+mod estimate;
+#[cfg(test)]
+mod fixture;
+mod graph;
+mod line;
+mod proto;
+mod shapes;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+pub use blocks::{Block, SLICER_VERSION, Slices};
+pub use cuts::Cuts;
+pub use error::OnnxError;
+pub use graph::Model;

@@ -1,0 +1,188 @@
+//! The operators in a line, and what every cut of that line would have to carry.
+//!
+//! A device keeps rows between blocks: tensors whose first dimension is the batch. So each operator that gives rows, or that is
+//! too costly to run twice, has one place in the line. The others (views, shapes, masks made of constants) have none: each
+//! block that needs their results computes them itself, from rows and weights. A cut is possible where everything that is needed
+//! behind it is rows, or follows from rows in that way; a residual that is used ten blocks later is carried past all of them.
+
+use crate::graph::{Model, Node};
+use crate::proto::NodeProto;
+use crate::weights::element_bytes;
+use std::collections::BTreeSet;
+
+/// The length that sizes are compared at, where the model leaves it open.
+const NOMINAL_LENGTH: i64 = 64;
+
+/// Sizes and costs of single tensors and operators end here, so that sums of all of them cannot overflow.
+pub(crate) const LARGEST: u64 = 1 << 40;
+
+/// Operators that must not run twice.
+const COSTLY: [&str; 22] = [
+    "Attention",
+    "AveragePool",
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "DeformConv",
+    "Einsum",
+    "GRU",
+    "Gemm",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "LSTM",
+    "LpPool",
+    "MatMul",
+    "MatMulInteger",
+    "MaxPool",
+    "QLinearConv",
+    "QLinearMatMul",
+    "RNN",
+    "Resize",
+    "TopK",
+    "Upsample",
+];
+
+/// A model's operators in the line that cuts part.
+#[derive(Clone, Debug)]
+pub(crate) struct Line<'m> {
+    pub(crate) model: &'m Model,
+    /// The nodes that have a place, in order.
+    pub(crate) places: Vec<usize>,
+    /// For each place, the rows that its operator needs, be it by way of operators without a place.
+    pub(crate) needs: Vec<BTreeSet<usize>>,
+    /// Values that follow from weights alone.
+    pub(crate) constant: Vec<bool>,
+    /// For each value: the first cut that it could be carried over, and the last place that needs it.
+    lives: Vec<Option<(usize, usize)>>,
+    /// For each cut, whether something is needed behind it that cannot be carried, and its value.
+    stuck: Vec<Option<usize>>,
+}
+
+impl<'m> Line<'m> {
+    pub(crate) fn new(model: &'m Model) -> Line<'m> {
+        let constant = constants(model);
+        let has_place = |node: &Node| {
+            let mut outputs = node.outputs.iter().flatten();
+            let live = !outputs.clone().all(|&output| constant[output]);
+            live && (is_costly(&node.proto) || outputs.any(|&output| model.values[output].is_rows()))
+        };
+        let places: Vec<usize> = (0..model.nodes.len()).filter(|&node| has_place(&model.nodes[node])).collect();
+        let mut place_of = vec![None; model.nodes.len()];
+        for (place, &node) in places.iter().enumerate() {
+            place_of[node] = Some(place);
+        }
+        let (needs, lives) = (Vec::with_capacity(places.len()), vec![None; model.values.len()]);
+        let stuck = vec![None; places.len() + 1];
+        let mut line = Line { model, places, needs, constant, lives, stuck };
+        line.follow(&place_of);
+        line
+    }
+
+    /// Finds out who needs what, and from where to where it is carried.
+    fn follow(&mut self, place_of: &[Option<usize>]) {
+        let made_at = |value: usize| match self.model.values[value].node {
+            Some(node) => place_of[node].map(|place| place + 1),
+            None => Some(0),
+        };
+        for place in 0..self.places.len() {
+            let node = &self.model.nodes[self.places[place]];
+            let mut rows = BTreeSet::new();
+            for value in self.sources(node.inputs.iter().flatten().copied(), place_of) {
+                let Some(made) = made_at(value) else { continue };
+                if self.model.values[value].is_rows() {
+                    rows.insert(value);
+                    self.lives[value] = Some((made, place));
+                } else {
+                    self.stuck[made..=place].iter_mut().for_each(|cut| drop(cut.get_or_insert(value)));
+                }
+            }
+            self.needs.push(rows);
+        }
+    }
+
+    /// What these values are computed from at last: rows, and values of operators that have a place. Weights left out.
+    fn sources(&self, values: impl Iterator<Item = usize>, place_of: &[Option<usize>]) -> BTreeSet<usize> {
+        let mut open: Vec<usize> = values.collect();
+        let (mut seen, mut sources) = (BTreeSet::new(), BTreeSet::new());
+        while let Some(value) = open.pop() {
+            if self.constant[value] || !seen.insert(value) {
+                continue;
+            }
+            match self.model.values[value].node.filter(|&node| place_of[node].is_none()) {
+                Some(node) => open.extend(self.model.nodes[node].inputs.iter().flatten()),
+                None => drop(sources.insert(value)),
+            }
+        }
+        sources
+    }
+
+    /// How many operators have a place. Cuts are numbered like the place behind them: 1 is behind the first operator.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// What cannot be carried over a cut, if that is why it is impossible.
+    pub(crate) fn hindrance(&self, cut: usize) -> Option<&str> {
+        self.stuck[cut].map(|value| &*self.model.values[value].name)
+    }
+
+    /// The rows that are carried over a cut.
+    pub(crate) fn carried(&self, cut: usize) -> Vec<usize> {
+        let over = |&value: &usize| self.lives[value].is_some_and(|(from, to)| from <= cut && cut <= to);
+        (0..self.lives.len()).filter(over).collect()
+    }
+
+    /// The last place that needs a value.
+    pub(crate) fn last_use(&self, value: usize) -> Option<usize> {
+        self.lives[value].map(|(_, to)| to)
+    }
+
+    /// For each cut, how much it costs to make there, in bytes a row; few and small tensors are cheap. None: impossible.
+    pub(crate) fn prices(&self) -> Vec<Option<u64>> {
+        /// One more tensor to gather and scatter costs about as much as so many bytes.
+        const TENSOR: u64 = 4096;
+        let mut change = vec![0i128; self.len() + 2];
+        for (value, lives) in self.lives.iter().enumerate() {
+            let Some((from, to)) = *lives else { continue };
+            let price = i128::from(row_bytes(self.model, value) + TENSOR);
+            change[from] += price;
+            change[to + 1] -= price;
+        }
+        let mut price = 0i128;
+        let at = |cut: usize| {
+            price += change[cut];
+            let possible = cut > 0 && cut < self.len() && self.stuck[cut].is_none();
+            possible.then_some(u64::try_from(price).unwrap_or(u64::MAX))
+        };
+        (0..=self.len()).map(at).collect()
+    }
+}
+
+/// Bytes of one row of a value.
+pub(crate) fn row_bytes(model: &Model, value: usize) -> u64 {
+    let value = &model.values[value];
+    let row = value.shape.iter().skip(1).map(|dim| dim.estimate(&|_| NOMINAL_LENGTH));
+    let elements = row.fold(1, i64::saturating_mul);
+    elements.unsigned_abs().saturating_mul(element_bytes(value.elem).unwrap_or(8) as u64).min(LARGEST)
+}
+
+/// A size for estimates.
+pub(crate) fn nominal(dim: &crate::dim::Dim, rows: i64) -> i64 {
+    dim.estimate(&|symbol| if symbol == crate::dim::BATCH { rows } else { NOMINAL_LENGTH })
+}
+
+pub(crate) fn is_costly(node: &NodeProto) -> bool {
+    !node.is_standard() || COSTLY.contains(&&*node.op_type)
+}
+
+fn constants(model: &Model) -> Vec<bool> {
+    let mut constant: Vec<bool> = model.values.iter().map(|value| value.weight.is_some()).collect();
+    for node in &model.nodes {
+        let all = node.inputs.iter().flatten().all(|&input| constant[input]);
+        let random = node.proto.op_type.starts_with("Random") || node.proto.op_type == "Bernoulli";
+        for &output in node.outputs.iter().flatten() {
+            constant[output] = all && !random;
+        }
+    }
+    constant
+}

@@ -1,0 +1,166 @@
+//! Shape inference: what each operator makes of the shapes, and of the small integer tensors that exporters compute shapes with.
+//!
+//! One function a family of operators, from [`Call`] to [`Made`]; none where a shape does not follow. A shape that the
+//! file declares then stands in; where there is neither, the model is refused, since a cut could not be typed. Rejected:
+//! a shape library of an engine, which panics on damaged files and knows no element types.
+
+mod elementwise;
+mod layout;
+mod linear;
+mod recurrent;
+mod values;
+mod windows;
+
+use crate::dim::Dim;
+use crate::error::{OnnxError, refuse};
+use crate::graph::{Model, Value};
+use crate::proto::{NodeProto, TensorProto, elem};
+
+/// Longer lists of sizes are not followed.
+const MOST_DATA: usize = 1024;
+
+/// An operator and what is known of its inputs.
+pub(crate) struct Call<'a> {
+    pub(crate) node: &'a NodeProto,
+    pub(crate) inputs: Vec<Option<&'a Value>>,
+    pub(crate) weights: &'a [TensorProto],
+    pub(crate) opset: i64,
+}
+
+/// What is known of an output.
+#[derive(Clone, Debug)]
+pub(crate) struct Made {
+    pub(crate) elem: i32,
+    pub(crate) shape: Vec<Dim>,
+    pub(crate) data: Option<Vec<Dim>>,
+}
+
+impl Made {
+    pub(crate) fn new(elem: i32, shape: Vec<Dim>) -> Made {
+        Made { elem, shape, data: None }
+    }
+
+    pub(crate) fn one(elem: i32, shape: Vec<Dim>) -> Option<Vec<Made>> {
+        Some(vec![Made::new(elem, shape)])
+    }
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn input(&self, at: usize) -> Option<&'a Value> {
+        self.inputs.get(at).copied().flatten()
+    }
+
+    pub(crate) fn has(&self, at: usize) -> bool {
+        self.input(at).is_some()
+    }
+
+    /// The elements of a small integer input, as numbers.
+    pub(crate) fn ints(&self, at: usize) -> Option<Vec<i64>> {
+        self.input(at)?.data.as_ref()?.iter().map(Dim::value).collect()
+    }
+
+    /// The axes of an operator that took them as an attribute once and takes them as an input now.
+    pub(crate) fn axes(&self, at: usize) -> Option<Vec<i64>> {
+        match self.node.ints("axes") {
+            Some(axes) => Some(axes.to_vec()),
+            None => self.ints(at),
+        }
+    }
+
+    /// A size that nothing is known of.
+    pub(crate) fn unknown(&self, axis: usize) -> Dim {
+        let name = self.node.output.first().map_or("", String::as_str);
+        Dim::symbol(&format!("?{name}.{axis}"))
+    }
+}
+
+/// An axis counted from the front.
+pub(crate) fn axis(axis: i64, rank: usize) -> Option<usize> {
+    let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
+    usize::try_from(axis).ok().filter(|&axis| axis < rank)
+}
+
+/// Gives every value its element type and shape, or says at which operator that ends.
+pub(crate) fn infer(model: &mut Model, opset: i64) -> Result<(), OnnxError> {
+    for at in 0..model.nodes.len() {
+        let node = &model.nodes[at];
+        let inputs = node.inputs.iter().map(|input| input.map(|value| &model.values[value])).collect();
+        let call = Call { node: &node.proto, inputs, weights: &model.weights, opset };
+        let made = if node.proto.is_standard() { of(&call) } else { None };
+        for (number, output) in node.outputs.clone().into_iter().enumerate() {
+            let Some(output) = output else { continue };
+            let made = made.as_ref().and_then(|made| made.get(number)).cloned();
+            let value = &mut model.values[output];
+            match made {
+                Some(made) => complete(value, made),
+                None if value.elem != 0 => {}
+                None => return refuse(unknown_shape(&model.nodes[at].proto, &value.name)),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unknown_shape(node: &NodeProto, output: &str) -> String {
+    format!(
+        "the shape of '{output}' does not follow from {}: have onnx.shape_inference.infer_shapes write it into the file",
+        node.label()
+    )
+}
+
+/// Takes what was inferred, and from what was declared the sizes that inference does not know.
+fn complete(value: &mut Value, made: Made) {
+    let Made { elem, mut shape, data } = made;
+    if value.elem != 0 && value.shape.len() == shape.len() {
+        for (dim, declared) in shape.iter_mut().zip(&value.shape) {
+            let open = dim.value().is_none() && !dim.is_batch();
+            if open && (declared.value().is_some() || dim.to_string().starts_with('?')) {
+                dim.clone_from(declared);
+            }
+        }
+    }
+    let count = shape.first().map_or(Some(1), Dim::value);
+    let fits = |data: &Vec<Dim>| data.len() <= MOST_DATA && shape.len() <= 1 && count == Some(data.len() as i64);
+    let integer = matches!(elem, elem::INT32 | elem::INT64 | elem::BOOL);
+    value.data = data.filter(|data| integer && fits(data));
+    (value.elem, value.shape) = (elem, shape);
+}
+
+fn of(call: &Call<'_>) -> Option<Vec<Made>> {
+    match &*call.node.op_type {
+        "Conv" | "MaxPool" | "AveragePool" | "LpPool" => windows::slide(call),
+        "ConvTranspose" => windows::transposed(call),
+        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => windows::global(call),
+        "Resize" | "Upsample" => windows::resize(call),
+        "Pad" => windows::pad(call),
+        "DepthToSpace" | "SpaceToDepth" => windows::depth_and_space(call),
+        "MatMul" => linear::matmul(call),
+        "Gemm" => linear::gemm(call),
+        "Einsum" => linear::einsum(call),
+        "LSTM" | "GRU" | "RNN" => recurrent::recurrent(call),
+        "Reshape" => layout::reshape(call),
+        "Flatten" => layout::flatten(call),
+        "Transpose" => layout::transpose(call),
+        "Squeeze" => layout::squeeze(call),
+        "Unsqueeze" => layout::unsqueeze(call),
+        "Concat" => layout::concat(call),
+        "Split" => layout::split(call),
+        "Slice" => layout::slice(call),
+        "Gather" => layout::gather(call),
+        "GatherElements" => Made::one(call.input(0)?.elem, call.input(1)?.shape.clone()),
+        "Expand" => layout::expand(call),
+        "Tile" => layout::tile(call),
+        "Shape" => values::shape(call),
+        "Size" => values::size(call),
+        "ConstantOfShape" => values::constant_of_shape(call),
+        "Range" => values::range(call),
+        "Where" => elementwise::select(call),
+        "ArgMax" | "ArgMin" => elementwise::reduce(call, Some(elem::INT64)),
+        "TopK" => elementwise::top_k(call),
+        reduction if reduction.starts_with("Reduce") => elementwise::reduce(call, None),
+        _ => elementwise::infer(call),
+    }
+}
+
+#[cfg(test)]
+mod tests;

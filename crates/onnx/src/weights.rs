@@ -1,0 +1,117 @@
+//! The bytes of weights: where they lie, and how to read them.
+
+use crate::error::{OnnxError, refuse};
+use crate::line::LARGEST;
+use crate::proto::{EXTERNAL, TensorProto, elem};
+use bytes::Bytes;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Component, Path};
+
+/// Tensors of more elements are never needed to follow shapes.
+const MOST_INTS: usize = 1024;
+
+/// Bytes of one element; none for strings, packed and unknown types.
+pub(crate) fn element_bytes(elem_type: i32) -> Option<usize> {
+    match elem_type {
+        2 | 3 | 9 | 17..=20 => Some(1),
+        4 | 5 | 10 | 16 => Some(2),
+        1 | 6 | 12 => Some(4),
+        7 | 11 | 13 | 14 => Some(8),
+        _ => None,
+    }
+}
+
+/// How many elements it has.
+pub(crate) fn elements(tensor: &TensorProto) -> Option<usize> {
+    tensor.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?))
+}
+
+/// Bytes in memory, as far as the type says.
+pub(crate) fn size(tensor: &TensorProto) -> u64 {
+    let bytes = elements(tensor).and_then(|count| count.checked_mul(element_bytes(tensor.data_type).unwrap_or(1)));
+    (bytes.unwrap_or(0) as u64).min(LARGEST)
+}
+
+/// The elements of a small integer tensor of at most one dimension, if they are in the file itself.
+pub(crate) fn small_ints(tensor: &TensorProto) -> Option<Vec<i64>> {
+    let count = elements(tensor).filter(|&count| count <= MOST_INTS && tensor.dims.len() <= 1)?;
+    let raw = tensor.raw_data.as_deref().filter(|_| tensor.data_location != EXTERNAL);
+    let ints: Vec<i64> = match (tensor.data_type, raw) {
+        (elem::INT64, Some(raw)) => raw.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
+        (elem::INT32, Some(raw)) => raw.as_chunks().0.iter().map(|&bytes| i32::from_le_bytes(bytes).into()).collect(),
+        (elem::BOOL, Some(raw)) => raw.iter().map(|&byte| i64::from(byte != 0)).collect(),
+        (elem::INT64, None) => tensor.int64_data.clone(),
+        (elem::INT32 | elem::BOOL, None) => tensor.int32_data.iter().map(|&int| int.into()).collect(),
+        _ => return None,
+    };
+    (ints.len() == count).then_some(ints)
+}
+
+/// The elements of a tensor of 32-bit floats, wherever they lie; `folder` holds external data.
+pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, OnnxError> {
+    let broken = || OnnxError(format!("weight '{}' does not have the elements that its shape says", tensor.name));
+    if tensor.data_type != elem::FLOAT {
+        return refuse(format!("weight '{}' is not of 32-bit floats", tensor.name));
+    }
+    let tensor = inline(tensor, folder)?;
+    let floats: Vec<f32> = match &tensor.raw_data {
+        Some(raw) => raw.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+        None => tensor.float_data,
+    };
+    let expected = tensor.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
+    if Some(floats.len()) == expected { Ok(floats) } else { Err(broken()) }
+}
+
+/// The same tensor with its elements inside, read from the file beside the model if they lie there.
+pub(crate) fn inline(tensor: &TensorProto, folder: &Path) -> Result<TensorProto, OnnxError> {
+    if tensor.data_location != EXTERNAL {
+        return Ok(tensor.clone());
+    }
+    let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| &*entry.value);
+    let name = &tensor.name;
+    let Some(location) = entry("location") else {
+        return refuse(format!("weight '{name}' lies in a file that has no name: export the model anew"));
+    };
+    let path = Path::new(location);
+    if !path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return refuse(format!("weight '{name}' lies in '{location}': save it beside the model instead"));
+    }
+    let number = |key: &str| entry(key).map_or(Ok(None), |text| text.parse::<u64>().map(Some));
+    let (Ok(offset), Ok(length)) = (number("offset"), number("length")) else {
+        return refuse(format!("weight '{name}' has an offset or length that is no number: export the model anew"));
+    };
+    let size = size(tensor);
+    if length.is_some_and(|length| length != size) {
+        return refuse(format!("weight '{name}' takes {size} bytes, but its entry says otherwise"));
+    }
+    let data = read_range(&folder.join(path), offset.unwrap_or(0), size)
+        .map_err(|cause| OnnxError(format!("weight '{name}' cannot be read from '{location}': {cause}")))?;
+    let (external_data, raw_data) = (Vec::new(), Some(Bytes::from(data)));
+    Ok(TensorProto { data_location: 0, external_data, raw_data, ..tensor.clone() })
+}
+
+fn read_range(path: &Path, offset: u64, size: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(offset))?;
+    let mut data = Vec::new();
+    file.take(size).read_to_end(&mut data)?;
+    if (data.len() as u64) < size {
+        return Err(std::io::Error::other("the file ends before"));
+    }
+    Ok(data)
+}
+
+/// A tensor of 32-bit floats.
+pub(crate) fn float_tensor(name: &str, dims: &[i64], elements: &[f32]) -> TensorProto {
+    let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+    let (name, dims, raw_data) = (name.to_owned(), dims.to_vec(), Some(Bytes::from(raw)));
+    TensorProto { name, dims, data_type: elem::FLOAT, raw_data, ..TensorProto::default() }
+}
+
+/// A list of 64-bit integers.
+pub(crate) fn int_tensor(name: &str, elements: &[i64]) -> TensorProto {
+    let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+    let (dims, raw_data) = (vec![elements.len() as i64], Some(Bytes::from(raw)));
+    TensorProto { name: name.to_owned(), dims, data_type: elem::INT64, raw_data, ..TensorProto::default() }
+}
