@@ -100,3 +100,16 @@ def test_a_tree_in_any_order_of_its_table(tmp_path):
     cycle = np.array([[[1, 2], [0, 2], [-1, -1]]])
     with pytest.raises(ValueError, match="cycle"):
         reference(x=row(0, 0, 1), children=cycle)
+
+
+def test_a_graph_brings_the_cell_of_each_node(tmp_path):
+    cell(tmp_path, "leaf", [helper.make_node("Identity", ["x"], ["v"])], [("x", FLOAT)], [("v", FLOAT)])
+    adder(tmp_path, "minus", ("a", "b"), "v", operator="Sub")
+    adder(tmp_path, "times", ("a", "b"), "v", operator="Mul")
+    below = {"a": "child0.v", "b": "child1.v"}
+    blocks = [Block("leaf", {"x": "request"}), Block("minus", below), Block("times", below)]
+    write_settings(tmp_path, walk="graph", blocks=blocks, outputs=[Output("y", "root.v")])
+    # Node 2 is taken twice, by itself and by its own square; an absent child counts as zeros.
+    children = np.array([[[-1, -1], [-1, -1], [0, 1], [2, 2], [3, -1]]])
+    answer = Reference(tmp_path)(x=row(7, 4, 0, 0, 0), cell=np.array([[0, 0, 1, 2, 1]]), children=children)
+    assert answer["y"].tolist() == [9]

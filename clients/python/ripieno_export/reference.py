@@ -94,9 +94,10 @@ class Reference:
                 below = {index: done[child] for index, child in enumerate(table[node]) if child != ABSENT}
                 done[node] = cells[node].at_node(below, _element(elements, node))
             waiting = [node for node in waiting if node not in done]
+        # The answer of a graph is that of the table's last node, a tree's that of its root, wherever it stands.
         inner = {child for row in table for child in row}
-        roots = [node for node in range(len(table)) if node not in inner]
-        return {"root": [done[roots[-1]]], **{cell.name: [done[len(table) - 1]] for cell in cells[-1:]}}
+        root = len(table) - 1 if self.walk == "graph" else next(node for node in range(len(table)) if node not in inner)
+        return {"root": [done[root]]}
 
     def _heads(self, steps, request):
         for cell in self.cells:
