@@ -1,48 +1,129 @@
 //! The board on which shards leave the latest offer of each model.
 //!
 //! A newer offer replaces an older one that was not read, so the board never fills up, and a matchmaker that falls behind
-//! reads less instead of more. A set of changed models, one bit each, spares it the look at every model: reading costs as
-//! much as there is news.
+//! reads less instead of more. A set of changed models, one bit each under a bit for every 64 of them, spares it the look
+//! at every model: reading costs as much as there is news.
+//!
+//! Nobody waits for anybody. An offer fills one cache line of atomic words with a version that is odd while the offer is
+//! being written. A reader that sees an odd version, or two different ones, passes on: the writer marks the model as
+//! changed after it has written, so the reader will be told again. The marks are set once a turn, not once an offer:
+//! they are the only words that both sides write, and therefore what a busy shard would wait for.
 
-use crossbeam_utils::atomic::AtomicCell;
 use ripieno_base::ModelId;
 use ripieno_sched::Offer;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The latest offer of each model. One writer a model, one reader.
 pub(super) struct Board {
-    offers: Box<[AtomicCell<Option<Offer>>]>,
+    slots: Box<[Slot]>,
+    /// Changed models, a bit each.
     changed: Box<[AtomicU64]>,
+    /// Words of `changed` that are not zero, a bit each.
+    words: Box<[AtomicU64]>,
+}
+
+/// An offer on a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct Slot {
+    /// Odd while the words are being written.
+    version: AtomicU64,
+    words: [AtomicU64; Offer::WORDS],
+}
+
+/// A shard's end of the board.
+pub(super) struct Poster {
+    board: Arc<Board>,
+    /// Models posted since the last [`Poster::announce`], a bit each; the words among them that are not zero.
+    posted: Box<[u64]>,
+    posted_words: Vec<usize>,
 }
 
 impl Board {
     pub(super) fn new(models: usize) -> Board {
+        let words = models.div_ceil(64);
         Board {
-            offers: (0..models).map(|_| AtomicCell::new(None)).collect(),
-            changed: (0..models.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            slots: (0..models).map(|_| Slot::default()).collect(),
+            changed: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            words: (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    pub(super) fn post(&self, offer: Offer) {
-        let model = offer.model.index();
-        self.offers[model].store(Some(offer));
-        // The bit follows the offer: a reader that sees it sees this offer or a later one.
-        self.changed[model / 64].fetch_or(1 << (model % 64), Ordering::AcqRel);
+    /// Reads the offers that changed since they were last read, in the order of the models. Returns how many there were.
+    pub(super) fn read(&self, mut each: impl FnMut(Offer)) -> usize {
+        let mut seen = 0;
+        for_each_bit(&self.words, |word| {
+            for_each_bit(&self.changed[word..=word], |bit| {
+                let model = word * 64 + bit;
+                if let Some(words) = self.slots[model].read() {
+                    each(Offer::from_words(ModelId(model as u16), words));
+                    seen += 1;
+                }
+            });
+        });
+        seen
+    }
+}
+
+/// Takes the bits out of these words.
+fn for_each_bit(words: &[AtomicU64], mut each: impl FnMut(usize)) {
+    for (at, word) in words.iter().enumerate() {
+        // Looking is cheaper than taking: nobody else need give up the line.
+        let mut bits = if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) };
+        while bits != 0 {
+            each(at * 64 + bits.trailing_zeros() as usize);
+            bits &= bits - 1;
+        }
+    }
+}
+
+impl Slot {
+    /// For the one writer.
+    fn write(&self, words: [u64; Offer::WORDS]) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        // The odd version is visible before any of the words.
+        fence(Ordering::Release);
+        for (slot, word) in self.words.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        self.version.store(version + 2, Ordering::Release);
     }
 
-    /// Reads the offers that changed since they were last read, in the order of the models.
-    pub(super) fn read(&self, mut each: impl FnMut(Offer)) {
-        for (word, changed) in self.changed.iter().enumerate() {
-            if changed.load(Ordering::Relaxed) == 0 {
-                continue;
-            }
-            let mut bits = changed.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let model = ModelId((word * 64) as u16 + bits.trailing_zeros() as u16);
-                bits &= bits - 1;
-                if let Some(offer) = self.offers[model.index()].load() {
-                    each(offer);
-                }
+    /// None if it is being written.
+    fn read(&self) -> Option<[u64; Offer::WORDS]> {
+        let version = self.version.load(Ordering::Acquire);
+        let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
+        // The words were read before the version is looked at again.
+        fence(Ordering::Acquire);
+        (version.is_multiple_of(2) && version == self.version.load(Ordering::Relaxed)).then_some(words)
+    }
+}
+
+impl Poster {
+    pub(super) fn new(board: Arc<Board>) -> Poster {
+        let words = board.changed.len();
+        Poster { board, posted: vec![0; words].into(), posted_words: Vec::with_capacity(words) }
+    }
+
+    /// Writes an offer. It may be read from now on, and will be after the next [`Poster::announce`].
+    pub(super) fn post(&mut self, offer: &Offer) {
+        let (word, bit) = (offer.model.index() / 64, offer.model.index() % 64);
+        self.board.slots[offer.model.index()].write(offer.to_words());
+        if self.posted[word] == 0 {
+            self.posted_words.push(word);
+        }
+        self.posted[word] |= 1 << bit;
+    }
+
+    /// Marks as changed what was posted. The marks follow the offers: a reader that sees a mark sees this offer or a
+    /// later one. The mark of a word follows those in it: whoever finds the word empty sets it.
+    pub(super) fn announce(&mut self) {
+        for word in self.posted_words.drain(..) {
+            let bits = std::mem::take(&mut self.posted[word]);
+            if self.board.changed[word].fetch_or(bits, Ordering::AcqRel) == 0 {
+                self.board.words[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
             }
         }
     }
@@ -51,47 +132,70 @@ impl Board {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ripieno_base::{Nanos, RequestSlot, Time};
-    use ripieno_model::{Extent, Model, Profile};
-    use ripieno_sched::{Limits, Options, Outbox, Request, Setup, ToMatchmaker, build_halves};
+    use std::collections::BTreeMap;
+    use std::thread;
 
-    /// Real offers, from a shard.
-    fn offers(models: usize) -> Vec<Offer> {
-        let limits = Limits { requests: models, models, devices: 1, depth: 1, batch: 4, nodes: 0 };
-        let model = |at: usize| Model::whole(&at.to_string(), Profile::linear(1.0, 1.0, 4).unwrap(), Nanos(20_000_000));
-        let setup = Setup { models: (0..models).map(model).collect(), devices: 1, limits };
-        let mut halves = build_halves("deferred", &setup, &Options::new(), 1).unwrap();
-        for at in 0..models {
-            let (slot, model) = (RequestSlot(at as u32), ModelId(at as u16));
-            let request =
-                Request { slot, model, arrived: Time(0), deadline: Time(20_000_000), rows: 1, extent: Extent::ONE };
-            halves.shards[0].on_request(Time(0), &request);
-        }
-        let mut mail = Vec::new();
-        halves.shards[0].settle(Time(0), &mut Outbox::new(&limits), &mut mail);
-        let offer = |mail| match mail {
-            ToMatchmaker::Offer(offer) => offer,
-            other => panic!("{other:?}"),
-        };
-        mail.into_iter().map(offer).collect()
+    /// An offer that says the same thing in each of its words.
+    fn offer(model: usize, say: u64) -> Offer {
+        Offer::from_words(ModelId(model as u16), [say; Offer::WORDS])
     }
 
     #[test]
     fn the_latest_offer_of_each_changed_model_is_read_once() {
-        let (board, offers) = (Board::new(130), offers(130));
-        let of = |model: usize| *offers.iter().find(|offer| offer.model.index() == model).unwrap();
+        let board = Arc::new(Board::new(5_000));
+        let mut poster = Poster::new(board.clone());
         let read = || {
             let mut seen = Vec::new();
-            board.read(|offer| seen.push(offer.model.index()));
+            board.read(|offer| seen.push((offer.model.index(), offer.to_words()[0])));
             seen
         };
-        assert_eq!(read(), [0; 0]);
-        for model in [129, 3, 64, 3] {
-            board.post(of(model));
+        assert_eq!(read(), []);
+        for (model, say) in [(4_999, 1), (3, 2), (64, 3), (3, 4)] {
+            poster.post(&offer(model, say));
         }
-        assert_eq!(read(), [3, 64, 129]);
-        assert_eq!(read(), [0; 0]);
-        board.post(of(64));
-        assert_eq!(read(), [64]);
+        assert_eq!(read(), [], "not announced");
+        poster.announce();
+        assert_eq!(read(), [(3, 4), (64, 3), (4_999, 1)]);
+        poster.announce();
+        assert_eq!(read(), []);
+        poster.post(&offer(64, 5));
+        poster.announce();
+        assert_eq!(read(), [(64, 5)]);
+    }
+
+    /// Two shards write while the matchmaker reads: no offer is torn, none goes back, and the last ones arrive.
+    #[test]
+    fn offers_are_read_whole_and_none_is_lost() {
+        const MODELS: usize = 130;
+        const ROUNDS: u64 = 20_000;
+        let board = Arc::new(Board::new(MODELS));
+        let mut latest = BTreeMap::new();
+        let mut look = || {
+            board.read(|offer| {
+                let words = offer.to_words();
+                assert_eq!(words, [words[0]; Offer::WORDS]);
+                let before = latest.insert(offer.model.index(), words[0]);
+                assert!(before.is_none_or(|before| before <= words[0]), "{offer:?}");
+            });
+        };
+        thread::scope(|scope| {
+            let write = |shard: usize| {
+                let mut poster = Poster::new(board.clone());
+                for say in 1..=ROUNDS {
+                    poster.post(&offer((2 * say as usize * 31 + shard) % MODELS, say));
+                    if say % 3 == 0 || say == ROUNDS {
+                        poster.announce();
+                    }
+                }
+            };
+            let shards = [scope.spawn(move || write(0)), scope.spawn(move || write(1))];
+            while shards.iter().any(|shard| !shard.is_finished()) {
+                look();
+            }
+        });
+        look();
+        assert_eq!(latest.len(), MODELS);
+        let last = |model: usize| (1..=ROUNDS).rev().find(|say| (2 * *say as usize * 31) % MODELS == model - model % 2);
+        assert!(latest.iter().all(|(&model, &say)| Some(say) == last(model)), "{latest:?}");
     }
 }

@@ -1,9 +1,11 @@
 //! How many requests a second the scheduler alone carries, live: as the left side of Figure 13 of "Symphony: Optimized DNN
 //! Model Serving using Deferred Batch Scheduling".
 
-use super::board::Board;
+use super::board::{Board, Poster};
+use super::load::{Load, Plan, Tally};
 use super::matchmaker_thread::MatchmakerThread;
-use super::shard_thread::{ShardThread, Tally};
+use super::meter::{Meter, Spent};
+use super::shard_thread::ShardThread;
 use crate::Clock;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{ModelId, Nanos, Time};
@@ -45,106 +47,160 @@ pub struct StressReport {
     pub bad_rate: f64,
     /// Requests over batches.
     pub mean_batch: f64,
+    /// Batches, that is grants that were used, per second.
+    pub batches_per_s: f64,
     /// How late shards got round to requests: the generator shares their thread, so a scheduler that is too slow shows
     /// here first.
     pub lag: Latencies,
-    /// Grants a second.
-    pub grants_per_s: f64,
+    /// From the moment at which a batch could start, to the moment at which its `Start` was handed out; one value a
+    /// batch, that of its member which waited longest.
+    pub decision: Latencies,
+    /// Work of the shard threads, generator included, over requests.
+    pub shard_ns: f64,
+    /// Work of the matchmaker's thread over requests.
+    pub matchmaker_ns: f64,
+    /// The part of their time in which the threads did not have their cores.
+    pub away: f64,
 }
 
 /// Live requests in the scheduler.
 const MAX_LIVE: usize = 1 << 18;
 
+/// The threads before they are.
+struct Threads {
+    matchmaker: MatchmakerThread,
+    shards: Vec<ShardThread>,
+}
+
 impl Stress {
     /// Runs the load; takes as long as it says.
     pub fn run(&self) -> Result<StressReport, BuildError> {
+        // The origin of the clock comes after the memory is there.
+        let mut threads = self.threads()?;
+        let (clock, stop) = (Clock::start(), &AtomicBool::new(false));
+        let counted_from = self.counted_from();
+        let (tallies, shards, matchmaker) = thread::scope(|scope| {
+            let matchmaker = scope.spawn(move || threads.matchmaker.run(clock, stop, counted_from));
+            let run = |shard: ShardThread| scope.spawn(move || shard.run(clock, stop, counted_from));
+            let shards: Vec<_> = threads.shards.drain(..).map(run).collect();
+            thread::sleep(self.warmup + self.duration);
+            stop.store(true, Ordering::Relaxed);
+            let shards = shards.into_iter().map(|shard| shard.join().expect("no shard panics"));
+            let (loads, spent): (Vec<_>, Vec<_>) = shards.unzip();
+            let tallies: Vec<_> = loads.into_iter().map(|load| load.tally).collect();
+            (tallies, sum(&spent), matchmaker.join().expect("the matchmaker does not panic"))
+        });
+        Ok(self.report(&tallies, clock.now() - counted_from, shards, matchmaker))
+    }
+
+    /// Runs the load on this thread in virtual time: every shard and the matchmaker take a turn in each `turn` of it. The
+    /// same turns, whatever the machine; only what they cost is measured by the clock.
+    pub fn run_in_turns(&self, turn: Nanos) -> Result<StressReport, BuildError> {
+        let mut threads = self.threads()?;
+        let clock = Clock::start();
+        let end = self.counted_from() + nanos(self.duration);
+        threads.take_turns(Time::ORIGIN, self.counted_from(), turn, &clock);
+        let (shards, matchmaker) = threads.take_turns(self.counted_from(), end, turn, &clock);
+        let tallies: Vec<_> = threads.shards.into_iter().map(|shard| shard.load.tally).collect();
+        Ok(self.report(&tallies, nanos(self.duration), shards, matchmaker))
+    }
+
+    fn counted_from(&self) -> Time {
+        Time::ORIGIN + nanos(self.warmup)
+    }
+
+    fn threads(&self) -> Result<Threads, BuildError> {
         let batch = self.models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let (models, devices) = (self.models.len(), self.devices);
         let limits = Limits { requests: MAX_LIVE, models, devices, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
-        let (clock, stop) = (Clock::start(), Arc::new(AtomicBool::new(false)));
         let (board, events) = (Arc::new(Board::new(models)), Arc::new(ArrayQueue::new(2 * limits.tasks())));
         let grants: Vec<_> = halves.shards.iter().map(|_| Arc::new(ArrayQueue::new(limits.tasks()))).collect();
-        let matchmaker = MatchmakerThread {
-            clock,
-            matchmaker: halves.matchmaker,
-            board: board.clone(),
-            events: events.clone(),
-            grants: grants.clone(),
-            stop: stop.clone(),
+        let shard = |(number, shard)| {
+            let poster = Poster::new(board.clone());
+            let load = Load::new(self.plan(number), &limits);
+            ShardThread::new(shard, load, &limits, poster, events.clone(), grants[number].clone())
         };
-        let counted_from = clock.now() + Nanos(self.warmup.as_nanos() as i64);
-        let shard = |(number, shard)| ShardThread {
-            clock,
-            shard,
-            models: self.models.clone(),
-            own: (number..models).step_by(self.shards).map(|id| ModelId(id as u16)).collect(),
-            limits,
-            board: board.clone(),
-            events: events.clone(),
-            grants: grants[number].clone(),
-            stop: stop.clone(),
-            gap: Nanos((1e9 * self.shards as f64 / self.rate) as i64).max(Nanos(1)),
-            counted_from,
-        };
-        let shards: Vec<ShardThread> = halves.shards.into_iter().enumerate().map(shard).collect();
-        let (given, tallies) = thread::scope(|scope| {
-            let matchmaker = scope.spawn(move || matchmaker.run());
-            let shards: Vec<_> = shards.into_iter().map(|shard| scope.spawn(move || shard.run())).collect();
-            thread::sleep(self.warmup + self.duration);
-            stop.store(true, Ordering::Relaxed);
-            let tallies: Vec<_> = shards.into_iter().map(|shard| shard.join().expect("no shard panics")).collect();
-            (matchmaker.join().expect("the matchmaker does not panic"), tallies)
-        });
-        Ok(report(&tallies, given, clock.now() - Time::ORIGIN, clock.now() - counted_from, self.longest_slo()))
+        let shards = halves.shards.into_iter().enumerate().map(shard).collect();
+        let matchmaker = MatchmakerThread { matchmaker: halves.matchmaker, board, events, grants };
+        Ok(Threads { matchmaker, shards })
     }
 
-    fn longest_slo(&self) -> Nanos {
-        self.models.iter().map(|model| model.slo).max().unwrap_or(Nanos::ZERO)
+    /// The load of one shard.
+    fn plan(&self, shard: usize) -> Plan {
+        Plan {
+            models: self.models.clone(),
+            own: (shard..self.models.len()).step_by(self.shards).map(|id| ModelId(id as u16)).collect(),
+            first: Time::ORIGIN,
+            gap: Nanos((1e9 * self.shards as f64 / self.rate) as i64).max(Nanos(1)),
+            counted_from: self.counted_from(),
+        }
+    }
+
+    fn report(&self, tallies: &[Tally], counted: Nanos, shards: Spent, matchmaker: Spent) -> StressReport {
+        let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>() as f64;
+        let (requests, good, batches) =
+            (sum(|tally| tally.requests), sum(|tally| tally.good), sum(|tally| tally.batches));
+        // At the end up to one SLO's worth of requests was on its way.
+        let slo = self.models.iter().map(|model| model.slo).max().unwrap_or(Nanos::ZERO);
+        let rate = requests / counted.as_secs_f64();
+        let on_the_way = (rate * slo.as_secs_f64()).min(requests - good);
+        let (mut lag, mut decision) = (Latencies::new(), Latencies::new());
+        for tally in tallies {
+            lag.merge(&tally.lag);
+            decision.merge(&tally.decision);
+        }
+        let total = (shards.total + matchmaker.total).0.max(1) as f64;
+        StressReport {
+            handled_rps: rate,
+            bad_rate: 1.0 - (good + on_the_way) / requests.max(1.0),
+            mean_batch: sum(|tally| tally.batched) / batches.max(1.0),
+            batches_per_s: batches / counted.as_secs_f64(),
+            lag,
+            decision,
+            shard_ns: shards.busy.0 as f64 / requests.max(1.0),
+            matchmaker_ns: matchmaker.busy.0 as f64 / requests.max(1.0),
+            away: (shards.away + matchmaker.away).0 as f64 / total,
+        }
     }
 }
 
-fn report(tallies: &[Tally], grants: u64, ran: Nanos, counted: Nanos, slo: Nanos) -> StressReport {
-    let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>() as f64;
-    let (requests, good) = (sum(|tally| tally.requests), sum(|tally| tally.good));
-    // At the end up to one SLO's worth of requests was on its way.
-    let rate = requests / counted.as_secs_f64();
-    let on_the_way = (rate * slo.as_secs_f64()).min(requests - good);
-    let mut lag = Latencies::new();
-    tallies.iter().for_each(|tally| lag.merge(&tally.lag));
-    StressReport {
-        handled_rps: rate,
-        bad_rate: 1.0 - (good + on_the_way) / requests.max(1.0),
-        mean_batch: requests / counted.as_secs_f64() * ran.as_secs_f64() / sum(|tally| tally.batches).max(1.0),
-        lag,
-        grants_per_s: grants as f64 / ran.as_secs_f64(),
+impl Threads {
+    /// Takes the turns of all from `from` to `to`, in virtual time. Returns what the shards' and the matchmaker's took by
+    /// the clock.
+    fn take_turns(&mut self, from: Time, to: Time, turn: Nanos, clock: &Clock) -> (Spent, Spent) {
+        let (mut shards, mut matchmaker) = (Meter::new(Time::ORIGIN), Meter::new(Time::ORIGIN));
+        let mut now = from;
+        while now < to {
+            shards.begin(clock.now());
+            let mut worked = false;
+            for shard in &mut self.shards {
+                worked |= shard.turn(now, || now);
+            }
+            shards.worked(worked);
+            let between = clock.now();
+            shards.end(between);
+            matchmaker.begin(between);
+            matchmaker.worked(self.matchmaker.turn(now));
+            matchmaker.end(clock.now());
+            now = now + turn;
+        }
+        (shards.spent, matchmaker.spent)
     }
+}
+
+fn sum(all: &[Spent]) -> Spent {
+    all.iter().fold(Spent::default(), |sum, one| Spent {
+        busy: sum.busy + one.busy,
+        away: sum.away + one.away,
+        total: sum.total + one.total,
+    })
+}
+
+fn nanos(span: Duration) -> Nanos {
+    Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use ripieno_model::Profile;
-
-    /// A light load on two shards: nothing is refused, and nearly everything is answered in time, whatever else the
-    /// machine does: the SLO is long.
-    #[test]
-    fn shards_and_matchmaker_carry_a_light_load() {
-        let profile = Profile::linear(0.05, 1.0, 64).unwrap();
-        let model = |at: usize| Model::whole(&at.to_string(), profile.clone(), Nanos::from_millis(400));
-        let stress = Stress {
-            policy: "deferred".to_owned(),
-            options: Options::new(),
-            models: (0..5).map(model).collect(),
-            devices: 16,
-            shards: 2,
-            rate: 2_000.0,
-            duration: Duration::from_millis(600),
-            warmup: Duration::from_millis(50),
-        };
-        let report = stress.run().unwrap();
-        assert!(report.handled_rps > 0.0 && report.grants_per_s > 0.0 && report.mean_batch >= 1.0, "{report:?}");
-        assert!(report.bad_rate < 0.5, "{report:?}");
-    }
-}
+mod tests;

@@ -28,6 +28,39 @@ pub struct Offer {
     pub(crate) wish: Wish,
 }
 
+impl Offer {
+    /// How many words hold an offer, its model aside.
+    pub const WORDS: usize = 6;
+
+    /// When the batch it asks for may start; none if it asks for no punctual one.
+    pub fn opens(&self) -> Option<Time> {
+        self.wish.punctual.map(|window| window.exec)
+    }
+
+    /// The offer as integers: a mailbox whose slots are atomic words needs no lock, and no unsafe code either.
+    pub fn to_words(&self) -> [u64; Offer::WORDS] {
+        let window = self.wish.punctual.unwrap_or(NO_WINDOW);
+        let overdue_since = self.wish.overdue_since.unwrap_or(Time::NEVER);
+        let signed =
+            [window.exec.0, window.latest.0, window.rank.0, window.lead.0, overdue_since.0].map(i64::cast_unsigned);
+        [self.seen, signed[0], signed[1], signed[2], signed[3], signed[4]]
+    }
+
+    /// The offer of `model` from its words.
+    pub fn from_words(model: ModelId, words: [u64; Offer::WORDS]) -> Offer {
+        let [_, exec, latest, rank, lead, overdue_since] = words.map(u64::cast_signed);
+        let window = Window { exec: Time(exec), latest: Time(latest), rank: Time(rank), lead: Nanos(lead) };
+        let wish = Wish {
+            punctual: (window != NO_WINDOW).then_some(window),
+            overdue_since: (Time(overdue_since) != Time::NEVER).then_some(Time(overdue_since)),
+        };
+        Offer { model, seen: words[0], wish }
+    }
+}
+
+/// Stands for no window: no batch is on its way for a negative time.
+const NO_WINDOW: Window = Window { exec: Time::NEVER, latest: Time::NEVER, rank: Time::NEVER, lead: Nanos(i64::MIN) };
+
 /// A model's best batch now, and the window in which it may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wish {
@@ -106,4 +139,21 @@ pub struct Release {
     pub(crate) token: DeviceToken,
     /// For what it had been granted, if it was not used: the model had nothing that fits.
     pub(crate) unused: Option<Class>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_survive_as_words() {
+        let window = Window { exec: Time(-3), latest: Time::NEVER, rank: Time(5), lead: Nanos(0) };
+        for punctual in [None, Some(window)] {
+            for overdue_since in [None, Some(Time(-7))] {
+                let offer = Offer { model: ModelId(9), seen: u64::MAX, wish: Wish { punctual, overdue_since } };
+                assert_eq!(Offer::from_words(ModelId(9), offer.to_words()), offer);
+                assert_eq!(offer.opens(), punctual.map(|window| window.exec));
+            }
+        }
+    }
 }
