@@ -24,12 +24,13 @@ def build():
 
     def half():
         return nn.ModuleDict(
-            {"embedding": nn.Embedding(cell_models.CODES, EMBEDDING), "rnn": nn.LSTM(EMBEDDING, HIDDEN, batch_first=True)}
+            {
+                "embedding": nn.Embedding(cell_models.CODES, EMBEDDING),
+                "rnn": nn.LSTM(EMBEDDING, HIDDEN, batch_first=True),
+            }
         )
 
-    return nn.ModuleDict(
-        {"encoder": half(), "decoder": half(), "head": nn.Linear(HIDDEN, cell_models.CODES)}
-    )
+    return nn.ModuleDict({"encoder": half(), "decoder": half(), "head": nn.Linear(HIDDEN, cell_models.CODES)})
 
 
 def loss_of(net, texts, dates):
@@ -67,7 +68,9 @@ def train(args):
     dates = [torch.tensor([[*cell_models.codes(pairs[i][1]), cell_models.END] for i in group]) for group in groups]
     cell_models.seed_torch(args.seed, args.threads)
     net = build()
-    cell_models.fit(net, lambda i: loss_of(net, texts[i], dates[i]), len(groups), steps=args.steps, lr=3e-3, seed=args.seed)
+    cell_models.fit(
+        net, lambda i: loss_of(net, texts[i], dates[i]), len(groups), steps=args.steps, lr=3e-3, seed=args.seed
+    )
     return net
 
 

@@ -72,9 +72,7 @@ def export(net):
 
 def held_out(count, seed):
     reviews = sentiment_data.examples(count, seed, held=True)
-    return [
-        (text, cell_models.text_request(text), sentiment_data.VERDICTS[verdict]) for text, verdict in reviews
-    ]
+    return [(text, cell_models.text_request(text), sentiment_data.VERDICTS[verdict]) for text, verdict in reviews]
 
 
 def expected(net, rows):

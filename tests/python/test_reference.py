@@ -1,4 +1,4 @@
-"""Models in cells by the reference of clients/python: cells made on the spot, with answers that one can compute by hand.
+"""Models in cells by the reference of clients/python: cells made on the spot, answers that one can compute by hand.
 
 What the server does with such models is compared with this reference elsewhere.
 """

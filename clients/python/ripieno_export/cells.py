@@ -144,7 +144,9 @@ class StepCell(nn.Module):
         """Example tensors by name: the element, then the states. Without embedding the element is a row of the
         first layer's input size."""
         if element is None:
-            element = torch.zeros(rows, dtype=torch.long) if self.embedding else torch.zeros(rows, self.layers[0].inputs)
+            element = (
+                torch.zeros(rows, dtype=torch.long) if self.embedding else torch.zeros(rows, self.layers[0].inputs)
+            )
         states = [torch.full((rows, layer.hidden), 0.25) for layer in self.layers for _ in layer.kinds]
         return element, dict(zip(self.state_names, states))
 
@@ -161,7 +163,9 @@ class Layer(nn.Module):
         suffix = f"_l{index}" + ("_reverse" if backward else "")
         weights = [getattr(rnn, f"weight_{side}{suffix}").detach().float().cpu() for side in ("ih", "hh")]
         zeros = torch.zeros(len(weights[0]))
-        biases = [getattr(rnn, f"bias_{side}{suffix}").detach().float().cpu() if rnn.bias else zeros for side in ("ih", "hh")]
+        biases = [
+            getattr(rnn, f"bias_{side}{suffix}").detach().float().cpu() if rnn.bias else zeros for side in ("ih", "hh")
+        ]
         self.inputs = weights[0].shape[1]
         self._hold(weights, biases)
 

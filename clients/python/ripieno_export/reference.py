@@ -27,7 +27,7 @@ class Reference:
     def __init__(self, folder, version=None):
         folder = Path(folder)
         self.settings = tomllib.loads((folder / "model.toml").read_text())
-        version = version or max((int(path.name) for path in folder.iterdir() if path.name.isdigit()))
+        version = version or max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
         self.cells = [_Cell(block, folder / str(version)) for block in self.settings["block"]]
         self.walk = self.settings["walk"]
 

@@ -5,41 +5,14 @@
 //! asynchronously, and a [`TaskResult`] comes back through the device's sink for every task accepted.
 
 use crate::{
-    Tensor,
-    error::{ExecError, LoadError},
+    ModelSource, Tensor,
+    error::{ExecError, LoadError, RequestError},
 };
 use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
-use ripieno_model::{Profile, TensorSpec};
+use ripieno_model::{Extent, Graph, TensorSpec};
 use std::any::Any;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// What to load.
-#[derive(Clone, Debug)]
-pub struct ModelSource {
-    /// The model's name, for messages.
-    pub name: String,
-    /// The blocks in the walk's order; tensors flow from one to the next by name.
-    pub blocks: Vec<BlockSource>,
-    /// The most rows in one batch; buffers are sized for it.
-    pub max_batch: usize,
-    /// Inputs as declared by the user; needed by engines that have no file to read them from.
-    pub inputs: Vec<TensorSpec>,
-    /// Outputs as declared by the user; likewise.
-    pub outputs: Vec<TensorSpec>,
-}
-
-/// One block of a model.
-#[derive(Clone, Debug)]
-pub struct BlockSource {
-    /// The block's name, unique in its model.
-    pub name: String,
-    /// The ONNX file; none for an emulated block.
-    pub path: Option<PathBuf>,
-    /// ℓ(b), where it is known beforehand; emulated blocks need it.
-    pub profile: Option<Profile>,
-}
 
 /// Loads models for one kind of device. Shared by all threads; loading one model does not hold up another.
 pub trait Engine: Send + Sync {
@@ -69,6 +42,15 @@ pub trait Loaded: Send + Sync {
 
     /// How many blocks it has.
     fn blocks(&self) -> usize;
+
+    /// How far a request with these inputs walks, and its graph where it brings one: what an [`Entry`] needs beside them.
+    ///
+    /// Called at submission, before the request takes a slot. Checks all that the walk demands beyond
+    /// [`inputs`](Loaded::inputs): one sequence or tree a request, a length within the bound, a table of nodes that is a
+    /// tree or graph, ids that the cells know. A request of a walk that does not unfold runs each block once.
+    fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        Ok((Extent::ONE, None))
+    }
 
     /// For the engine's own devices, which downcast it.
     fn as_any(&self) -> &dyn Any;
@@ -100,8 +82,15 @@ pub trait Device: Send + Sync {
 
     /// Rows copied so far to make batches contiguous, counted once for each input tensor; 0 where nothing is counted.
     ///
-    /// It stays put while the same members run block after block in the same order.
+    /// It stays put while the same members run block after block in the same order. Where walks unfold, the elements of the
+    /// requests' own inputs do not count, which lie apart and are copied into each batch.
     fn rows_gathered(&self) -> u64 {
+        0
+    }
+
+    /// Tasks so far that went on with state of the requests without copying any of it: each tensor that another block, step
+    /// or node left was read where it lay. Not counted are tasks that take no such tensor.
+    fn tasks_without_copy(&self) -> u64 {
         0
     }
 }
@@ -113,23 +102,62 @@ pub struct Task {
     pub id: TaskId,
     /// The model.
     pub model: ModelId,
-    /// The block; the first takes the members' inputs, a later one what the block before left for each member's slot.
+    /// The block.
     pub block: BlockId,
-    /// The requests, in batch order.
+    /// The requests, in batch order. Where walks unfold, one may stand here several times, each time with another node.
     pub members: Vec<Member>,
     /// Do not begin before this instant.
     pub not_before: Option<Instant>,
 }
 
 /// A request in a batch.
+///
+/// The state of a walk between its tasks is kept under the request's slot. Where walks unfold it is shared by all devices
+/// that the same [`Loaded`] is attached to, so that tasks of one request may run on several: whoever submits sees to it
+/// that what a task takes has been left by a task that has ended, or by one before it on the same device. In a chain the
+/// state stays on the device that ran the first block.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// The request's slot; its state between blocks is kept under it.
+    /// The request's slot.
     pub slot: RequestSlot,
-    /// Rows; the first dimension of each of its inputs.
+    /// Rows; the first dimension of each of its inputs. 1 where walks unfold.
     pub rows: usize,
-    /// Its inputs, for the first block of the walk.
-    pub inputs: Option<Arc<[Tensor]>>,
+    /// Which node this is: the step of the block, or the node of the request's graph. 0 in `whole` and `chain`.
+    ///
+    /// A step that the request does not have is padding, and so is any step once its walk has ended: it takes its time,
+    /// computes on whatever is there, leaves nothing and reports nothing.
+    pub node: u32,
+    /// What the request brings. Given with the first of its tasks on each device; more often does no harm.
+    ///
+    /// An entry that is not the one (by [`Arc::ptr_eq`]) which the slot holds begins a new walk there and forgets the old.
+    pub entry: Option<Arc<Entry>>,
+}
+
+impl Member {
+    /// A request that runs its first or only step.
+    pub fn new(slot: RequestSlot, rows: usize, entry: Option<Arc<Entry>>) -> Member {
+        Member { slot, rows, node: 0, entry }
+    }
+}
+
+/// What a request brings, made once when it is accepted.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its inputs.
+    pub inputs: Arc<[Tensor]>,
+    /// How far it walks, by [`Loaded::describe`].
+    pub extent: Extent,
+    /// Its graph, where it brings one, likewise.
+    pub graph: Option<Arc<Graph>>,
+    /// Whether each step's part of the answer is wanted as it is there, in [`Progress::step`].
+    pub stream: bool,
+}
+
+impl Entry {
+    /// Of a request that runs each block once.
+    pub fn of(inputs: Arc<[Tensor]>) -> Entry {
+        Entry { inputs, extent: Extent::ONE, graph: None, stream: false }
+    }
 }
 
 /// The end of a task.
@@ -148,8 +176,21 @@ pub struct TaskResult {
 /// What a task did for one member.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// Its walk ended here, be it in the last block or early.
+    /// Its walk ended here: its last block, step or node is done.
+    ///
+    /// Said once for each walk, also if its last two tasks run on two devices: by the one that ends later. A block that runs
+    /// until its end says so as well when it has come to it, even if a further block follows; then there are no outputs yet.
     pub ended: bool,
-    /// Its outputs, if its walk ended.
+    /// Its outputs, if its walk ended. Empty after an end that a further block follows.
     pub outputs: Vec<Tensor>,
+    /// If its entry asks for a stream: what this step adds to the outputs that hold every step, as [1, 1, …] under the
+    /// output's name, in the order in which steps run. The last step has it, too, beside the outputs.
+    pub step: Vec<Tensor>,
+}
+
+impl Progress {
+    /// The end of a walk.
+    pub fn ended(outputs: Vec<Tensor>) -> Progress {
+        Progress { ended: true, outputs, step: Vec::new() }
+    }
 }

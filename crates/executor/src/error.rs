@@ -11,3 +11,8 @@ pub struct LoadError(pub String);
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct ExecError(pub String);
+
+/// A request cannot be run by the model. The message names the input, the value and the fix, for the client.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct RequestError(pub String);

@@ -18,13 +18,15 @@ mod onnxruntime;
 mod plan;
 mod profile;
 mod rows;
+mod source;
 mod tensor;
 mod worker;
 
-pub use contract::{BlockSource, Device, Engine, Loaded, Member, ModelSource, Progress, Sink, Task, TaskResult};
+pub use contract::{Device, Engine, Entry, Loaded, Member, Progress, Sink, Task, TaskResult};
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
-pub use error::{ExecError, LoadError};
+pub use error::{ExecError, LoadError, RequestError};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{Measurement, Step, measure};
+pub use source::{AnswerSource, BlockSource, Initial, Link, ModelSource, Source, StepLimit, Take};
 pub use tensor::Tensor;

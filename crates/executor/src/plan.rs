@@ -163,14 +163,8 @@ mod tests {
             .enumerate()
             .map(|(at, (i, o))| BlockIo { place: format!("block {at}"), inputs: specs(i), outputs: specs(o) })
             .collect();
-        let sources = ios.iter().map(|io| BlockSource { name: io.place.clone(), path: None, profile: None });
-        let source = ModelSource {
-            name: "m".to_owned(),
-            blocks: sources.collect(),
-            max_batch: 4,
-            inputs: vec![],
-            outputs: vec![],
-        };
+        let sources = ios.iter().map(|io| BlockSource::new(io.place.clone()));
+        let source = ModelSource::new("m", sources.collect(), 4);
         Plan::link(&source, &ios)
     }
 

@@ -4,7 +4,7 @@
 //! in between the profile is a straight line. Each size is run until its median has enough samples or its share of the
 //! time is spent, and sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
 
-use crate::{Engine, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
+use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
 use ripieno_model::{DataType, Profile, TensorSpec};
@@ -171,11 +171,9 @@ impl Stand {
     }
 
     fn run(&self, batch: usize, block: usize) -> Result<Nanos, ExecError> {
-        let member = |slot: usize| Member {
-            slot: RequestSlot(slot as u32),
-            rows: 1,
-            inputs: (block == 0).then(|| Arc::clone(&self.inputs)),
-        };
+        let entry = Arc::new(Entry::of(Arc::clone(&self.inputs)));
+        let entry = || (block == 0).then(|| Arc::clone(&entry));
+        let member = |slot: usize| Member::new(RequestSlot(slot as u32), 1, entry());
         let task = Task {
             id: TaskId(0),
             model: ModelId(0),

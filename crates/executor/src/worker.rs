@@ -129,7 +129,7 @@ fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
 fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<Values, ExecError> {
     slots.remove(&member.slot);
     let mut values: Values = vec![None; plan.values.len()];
-    let brought: &[Tensor] = member.inputs.as_deref().unwrap_or_default();
+    let brought: &[Tensor] = member.entry.as_deref().map_or(&[], |entry| &entry.inputs);
     for (spec, &value) in plan.inputs.iter().zip(&plan.input_values) {
         let refuse = |cause: String| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name));
         let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);
@@ -263,5 +263,5 @@ fn finish(plan: &Plan, values: &Values) -> Result<Progress, ExecError> {
         values[value].as_ref().map(|rows| rows.to_tensor(name)).ok_or_else(missing)
     };
     let outputs = plan.output_values.iter().map(output).collect::<Result<_, _>>()?;
-    Ok(Progress { ended: true, outputs })
+    Ok(Progress::ended(outputs))
 }

@@ -240,10 +240,10 @@ fn different_widths_cannot_share_a_batch(fixture: &Fixture) {
 fn a_wrong_request_fails_and_says_why(fixture: &Fixture) {
     let stand = Stand::new(&*fixture.engine, &fixture.whole);
     let good = request(0, &numbers(4, 1));
-    let with = |tensor: Tensor| Member { inputs: Some(Arc::from([tensor])), ..good.clone() };
-    let tensor = good.inputs.as_ref().unwrap()[0].clone();
+    let with = |tensor: Tensor| Member { entry: entry(tensor), ..good.clone() };
+    let tensor = good.entry.as_ref().unwrap().inputs[0].clone();
     let cases = [
-        (Member { inputs: None, ..good.clone() }, "does not bring it"),
+        (Member { entry: None, ..good.clone() }, "does not bring it"),
         (with(Tensor { name: "z".into(), ..tensor.clone() }), "does not bring it"),
         (with(Tensor { datatype: ripieno_model::DataType::Int32, ..tensor.clone() }), "it is INT32, not FP32"),
         (with(Tensor { shape: vec![1, 5], ..tensor.clone() }), "it holds 16 bytes"),

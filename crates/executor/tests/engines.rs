@@ -8,7 +8,6 @@ use ripieno_base::{ModelId, Nanos, TaskId};
 use ripieno_executor::*;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use std::path::Path;
-use std::sync::Arc;
 
 fn strings(elements: &[&[u8]]) -> Bytes {
     let parts = elements.iter().flat_map(|element| [&(element.len() as u32).to_le_bytes()[..], element].concat());
@@ -69,7 +68,7 @@ fn strings_from_several_requests_share_a_batch() {
         let rows = texts.len() / 3;
         let shape = vec![rows as i64, 3];
         let tensor = Tensor { name: "x".into(), datatype: DataType::Bytes, shape, data: strings(texts) };
-        Member { rows, inputs: Some(Arc::from([tensor])), ..request(slot as u32, &[]) }
+        Member { rows, entry: entry(tensor), ..request(slot as u32, &[]) }
     };
     let answers = stand.run(0, texts.iter().enumerate().map(member).collect()).unwrap();
     for (texts, answer) in texts.iter().zip(answers) {

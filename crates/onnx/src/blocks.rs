@@ -18,7 +18,7 @@ use ripieno_model::{DataType, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Raised with every change after which the same cuts give other files: a key of cached slices.
 pub const SLICER_VERSION: u32 = 1;
@@ -178,6 +178,12 @@ impl Model {
         let shape = Some(ShapeProto { dim: dim.collect() });
         let tensor_type = Some(TensorTypeProto { elem_type: value.elem, shape });
         ValueInfoProto { name: value.name.clone(), r#type: Some(TypeProto { tensor_type }) }
+    }
+
+    /// The files beside the model that hold weights.
+    pub fn external_files(&self) -> BTreeSet<PathBuf> {
+        let entries = self.weights.iter().flat_map(|weight| &weight.external_data);
+        entries.filter(|entry| entry.key == "location").map(|entry| self.folder().join(&entry.value)).collect()
     }
 
     fn folder(&self) -> &Path {

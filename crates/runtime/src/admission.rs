@@ -1,4 +1,4 @@
-//! Who may come in: slots, queued bytes and each model's own bound.
+//! Who may come in: slots, queued bytes, nodes of graphs, and each model's own bound.
 //!
 //! Taken by front-end threads before the request enters the mailbox, so that a flood is turned away without the
 //! scheduler thread, and everything behind the door is bounded by the number of slots. A [`Permit`] holds all that was
@@ -8,6 +8,8 @@ use crate::metrics::{ModelMetrics, ModelSnapshot};
 use crate::{Refused, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
+use ripieno_executor::Loaded;
+use ripieno_model::Graph;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -21,6 +23,25 @@ pub(crate) struct Admission {
     slots: usize,
     bytes: AtomicUsize,
     max_bytes: usize,
+    /// Nodes of graphs that the core holds; see [`size_of`].
+    nodes: AtomicUsize,
+    max_nodes: usize,
+}
+
+/// What a request asks for at the door.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// Slots, one a part.
+    pub(crate) parts: usize,
+    /// Bytes of its inputs.
+    pub(crate) bytes: usize,
+    /// Nodes of the graph that it brings; see [`size_of`].
+    pub(crate) nodes: usize,
+}
+
+/// How many nodes a graph counts as: the core has room for twice as many inputs of nodes as nodes.
+pub(crate) fn size_of(graph: &Graph) -> usize {
+    graph.len().max(graph.edges().div_ceil(2))
 }
 
 /// What front-end threads know of a model.
@@ -30,6 +51,10 @@ pub(crate) struct ModelEntry {
     pub(crate) max_batch: usize,
     pub(crate) blocks: usize,
     pub(crate) answer_late: bool,
+    /// Checks requests that unfold.
+    pub(crate) loaded: Arc<dyn Loaded>,
+    /// Whether requests differ in how often they run a block.
+    pub(crate) unfolds: bool,
     max_queue: usize,
     /// ℓ(B)/B for the largest batch B: what a queued row costs when batches are full.
     latency_per_row: Nanos,
@@ -46,26 +71,28 @@ pub(crate) struct Permit {
     slots: Vec<RequestSlot>,
     places: usize,
     bytes: usize,
+    nodes: usize,
 }
 
 impl Admission {
-    pub(crate) fn new(slots: usize, max_bytes: usize) -> Admission {
+    pub(crate) fn new(slots: usize, max_bytes: usize, max_nodes: usize) -> Admission {
         let free = ArrayQueue::new(slots);
         for slot in 0..slots {
             free.push(RequestSlot(slot as u32)).expect("the queue holds every slot");
         }
-        Admission { free, slots, bytes: AtomicUsize::new(0), max_bytes }
+        let (bytes, nodes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Admission { free, slots, bytes, max_bytes, nodes, max_nodes }
     }
 
-    /// Takes `parts` slots, as many places in the model's queue, and `bytes`; all or nothing.
-    pub(crate) fn enter(
-        self: &Arc<Admission>,
-        model: &Arc<ModelEntry>,
-        parts: usize,
-        bytes: usize,
-    ) -> Result<Permit, Refused> {
-        let mut permit =
-            Permit { admission: Arc::clone(self), model: Arc::clone(model), slots: Vec::new(), places: 0, bytes: 0 };
+    /// Takes slots, as many places in the model's queue, bytes and nodes; all or nothing.
+    pub(crate) fn enter(self: &Arc<Admission>, model: &Arc<ModelEntry>, asked: Asked) -> Result<Permit, Refused> {
+        let Asked { parts, bytes, nodes } = asked;
+        let (admission, slots) = (Arc::clone(self), Vec::new());
+        let mut permit = Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0 };
+        if nodes > self.max_nodes {
+            let bound = self.max_nodes;
+            return Err(Refused::Invalid(format!("a graph of {nodes} nodes; the server takes at most {bound} at once")));
+        }
         if !take(&model.live, parts, model.max_queue) {
             return Err(model.refusal(model.max_queue));
         }
@@ -75,6 +102,12 @@ impl Admission {
             return Err(model.refusal((self.slots - self.free.len()).max(1)));
         }
         permit.bytes = bytes;
+        if !take(&self.nodes, nodes, self.max_nodes) {
+            let (held, bound, retry_after) = (self.nodes.load(Relaxed), self.max_nodes, model.retry_after());
+            model.metrics.on_refused();
+            return Err(Refused::NodesFull { held, bound, retry_after });
+        }
+        permit.nodes = nodes;
         permit.slots.reserve_exact(parts.min(self.slots));
         for _ in 0..parts {
             permit.slots.push(self.free.pop().ok_or_else(|| model.refusal(self.slots))?);
@@ -84,7 +117,7 @@ impl Admission {
 
     #[cfg(test)]
     fn is_untouched(&self) -> bool {
-        self.free.len() == self.slots && self.bytes.load(Relaxed) == 0
+        self.free.len() == self.slots && self.bytes.load(Relaxed) == 0 && self.nodes.load(Relaxed) == 0
     }
 }
 
@@ -97,6 +130,8 @@ fn take(taken: &AtomicUsize, amount: usize, bound: usize) -> bool {
 impl ModelEntry {
     pub(crate) fn new(served: &ServedModel) -> ModelEntry {
         let model = &served.model;
+        // A batch of a cell may hold several nodes of one request, so it can be larger than one of whole requests.
+        let largest = model.blocks.iter().map(|block| block.max_batch()).chain([model.max_batch]).max().unwrap_or(1);
         let full_batch = model.profile().latency(model.max_batch.min(model.profile().max_batch()));
         ModelEntry {
             name: model.name.clone(),
@@ -104,10 +139,12 @@ impl ModelEntry {
             max_batch: model.max_batch,
             blocks: model.blocks.len(),
             answer_late: served.answer_late,
+            loaded: Arc::clone(&served.loaded),
+            unfolds: model.walk.is_unfolded(),
             max_queue: served.max_queue,
             latency_per_row: full_batch.scale(1, model.max_batch as u64),
             live: AtomicUsize::new(0),
-            metrics: ModelMetrics::new(model.max_batch),
+            metrics: ModelMetrics::new(largest),
         }
     }
 
@@ -115,13 +152,17 @@ impl ModelEntry {
         self.metrics.snapshot(self.live.load(Relaxed))
     }
 
+    fn refusal(&self, bound: usize) -> Refused {
+        self.metrics.on_refused();
+        Refused::QueueFull { bound, retry_after: self.retry_after() }
+    }
+
     /// A retry may succeed once what waits now has run, in full batches on one device: an estimate that needs no
     /// look at any queue.
-    fn refusal(&self, bound: usize) -> Refused {
+    fn retry_after(&self) -> Duration {
         let waiting = self.metrics.waiting.load(Relaxed) as i64;
         let clear = (self.latency_per_row * waiting).clamp(RETRY_MIN, RETRY_MAX);
-        self.metrics.on_refused();
-        Refused::QueueFull { bound, retry_after: Duration::from_nanos(clear.0.cast_unsigned()) }
+        Duration::from_nanos(clear.0.cast_unsigned())
     }
 }
 
@@ -137,6 +178,7 @@ impl Drop for Permit {
             self.admission.free.push(slot).expect("every slot came from the queue");
         }
         self.admission.bytes.fetch_sub(self.bytes, Relaxed);
+        self.admission.nodes.fetch_sub(self.nodes, Relaxed);
         self.model.live.fetch_sub(self.places, Relaxed);
     }
 }
@@ -159,19 +201,34 @@ mod tests {
 
     #[test]
     fn each_bound_refuses_and_gives_everything_back() {
-        let admission = Arc::new(Admission::new(4, 100));
+        let admission = Arc::new(Admission::new(4, 100, 50));
+        let asked = |parts, bytes| Asked { parts, bytes, nodes: 0 };
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
         let narrow = Arc::new(ModelEntry::new(&served(1, 2)));
-        let held = admission.enter(&model, 1, 60).unwrap();
-        assert_eq!(bound_of(admission.enter(&narrow, 3, 1)), 2);
-        assert_eq!(bound_of(admission.enter(&model, 1, 41)), 1);
-        assert_eq!(bound_of(admission.enter(&model, 4, 1)), 4);
-        assert_eq!(bound_of(admission.enter(&model, 8, 1)), 8);
-        let rest = admission.enter(&model, 3, 40).unwrap();
+        let held = admission.enter(&model, asked(1, 60)).unwrap();
+        assert_eq!(bound_of(admission.enter(&narrow, asked(3, 1))), 2);
+        assert_eq!(bound_of(admission.enter(&model, asked(1, 41))), 1);
+        assert_eq!(bound_of(admission.enter(&model, asked(4, 1))), 4);
+        assert_eq!(bound_of(admission.enter(&model, asked(8, 1))), 8);
+        let rest = admission.enter(&model, Asked { parts: 3, bytes: 40, nodes: 30 }).unwrap();
         assert_eq!(rest.slots().len(), 3);
         drop((held, rest));
         assert!(admission.is_untouched());
         assert_eq!((model.live.load(Relaxed), narrow.live.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn nodes_of_graphs_are_bounded_now_and_for_ever() {
+        let admission = Arc::new(Admission::new(4, 100, 50));
+        let model = Arc::new(ModelEntry::new(&served(1, 8)));
+        let asked = |nodes| Asked { parts: 1, bytes: 0, nodes };
+        let held = admission.enter(&model, asked(30)).unwrap();
+        let full = admission.enter(&model, asked(21)).err().unwrap();
+        assert!(matches!(full, Refused::NodesFull { held: 30, bound: 50, .. }), "{full}");
+        drop(held);
+        assert!(admission.enter(&model, asked(50)).is_ok());
+        assert!(matches!(admission.enter(&model, asked(51)).err().unwrap(), Refused::Invalid(_)));
+        assert!(admission.is_untouched());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! on care: an [`Answerer`] can answer once, and if it is dropped before, by a shutdown, a bug or a panic, it says
 //! that the server is going down.
 
-use crate::{Answer, Failure};
+use crate::{Answer, Failure, OnStep, Step};
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,12 +14,23 @@ use std::time::Instant;
 /// Owes one answer.
 pub(crate) struct Answerer {
     on_answer: Option<Box<dyn FnOnce(Answer) + Send>>,
+    on_step: Option<OnStep>,
     _pass: Pass,
 }
 
 impl Answerer {
-    pub(crate) fn new(on_answer: Box<dyn FnOnce(Answer) + Send>, pass: Pass) -> Answerer {
-        Answerer { on_answer: Some(on_answer), _pass: pass }
+    pub(crate) fn new(on_answer: Box<dyn FnOnce(Answer) + Send>, on_step: Option<OnStep>, pass: Pass) -> Answerer {
+        Answerer { on_answer: Some(on_answer), on_step, _pass: pass }
+    }
+
+    /// Passes a step on, if the client wants any. A receiver that panics gets no further ones.
+    pub(crate) fn step(&mut self, step: Step) {
+        if let Some(on_step) = &mut self.on_step
+            && catch_unwind(AssertUnwindSafe(|| on_step(step))).is_err()
+        {
+            tracing::error!("the receiver of an answer's steps panicked");
+            self.on_step = None;
+        }
     }
 
     /// Answers. A panic in the receiver's code is its own fault and must not stop the thread that serves all others.
@@ -28,6 +39,8 @@ impl Answerer {
     }
 
     fn deliver(&mut self, answer: Answer) {
+        // Whoever reads the steps sees their end before the answer.
+        self.on_step = None;
         if let Some(on_answer) = self.on_answer.take()
             && catch_unwind(AssertUnwindSafe(|| on_answer(answer))).is_err()
         {
@@ -112,7 +125,8 @@ mod tests {
         let (send, receive) = mpsc::channel();
         for answered in [true, false] {
             let send = send.clone();
-            let answerer = Answerer::new(Box::new(move |answer| send.send(answer).unwrap()), gate.enter().unwrap());
+            let on_answer = Box::new(move |answer| send.send(answer).unwrap());
+            let answerer = Answerer::new(on_answer, None, gate.enter().unwrap());
             if answered {
                 answerer.answer(Err(Failure::Expired));
             }
@@ -126,7 +140,10 @@ mod tests {
     #[test]
     fn a_panicking_receiver_harms_nobody() {
         let gate = Arc::new(Gate::default());
-        let answerer = Answerer::new(Box::new(|_| panic!("the receiver's own fault")), gate.enter().unwrap());
+        let panics = || panic!("the receiver's own fault");
+        let mut answerer =
+            Answerer::new(Box::new(move |_| panics()), Some(Box::new(move |_| panics())), gate.enter().unwrap());
+        (0..2).for_each(|_| answerer.step(Step { outputs: Vec::new(), last: false }));
         answerer.answer(Err(Failure::Cancelled));
         assert_eq!(gate.inside(), 0);
     }

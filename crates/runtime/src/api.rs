@@ -25,12 +25,27 @@ pub struct Job {
     pub model: ModelId,
     /// All inputs of the model, checked against its specification; their first dimension is the rows.
     pub inputs: Arc<[Tensor]>,
-    /// Rows; may exceed the model's largest batch, then the call is split and put together again.
+    /// Rows; may exceed the model's largest batch, then the call is split and put together again. 1 where walks unfold.
     pub rows: usize,
     /// The client's own time limit, if it gave one; the model's SLO holds as well.
     pub timeout: Option<Duration>,
+    /// Wants the outputs that hold every step as they come, if the model has any; dropped before `on_answer` is called.
+    /// Called from a runtime thread, for which all other clients wait: it must not block, and must bound what it keeps.
+    pub on_step: Option<OnStep>,
     /// Called exactly once for every accepted job, from a runtime thread; must not block.
     pub on_answer: Box<dyn FnOnce(Answer) + Send>,
+}
+
+/// Receives the steps of one job, in order.
+pub type OnStep = Box<dyn FnMut(Step) + Send>;
+
+/// A part of an answer that is still under way.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// What one step adds to outputs that hold every step, each of shape [1, 1, …].
+    pub outputs: Vec<Tensor>,
+    /// Whether the walk ended with it, so that the answer comes next.
+    pub last: bool,
 }
 
 /// The one answer to an accepted job.
@@ -85,6 +100,19 @@ pub enum Refused {
         /// When a retry may succeed.
         retry_after: Duration,
     },
+    /// The nodes of all live requests that bring graphs hit their bound.
+    #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
+    NodesFull {
+        /// Nodes taken.
+        held: usize,
+        /// The bound.
+        bound: usize,
+        /// When a retry may succeed.
+        retry_after: Duration,
+    },
+    /// The inputs are not what the model's walk takes: too long, no tree, an unknown token.
+    #[error("{0}")]
+    Invalid(String),
     /// No such model is loaded.
     #[error("the model is not loaded")]
     NotLoaded,

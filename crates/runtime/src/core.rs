@@ -3,6 +3,7 @@
 
 use crate::recorder::Recorder;
 use ripieno_base::{RequestSlot, TaskId, Time};
+use ripieno_model::Graph;
 use ripieno_sched::{Action, Control, Event, Limits, Outbox, Request, Scheduler, TaskDone};
 
 /// Owns the scheduler and all that is said to it and by it.
@@ -28,7 +29,12 @@ impl Core {
         self.now
     }
 
-    pub(crate) fn request(&mut self, request: &Request) {
+    /// A request, and the graph that it brings.
+    pub(crate) fn request(&mut self, request: &Request, graph: Option<&Graph>) {
+        if let Some(graph) = graph {
+            self.input(|| Event::Graph { request: request.slot, graph: graph.clone() });
+            self.scheduler.on_graph(request.slot, graph);
+        }
         self.input(|| Event::Request(*request));
         self.scheduler.on_request(self.now, request);
     }
@@ -77,6 +83,11 @@ impl Core {
 
     pub(crate) fn members(&self, task: TaskId) -> &[RequestSlot] {
         self.scheduler.members(task)
+    }
+
+    /// Which node each of its members runs; empty where each runs its first step.
+    pub(crate) fn nodes(&self, task: TaskId) -> &[u32] {
+        self.scheduler.nodes(task)
     }
 
     pub(crate) fn next_wakeup(&self) -> Time {

@@ -1,6 +1,6 @@
 //! The handle that the front end holds: load models, submit jobs, drain, shut down.
 
-use crate::admission::{Admission, ModelEntry};
+use crate::admission::{Admission, Asked, ModelEntry, size_of};
 use crate::answer::{Answerer, Gate};
 use crate::clock::saturating_nanos;
 use crate::core::Core;
@@ -15,7 +15,7 @@ use crate::scheduler_thread::SchedulerThread;
 use crate::{Clock, Job, Refused, ServedModel, split};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Device, Engine as Executor, LoadError, Sink};
+use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
 use ripieno_model::Profile;
 use ripieno_sched::{Limits, Scheduler, Setup};
 use std::path::PathBuf;
@@ -35,6 +35,8 @@ pub struct EngineConfig {
     pub devices: Vec<Arc<dyn Executor>>,
     /// The most bytes of inputs in the server.
     pub max_queued_bytes: usize,
+    /// Whether the scheduler runs walks that unfold request by request; if not, models with such a walk are refused.
+    pub unfolds: bool,
     /// Where and under what name to record the run.
     pub record: Option<Recording>,
 }
@@ -54,9 +56,10 @@ impl EngineConfig {
     /// The default of [`EngineConfig::max_queued_bytes`], 1 GiB.
     pub const MAX_QUEUED_BYTES: usize = 1 << 30;
 
-    /// Serves with `scheduler`, which was built for `setup`, on `devices`; not recorded.
+    /// Serves with `scheduler`, which was built for `setup` and no walks that unfold, on `devices`; not recorded.
     pub fn new(scheduler: Box<dyn Scheduler>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
-        EngineConfig { scheduler, setup, devices, max_queued_bytes: EngineConfig::MAX_QUEUED_BYTES, record: None }
+        let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
+        EngineConfig { scheduler, setup, devices, max_queued_bytes, unfolds: false, record: None }
     }
 }
 
@@ -113,6 +116,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     clock: Clock,
     limits: Limits,
+    unfolds: bool,
     gate: Arc<Gate>,
     admission: Arc<Admission>,
     registry: Arc<Registry>,
@@ -174,9 +178,11 @@ impl Engine {
         let inside = Arc::clone(&gate);
         let builder = thread::Builder::new().name("ripieno-scheduler".to_owned());
         let handle = builder.spawn(move || thread.run(inside)).map_err(StartError::Thread)?;
-        let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes));
+        let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
         let (orders, threads) = (Mutex::new(()), Mutex::new(Some(Threads { scheduler: handle, devices })));
-        Ok(Engine(Arc::new(Inner { clock, limits, gate, admission, registry, mailbox, metrics, orders, threads })))
+        let unfolds = config.unfolds;
+        let inner = Inner { clock, limits, unfolds, gate, admission, registry, mailbox, metrics, orders, threads };
+        Ok(Engine(Arc::new(inner)))
     }
 
     /// Serves a model from now on; its id stays its own until it is unloaded and its last request has ended.
@@ -216,7 +222,9 @@ impl Engine {
             let text = format!("model {:?} has {} blocks; there is no block {}", entry.name, entry.blocks, block.0);
             return Err(ModelRefused::Unsuitable(text));
         }
-        check_profile(&entry.name, &profile, entry.max_batch)?;
+        if !entry.unfolds {
+            check_profile(&entry.name, &profile, entry.max_batch)?;
+        }
         self.order(Order::Profile { id, block, profile })
     }
 
@@ -229,13 +237,14 @@ impl Engine {
         let arrived = self.0.clock.now();
         let pass = self.0.gate.enter().ok_or(Refused::ShuttingDown)?;
         let model = self.0.registry.get(job.model).ok_or(Refused::NotLoaded)?;
+        let parts = parts(&job, &model)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
-        let permit = self.0.admission.enter(&model, job.rows.div_ceil(model.max_batch), bytes)?;
+        let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| size_of(graph));
+        let permit = self.0.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
         let (deadline, expires) = due(arrived, &model, job.timeout);
-        let parts = split::split(&job.inputs, job.rows, model.max_batch);
         let hold = Arc::new(Hold::new());
         let call = Call {
-            answerer: Some(Answerer::new(job.on_answer, pass)),
+            answerer: Some(Answerer::new(job.on_answer, job.on_step, pass)),
             hold: Arc::clone(&hold),
             id: job.model,
             model,
@@ -243,7 +252,7 @@ impl Engine {
             deadline,
             expires,
             rows: job.rows,
-            parts: parts.into_iter().map(|(rows, inputs)| Part::new(rows, inputs)).collect(),
+            parts,
             done: 0,
             in_core: 0,
             cancel_read: false,
@@ -297,7 +306,13 @@ impl Engine {
 
     /// The numbers of the devices.
     pub fn device_metrics(&self) -> Vec<DeviceSnapshot> {
-        self.0.metrics.iter().map(DeviceMetrics::snapshot).collect()
+        let mut devices: Vec<_> = self.0.metrics.iter().map(DeviceMetrics::snapshot).collect();
+        let open = self.0.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
+        for (device, open) in devices.iter_mut().zip(open.iter().flat_map(|open| open.iter())) {
+            device.rows_gathered = open.rows_gathered();
+            device.tasks_without_copy = open.tasks_without_copy();
+        }
+        devices
     }
 
     /// Gives an order and waits until it is carried out. The caller holds the order lock.
@@ -323,6 +338,26 @@ impl Engine {
                 model.blocks.len(),
                 served.loaded.blocks()
             ));
+        }
+        if model.walk.is_unfolded() && !self.0.unfolds {
+            return unsuitable(format!(
+                "model {:?}: requests of walk = {:?} unfold one by one, which the policy of this server cannot schedule; \
+                 start it with --policy cellular",
+                model.name,
+                model.walk.name()
+            ));
+        }
+        if model.walk.is_unfolded() {
+            return match model.blocks.iter().find(|block| block.max_batch() > limits.batch) {
+                Some(block) => unsuitable(format!(
+                    "model {:?}: block {:?} takes batches of up to {}; at most {} are possible",
+                    model.name,
+                    block.name,
+                    block.max_batch(),
+                    limits.batch
+                )),
+                None => Ok(()),
+            };
         }
         model.blocks.iter().try_for_each(|block| check_profile(&model.name, &block.profile, model.max_batch))
     }
@@ -413,6 +448,22 @@ fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> 
     };
     let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };
     Recorder::start(&recording.path, &header).map_err(failed)
+}
+
+/// What a job is to the core: batches of rows, or one sequence or graph, which is checked here.
+fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
+    let stream = job.on_step.is_some();
+    if !model.unfolds {
+        let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
+        return Ok(parts.map(|(rows, inputs)| Part::new(rows, Entry { stream, ..Entry::of(inputs) })).collect());
+    }
+    let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
+    if job.rows != 1 {
+        let rows = job.rows;
+        return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
+    }
+    let (inputs, graph) = (Arc::clone(&job.inputs), graph.map(Arc::new));
+    Ok(vec![Part::new(1, Entry { inputs, extent, graph, stream })])
 }
 
 /// When an answer is due, and when the client is told that it is too late.

@@ -1,11 +1,15 @@
 //! The devices and the tasks that they hold.
+//!
+//! A device runs its tasks in the order of their starts, and a policy may queue several ahead, so that the device goes
+//! from one to the next without waiting for a decision. What that means for a request whose end is found while further
+//! steps of it are queued: it is answered at once, its steps still run, report nothing, and count as waste.
 
-use crate::jobs::{JobTable, Stage};
+use crate::jobs::{Call, JobTable, Stage};
 use crate::metrics::DeviceMetrics;
-use crate::{Clock, admission::ModelEntry};
+use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{Device, Member, Task, TaskResult};
-use ripieno_model::Profile;
+use ripieno_executor::{Device, Member, Progress, Task, TaskResult};
+use ripieno_model::{Profile, Steps};
 use ripieno_sched::{Limits, Outcome};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +19,13 @@ pub(crate) struct Start<'a> {
     pub(crate) task: TaskId,
     pub(crate) model: ModelId,
     pub(crate) block: BlockId,
+    /// How often a request runs the block.
+    pub(crate) steps: Steps,
     pub(crate) device: DeviceId,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
+    /// Which node each runs, or nothing if each runs its first step.
+    pub(crate) nodes: &'a [u32],
     /// ℓ(b) of the block.
     pub(crate) profile: &'a Profile,
 }
@@ -31,18 +39,27 @@ pub(crate) struct Fleet {
     devices: Devices,
     metrics: Arc<[DeviceMetrics]>,
     flying: HashMap<TaskId, Flying>,
+    /// When the last task of each device ended.
+    idle_since: Vec<Time>,
+    /// Results taken in so far.
+    landings: u64,
     /// Member lists of ended tasks, to be filled again.
     spare: Vec<Vec<RequestSlot>>,
+    /// Lists of nodes, likewise.
+    spare_nodes: Vec<Vec<u32>>,
     /// Per member of the task that ended last, whether its walk ended.
     ended: Vec<bool>,
 }
 
 struct Flying {
     model: ModelId,
+    steps: Steps,
     device: DeviceId,
-    /// When it ends if it takes as long as its profile says.
-    expected: Time,
+    not_before: Time,
+    /// How long it takes according to its profile.
+    latency: Nanos,
     members: Vec<RequestSlot>,
+    nodes: Vec<u32>,
     rows: usize,
     cancelled: bool,
 }
@@ -53,6 +70,7 @@ pub(crate) struct Landed {
     pub(crate) outcome: Outcome,
     pub(crate) members: Vec<RequestSlot>,
     pub(crate) model: ModelId,
+    /// When it would have ended, had it taken as long as its profile says.
     pub(crate) expected: Time,
 }
 
@@ -60,10 +78,13 @@ impl Fleet {
     pub(crate) fn new(clock: Clock, devices: Devices, metrics: Arc<[DeviceMetrics]>, limits: &Limits) -> Fleet {
         Fleet {
             clock,
+            idle_since: vec![Time::ORIGIN; devices.len()],
             devices,
             metrics,
             flying: HashMap::with_capacity(limits.tasks()),
+            landings: 0,
             spare: Vec::with_capacity(limits.tasks()),
+            spare_nodes: Vec::with_capacity(limits.tasks()),
             ended: Vec::with_capacity(limits.batch),
         }
     }
@@ -74,14 +95,25 @@ impl Fleet {
 
     /// Sends a batch to its device.
     pub(crate) fn start(&mut self, start: &Start<'_>, jobs: &mut JobTable) {
-        let first = start.block == BlockId(0);
-        let members: Vec<Member> = start.members.iter().map(|&slot| board(slot, first, jobs)).collect();
+        let node = |at| start.nodes.get(at).copied().unwrap_or(0);
+        let members = start.members.iter().enumerate().map(|(at, &slot)| board(slot, node(at), start.device, jobs));
+        let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.extend_from_slice(start.members);
-        let expected = start.not_before + start.profile.latency(rows);
-        let flying =
-            Flying { model: start.model, device: start.device, expected, members: kept, rows, cancelled: false };
+        let mut nodes = self.spare_nodes.pop().unwrap_or_default();
+        nodes.extend_from_slice(start.nodes);
+        let flying = Flying {
+            model: start.model,
+            steps: start.steps,
+            device: start.device,
+            not_before: start.not_before,
+            latency: start.profile.latency(rows),
+            members: kept,
+            nodes,
+            rows,
+            cancelled: false,
+        };
         let before = self.flying.insert(start.task, flying);
         assert!(before.is_none(), "task {} is in flight already", start.task.0);
         let not_before = self.clock.instant(start.not_before);
@@ -100,38 +132,68 @@ impl Fleet {
 
     /// Takes in a result: outputs or error go to the members, times to the metrics.
     pub(crate) fn land(&mut self, result: TaskResult, jobs: &mut JobTable) -> Landed {
-        let flying = self.flying.remove(&result.id);
-        let Flying { model, device, expected, members, rows, cancelled } =
-            flying.expect("a device reports each task once");
-        let (started, finished) = (self.clock.time(result.started), self.clock.time(result.finished));
-        let times = Times { started, execution: finished - started, rows };
-        self.metrics[device.index()].on_batch(times.execution);
+        let TaskResult { id: task, outcome, started, finished } = result;
+        let flying = self.flying.remove(&task).expect("a device reports each task once");
+        let (started, finished) = (self.clock.time(started), self.clock.time(finished));
+        // A task that waited in the device's queue could not begin before the one ahead of it ended.
+        let device = flying.device.index();
+        let idle_since = std::mem::replace(&mut self.idle_since[device], finished);
+        let expected = flying.not_before.max(idle_since) + flying.latency;
+        self.landings += 1;
+        let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings };
+        self.metrics[device].on_batch(times.execution);
         self.ended.clear();
-        if cancelled {
-            members.iter().for_each(|&slot| jobs.part(slot).stage = Stage::Between);
-            return Landed { task: result.id, outcome: Outcome::Cancelled, members, model, expected };
-        }
-        let (_, call, _) = jobs.owner(members[0]);
-        call.model.metrics.on_batch(rows, times.execution);
-        let outcome = match result.outcome {
-            Ok(progress) if progress.len() == members.len() => {
+        let outcome = if flying.cancelled {
+            flying.members.iter().for_each(|&slot| forget(slot, jobs));
+            Outcome::Cancelled
+        } else {
+            let (_, call, _) = jobs.owner(flying.members[0]);
+            call.model.metrics.on_batch(flying.rows, times.execution);
+            self.alight(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
+        };
+        let Flying { model, members, mut nodes, .. } = flying;
+        nodes.clear();
+        self.spare_nodes.push(nodes);
+        Landed { task, outcome, members, model, expected }
+    }
+
+    /// Gives the members what the task did for each.
+    fn alight(
+        &mut self,
+        flying: &Flying,
+        outcome: Result<Vec<Progress>, String>,
+        times: &Times,
+        jobs: &mut JobTable,
+    ) -> Outcome {
+        let members = &flying.members;
+        count_lost(flying, jobs);
+        let outcome = outcome.and_then(|progress| match progress.len() == members.len() {
+            true => Ok(progress),
+            false => Err(format!("the engine reported {} results for {} requests", progress.len(), members.len())),
+        });
+        match outcome {
+            Ok(progress) => {
                 for (&slot, progress) in members.iter().zip(progress) {
-                    self.ended.push(progress.ended);
-                    alight(slot, &times, progress.ended.then_some(Ok(progress.outputs)), jobs);
+                    let (call, part) = alight(slot, times, jobs);
+                    // The end of a walk is news only where the core cannot know it: an early exit, or an end token.
+                    let told = progress.ended && (!call.model.unfolds || flying.steps == Steps::UntilEnd);
+                    self.ended.push(told);
+                    progressed(call, part, told, progress);
                 }
                 Outcome::Ok
             }
-            other => {
-                let miscounted = |n| format!("the engine reported {n} results for {} requests", members.len());
-                let text = other.map_or_else(|error| error.to_string(), |progress| miscounted(progress.len()));
-                members.iter().for_each(|&slot| alight(slot, &times, Some(Err(text.clone())), jobs));
+            Err(text) => {
+                for &slot in members {
+                    let (call, part) = alight(slot, times, jobs);
+                    call.parts[part].result.get_or_insert_with(|| Err(text.clone()));
+                }
                 Outcome::Failed
             }
-        };
-        Landed { task: result.id, outcome, members, model, expected }
+        }
     }
 
-    /// Per member of the task that landed last, whether its walk ended; empty if none did.
+    /// Per member of the task that landed last, whether its walk ended in a way that the core cannot foresee; empty if
+    /// none did.
     pub(crate) fn ended(&self) -> &[bool] {
         if self.ended.contains(&true) { &self.ended } else { &[] }
     }
@@ -148,22 +210,22 @@ struct Times {
     started: Time,
     execution: Nanos,
     rows: usize,
+    landing: u64,
 }
 
 /// The member of a task for the part in `slot`.
-fn board(slot: RequestSlot, first: bool, jobs: &mut JobTable) -> Member {
+fn board(slot: RequestSlot, node: u32, device: DeviceId, jobs: &mut JobTable) -> Member {
     let (_, call, part) = jobs.owner(slot);
-    let part = &mut call.parts[part];
-    assert!(
-        matches!(part.stage, Stage::Waiting | Stage::Between),
-        "a policy started a request that is {:?}",
-        part.stage
-    );
+    let (model, part) = (&call.model, &mut call.parts[part]);
+    assert!(part.stage != Stage::Outside, "a policy started a request that has ended");
+    assert!(model.unfolds || part.flying == 0, "a policy started a request that runs");
     if part.stage == Stage::Waiting {
-        stop_waiting(&call.model);
+        stop_waiting(model);
     }
-    part.stage = Stage::Running;
-    Member { slot, rows: part.rows, inputs: first.then(|| Arc::clone(&part.inputs)) }
+    part.stage = Stage::Begun;
+    part.flying += 1;
+    let entry = part.introduce(device).then(|| Arc::clone(&part.entry));
+    Member { slot, rows: part.rows, node, entry }
 }
 
 /// One part waits no longer.
@@ -171,24 +233,59 @@ pub(crate) fn stop_waiting(model: &ModelEntry) {
     model.metrics.waiting.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
 }
 
-/// Notes what a task did for the part in `slot`.
-fn alight(
-    slot: RequestSlot,
-    times: &Times,
-    result: Option<Result<Vec<ripieno_executor::Tensor>, String>>,
-    jobs: &mut JobTable,
-) {
-    let (_, call, part) = jobs.owner(slot);
-    let part = &mut call.parts[part];
-    part.stage = Stage::Between;
-    part.executed += times.execution;
-    part.batch = times.rows;
+/// Counts the rows that nobody needed: they are known before what the task did is noted.
+fn count_lost(flying: &Flying, jobs: &mut JobTable) {
+    let (mut wasted, mut padding) = (0, 0);
+    for (at, &slot) in flying.members.iter().enumerate() {
+        let (_, call, part) = jobs.owner(slot);
+        let part = &call.parts[part];
+        let over = part.result.is_some() || (part.over && flying.steps == Steps::UntilEnd);
+        if call.answerer.is_none() || over {
+            wasted += part.rows;
+        } else if flying.nodes.get(at).is_some_and(|&node| node >= part.entry.extent.steps(flying.steps)) {
+            padding += part.rows;
+        }
+    }
+    if wasted + padding > 0 {
+        let (_, call, _) = jobs.owner(flying.members[0]);
+        call.model.metrics.on_lost_rows(wasted, padding);
+    }
+}
+
+/// Notes that a task with the part in `slot` has ended.
+fn alight<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a mut Call, usize) {
+    let (_, call, at) = jobs.owner(slot);
+    let part = &mut call.parts[at];
+    part.flying -= 1;
+    // Once for a task, however many of its nodes were in it.
+    if std::mem::replace(&mut part.landed, times.landing) != times.landing && part.result.is_none() {
+        part.executed += times.execution;
+        part.batch = times.rows;
+    }
     if part.started.is_none() {
         part.started = Some(times.started);
         call.model.metrics.on_first_start(times.started - call.arrived, call.deadline - times.started);
     }
-    if matches!(result, Some(Ok(_))) {
+    (call, at)
+}
+
+/// Notes what a task did for a part, and passes its step on.
+fn progressed(call: &mut Call, at: usize, over: bool, progress: Progress) {
+    let Progress { ended, outputs, step } = progress;
+    if let Some(answerer) = call.answerer.as_mut().filter(|_| !step.is_empty()) {
+        answerer.step(Step { outputs: step, last: ended });
+    }
+    let part = &mut call.parts[at];
+    part.over |= over;
+    if ended && part.result.is_none() {
+        part.result = Some(Ok(outputs));
         call.done += 1;
     }
-    part.result = result;
+}
+
+/// Notes that a task with the part in `slot` was stopped: the part runs again from its first block.
+fn forget(slot: RequestSlot, jobs: &mut JobTable) {
+    let part = jobs.part(slot);
+    part.flying -= 1;
+    part.known_on.clear();
 }

@@ -2,12 +2,15 @@
 //!
 //! A call is one client request. It has one or more parts, each at most a batch, which are what the core knows as
 //! requests. All slots of a call are taken and given back together, and its first slot is its name in the table.
+//!
+//! Steps of a walk may be queued ahead on a device, so a part can outlive its answer: its slot names state that those
+//! steps still touch. It is kept until the last of them has landed.
 
 use crate::Answer;
 use crate::admission::{ModelEntry, Permit};
 use crate::answer::Answerer;
-use ripieno_base::{IndexedHeap, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::Tensor;
+use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
+use ripieno_executor::{Entry, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -37,8 +40,16 @@ pub(crate) struct Call {
 /// What the core knows as a request.
 pub(crate) struct Part {
     pub(crate) rows: usize,
-    pub(crate) inputs: Arc<[Tensor]>,
+    pub(crate) entry: Arc<Entry>,
     pub(crate) stage: Stage,
+    /// How often it stands in tasks in flight: once for each of its nodes there.
+    pub(crate) flying: u32,
+    /// Devices that have been given its entry.
+    pub(crate) known_on: Vec<DeviceId>,
+    /// Which landing it was last in; a task may hold it several times.
+    pub(crate) landed: u64,
+    /// Whether a block of it that runs until its end has reported the end.
+    pub(crate) over: bool,
     /// When its first batch began.
     pub(crate) started: Option<Time>,
     /// Execution time of its batches.
@@ -55,16 +66,34 @@ pub(crate) enum Stage {
     Outside,
     /// In the core, never dispatched.
     Waiting,
-    /// In the core, between two blocks or to be run again.
-    Between,
-    /// In a task on a device.
-    Running,
+    /// In the core, and dispatched at least once.
+    Begun,
 }
 
 impl Part {
-    pub(crate) fn new(rows: usize, inputs: Arc<[Tensor]>) -> Part {
-        let stage = Stage::Outside;
-        Part { rows, inputs, stage, started: None, executed: Nanos::ZERO, batch: 0, result: None }
+    pub(crate) fn new(rows: usize, entry: Entry) -> Part {
+        Part {
+            rows,
+            entry: Arc::new(entry),
+            stage: Stage::Outside,
+            flying: 0,
+            known_on: Vec::new(),
+            landed: 0,
+            over: false,
+            started: None,
+            executed: Nanos::ZERO,
+            batch: 0,
+            result: None,
+        }
+    }
+
+    /// Whether the device is still to be given the entry; from now on it is not.
+    pub(crate) fn introduce(&mut self, device: DeviceId) -> bool {
+        let known = self.known_on.contains(&device);
+        if !known {
+            self.known_on.push(device);
+        }
+        !known
     }
 }
 
@@ -176,11 +205,22 @@ impl JobTable {
         self.expiries.remove(lead.index());
     }
 
-    /// Frees the slots of a call that is answered, ended in the core and not about to be cancelled.
+    /// Frees the slots of a call that is answered, ended in the core, in no task in flight, and not about to be cancelled.
     pub(crate) fn release_if_over(&mut self, lead: RequestSlot) {
         let call = self.call(lead);
-        if call.in_core == 0 && call.answerer.is_none() && (call.cancel_read || call.hold.end()) {
+        let gone = call.in_core == 0 && call.answerer.is_none() && call.parts.iter().all(|part| part.flying == 0);
+        if gone && (call.cancel_read || call.hold.end()) {
             self.calls[lead.index()] = None;
+        }
+    }
+
+    /// Likewise for the members of a task that has landed, each of which may stand there several times.
+    pub(crate) fn release_landed(&mut self, members: &[RequestSlot]) {
+        for slot in members {
+            let (lead, _) = self.owner[slot.index()];
+            if self.calls[lead.index()].as_ref().is_some_and(|call| call.in_core == 0) {
+                self.release_if_over(lead);
+            }
         }
     }
 

@@ -27,7 +27,7 @@ mod split;
 mod testing;
 mod wakeup;
 
-pub use api::{Answer, Answered, Failure, Job, Refused, ServedModel};
+pub use api::{Answer, Answered, Failure, Job, OnStep, Refused, ServedModel, Step};
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
 pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, TallySnapshot};

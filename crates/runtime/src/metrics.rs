@@ -185,6 +185,8 @@ impl Tally {
 pub(crate) struct ModelMetrics {
     endings: [AtomicU64; Ending::ALL.len()],
     rows: AtomicU64,
+    wasted: AtomicU64,
+    padding: AtomicU64,
     /// Parts of requests that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
     queue_delay: Histogram,
@@ -217,8 +219,13 @@ pub struct ModelSnapshot {
     pub live: usize,
     /// From arrival to the start of the first batch.
     pub queue_delay: HistogramSnapshot,
-    /// Rows in a batch.
+    /// Rows in a batch; where walks unfold a row is a step or node, and the sum counts all that ran.
     pub batch_rows: HistogramSnapshot,
+    /// Of these rows, those of requests that had ended already: steps queued ahead before the end was known, and requests
+    /// whose client had got its answer or gone away.
+    pub wasted_rows: u64,
+    /// Of these rows, steps beyond the end of a sequence, which only fill a batch up.
+    pub padding_rows: u64,
     /// Duration of a batch.
     pub execution: HistogramSnapshot,
     /// Deadline minus the start of the first batch; what was started too late counts at most 0.
@@ -254,6 +261,8 @@ impl ModelMetrics {
         ModelMetrics {
             endings: Default::default(),
             rows: AtomicU64::new(0),
+            wasted: AtomicU64::new(0),
+            padding: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queue_delay: Histogram::new(&DURATIONS_NS),
             batch_rows: Histogram::new(&ROWS),
@@ -280,6 +289,12 @@ impl ModelMetrics {
         self.by_batch[rows - 1].add(execution);
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.last_inference_ms.store(since_epoch.as_millis() as u64, Relaxed);
+    }
+
+    /// So many rows of a batch were for nothing.
+    pub(crate) fn on_lost_rows(&self, wasted: usize, padding: usize) {
+        self.wasted.fetch_add(wasted as u64, Relaxed);
+        self.padding.fetch_add(padding as u64, Relaxed);
     }
 
     /// The first batch of a request (or part) has run.
@@ -316,6 +331,8 @@ impl ModelMetrics {
             live,
             queue_delay: self.queue_delay.snapshot(),
             batch_rows,
+            wasted_rows: self.wasted.load(Relaxed),
+            padding_rows: self.padding.load(Relaxed),
             execution: self.execution.snapshot(),
             slack: self.slack.snapshot(),
             response: self.response.snapshot(),
@@ -340,6 +357,10 @@ pub struct DeviceSnapshot {
     pub batches: u64,
     /// Time spent executing; its rate is the busy fraction. A batch counts when it ends.
     pub busy_ns: u64,
+    /// Rows copied to make batches contiguous, counted once for each tensor.
+    pub rows_gathered: u64,
+    /// Batches that went on with the state of their requests where it lay.
+    pub tasks_without_copy: u64,
 }
 
 impl DeviceMetrics {
@@ -349,7 +370,7 @@ impl DeviceMetrics {
 
     pub(crate) fn snapshot(&self) -> DeviceSnapshot {
         let TallySnapshot { count, ns } = self.0.snapshot();
-        DeviceSnapshot { batches: count, busy_ns: ns }
+        DeviceSnapshot { batches: count, busy_ns: ns, ..DeviceSnapshot::default() }
     }
 }
 
@@ -381,12 +402,14 @@ mod tests {
     fn a_model_counts_requests_rows_and_batches_apart() {
         let metrics = ModelMetrics::new(8);
         metrics.on_batch(3, Nanos(700));
+        metrics.on_lost_rows(1, 2);
         metrics.on_success(false, 1, Nanos(1_000), Nanos(300), Nanos(700));
         metrics.on_success(true, 2, Nanos(2_000), Nanos(1_300), Nanos(700));
         metrics.on_failure(Ending::Expired, Nanos(50));
         metrics.on_refused();
         let seen = metrics.snapshot(7);
         assert_eq!((seen.rows, seen.batches, seen.live), (3, 1, 7));
+        assert_eq!((seen.batch_rows.sum, seen.wasted_rows, seen.padding_rows), (3, 1, 2));
         assert_eq!(seen.success, TallySnapshot { count: 2, ns: 3_000 });
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);

@@ -7,7 +7,7 @@
 //!
 //! Invariants: the outbox is performed whole before the next input; a client is answered at most once, by the type of
 //! its [`Answerer`](crate::answer::Answerer); a slot is given back only when its call is answered, the core has ended
-//! it and no cancellation is on its way.
+//! it, no task in flight names it and no cancellation is on its way.
 
 use crate::admission::ModelEntry;
 use crate::answer::Gate;
@@ -23,7 +23,7 @@ use crate::slip::Slip;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
-use ripieno_model::{Extent, Profile};
+use ripieno_model::{Model, Profile, Steps};
 use ripieno_sched::{Action, Control, Outcome, Request, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -55,16 +55,28 @@ pub(crate) struct Resident {
     entry: Arc<ModelEntry>,
     /// Parts in the core.
     live: usize,
+    /// Tasks in flight; those queued ahead may outlive the last part.
+    tasks: usize,
     leaving: bool,
+    /// How often a request runs each block.
+    steps: Vec<Steps>,
     /// ℓ(b) of each block.
     profiles: Vec<Profile>,
     slip: Slip,
 }
 
 impl Resident {
-    /// By how much deadlines are planned ahead: the slip of every block of the walk.
+    fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
+        let steps = model.blocks.iter().map(|block| block.steps).collect();
+        let profiles = model.blocks.iter().map(|block| block.profile.clone()).collect();
+        Resident { entry, live: 0, tasks: 0, leaving: false, steps, profiles, slip: Slip::new(model.slo) }
+    }
+
+    /// By how much deadlines are planned ahead: the slip of every block of the walk. Steps follow each other on the
+    /// device without a decision between them, so an unfolded walk slips once.
     fn margin(&self) -> Nanos {
-        self.slip.margin() * self.profiles.len() as i64
+        let blocks = if self.entry.unfolds { 1 } else { self.profiles.len() as i64 };
+        self.slip.margin() * blocks
     }
 }
 
@@ -139,14 +151,9 @@ impl SchedulerThread {
         for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
             part.stage = Stage::Waiting;
             let (arrived, deadline) = (call.arrived, call.deadline - margin);
-            self.core.request(&Request {
-                slot,
-                model: id,
-                arrived,
-                deadline,
-                rows: part.rows as u32,
-                extent: Extent::ONE,
-            });
+            let (rows, extent) = (part.rows as u32, part.entry.extent);
+            let request = Request { slot, model: id, arrived, deadline, rows, extent };
+            self.core.request(&request, part.entry.graph.as_deref());
         }
     }
 
@@ -158,12 +165,13 @@ impl SchedulerThread {
 
     fn land(&mut self, now: Time, result: TaskResult) {
         let Landed { task, outcome, members, model, expected } = self.fleet.land(result, &mut self.jobs);
+        let resident = self.residents[model.index()].as_mut().expect("a model stays while its tasks fly");
+        resident.tasks -= 1;
         // A batch that was stopped says nothing about how late batches end.
-        let ran = self.residents[model.index()].as_mut().filter(|_| outcome != Outcome::Cancelled);
-        if let Some(resident) = ran {
+        if outcome != Outcome::Cancelled {
             resident.slip.observe(now - expected);
         }
-        for &slot in &members {
+        for &slot in members.iter().filter(|_| !resident.entry.unfolds) {
             let (lead, call, _) = self.jobs.owner(slot);
             if call.done == call.parts.len() {
                 // It will be finished in this very turn, so its timer must not strike between.
@@ -171,15 +179,14 @@ impl SchedulerThread {
             }
         }
         self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended() });
+        self.jobs.release_landed(&members);
         self.fleet.recycle(members);
     }
 
     fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
         match order {
             Order::Load { id, entry, model } => {
-                let profiles = model.blocks.iter().map(|block| block.profile.clone()).collect();
-                let slip = Slip::new(model.slo);
-                self.residents[id.index()] = Some(Resident { entry, live: 0, leaving: false, profiles, slip });
+                self.residents[id.index()] = Some(Resident::new(entry, &model));
                 self.core.control(Control::ModelLoaded(id, model));
             }
             Order::Unload(id) => {
@@ -217,10 +224,12 @@ impl SchedulerThread {
     fn perform(&mut self, now: Time, action: Action) {
         match action {
             Action::Start { task, model, block, device, not_before } => {
-                let members = self.core.members(task);
-                let resident = self.residents[model.index()].as_ref().expect("a model stays while its requests live");
-                let profile = &resident.profiles[block.index()];
-                self.fleet.start(&Start { task, model, block, device, not_before, members, profile }, &mut self.jobs);
+                let (members, nodes) = (self.core.members(task), self.core.nodes(task));
+                let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
+                resident.tasks += 1;
+                let (steps, profile) = (resident.steps[block.index()], &resident.profiles[block.index()]);
+                let start = Start { task, model, block, steps, device, not_before, members, nodes, profile };
+                self.fleet.start(&start, &mut self.jobs);
             }
             Action::Finish { request } => self.finish(now, request),
             Action::Reject { request, why } => self.reject(now, request, why),
@@ -259,7 +268,9 @@ impl SchedulerThread {
     fn leave_core(&mut self, slot: RequestSlot) -> RequestSlot {
         let (lead, call, part) = self.jobs.owner(slot);
         let stage = std::mem::replace(&mut call.parts[part].stage, Stage::Outside);
-        assert!(matches!(stage, Stage::Waiting | Stage::Between), "a policy ended a request that is {stage:?}");
+        assert!(stage != Stage::Outside, "a policy ended a request twice");
+        let runs = call.parts[part].flying > 0 && !call.model.unfolds;
+        assert!(!runs, "a policy ended a request that runs");
         if stage == Stage::Waiting {
             stop_waiting(&call.model);
         }
@@ -314,7 +325,7 @@ impl SchedulerThread {
     fn see_off(&mut self) {
         let (residents, fleet, registry) = (&mut self.residents, &self.fleet, &self.registry);
         self.leaving.retain(|&id| {
-            let live = residents[id.index()].as_ref().map_or(0, |resident| resident.live);
+            let live = residents[id.index()].as_ref().map_or(0, |resident| resident.live + resident.tasks);
             if live == 0 {
                 residents[id.index()] = None;
                 fleet.detach(id);

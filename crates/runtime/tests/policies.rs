@@ -18,13 +18,9 @@ const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 2, depth: 2, 
 fn emulated(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
     let profile = Profile::linear(0.1, 0.3, 8).unwrap();
     let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
-    let loaded = executor.load(&ModelSource {
-        name: name.to_owned(),
-        blocks: vec![BlockSource { name: name.to_owned(), path: None, profile: Some(profile.clone()) }],
-        max_batch: 8,
-        inputs: vec![spec.clone()],
-        outputs: vec![spec],
-    });
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
+    let source = ModelSource::new(name, vec![block], 8);
+    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
     let model = Model::whole(name, profile, Nanos::from_millis(40));
     ServedModel { model, loaded: loaded.unwrap(), max_queue: 256, answer_late: false }
 }

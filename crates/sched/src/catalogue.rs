@@ -5,7 +5,7 @@
 
 use crate::shard::Halves;
 use crate::{Scheduler, Setup, policies};
-use ripieno_model::Model;
+use ripieno_model::{Model, Walk};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -39,6 +39,8 @@ pub struct Policy {
     pub summary: &'static str,
     /// Whether it can run as model shards and a matchmaker on threads of their own.
     pub sharded: bool,
+    /// The walks that it serves.
+    pub walks: &'static [Walk],
     /// What can be set.
     pub knobs: &'static [Knob],
     /// Builds it.
@@ -68,6 +70,9 @@ pub const CATALOGUE: &[Policy] = &[
     policies::clockwork::POLICY,
     policies::nexus::POLICY,
     policies::shepherd::POLICY,
+    policies::cellular::POLICY,
+    policies::bucketed::POLICY,
+    policies::graph_merge::POLICY,
 ];
 
 /// The policy of this name.
@@ -75,9 +80,20 @@ pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
     CATALOGUE.iter().find(|policy| policy.name == name).ok_or_else(|| BuildError::UnknownPolicy(name.to_owned()))
 }
 
+impl Policy {
+    /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
+    pub fn check_walk(&self, model: &Model) -> Result<(), BuildError> {
+        match self.walks.contains(&model.walk) {
+            true => Ok(()),
+            false => Err(BuildError::Walk { policy: self.name, model: model.name.clone(), walk: model.walk }),
+        }
+    }
+}
+
 /// Builds the policy of this name for a setup.
 pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let policy = find(name)?;
+    setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
     check_setup(setup)?;
     let knobs = Knobs { policy, options };
     knobs.check(setup)?;
@@ -88,6 +104,7 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 /// ids, and the matchmaker.
 pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
     let policy = find(name)?;
+    setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
     check_setup(setup)?;
     let knobs = Knobs { policy, options };
     knobs.check(setup)?;
@@ -115,8 +132,10 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
         let (name, batch) = (&model.name, model.max_batch);
         return fault(format!("model {name:?} has max_batch {batch}, which is not between 1 and {}", limits.batch));
     }
+    // Cells of one request have largest batches of their own.
+    let whole = setup.models.iter().filter(|model| !model.walk.is_unfolded());
     let short = |model: &&Model| model.blocks.iter().any(|block| block.profile.max_batch() < model.max_batch);
-    match setup.models.iter().find(short) {
+    match whole.into_iter().find(short) {
         Some(model) => fault(format!("model {:?} has a block whose profile ends before max_batch", model.name)),
         None => Ok(()),
     }
@@ -191,6 +210,22 @@ impl Knobs<'_> {
         }
     }
 
+    /// true or false, also as a word.
+    pub(crate) fn flag(&self, knob: &str, default: bool) -> Result<bool, BuildError> {
+        match self.get(knob, None) {
+            None => Ok(default),
+            Some(OptionValue::Bool(value)) => Ok(*value),
+            Some(OptionValue::Text(word)) if word == "true" || word == "false" => Ok(word == "true"),
+            Some(value) => Err(self.bad(knob, value, "true or false")),
+        }
+    }
+
+    /// The complaint about a number above what the driver allows.
+    pub(crate) fn too_many(&self, knob: &str, asked: usize, most: usize) -> BuildError {
+        let expected = format!("at most {most}, which is what the driver lets a device hold");
+        self.bad(knob, &OptionValue::Int(asked as i64), &expected)
+    }
+
     fn bad(&self, knob: &str, value: &OptionValue, expected: &str) -> BuildError {
         BuildError::BadValue {
             policy: self.policy.name,
@@ -224,6 +259,15 @@ pub enum BuildError {
         /// What would do.
         expected: String,
     },
+    /// The policy does not serve a model's walk.
+    Walk {
+        /// The policy.
+        policy: &'static str,
+        /// The model.
+        model: String,
+        /// Its walk.
+        walk: Walk,
+    },
     /// Models, devices and limits contradict each other.
     Setup(String),
 }
@@ -253,6 +297,12 @@ impl fmt::Display for BuildError {
             }
             BuildError::BadValue { policy, knob, value, expected } => {
                 write!(f, "option {knob:?} of policy {policy:?} is {value}; it must be {expected}")
+            }
+            BuildError::Walk { policy, model, walk } => {
+                let serves: Vec<_> =
+                    CATALOGUE.iter().filter(|other| other.walks.contains(walk)).map(|other| other.name).collect();
+                let (walk, serves) = (walk.name(), serves.join(", "));
+                write!(f, "policy {policy:?} does not serve walk {walk:?} of model {model:?}; these do: {serves}")
             }
             BuildError::Setup(text) => f.write_str(text),
         }

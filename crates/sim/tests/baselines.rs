@@ -19,6 +19,12 @@ fn check(
     requests: &[(f64, u16)],
     tasks: &Expect,
 ) {
+    let options = options.iter().map(|&(knob, value)| (knob.to_owned(), OptionValue::Float(value))).collect();
+    tasks.assert_eq(&tasks_of(policy, &options, devices, models, requests));
+}
+
+/// The tasks that a policy runs.
+fn tasks_of(policy: &str, options: &Options, devices: usize, models: &[Costs], requests: &[(f64, u16)]) -> String {
     let names = ["a", "b", "c"];
     let model = |(&(alpha, beta, slo), name): (&Costs, &&str)| {
         Model::whole(name, Profile::linear(alpha, beta, 16).unwrap(), Nanos::from_millis(slo))
@@ -26,17 +32,16 @@ fn check(
     let models: Vec<_> = models.iter().zip(&names).map(model).collect();
     let limits = Limits { requests: 64, models: models.len(), devices, depth: 1, batch: 16, nodes: 0 };
     let setup = Setup { models, devices, limits };
-    let options: Options = options.iter().map(|&(knob, value)| (knob.to_owned(), OptionValue::Float(value))).collect();
     let arrival = |&(millis, model): &(f64, u16)| {
         let at = Time::ORIGIN + Nanos::from_millis_f64(millis);
         Arrival::new(at, ModelId(model), at + setup.models[usize::from(model)].slo)
     };
-    let mut scheduler = build(policy, &setup, &options).unwrap();
+    let mut scheduler = build(policy, &setup, options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(&setup));
     World::new(scheduler.as_mut(), &setup).run(requests.iter().map(arrival), [], &mut [&mut trace, &mut checkers]);
     checkers.finish();
     assert!(!trace.requests_csv().contains("late"));
-    tasks.assert_eq(&trace.tasks_csv());
+    trace.tasks_csv()
 }
 
 /// The device is free at 6. With a look-ahead of 2 its next batch is chosen at 4: of a (latest 22 − 6 = 16) and b (latest
@@ -198,6 +203,29 @@ fn nexus_routes_requests_as_they_arrive() {
         6.5,14.5,1,a,a,4 6 8
     "#]],
     );
+}
+
+/// Planned are batches of 6, since 2ℓ(6) = 22. Eight that come while one runs are one batch, since ℓ(8) = 13 is in time; with
+/// `window` they are two.
+#[test]
+fn nexus_may_exceed_its_planned_batch() {
+    let requests: Vec<_> = [(0.0, 1), (1.0, 8)].into_iter().flat_map(|(at, n)| vec![(at, 0); n]).collect();
+    let tasks = |gather: &str| {
+        let options = Options::from([("gather".to_owned(), OptionValue::Text(gather.to_owned()))]);
+        tasks_of("nexus", &options, 1, &[(1.0, 5.0, 22)], &requests)
+    };
+    expect![[r#"
+        start_ms,end_ms,device,model,block,members
+        0,6,0,a,a,1
+        6,19,0,a,a,2 3 4 5 6 7 8 9
+    "#]]
+    .assert_eq(&tasks("window-max"));
+    expect![[r#"
+        start_ms,end_ms,device,model,block,members
+        0,6,0,a,a,1
+        6,17,0,a,a,2 3 4 5 6 7
+    "#]]
+    .assert_eq(&tasks("window"));
 }
 
 /// Six requests run from 0 to 11 and six from 11 to 22. Then one that is due at 32 waits, for which only ℓ(5) = 10 is in time,

@@ -175,7 +175,7 @@ contract! {
     clockwork_eager: "clockwork" "lookahead_ms=0 gather=window drop=expired";
     clockwork_far: "clockwork" "lookahead_ms=20 buffer_ms=0.5 drop=never device=earliest-free";
     nexus: "nexus" "";
-    nexus_frontends: "nexus" "frontends=8 epoch_s=0.01 gather=window-max drop=expired";
+    nexus_frontends: "nexus" "frontends=8 epoch_s=0.01 gather=window drop=expired";
     nexus_prefix: "nexus" "gather=prefix epoch_s=0.003 drop=never";
     shepherd: "shepherd" "";
     shepherd_window: "shepherd" "gather=window preempt_ratio=1.5 drop=expired";

@@ -15,7 +15,7 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("executor", &["base", "model", "onnx"]),
     ("runtime", &["base", "model", "sched", "executor", "report"]),
     ("wire", &[]),
-    ("server", &["base", "model", "executor", "runtime", "wire", "report"]),
+    ("server", &["base", "model", "onnx", "executor", "runtime", "wire", "report"]),
     ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
     (
         "cli",

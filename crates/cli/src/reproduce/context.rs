@@ -3,6 +3,7 @@
 use super::case::Case;
 use super::job::{Answer, Job, Question};
 use super::queue::Queue;
+use std::time::Duration;
 
 /// How much time the user gives.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +57,16 @@ impl Context {
             Effort::Quick => (usual / 4).max(25_000),
             #[cfg(test)]
             Effort::Tiny => 1_000,
+        }
+    }
+
+    /// How long to measure on a wall clock where `usual` is usual.
+    pub(super) fn span(&self, usual: Duration) -> Duration {
+        match self.effort {
+            Effort::Usual | Effort::Full => usual,
+            Effort::Quick => usual / 4,
+            #[cfg(test)]
+            Effort::Tiny => usual / 100,
         }
     }
 

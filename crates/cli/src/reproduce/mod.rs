@@ -27,7 +27,8 @@ use std::path::{Path, PathBuf};
 /// Rerun a figure or table of a paper: prints the paper's value, ours and their ratio, and writes a plot.
 ///
 /// Every run is a simulation with the scheduling code of the live server; equal seeds give equal results. Runs are kept
-/// in DIR/cache, so that a call that was interrupted goes on where it stopped.
+/// in DIR/cache, so that a call that was interrupted goes on where it stopped. Only symphony/figure13-left is measured on a
+/// wall clock.
 #[derive(Args, Debug)]
 pub(crate) struct ReproduceArgs {
     /// Which: `list` names them all, `all` runs them all, symphony/table2 runs one.

@@ -82,6 +82,15 @@ fn distributions_and_curves_have_their_rows() {
     }
 }
 
+/// However slow the machine: what was carried may be nothing, but the form is there.
+#[test]
+fn the_scheduler_alone_is_measured() {
+    let report = (item("symphony/figure13-left").run)(&Folder::new("scheduler").context()).unwrap();
+    check(&report);
+    let last = report.rows.last().unwrap();
+    assert!(last.paper == Some(12e6) && report.rows.iter().all(|row| row.ours >= 0.0), "{report:?}");
+}
+
 #[test]
 fn ids_are_unique_and_say_their_paper() {
     let ids: std::collections::BTreeSet<_> = super::items().map(|item| item.id).collect();

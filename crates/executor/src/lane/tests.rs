@@ -5,7 +5,7 @@ use crate::model::LoadedModel;
 use crate::plan::{BlockIo, Plan};
 use crate::rows::Batch;
 use crate::worker::{Call, Runner};
-use crate::{BlockSource, Member, ModelSource, Tensor};
+use crate::{BlockSource, Entry, Member, ModelSource, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, RequestSlot, TaskId};
 use ripieno_model::{DataType, TensorSpec};
@@ -31,14 +31,7 @@ impl Runner for Obedient {
 
 fn model() -> LoadedModel<()> {
     let spec = |name: &str| vec![TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
-    let block = |name: &str| BlockSource { name: name.to_owned(), path: None, profile: None };
-    let source = ModelSource {
-        name: "obedient".to_owned(),
-        blocks: vec![block("first"), block("second")],
-        max_batch: 4,
-        inputs: vec![],
-        outputs: vec![],
-    };
+    let source = ModelSource::new("obedient", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
     let io = |input, output| BlockIo { place: "block".to_owned(), inputs: spec(input), outputs: spec(output) };
     let plan = Plan::link(&source, &[io("x", "h"), io("h", "y")]).unwrap();
     LoadedModel { plan: Arc::new(plan), own: () }
@@ -61,8 +54,8 @@ fn task(block: u16, members: &[(u32, u8)]) -> Task {
     let member = |&(slot, byte): &(u32, u8)| {
         let data = Bytes::from(vec![byte]);
         let tensor = Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![1, 1], data };
-        let inputs = (block == 0).then(|| Arc::from([tensor]));
-        Member { slot: RequestSlot(slot), rows: 1, inputs }
+        let entry = (block == 0).then(|| Arc::new(Entry::of([tensor].into())));
+        Member::new(RequestSlot(slot), 1, entry)
     };
     let members = members.iter().map(member).collect();
     Task { id: TaskId(0), model: ModelId(0), block: BlockId(block), members, not_before: None }

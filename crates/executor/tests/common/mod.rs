@@ -47,7 +47,7 @@ pub(crate) fn emulated() -> Fixture {
     let source = |blocks: &[&str], width: i64| {
         let spec = |name: &str| TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, width] };
         let profile = Profile::from_table(&[Nanos::from_micros(50); MAX_BATCH]).unwrap();
-        let block = |name: &&str| BlockSource { name: (*name).to_owned(), path: None, profile: Some(profile.clone()) };
+        let block = |name: &&str| BlockSource { profile: Some(profile.clone()), ..BlockSource::new(*name) };
         let blocks = blocks.iter().map(block).collect();
         ModelSource { inputs: vec![spec("x")], outputs: vec![spec("y")], ..empty("emulated", blocks) }
     };
@@ -72,7 +72,7 @@ fn onnx(engine: Box<dyn Engine>) -> Fixture {
 
 /// A model whose blocks are these files of `tests/models`.
 pub(crate) fn files(names: &[&str]) -> ModelSource {
-    let block = |name: &&str| BlockSource { name: (*name).to_owned(), path: Some(model_path(name)), profile: None };
+    let block = |name: &&str| BlockSource { path: Some(model_path(name)), ..BlockSource::new(*name) };
     empty(names[0], names.iter().map(block).collect())
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn model_path(name: &str) -> PathBuf {
 }
 
 pub(crate) fn empty(name: &str, blocks: Vec<BlockSource>) -> ModelSource {
-    ModelSource { name: name.to_owned(), blocks, max_batch: MAX_BATCH, inputs: vec![], outputs: vec![] }
+    ModelSource::new(name, blocks, MAX_BATCH)
 }
 
 /// The MLP of `make_models.py`, with the weights' formula.
@@ -117,12 +117,17 @@ pub(crate) fn request(slot: u32, x: &[f32]) -> Member {
 
 pub(crate) fn wide_request(slot: u32, x: &[f32], width: usize) -> Member {
     let rows = x.len() / width;
-    Member { slot: RequestSlot(slot), rows, inputs: Some(Arc::from([fp32("x", &[rows as i64, width as i64], x)])) }
+    Member::new(RequestSlot(slot), rows, entry(fp32("x", &[rows as i64, width as i64], x)))
+}
+
+/// What a request of one tensor brings.
+pub(crate) fn entry(tensor: Tensor) -> Option<Arc<Entry>> {
+    Some(Arc::new(Entry::of([tensor].into())))
 }
 
 /// The same request in a later block.
 pub(crate) fn later(member: &Member) -> Member {
-    Member { inputs: None, ..member.clone() }
+    Member { entry: None, ..member.clone() }
 }
 
 pub(crate) fn task(id: u32, block: u16, members: Vec<Member>) -> Task {
@@ -157,7 +162,7 @@ impl Stand {
     /// Runs a model of one block whose request is one tensor; the outputs.
     pub(crate) fn ask(&self, tensor: Tensor) -> Result<Vec<Tensor>, ExecError> {
         let rows = tensor.shape[0] as usize;
-        let member = Member { slot: RequestSlot(0), rows, inputs: Some(Arc::from([tensor])) };
+        let member = Member::new(RequestSlot(0), rows, entry(tensor));
         Ok(self.run(0, vec![member])?.remove(0).outputs)
     }
 }

@@ -176,8 +176,8 @@ impl Worker {
     fn execute(&mut self, task: Task) -> Vec<Progress> {
         let mut progress = Vec::new();
         for member in task.members {
-            let inputs = match member.inputs {
-                Some(inputs) => inputs.to_vec(),
+            let inputs = match member.entry {
+                Some(entry) => entry.inputs.to_vec(),
                 None => self.memory.lock().unwrap().remove(&member.slot).expect("the block before left something"),
             };
             assert_eq!(inputs[0].data.len(), member.rows);
@@ -186,7 +186,7 @@ impl Worker {
             if !ended {
                 self.memory.lock().unwrap().insert(member.slot, outputs.clone());
             }
-            progress.push(Progress { ended, outputs: if ended { outputs } else { Vec::new() } });
+            progress.push(if ended { Progress::ended(outputs) } else { Progress::default() });
         }
         progress
     }

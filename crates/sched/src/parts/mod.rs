@@ -1,5 +1,6 @@
 //! Parts that policies are made of.
 
+pub(crate) mod cells;
 pub(crate) mod central;
 pub(crate) mod floor;
 pub(crate) mod frontends;

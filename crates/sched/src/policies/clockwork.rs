@@ -33,6 +33,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Clockwork, as in Symphony, sections 2.2 and 5.1",
     summary: "the batch whose latest start comes first, chosen some time before its device is free",
     sharded: false,
+    walks: super::WHOLE,
     knobs: &[
         Knob {
             name: "lookahead_ms",

@@ -1,6 +1,9 @@
 //! One policy a file, under its published name. The catalogue lists them.
 
+pub(crate) mod bucketed;
+pub(crate) mod cellular;
 pub(crate) mod clockwork;
+pub(crate) mod graph_merge;
 pub(crate) mod nexus;
 pub(crate) mod serial;
 pub(crate) mod shepherd;
@@ -11,7 +14,10 @@ use crate::catalogue::{BuildError, Knob, Knobs};
 use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, PerModel, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::DropRule;
+use ripieno_model::{DropRule, Walk};
+
+/// What policies that never take a request apart serve.
+const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
 
 const DROP: Knob = Knob {
     name: "drop",

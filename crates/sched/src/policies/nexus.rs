@@ -8,7 +8,7 @@
 //!    what size (`crates/sched/src/parts/squishy.rs`).
 //! 2. A request is routed on arrival to one of its model's devices, in proportion to the rate that each is planned for.
 //! 3. A device that is free at once runs the next of its models, in turn, that has requests.
-//! 4. Heads that keep a batch below its planned size are dropped (early drop); a batch has at most that size.
+//! 4. Heads that keep a batch below its planned size are dropped (early drop); where the deadline allows it may be larger.
 //! 5. Routes are a weighted round robin. Several frontends have one each and do not know of each other.
 //!
 //! State: a queue for each model on each of its devices; a rate meter a model. Knobs: epoch, frontends, gathering rule,
@@ -16,8 +16,9 @@
 //!
 //! Deviations: rates are scaled to use all devices. The first plan assumes equal rates, the second follows after a second, and
 //! a change of devices or models is planned for at once, which moves what waits. The original also plans anew when a
-//! rate leaves its plan by more than a tenth or so. The early drop is at most the planned size, as in Symphony's words;
-//! `gather = "window-max"` lets a batch grow as far as its deadline allows.
+//! rate leaves its plan by more than a tenth or so. In Symphony's words a batch has at most its planned size, which
+//! `gather = "window"` does. It is not the default: where models share devices, planned sizes are one or two rows, and a burst
+//! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
 use super::{DROP, MAX_BATCH, PerModel, drop_rule};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
@@ -36,6 +37,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Nexus, as in Symphony, sections 2.2 and 5.1",
     summary: "models are packed onto devices by their rates; each device runs its models in turn",
     sharded: false,
+    walks: super::WHOLE,
     knobs: &[
         Knob { name: "epoch_s", default: "10", help: "how long a plan is kept, in s" },
         Knob {
@@ -45,10 +47,10 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "gather",
-            default: "window",
-            help: "which requests form a batch: \"window\" = heads that keep it below the planned size are passed over, \
-                   and it has at most that size; \"window-max\" = the same, but it may be larger; \"prefix\" = no head is \
-                   passed over",
+            default: "window-max",
+            help: "which requests form a batch: \"window-max\" = heads that keep it below the planned size are passed \
+                   over; \"window\" = the same, and it has at most that size; \"prefix\" = at most that size, and no \
+                   head is passed over",
         },
         MAX_BATCH,
         DROP,
@@ -68,7 +70,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let gathers = [("window", Gather::Window), ("window-max", Gather::WindowMax), ("prefix", Gather::Prefix)];
     let epoch = Nanos::from_millis_f64(knobs.number("epoch_s", None)?.unwrap_or(10.0) * 1e3).max(Nanos(1));
     let frontends = knobs.count("frontends", None)?.unwrap_or(1).min(256);
-    let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::Window)?, epoch, frontends);
+    let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::WindowMax)?, epoch, frontends);
     let drop = drop_rule(knobs, DropRule::Hopeless)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
     let terms = move |model: &Model| Terms {

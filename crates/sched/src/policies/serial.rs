@@ -20,6 +20,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "LazyBatching, section V (Serial)",
     summary: "one request at a time, first come first served",
     sharded: false,
+    walks: super::WHOLE,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
     build,
 };

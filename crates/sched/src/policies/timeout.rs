@@ -41,6 +41,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     source: "Triton, TensorFlow Serving; Symphony, section 3.4",
     summary: "a batch starts when it is full or its first request has waited for a fixed window",
     sharded: true,
+    walks: super::WHOLE,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     build: build_timeout,
 };
@@ -50,6 +51,7 @@ pub(crate) const EAGER: Policy = Policy {
     source: "Symphony, section 3.4 (k = 0)",
     summary: "a free device at once takes whatever waits",
     sharded: true,
+    walks: super::WHOLE,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     build: build_eager,
 };

@@ -42,25 +42,21 @@ struct Record {
 impl ProfileKey {
     /// The key of a model whose blocks lie in `files`, on the device that calls itself `device`.
     pub fn new(device: &str, files: &[PathBuf], max_batch: usize) -> Result<ProfileKey, String> {
-        let hash =
-            |file: &PathBuf| sha256(file).map_err(|error| format!("{}: cannot be read: {error}", file.display()));
-        let model_sha256 = files.iter().map(hash).collect::<Result<_, _>>()?;
+        let model_sha256 = files.iter().map(|file| hash_of(file)).collect::<Result<_, _>>()?;
         Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch })
     }
 
     /// The name of the file that a profile of this key is kept in.
     fn file_name(&self) -> String {
         let words = format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
-        format!("profile-{}.json", &hex(&Sha256::digest(words))[..16])
+        format!("profile-{}.json", short_hash(&words))
     }
 }
 
 impl ProfileCache {
     /// The cache of a model that lies in `folder`.
     pub fn beside(folder: &Path) -> ProfileCache {
-        let mut folders = vec![folder.join(".ripieno")];
-        folders.extend(user_cache_folder());
-        ProfileCache { folders }
+        ProfileCache { folders: cache_folders(folder) }
     }
 
     /// The profiles of the model's blocks, if they were measured before.
@@ -120,15 +116,49 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 
 /// Writes a file under a name of its own and renames it, so that no reader ever sees half of it.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let draft = path.with_extension(format!("{}-{number}.draft", std::process::id()));
+    let draft = path.with_extension(format!("{}-{}.draft", std::process::id(), next_number()));
     make_folder(path.parent().unwrap_or(Path::new(".")))?;
     let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
         let _ = fs::remove_file(&draft);
     }
     written
+}
+
+/// Where things about a model that lies in `folder` are kept, the best place first.
+pub(super) fn cache_folders(folder: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![folder.join(".ripieno")];
+    folders.extend(user_cache_folder());
+    folders
+}
+
+/// Makes a folder under a name of its own, lets `write` fill it, and renames it, so that no reader ever sees half of it.
+pub(super) fn keep_folder(path: &Path, write: impl Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    let draft = path.with_extension(format!("{}-{}.draft", std::process::id(), next_number()));
+    make_folder(path.parent().unwrap_or(Path::new("."))).map_err(|error| error.to_string())?;
+    let made = fs::create_dir(&draft).map_err(|error| error.to_string()).and_then(|()| write(&draft));
+    // Whatever lies there is damaged, or another process was quicker and wrote the same.
+    let _ = fs::remove_dir_all(path);
+    let kept = made.and_then(|()| fs::rename(&draft, path).map_err(|error| error.to_string()));
+    if kept.is_err() {
+        let _ = fs::remove_dir_all(&draft);
+    }
+    kept.map(|()| path.to_owned())
+}
+
+/// The SHA-256 of a file.
+pub(super) fn hash_of(file: &Path) -> Result<String, String> {
+    sha256(file).map_err(|error| format!("{}: cannot be read: {error}", file.display()))
+}
+
+/// A short name for a key.
+pub(super) fn short_hash(key: &str) -> String {
+    hex(&Sha256::digest(key))[..16].to_owned()
+}
+
+fn next_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// `$XDG_CACHE_HOME/ripieno`, or `~/.cache/ripieno`.

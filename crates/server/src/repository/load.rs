@@ -7,6 +7,7 @@ use super::cache::{ProfileCache, ProfileKey};
 use super::plan::{Plan, Target};
 use super::report::{ModelReport, ProfileReport, describe};
 use super::scan::Found;
+use super::slicing;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
@@ -75,8 +76,8 @@ impl Loader {
     }
 
     fn try_prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
-        let plan = Plan::new(found, &self.target)?;
-        let loaded = self.target.engine.load(&plan.source).map_err(|error| error.to_string())?;
+        let mut plan = Plan::new(found, &self.target)?;
+        let (loaded, warning) = self.load(&mut plan, profiling)?;
         check_batch_dimension(&plan, &*loaded)?;
         plan.check_declared(loaded.inputs(), loaded.outputs())?;
         let (profiles, origin) = self.profiles(&plan, &loaded, profiling)?;
@@ -84,9 +85,30 @@ impl Loader {
             warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
-        let mut prepared = Prepared { plan, loaded, profiles, origin, warnings: Vec::new() };
+        let mut prepared = Prepared { plan, loaded, profiles, origin, warnings: warning.into_iter().collect() };
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)
+    }
+
+    /// The model in blocks, if its owner wants that; the whole, with a warning, if it cannot be cut.
+    fn load(&self, plan: &mut Plan, profiling: Profiling) -> Result<(Arc<dyn Loaded>, Option<String>), String> {
+        let load = |plan: &Plan| self.target.engine.load(&plan.source).map_err(|error| error.to_string());
+        let whole = plan.source.clone();
+        let one_at_a_time = self.measuring.lock();
+        let cut = slicing::apply(plan, &self.target, profiling != Profiling::Never);
+        drop(one_at_a_time);
+        let cause = match cut {
+            Ok(false) => return Ok((load(plan)?, None)),
+            Ok(true) => match load(plan) {
+                Ok(loaded) => return Ok((loaded, None)),
+                Err(cause) => cause,
+            },
+            Err(cause) => cause,
+        };
+        plan.source = whole;
+        let warning = format!("{}: granularity: the model cannot be cut and is served whole: {cause}", plan.config.file);
+        tracing::warn!("{warning}");
+        Ok((load(plan)?, Some(warning)))
     }
 
     fn profiles(

@@ -17,6 +17,8 @@ pub mod load;
 pub mod plan;
 pub mod report;
 pub mod scan;
+pub mod slicing;
+pub mod slicing_check;
 #[cfg(test)]
 mod tests;
 mod warm_up;

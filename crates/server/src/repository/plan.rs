@@ -81,11 +81,9 @@ impl Plan {
             .map(|block| block_source(found, &config.file, block, max_batch, target))
             .collect::<Result<_, _>>()?;
         let source = ModelSource {
-            name: found.name.clone(),
-            blocks,
-            max_batch,
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
+            ..ModelSource::new(&found.name, blocks, max_batch)
         };
         let (name, version, folder) = (found.name.clone(), found.version.clone(), found.folder.clone());
         Ok(Plan { name, version, folder, config, source, slo })
@@ -179,14 +177,14 @@ fn block_source(
     let profile = profile.map_err(|error| format!("{}: {error}", place()))?;
     let name = block.name.clone();
     if !target.emulates() {
-        return Ok(BlockSource { name, path: Some(block_file(found, &place(), block)?), profile });
+        return Ok(BlockSource { path: Some(block_file(found, &place(), block)?), profile, ..BlockSource::new(name) });
     }
     if profile.is_none() {
         let single = block.file.as_deref() == Some(MODEL_FILE);
         let place = if single { config_file.to_owned() } else { place() };
         return Err(format!("{place}: an emulated model needs its latencies; add alpha_ms and beta_ms, or latency_ms"));
     }
-    Ok(BlockSource { name, path: None, profile })
+    Ok(BlockSource { profile, ..BlockSource::new(name) })
 }
 
 fn block_file(found: &Found, place: &str, block: &BlockConfig) -> Result<PathBuf, String> {

@@ -5,7 +5,7 @@
 //! that loads but cannot execute is found out here, before it is announced as ready.
 
 use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
-use ripieno_executor::{Device, Engine, Loaded, Member, Task, TaskResult, Tensor};
+use ripieno_executor::{Device, Engine, Entry, Loaded, Member, Task, TaskResult, Tensor};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -47,9 +47,9 @@ fn run_batch(
     results: &Receiver<TaskResult>,
 ) -> Result<(), String> {
     let inputs = model.inputs().iter().map(|spec| zeros(spec, rows));
-    let inputs: Arc<[Tensor]> = inputs.collect::<Result<Vec<_>, _>>()?.into();
+    let entry = Arc::new(Entry::of(inputs.collect::<Result<Vec<_>, _>>()?.into()));
     for block in 0..model.blocks() {
-        let member = Member { slot: RequestSlot(0), rows, inputs: (block == 0).then(|| inputs.clone()) };
+        let member = Member::new(RequestSlot(0), rows, (block == 0).then(|| entry.clone()));
         let (id, block) = (TaskId(block as u32), BlockId(block as u16));
         let task = Task { id, model: MODEL, block, members: vec![member], not_before: None };
         device.submit(task).map_err(|_| "the device takes no task".to_owned())?;

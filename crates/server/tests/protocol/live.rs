@@ -25,9 +25,9 @@ fn setup() -> Setup {
 fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &str, alpha_ms: f64, max_queue: usize) {
     let profile = Profile::linear(alpha_ms, 0.0, MAX_BATCH).unwrap();
     let spec = |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: vec![-1, 2] };
-    let block = BlockSource { name: name.into(), path: None, profile: Some(profile.clone()) };
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
     let (inputs, outputs) = (vec![spec("x")], vec![spec("y")]);
-    let source = ModelSource { name: name.into(), blocks: vec![block], max_batch: MAX_BATCH, inputs, outputs };
+    let source = ModelSource { inputs, outputs, ..ModelSource::new(name, vec![block], MAX_BATCH) };
     let loaded = executor.load(&source).unwrap();
     let model = Model::whole(name, profile, Nanos::from_millis(60_000));
     let id = engine.load(ServedModel { model, loaded, max_queue, answer_late: false }).unwrap();

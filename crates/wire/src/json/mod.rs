@@ -6,6 +6,7 @@
 mod bodies;
 mod bounded;
 mod data;
+mod generate;
 mod request;
 mod response;
 
@@ -13,6 +14,7 @@ pub use bodies::{
     ErrorBody, IndexBody, IndexRowBody, LiveBody, LoadBody, ModelMetadataBody, ModelReadyBody, ReadyBody,
     ServerMetadataBody, TensorMetadataBody,
 };
+pub use generate::{InputShape, encode_generate, parse_generate};
 pub use request::parse_infer;
 pub use response::{EncodedResponse, encode_infer};
 

@@ -42,11 +42,11 @@ pub fn encode_infer(response: &InferResponse) -> Result<EncodedResponse, WireErr
     Ok(EncodedResponse { body, json_length })
 }
 
-fn write(body: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+pub(super) fn write(body: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
     serde_json::to_writer(body, value).expect("strings and numbers into memory always serialise");
 }
 
-fn field(body: &mut Vec<u8>, name: &str, value: &(impl Serialize + ?Sized)) {
+pub(super) fn field(body: &mut Vec<u8>, name: &str, value: &(impl Serialize + ?Sized)) {
     body.extend_from_slice(b",\"");
     body.extend_from_slice(name.as_bytes());
     body.extend_from_slice(b"\":");
@@ -66,12 +66,18 @@ fn tensor(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> 
         return Ok(());
     }
     body.extend_from_slice(b",\"data\":[");
+    elements(body, output)?;
+    body.extend_from_slice(b"]}");
+    Ok(())
+}
+
+/// The elements, commas between them.
+pub(super) fn elements(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
     let start = body.len();
     data(body, output)?;
     if body.len() > start {
         body.pop();
     }
-    body.extend_from_slice(b"]}");
     Ok(())
 }
 

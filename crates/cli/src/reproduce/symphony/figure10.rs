@@ -1,7 +1,7 @@
 //! Figure 10: how many devices 15,000 requests/s need.
 
 use super::SOURCE;
-use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, nexus_window_max, systems, zoo};
+use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, nexus_planned, systems, zoo};
 use crate::reproduce::case::{Case, Contender, Load};
 use crate::reproduce::context::Context;
 use crate::reproduce::item::{Item, Report, Row};
@@ -23,7 +23,7 @@ const REQUESTS: u64 = 200_000;
 
 fn run(context: &Context) -> anyhow::Result<Report> {
     let mut contenders = systems();
-    contenders.extend(known([nexus_window_max(), nexus_eight_frontends()]));
+    contenders.extend(known([nexus_planned(), nexus_eight_frontends()]));
     let models = zoo("a100")?;
     let resnet = models.iter().find(|model| model.name == "ResNet50").context("Table 4 has a ResNet50")?;
     let single = vec![load("ResNet50", resnet.alpha_ms, resnet.beta_ms, 25.0)];

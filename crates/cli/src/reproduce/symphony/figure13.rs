@@ -1,6 +1,6 @@
 //! Figure 13, right: goodput by the number of devices.
 //!
-//! Its left half measures how fast the scheduler itself is, on a wall clock; that is a benchmark, not a simulation.
+//! Its left half, which is measured on a wall clock, is in `figure13_left.rs`.
 
 use super::SOURCE;
 use super::workload::{axis, case, deferred_window, eager_prefix, known, lines, resnets, series};

@@ -5,7 +5,7 @@
 
 use super::SOURCE;
 use super::workload::{
-    axis, case, deferred_prefix, deferred_window, eager_prefix, eager_window, from_zoo, lines, load, zoo,
+    axis, case, deferred_prefix, deferred_window, eager_blind, eager_prefix, eager_window, from_zoo, lines, load, zoo,
 };
 use crate::reproduce::case::{Case, Contender, Load};
 use crate::reproduce::context::{Context, Spread};
@@ -28,6 +28,13 @@ const DEVICES_PER_MODEL: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0];
 const SLOS_MS: [f64; 5] = [20.0, 25.0, 30.0, 40.0, 50.0];
 const SHAPES: [f64; 6] = [0.1, 0.2, 0.3, 0.5, 0.7, 1.0];
 const MIXED: &str = "mixed";
+
+const BOTH_WINDOW: &str = "window";
+/// Against an eager policy that forms batches without looking at deadlines.
+const OVER_BLIND: &str = "window over blind";
+/// The pairs that are plotted.
+const SHOWN: [(&str, &str); 2] =
+    [(BOTH_WINDOW, "Both gather by the deadlines (window)"), (OVER_BLIND, "Eager does not look at deadlines")];
 
 /// The more devices, the higher the rates, and the more requests it takes to outlast the SLO many times.
 const REQUESTS_PER_DEVICE: u64 = 2_500;
@@ -55,17 +62,17 @@ struct Gain {
 fn run(context: &Context) -> anyhow::Result<Report> {
     let (workloads, of) = chosen(context)?;
     let pairs = [
-        ("window", [deferred_window(), eager_window()]),
+        (BOTH_WINDOW, [deferred_window(), eager_window()]),
         ("prefix", [deferred_prefix(), eager_prefix()]),
         ("window over prefix", [deferred_window(), eager_prefix()]),
+        (OVER_BLIND, [deferred_window(), eager_blind()]),
     ];
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (name, pair) in &pairs {
         let gains = gains(context, &workloads, pair)?;
         rows.extend(gain_rows(name, &gains));
-        panels.push(panel(name, &gains));
+        panels.extend(SHOWN.iter().find(|(shown, _)| shown == name).map(|(_, title)| panel(title, &gains)));
     }
-    panels.truncate(2);
     let figure = Figure {
         title: "Deferred against eager over the workloads of Table 1".to_owned(),
         subtitle: format!(
@@ -159,8 +166,16 @@ fn gain_rows(pair: &str, gains: &[Gain]) -> Vec<Row> {
         };
         [end("least", ratios.first(), paper[0]), end("most", ratios.last(), paper[1])].into_iter().flatten()
     };
-    let sample = "Which cases the paper shows is not said; ours are a seeded sample. The trend with the batching effect \
-                  holds, its size is smaller: an ideal eager policy loses less than the paper's.";
+    let sample = match pair {
+        OVER_BLIND => {
+            "Which cases the paper shows is not said; ours are a seeded sample. Against an eager policy that runs whatever waits, \
+             whether in time or not, the gains have the size of the paper's."
+        }
+        _ => {
+            "Which cases the paper shows is not said; ours are a seeded sample. The trend with the batching effect holds, its size \
+             is smaller: an eager policy that forms its batches by the deadlines, as deferred does, loses less than the paper's."
+        }
+    };
     let mut rows = vec![
         Row::new(format!("{pair}: share of workloads at or above 0.95"), "share", share(0.95))
             .note("The paper says \"almost all\". Bursty loads of models with little batching effect favour eager."),
@@ -185,7 +200,7 @@ fn sorted<'a>(gains: impl Iterator<Item = &'a Gain>) -> Vec<f64> {
     ratios
 }
 
-fn panel(pair: &str, gains: &[Gain]) -> Panel {
+fn panel(title: &str, gains: &[Gain]) -> Panel {
     let curve = |(index, set): (usize, &str)| {
         let ratios = sorted(gains.iter().filter(|gain| gain.set == set));
         let last = (ratios.len() as f64 - 1.0).max(1.0);
@@ -194,5 +209,5 @@ fn panel(pair: &str, gains: &[Gain]) -> Panel {
     };
     let sets = MODELS.into_iter().chain([MIXED]).enumerate();
     let y = Axis { from: Some(0.6), ..axis("deferred over eager, times") };
-    lines(&format!("Both with {pair} gathering"), axis("workloads, %"), y, sets.map(curve).collect())
+    lines(title, axis("workloads, %"), y, sets.map(curve).collect())
 }

@@ -9,6 +9,7 @@ mod figure1;
 mod figure10;
 mod figure11;
 mod figure13;
+mod figure13_left;
 mod figure14;
 mod figure15;
 mod figure16;
@@ -34,6 +35,7 @@ pub(super) const ITEMS: &[Item] = &[
     figure10::ITEM,
     figure11::ITEM,
     figure1::FIGURE_12,
+    figure13_left::ITEM,
     figure13::ITEM,
     figure14::ITEM,
     figure15::ITEM,

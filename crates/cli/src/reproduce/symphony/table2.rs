@@ -2,7 +2,7 @@
 
 use super::SOURCE;
 use super::workload::{
-    axis, case, eager_window, inception_resnet_v2, known, nexus_window_max, resnet50, systems, timeout,
+    axis, case, eager_window, inception_resnet_v2, known, nexus_planned, resnet50, systems, timeout,
 };
 use crate::reproduce::case::{Contender, Load};
 use crate::reproduce::context::{Context, Spread};
@@ -80,11 +80,11 @@ fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(Report { rows, figure })
 }
 
-/// Other readings of the baselines: a longer look-ahead, and the other rule of gathering.
+/// Other readings of the baselines: a longer look-ahead, and other rules of gathering.
 fn variants() -> [Contender; 3] {
     [
         Contender::new("clockwork, 10 ms ahead", "clockwork", &[("lookahead_ms", "10")], Look::dashed(2)),
-        nexus_window_max(),
+        nexus_planned(),
         Contender::new("shepherd, window", "shepherd", &[("gather", "\"window\"")], Look::dashed(4)),
     ]
 }

@@ -56,6 +56,11 @@ pub(super) fn eager_window() -> Contender {
     Contender::new("eager, window", "eager", &[("gather", "\"window\"")], Look::dashed(1))
 }
 
+/// Eager as servers do it that know no deadlines: all that waits runs, whoever has waited longest first.
+pub(super) fn eager_blind() -> Contender {
+    Contender::new("eager, blind", "eager", &[("gather", "\"fifo\"")], Look::dashed(1))
+}
+
 pub(super) fn clockwork() -> Contender {
     Contender::new("clockwork", "clockwork", &[], Look::solid(2))
 }
@@ -71,14 +76,20 @@ pub(super) fn nexus() -> Contender {
     Contender::new("nexus", "nexus", &[], Look::solid(3))
 }
 
-/// Nexus whose batches may be larger than planned where the deadline allows.
-pub(super) fn nexus_window_max() -> Contender {
-    Contender::new("nexus, window-max", "nexus", &[("gather", "\"window-max\"")], Look::dashed(3))
-}
-
 /// Nexus with frontends that do not know of each other.
 pub(super) fn nexus_eight_frontends() -> Contender {
     Contender::new("nexus, 8 frontends", "nexus", &[("frontends", "8")], Look::dashed(3))
+}
+
+/// Nexus by the words of the Symphony paper: no batch is larger than planned.
+pub(super) fn nexus_planned() -> Contender {
+    Contender::new("nexus, capped", "nexus", &[("gather", "\"window\"")], Look::dashed(3))
+}
+
+/// Both.
+pub(super) fn nexus_planned_eight_frontends() -> Contender {
+    let options = [("gather", "\"window\""), ("frontends", "8")];
+    Contender::new("nexus, capped, 8 frontends", "nexus", &options, Look::dashed(3))
 }
 
 pub(super) fn shepherd() -> Contender {

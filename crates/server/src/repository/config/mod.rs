@@ -31,7 +31,7 @@ const MOST_QUEUED: usize = 1_000_000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 17] = [
     "slo_ms",
     "max_batch",
     "instances",
@@ -41,6 +41,8 @@ const KEYS: [&str; 15] = [
     "drop",
     "max_queue",
     "walk",
+    "granularity",
+    "stages",
     "latency_ms",
     "alpha_ms",
     "beta_ms",
@@ -74,12 +76,25 @@ pub struct ModelConfig {
     pub max_queue: usize,
     /// ℓ(b) of the whole model, given by hand.
     pub latency: Option<Latency>,
+    /// Into what a model in one file is cut at load.
+    pub granularity: Granularity,
     /// The blocks of a chain; empty for a model of one block.
     pub blocks: Vec<BlockConfig>,
     /// Inputs as declared.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+}
+
+/// Into what a model in one file is cut at load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granularity {
+    /// Not at all.
+    Whole,
+    /// Into so many blocks that are even in time.
+    Stages(usize),
+    /// Between any two layers.
+    Layers,
 }
 
 /// One `[[block]]`.
@@ -167,6 +182,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         drop: read_drop(keys, answer_late)?,
         max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
         latency: read_latency(keys)?,
+        granularity: read_granularity(keys)?,
         blocks: keys.tables("block", &BLOCK_KEYS)?.iter().map(read_block).collect::<Result<_, _>>()?,
         inputs: keys.tables("input", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
         outputs: keys.tables("output", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
@@ -190,6 +206,29 @@ fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, Str
             Err(keys.wrong("drop", "contradicts late = \"answer\"; remove one of the two"))
         }
         rule => Ok(rule),
+    }
+}
+
+fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
+    let words = [("whole", 0), ("stages", 1), ("layers", 2)];
+    let stages = keys.whole("stages", 1, MOST_BLOCKS)?;
+    let granularity = match (keys.one_of("granularity", &words)?, stages) {
+        (Some(1), Some(stages)) => Granularity::Stages(stages),
+        (Some(1), None) => return Err(keys.wrong("granularity", "needs stages = N beside it, the number of blocks")),
+        (_, Some(_)) => {
+            return Err(keys.wrong("stages", "belongs to granularity = \"stages\"; write that, or remove it"));
+        }
+        (Some(2), None) => Granularity::Layers,
+        _ => Granularity::Whole,
+    };
+    match ["block", "latency_ms", "alpha_ms"].into_iter().find(|key| keys.has(key)) {
+        Some(key) if granularity != Granularity::Whole => Err(keys.wrong(
+            "granularity",
+            &format!(
+                "cuts the model in one file and measures the parts, so it does not go with {key}; remove one of the two"
+            ),
+        )),
+        _ => Ok(granularity),
     }
 }
 

@@ -14,6 +14,7 @@ fn an_empty_file_is_all_defaults() {
     assert_eq!((config.slo, config.max_batch, config.instances), (None, None, usize::MAX));
     assert_eq!((config.warm_up, config.max_queue), (DEFAULT_WARM_UP, DEFAULT_MAX_QUEUE));
     assert_eq!((config.answer_late, config.drop, config.latency), (false, None, None));
+    assert_eq!(config.granularity, Granularity::Whole);
 }
 
 #[test]
@@ -90,6 +91,24 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
         let message = error(text);
         assert!(message.starts_with(&format!("m/model.toml:1: {expected}")), "{text}: {message}");
         assert!(!message.contains('\n'), "one line: {message}");
+    }
+}
+
+#[test]
+fn a_model_in_one_file_is_cut_as_its_owner_says() {
+    let granularity = |text: &str| parse(text).unwrap().granularity;
+    assert_eq!(granularity("granularity = \"stages\"\nstages = 4"), Granularity::Stages(4));
+    assert_eq!(granularity("granularity = \"layers\""), Granularity::Layers);
+    assert_eq!(granularity("granularity = \"whole\""), Granularity::Whole);
+    let cases = [
+        ("granularity = \"stages\"", ":1: granularity = \"stages\": needs stages = N beside it"),
+        ("stages = 4", ":1: stages = 4: belongs to granularity = \"stages\""),
+        ("granularity = \"layers\"\nlatency_ms = [1]", ":1: granularity = \"layers\": cuts the model"),
+        ("granularity = \"cells\"", ":1: granularity = \"cells\": must be"),
+    ];
+    for (text, expected) in cases {
+        let message = error(text);
+        assert!(message.starts_with(&format!("m/model.toml{expected}")), "{text}: {message}");
     }
 }
 
