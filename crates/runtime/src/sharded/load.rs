@@ -20,8 +20,6 @@ pub(super) struct Plan {
     pub(super) models: Vec<Model>,
     /// The ids of the models of this shard.
     pub(super) own: Vec<ModelId>,
-    /// When the first request is due.
-    pub(super) first: Time,
     /// Between two requests.
     pub(super) gap: Nanos,
     /// What is due before this is not counted.
@@ -64,7 +62,7 @@ impl Load {
             extent: Extent::ONE,
         };
         Load {
-            next: plan.first,
+            next: Time::ORIGIN,
             random: 1 + u64::from(plan.own[0].0),
             live: vec![none; limits.requests],
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
@@ -72,6 +70,11 @@ impl Load {
             tally: Tally::default(),
             plan,
         }
+    }
+
+    /// The first request is due at `now`, not at the origin: a thread that took long to start has not missed anything.
+    pub(super) fn begin(&mut self, now: Time) {
+        self.next = now;
     }
 
     /// The requests that are due. Returns how many there were.

@@ -48,6 +48,7 @@ impl ShardThread {
     /// Takes turns until it is told to stop.
     pub(super) fn run(mut self, clock: Clock, stop: &AtomicBool, counted_from: Time) -> (Load, Spent) {
         let mut meter = Meter::new(counted_from);
+        self.load.begin(clock.now());
         while !stop.load(Ordering::Relaxed) {
             let now = clock.now();
             meter.begin(now);

@@ -132,7 +132,6 @@ impl Stress {
         Plan {
             models: self.models.clone(),
             own: (shard..self.models.len()).step_by(self.shards).map(|id| ModelId(id as u16)).collect(),
-            first: Time::ORIGIN,
             gap: Nanos((1e9 * self.shards as f64 / self.rate) as i64).max(Nanos(1)),
             counted_from: self.counted_from(),
         }
