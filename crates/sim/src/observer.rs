@@ -1,10 +1,15 @@
 //! What can be seen of a run from outside.
 
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_model::Graph;
 use ripieno_sched::{Request, Why};
 
 /// Watches a run. Ids count arrivals from 1; slots are reused, ids never are.
 pub trait Observer {
+    /// A request is about to be accepted, in a world with walks that unfold: at which step of a block that runs until its
+    /// end it will end, and its graph.
+    fn unfolds(&mut self, _slot: RequestSlot, _output: u32, _graph: Option<&Graph>) {}
+
     /// A request was accepted.
     fn accepted(&mut self, _id: u64, _request: &Request) {}
 

@@ -269,6 +269,9 @@ impl<'a> World<'a> {
         let Arrival { model, rows, deadline, extent, .. } = *arrival;
         let request = Request { slot, model, arrived: self.now, deadline, rows, extent };
         self.live[slot.index()] = Some((self.arrived, request));
+        if self.unfolded.is_some() {
+            each(observers, |observer| observer.unfolds(slot, arrival.output, graph));
+        }
         each(observers, |observer| observer.accepted(self.arrived, &request));
         self.events += 1;
         if let Some(unfolded) = &mut self.unfolded {

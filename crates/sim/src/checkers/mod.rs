@@ -5,27 +5,37 @@
 mod cancels;
 mod conservation;
 mod devices;
+mod unfolding;
 mod wakeups;
 mod walks;
 
 pub use cancels::Cancels;
 pub use conservation::Conservation;
 pub use devices::Devices;
+pub use unfolding::Unfolding;
 pub use wakeups::Wakeups;
 pub use walks::Walks;
 
 use crate::observer::{End, Observer, Run};
-use ripieno_base::{ModelId, Time};
+use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_model::Graph;
 use ripieno_sched::{Request, Setup};
 
 /// All checkers.
 #[derive(Debug)]
-pub struct Checkers(Conservation, Devices, Wakeups, Walks, Cancels);
+pub struct Checkers(Conservation, Devices, Wakeups, Walks, Cancels, Unfolding);
 
 impl Checkers {
     /// Checkers for a run with this setup.
     pub fn new(setup: &Setup) -> Checkers {
-        Checkers(Conservation::new(setup), Devices::new(setup), Wakeups, Walks::new(setup), Cancels::new(setup))
+        Checkers(
+            Conservation::new(setup),
+            Devices::new(setup),
+            Wakeups,
+            Walks::new(setup),
+            Cancels::new(setup),
+            Unfolding::new(setup),
+        )
     }
 
     /// To be called after the run: nothing may be left over.
@@ -34,12 +44,22 @@ impl Checkers {
         self.1.finish();
     }
 
-    fn all(&mut self) -> [&mut dyn Observer; 5] {
-        [&mut self.0, &mut self.1, &mut self.2, &mut self.3, &mut self.4]
+    /// The same checkers, for a policy that never runs a step beyond the end of a sequence whose length is known.
+    pub fn without_padding(mut self) -> Checkers {
+        self.5.forbid_padding();
+        self
+    }
+
+    fn all(&mut self) -> [&mut dyn Observer; 6] {
+        [&mut self.0, &mut self.1, &mut self.2, &mut self.3, &mut self.4, &mut self.5]
     }
 }
 
 impl Observer for Checkers {
+    fn unfolds(&mut self, slot: RequestSlot, output: u32, graph: Option<&Graph>) {
+        self.all().into_iter().for_each(|checker| checker.unfolds(slot, output, graph));
+    }
+
     fn accepted(&mut self, id: u64, request: &Request) {
         self.all().into_iter().for_each(|checker| checker.accepted(id, request));
     }

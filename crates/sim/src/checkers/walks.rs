@@ -1,4 +1,5 @@
-//! A batch is not empty, not larger than its model allows, of one model, and every member walks its blocks in order.
+//! A batch is not empty, not larger than its model allows, of one model, and every member walks its blocks in order, once
+//! each; `unfolding.rs` follows walks that unfold.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, ModelId, Time};
@@ -27,6 +28,9 @@ impl Observer for Walks {
     fn started(&mut self, now: Time, run: &Run<'_>) {
         let max_batch = self.models[run.model.index()].max_batch;
         assert!((1..=max_batch).contains(&run.rows), "a batch of {} rows of {:?} at {now:?}", run.rows, run.model);
+        if self.models[run.model.index()].walk.is_unfolded() {
+            return;
+        }
         for slot in run.slots {
             let next = &mut self.next[slot.index()];
             // A request whose device was lost starts its walk anew.
@@ -40,6 +44,9 @@ impl Observer for Walks {
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        if self.models[request.model.index()].walk.is_unfolded() {
+            return;
+        }
         let (model, block) = self.next[request.slot.index()];
         let blocks = self.models[model.index()].blocks.len();
         let complete = block.index() == blocks;

@@ -1,0 +1,147 @@
+//! Tasks: which ready nodes form one, and what changes when it is submitted and when it ends.
+
+use super::{Cells, Join, Leave, State, Walker};
+use crate::{Action, Outbox, TaskDone};
+use ripieno_base::{BlockId, DeviceId, ModelId, TaskId, Time};
+use ripieno_model::Steps;
+
+impl Cells {
+    /// "Batch" of Algorithm 1: tasks of one cell type for an idle device, each of them able to take what the one before it
+    /// makes ready, up to the limit; a further one only if it is not smaller than the smallest supported batch.
+    pub(super) fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
+        self.choices += 1;
+        let choices = self.choices;
+        let served = self.served_mut(model);
+        served.cells[block.index()].chosen = choices;
+        // A fixed set would queue steps beyond its end, which nobody knows beforehand.
+        let blind = served.terms.join != Join::AtOnce && served.steps(block) == Steps::UntilEnd;
+        let limit = if blind { 1 } else { served.terms.max_tasks.min(self.max_tasks) };
+        for tasks in 0..limit {
+            let cell = &self.served(model).cells[block.index()];
+            let size = cell.ready(device).min(cell.max);
+            if size == 0 || (tasks > 0 && size < cell.min) {
+                break;
+            }
+            let task = self.submit(model, block, device);
+            let not_before = self.devices[device.index()].ready.max(now);
+            out.push(Action::Start { task, model, block, device, not_before });
+        }
+    }
+
+    /// "FormBatchedTask" and "SubmitBatchedTask".
+    fn submit(&mut self, model: ModelId, block: BlockId, device: DeviceId) -> TaskId {
+        let served = self.served(model);
+        let unfolds = served.model.walk.is_unfolded();
+        let founds = served.terms.join == Join::AtOnce && served.terms.leave != Leave::AtItsEnd;
+        let task = self.batches.open(model, block, device, unfolds);
+        self.fill(task, model, block, device);
+        if founds {
+            self.found_set(task, model);
+        }
+        for at in 0..self.batches.get(task).members {
+            self.move_on(task, at);
+        }
+        self.served_mut(model).cells[block.index()].running += 1;
+        let state = &mut self.devices[device.index()];
+        (state.held, state.model) = (state.held + 1, model);
+        if state.held == 1 {
+            self.served_mut(model).devices += 1;
+        }
+        task
+    }
+
+    /// Takes ready nodes from the front of the queue, of subgraphs that are pinned to no other device.
+    fn fill(&mut self, task: TaskId, model: ModelId, block: BlockId, device: DeviceId) {
+        let cell = &self.served(model).cells[block.index()];
+        let (max, mut next) = (cell.max, cell.queue.front());
+        let mut rows = 0;
+        while let Some(id) = next.filter(|_| rows < max && self.served(model).cells[block.index()].ready(device) > 0) {
+            next = self.subgraphs.links.next(id);
+            if self.subgraphs.at(id).pinned.is_some_and(|other| other != device) {
+                continue;
+            }
+            while rows < max && self.subgraphs.at(id).ready > 0 {
+                let more = self.walkers[self.subgraphs.at(id).slot.index()].request.rows as usize;
+                if rows > 0 && rows + more > max {
+                    // Who waits in front is not passed by.
+                    return;
+                }
+                self.take(task, id, more as u32, device);
+                rows += more;
+            }
+        }
+    }
+
+    /// Moves one ready node into a task.
+    fn take(&mut self, task: TaskId, id: u32, rows: u32, device: DeviceId) {
+        self.pin(id, Some(device));
+        let subgraph = self.subgraphs.at_mut(id);
+        let (slot, block) = (subgraph.slot, subgraph.block);
+        let (node, place) = match subgraph.is_graph {
+            false => (subgraph.submitted, 0),
+            true => {
+                let place = subgraph.first_ready;
+                let node = *self.graphs.node(place);
+                subgraph.first_ready = node.next_ready;
+                if subgraph.first_ready == super::subgraphs::NONE {
+                    subgraph.last_ready = super::subgraphs::NONE;
+                }
+                (node.number, place)
+            }
+        };
+        subgraph.submitted += 1;
+        subgraph.flying += 1;
+        subgraph.ready -= rows;
+        self.batches.push(task, slot, node, (id, place));
+        let walker = &mut self.walkers[slot.index()];
+        walker.flying += 1;
+        if walker.state == State::Waiting {
+            walker.state = State::Running;
+            self.timers.remove(slot.index());
+        }
+        let model = walker.request.model;
+        *self.served_mut(model).cells[block.index()].count(Some(device)) -= rows;
+    }
+
+    /// "UpdateNodesDependency": what a submitted node makes ready in its subgraph.
+    fn move_on(&mut self, task: TaskId, at: usize) {
+        let (slot, _, (id, place)) = self.batches.member(task, at);
+        let Walker { request, .. } = self.walkers[slot.index()];
+        let subgraph = self.subgraphs.at_mut(id);
+        let (block, pinned) = (subgraph.block, subgraph.pinned);
+        let ready = match subgraph.is_graph {
+            true => self.graphs.submitted(place, &mut self.subgraphs),
+            false if subgraph.submitted < subgraph.total => {
+                subgraph.ready += request.rows;
+                request.rows
+            }
+            false => 0,
+        };
+        *self.served_mut(request.model).cells[block.index()].count(pinned) += ready;
+        let subgraph = self.subgraphs.at(id);
+        if subgraph.submitted == subgraph.total {
+            self.dequeue(id);
+        }
+    }
+
+    /// A task has ended.
+    pub(super) fn task_done(&mut self, done: &TaskDone<'_>) {
+        let batch = self.batches.get(done.task);
+        assert!(done.ended.is_empty() || done.ended.len() == batch.members, "one flag a member: {done:?}");
+        for at in 0..batch.members {
+            self.land(done.task, at, done.outcome, done.ended.get(at).is_some_and(|&ended| ended));
+        }
+        self.batches.close(done.task);
+        let served = self.served_mut(batch.model);
+        served.cells[batch.block.index()].running -= 1;
+        let state = &mut self.devices[batch.device.index()];
+        state.held -= 1;
+        if state.held == 0 {
+            let (model, present) = (state.model, state.present);
+            self.served_mut(model).devices -= 1;
+            if !present {
+                self.orphan(batch.device);
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The frame that makes a scheduler of the state and a choice.
+
+use super::{Cells, Choose, Terms};
+use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
+use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_model::{Graph, Model};
+
+/// A scheduler that decides cell by cell.
+pub(crate) struct CellScheduler<C> {
+    cells: Cells,
+    terms: Box<dyn Fn(&Model) -> Terms + Send>,
+    choice: C,
+}
+
+impl<C: Choose> CellScheduler<C> {
+    /// `terms` is asked for each model, also for those that are loaded later.
+    pub(crate) fn new(setup: &Setup, terms: Box<dyn Fn(&Model) -> Terms + Send>, choice: C) -> CellScheduler<C> {
+        let mut cells = Cells::new(&setup.limits, setup.devices);
+        for (model, id) in setup.models.iter().zip(0..) {
+            cells.load(ModelId(id), model.clone(), terms(model));
+        }
+        CellScheduler { cells, terms, choice }
+    }
+
+    /// "Schedule" of Algorithm 1: called for each idle device after every event.
+    fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+        self.cells.give_set(now, device);
+        if let Some((model, block)) = self.choice.choose(&self.cells, device) {
+            self.cells.batch(now, model, block, device, out);
+        }
+    }
+}
+
+impl<C: Choose> Scheduler for CellScheduler<C> {
+    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
+        self.cells.graphs.insert(request, graph, &mut self.cells.subgraphs);
+    }
+
+    fn on_request(&mut self, _now: Time, request: &Request) {
+        self.cells.arrive(request);
+    }
+
+    fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
+        self.cells.task_done(done);
+    }
+
+    fn on_control(&mut self, _now: Time, control: Control) {
+        match control {
+            Control::DeviceJoined(device) => self.cells.devices[device.index()].present = true,
+            Control::DeviceLeft(device) => {
+                let state = &mut self.cells.devices[device.index()];
+                state.present = false;
+                if state.held == 0 {
+                    self.cells.orphan(device);
+                }
+            }
+            // No decision depends on how fast a device is.
+            Control::DeviceSlowed { .. } => {}
+            Control::ModelLoaded(id, model) => {
+                let terms = (self.terms)(&model);
+                self.cells.load(id, *model, terms);
+            }
+            Control::ModelUnloaded(id) => self.cells.retire(id),
+            Control::ProfileReplaced { model, block, profile } => {
+                self.cells.served_mut(model).model.blocks[block.index()].profile = profile;
+            }
+            Control::Cancelled(slot) => self.cells.withdraw(slot, crate::Why::Cancelled),
+        }
+    }
+
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        self.cells.drop_late(now);
+        self.cells.flush(out);
+        for device in (0..self.cells.devices.len() as u16).map(DeviceId) {
+            let state = &self.cells.devices[device.index()];
+            if state.present && state.held == 0 {
+                self.schedule(now, device, out);
+            }
+        }
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.cells.timers.peek().map_or(Time::NEVER, |(at, _)| at)
+    }
+
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.cells.batches.members(task)
+    }
+
+    fn nodes(&self, task: TaskId) -> &[u32] {
+        self.cells.batches.nodes(task)
+    }
+}

@@ -1,0 +1,241 @@
+//! Scheduling cell by cell: the state that "cellular", "bucketed" and "graph-merge" share.
+//!
+//! A request is taken apart into subgraphs of one cell type (BatchMaker, section 4.3). One is released into the queue of its
+//! cell type when all that it depends on outside of itself has completed; from then on its nodes may be submitted as soon as
+//! their inputs have been submitted to the same device, since a device keeps the order. So a subgraph is pinned to the device
+//! that holds tasks of it, until none is left there.
+//!
+//! The three policies differ in who may join and when they leave ([`Terms`]), and in which cell type an idle device takes
+//! next ([`Choose`]). A fixed set of requests that runs to its end is a set whose subgraphs stay pinned; padding is a
+//! sequence that goes on beyond its last step. What is common is here: `graphs.rs` and `subgraphs.rs` the parts of requests,
+//! `served.rs` the queues of cell types, `walk.rs` the way of a request, `form.rs` tasks, `sets.rs` who runs together.
+//!
+//! Facts are worked in when they are told, and answers wait for the next settle: the driver may give a slot to the next
+//! request right after the last task with the old one has ended, and before it settles.
+
+mod batches;
+mod form;
+mod frame;
+mod graphs;
+mod served;
+mod sets;
+mod subgraphs;
+mod walk;
+
+pub(crate) use frame::CellScheduler;
+pub(crate) use served::{Cell, Served};
+
+use crate::catalogue::BuildError;
+use crate::{Action, Limits, Outbox, Request, Setup};
+use batches::Batches;
+use graphs::Graphs;
+use ripieno_base::{BlockId, DeviceId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::{DropRule, Extent, Model};
+use sets::Sets;
+use subgraphs::Subgraphs;
+
+/// What the policy's options say about a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) drop: DropRule,
+    /// The most rows in a batch, and in a set.
+    pub(crate) max_batch: usize,
+    /// The most tasks submitted to a device in one go.
+    pub(crate) max_tasks: usize,
+    /// Who may join.
+    pub(crate) join: Join,
+    /// Who may leave.
+    pub(crate) leave: Leave,
+    /// How long the merging of graphs takes before a set can start, for each node.
+    pub(crate) merge_per_node: Nanos,
+}
+
+/// When a request may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Join {
+    /// With the next task that has room.
+    AtOnce,
+    /// In a fixed set of requests from one bucket, on a device that has no set.
+    InSets {
+        /// How many lengths a bucket holds; none: all lengths are alike.
+        width: Option<u32>,
+        /// Whether a bucket keeps its turn as long as it can fill sets.
+        drains: bool,
+    },
+}
+
+/// When a request ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// With its own last cell.
+    AtItsEnd,
+    /// With the last of its set. Those that began in one task are a set, where requests may join at any time.
+    WithItsSet(Padding),
+}
+
+/// What becomes of the rows of shorter requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Padding {
+    /// They are given up.
+    None,
+    /// They are kept until the longest of the set has ended.
+    ToLongest,
+    /// They are kept until the end of the bucket.
+    ToBucket,
+}
+
+/// Which cell type an idle device takes next.
+pub(crate) trait Choose: Send {
+    /// One with something ready for this device.
+    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
+}
+
+/// The state.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    models: Vec<Option<Served>>,
+    walkers: Vec<Walker>,
+    subgraphs: Subgraphs,
+    graphs: Graphs,
+    batches: Batches,
+    sets: Sets,
+    /// Links of the lists of requests: buckets and sets.
+    links: Links,
+    devices: Vec<Device>,
+    /// When waiting requests are to be dropped.
+    timers: IndexedHeap<Time>,
+    /// Answers since the last settle.
+    pending: Vec<Action>,
+    arrivals: u64,
+    choices: u64,
+    max_tasks: usize,
+}
+
+/// A request on its way.
+#[derive(Clone, Copy, Debug)]
+struct Walker {
+    request: Request,
+    /// Counts arrivals: who came first is served first.
+    number: u64,
+    state: State,
+    stage: usize,
+    /// Subgraphs of this stage that are not over.
+    open: u32,
+    /// Nodes in flight.
+    flying: u32,
+    /// A task of it was lost: it starts over once nothing of it is in flight.
+    lost: bool,
+    set: Option<u32>,
+    /// The device that runs its set.
+    bound: Option<DeviceId>,
+    /// With padding, how many steps its sequence takes.
+    padded: u32,
+    /// Whether it counts among those of its set that have not reached their end.
+    going: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing was submitted, nor is it in a set.
+    Waiting,
+    Running,
+    /// Its walk is complete; it waits for its set.
+    Held,
+    /// It has ended, or there is none.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    present: bool,
+    /// Tasks in flight.
+    held: usize,
+    /// The model of the tasks in flight.
+    model: ModelId,
+    set: Option<u32>,
+    /// Before that, merging is not done.
+    ready: Time,
+}
+
+impl Cells {
+    fn new(limits: &Limits, devices: usize) -> Cells {
+        let none = Request {
+            slot: RequestSlot(0),
+            model: ModelId(0),
+            arrived: Time::ORIGIN,
+            deadline: Time::ORIGIN,
+            rows: 0,
+            extent: Extent::ONE,
+        };
+        let walker = Walker {
+            request: none,
+            number: 0,
+            state: State::Over,
+            stage: 0,
+            open: 0,
+            flying: 0,
+            lost: false,
+            set: None,
+            bound: None,
+            padded: 0,
+            going: false,
+        };
+        let device = |at| Device { present: at < devices, held: 0, model: ModelId(0), set: None, ready: Time::ORIGIN };
+        Cells {
+            models: (0..limits.models).map(|_| None).collect(),
+            walkers: vec![walker; limits.requests],
+            subgraphs: Subgraphs::new(limits),
+            graphs: Graphs::new(limits),
+            batches: Batches::new(limits),
+            sets: Sets::new(limits),
+            links: Links::new(limits.requests),
+            devices: (0..limits.devices).map(device).collect(),
+            timers: IndexedHeap::new(limits.requests),
+            pending: Vec::with_capacity(limits.requests),
+            arrivals: 0,
+            choices: 0,
+            max_tasks: limits.depth,
+        }
+    }
+
+    fn load(&mut self, id: ModelId, model: Model, terms: Terms) {
+        let buckets = match terms.join {
+            Join::AtOnce => 0,
+            Join::InSets { width: None, .. } => 1,
+            Join::InSets { width: Some(_), .. } => sets::BUCKETS,
+        };
+        assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
+        let place = &mut self.models[id.index()];
+        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
+        *place = Some(Served::new(model, terms, self.devices.len(), buckets));
+    }
+
+    fn served(&self, id: ModelId) -> &Served {
+        self.models[id.index()].as_ref().expect("the model is loaded")
+    }
+
+    fn served_mut(&mut self, id: ModelId) -> &mut Served {
+        self.models[id.index()].as_mut().expect("the model is loaded")
+    }
+
+    /// All models, those that only finish what runs too.
+    pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &Served)> {
+        self.models.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
+    }
+
+    fn walker(&mut self, slot: RequestSlot) -> &mut Walker {
+        &mut self.walkers[slot.index()]
+    }
+
+    fn flush(&mut self, out: &mut Outbox) {
+        self.pending.drain(..).for_each(|action| out.push(action));
+    }
+}
+
+/// Whether the parts can follow requests through all models.
+pub(crate) fn check(setup: &Setup) -> Result<(), BuildError> {
+    match setup.models.iter().find_map(served::fault) {
+        Some(fault) => Err(BuildError::Setup(fault)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,135 @@
+//! Models in service: their stages, and a queue for each cell type.
+
+use super::Terms;
+use ripieno_base::{BlockId, DeviceId, List, Nanos};
+use ripieno_model::{Extent, Model, Steps};
+use std::ops::Range;
+
+/// A model in service.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) model: Model,
+    pub(crate) terms: Terms,
+    /// What a request goes through, one after the other.
+    pub(super) stages: Vec<Stage>,
+    /// By block.
+    pub(crate) cells: Vec<Cell>,
+    /// Whether it accepts no further requests.
+    pub(super) retired: bool,
+    /// Devices that hold tasks of it.
+    pub(super) devices: usize,
+    /// Requests that wait for a set, by bucket.
+    pub(super) buckets: Vec<List>,
+}
+
+/// Blocks that a request runs at the same time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Sequences beside each other; nearly always one.
+    Lines(Range<u16>),
+    /// The nodes of the graph that the request brought.
+    Graph,
+}
+
+/// A cell type: subgraphs with something ready, and what runs.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(super) queue: List,
+    /// Ready rows of subgraphs that any device may take, and of those that are pinned, by device.
+    pub(super) free: u32,
+    pub(super) pinned: Vec<u32>,
+    /// Tasks in flight.
+    pub(crate) running: u32,
+    /// The smallest and the largest batch.
+    pub(crate) min: usize,
+    pub(crate) max: usize,
+    pub(crate) priority: u32,
+    /// When it was last chosen, counted in choices.
+    pub(crate) chosen: u64,
+}
+
+impl Served {
+    pub(super) fn new(model: Model, terms: Terms, devices: usize, buckets: usize) -> Served {
+        let cap = terms.max_batch.min(model.max_batch);
+        let cell = |block: &ripieno_model::Block| {
+            let max = block.max_batch().min(cap);
+            let supported = block.sizes.iter().copied().filter(|&size| size <= max);
+            Cell {
+                queue: List::default(),
+                free: 0,
+                pinned: vec![0; devices],
+                running: 0,
+                min: supported.clone().min().unwrap_or(1),
+                max: supported.max().unwrap_or(max),
+                priority: block.priority,
+                chosen: 0,
+            }
+        };
+        let cells = model.blocks.iter().map(cell).collect();
+        let stages = stages(&model);
+        Served { stages, cells, model, terms, retired: false, devices: 0, buckets: vec![List::default(); buckets] }
+    }
+
+    /// Whether one more device may hold tasks of it.
+    pub(crate) fn has_instance(&self) -> bool {
+        self.devices < self.model.instances.max(1)
+    }
+
+    pub(super) fn steps(&self, block: BlockId) -> Steps {
+        self.model.blocks[block.index()].steps
+    }
+
+    /// What a request needs at least if it has a device for itself: a graph as many tasks as it has cell types, a block that
+    /// runs until its end one step.
+    pub(super) fn fastest(&self, rows: u32, extent: Extent) -> Nanos {
+        let span = |block: &ripieno_model::Block| {
+            let steps = match block.steps {
+                Steps::Length => extent.length,
+                Steps::Once | Steps::UntilEnd => 1,
+                Steps::Nodes => 0,
+            };
+            block.profile.latency(rows as usize) * i64::from(steps)
+        };
+        self.model.blocks.iter().map(span).sum()
+    }
+}
+
+impl Cell {
+    /// Rows that this device could take now.
+    pub(crate) fn ready(&self, device: DeviceId) -> usize {
+        (self.free + self.pinned[device.index()]) as usize
+    }
+
+    pub(super) fn count(&mut self, pinned: Option<DeviceId>) -> &mut u32 {
+        match pinned {
+            None => &mut self.free,
+            Some(device) => &mut self.pinned[device.index()],
+        }
+    }
+}
+
+/// The largest number of sequences beside each other.
+pub(super) const BESIDE: usize = 2;
+
+fn stages(model: &Model) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for (block, at) in model.blocks.iter().zip(0..) {
+        match (stages.last_mut(), block.steps) {
+            (Some(Stage::Graph), Steps::Nodes) => {}
+            (_, Steps::Nodes) => stages.push(Stage::Graph),
+            (Some(Stage::Lines(range)), _) if block.beside => range.end = at + 1,
+            _ => stages.push(Stage::Lines(at..at + 1)),
+        }
+    }
+    stages
+}
+
+/// Whether the parts can follow a request through this model.
+pub(super) fn fault(model: &Model) -> Option<String> {
+    let wide = |stage: &Stage| matches!(stage, Stage::Lines(range) if range.len() > BESIDE);
+    if stages(model).iter().any(wide) {
+        return Some(format!("model {:?} has more than {BESIDE} blocks beside each other", model.name));
+    }
+    let open = model.blocks.iter().filter(|block| block.steps == Steps::UntilEnd).count();
+    (open > 1).then(|| format!("model {:?} has {open} blocks that run until their end; one is the most", model.name))
+}

@@ -1,0 +1,304 @@
+//! Who runs together: buckets in which requests wait, and sets that begin or end as one.
+
+use super::{Cells, Join, Leave, Padding, State};
+use crate::{Action, Limits};
+use ripieno_base::{DeviceId, List, ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::Steps;
+
+/// The most buckets of a model; what is longer stands in the last one.
+pub(super) const BUCKETS: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Sets {
+    table: Vec<Set>,
+    free: Vec<u32>,
+    /// The bucket that had its turn last.
+    turn: (usize, usize),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Set {
+    members: List,
+    /// Members whose walk is not complete.
+    unfinished: u32,
+    /// Members that have not reached the end of the block that runs until its end.
+    going: u32,
+    device: Option<DeviceId>,
+    /// While members are let go one after the other.
+    busy: bool,
+}
+
+impl Sets {
+    pub(super) fn new(limits: &Limits) -> Sets {
+        Sets {
+            table: vec![Set::default(); limits.requests],
+            free: (0..limits.requests as u32).rev().collect(),
+            turn: (0, 0),
+        }
+    }
+
+    fn open(&mut self, device: Option<DeviceId>) -> u32 {
+        let id = self.free.pop().expect("a set has a request at least");
+        self.table[id as usize] = Set { device, ..Set::default() };
+        id
+    }
+}
+
+impl Cells {
+    /// Puts a request into its bucket, in the order of arrival.
+    pub(super) fn wait_for_set(&mut self, slot: RequestSlot) {
+        let (model, bucket) = self.bucket(slot);
+        let number = self.walkers[slot.index()].number;
+        let served = self.models[model.index()].as_mut().expect("the model is loaded");
+        let mut before = served.buckets[bucket].back();
+        while before.is_some_and(|other| self.walkers[other as usize].number > number) {
+            before = before.and_then(|other| self.links.prev(other));
+        }
+        served.buckets[bucket].insert_after(&mut self.links, before, slot.0);
+    }
+
+    pub(super) fn leave_bucket(&mut self, slot: RequestSlot) {
+        let (model, bucket) = self.bucket(slot);
+        let served = self.models[model.index()].as_mut().expect("the model is loaded");
+        served.buckets[bucket].remove(&mut self.links, slot.0);
+    }
+
+    fn bucket(&self, slot: RequestSlot) -> (ModelId, usize) {
+        let request = &self.walkers[slot.index()].request;
+        let bucket = match self.served(request.model).terms.join {
+            Join::InSets { width: Some(width), .. } => (request.extent.length.max(1) - 1) / width,
+            _ => 0,
+        };
+        (request.model, (bucket as usize).min(BUCKETS - 1))
+    }
+
+    /// Lets an idle device without a set take one, from the bucket whose turn it is.
+    pub(super) fn give_set(&mut self, now: Time, device: DeviceId) {
+        if self.devices[device.index()].set.is_some() {
+            return;
+        }
+        let Some((model, bucket)) = self.next_bucket() else { return };
+        self.sets.turn = (model.index(), bucket);
+        let cap = self.served(model).terms.max_batch;
+        let id = self.sets.open(Some(device));
+        self.devices[device.index()].set = Some(id);
+        let (mut rows, mut longest, mut nodes) = (0, 0, 0);
+        while let Some(slot) = self.served(model).buckets[bucket].front() {
+            let request = self.walkers[slot as usize].request;
+            if rows > 0 && rows + request.rows as usize > cap {
+                break;
+            }
+            let served = self.models[model.index()].as_mut().expect("the model is loaded");
+            served.buckets[bucket].remove(&mut self.links, slot);
+            self.sets.table[id as usize].members.push_back(&mut self.links, slot);
+            (rows, longest) = (rows + request.rows as usize, longest.max(request.extent.length));
+            nodes += self.nodes(RequestSlot(slot));
+        }
+        let merged = self.served(model).terms.merge_per_node * nodes;
+        self.devices[device.index()].ready = now + merged.max(Nanos::ZERO);
+        let bucket_end = match self.served(model).terms.join {
+            Join::InSets { width: Some(width), .. } => (bucket as u32 + 1).saturating_mul(width).max(longest),
+            _ => longest,
+        };
+        let padded = match self.padding(model) {
+            Padding::None => 0,
+            Padding::ToLongest => longest,
+            Padding::ToBucket => bucket_end,
+        };
+        self.bind(id, Some(device), padded);
+        self.begin_all(id);
+    }
+
+    /// How many cells the graph of a request has, as far as it is known.
+    fn nodes(&self, slot: RequestSlot) -> i64 {
+        let request = &self.walkers[slot.index()].request;
+        let steps = |steps: Steps| match steps {
+            Steps::Once => 1,
+            Steps::Length | Steps::UntilEnd => request.extent.length,
+            Steps::Nodes => 0,
+        };
+        let blocks = &self.served(request.model).model.blocks;
+        let lines: u32 = blocks.iter().map(|block| steps(block.steps)).sum();
+        i64::from(self.graphs.len(slot) + lines)
+    }
+
+    /// The next bucket in turn with somebody in it.
+    fn next_bucket(&self) -> Option<(ModelId, usize)> {
+        let (model, bucket) = self.sets.turn;
+        let count = self.models.len();
+        if let Some(served) = &self.models[model] {
+            let full = |list: &List| list.len() >= served.terms.max_batch;
+            let drains = matches!(served.terms.join, Join::InSets { drains: true, .. });
+            if drains && served.has_instance() && served.buckets.get(bucket).is_some_and(full) {
+                return Some((ModelId(model as u16), bucket));
+            }
+        }
+        // First the rest of this model's buckets, then the other models, then what comes before in this one.
+        let some = |model: usize, range: std::ops::Range<usize>| {
+            let served = self.models[model].as_ref().filter(|served| served.has_instance())?;
+            let end = range.end.min(served.buckets.len());
+            let found = (range.start..end).find(|&bucket| !served.buckets[bucket].is_empty())?;
+            Some((ModelId(model as u16), found))
+        };
+        some(model, bucket + 1..BUCKETS)
+            .or_else(|| (1..count).find_map(|more| some((model + more) % count, 0..BUCKETS)))
+            .or_else(|| some(model, 0..bucket + 1))
+    }
+
+    /// The members of a set run on this device, or on any.
+    fn bind(&mut self, id: u32, device: Option<DeviceId>, padded: u32) {
+        let mut next = self.sets.table[id as usize].members.front();
+        while let Some(slot) = next {
+            next = self.links.next(slot);
+            self.timers.remove(slot as usize);
+            let has_end = self.has_open_end(RequestSlot(slot));
+            let walker = &mut self.walkers[slot as usize];
+            (walker.state, walker.set, walker.bound, walker.padded) = (State::Running, Some(id), device, padded);
+            walker.going = padded > 0 && has_end;
+            let going = u32::from(walker.going);
+            let set = &mut self.sets.table[id as usize];
+            (set.unfinished, set.going) = (set.unfinished + 1, set.going + going);
+        }
+    }
+
+    fn has_open_end(&self, slot: RequestSlot) -> bool {
+        let model = self.walkers[slot.index()].request.model;
+        self.served(model).model.blocks.iter().any(|block| block.steps == Steps::UntilEnd)
+    }
+
+    fn begin_all(&mut self, id: u32) {
+        let mut next = self.sets.table[id as usize].members.front();
+        while let Some(slot) = next {
+            next = self.links.next(slot);
+            self.open_stage(RequestSlot(slot));
+        }
+    }
+
+    /// Those that begin in one task become a set, where they leave together. To be called before they move on.
+    pub(super) fn found_set(&mut self, task: ripieno_base::TaskId, model: ModelId) {
+        let Leave::WithItsSet(padding) = self.served(model).terms.leave else { return };
+        let members = self.batches.get(task).members;
+        let (mut id, mut longest) = (None, 0);
+        for at in 0..members {
+            let (slot, ..) = self.batches.member(task, at);
+            let walker = &mut self.walkers[slot.index()];
+            if walker.set.is_none() {
+                let set = *id.get_or_insert_with(|| self.sets.open(None));
+                walker.set = Some(set);
+                longest = longest.max(walker.request.extent.length);
+                self.sets.table[set as usize].members.push_back(&mut self.links, slot.0);
+            }
+        }
+        let Some(id) = id else { return };
+        self.bind(id, None, if padding == Padding::None { 0 } else { longest });
+        let mut next = self.sets.table[id as usize].members.front();
+        while let Some(slot) = next {
+            next = self.links.next(slot);
+            self.pad_first_stage(RequestSlot(slot), longest);
+        }
+    }
+
+    fn pad_first_stage(&mut self, slot: RequestSlot, longest: u32) {
+        let model = self.walkers[slot.index()].request.model;
+        let padded = self.walkers[slot.index()].padded > 0;
+        let mut next = self.subgraphs.first(slot).filter(|_| padded);
+        while let Some(id) = next {
+            next = self.subgraphs.next(id);
+            let steps = self.served(model).steps(self.subgraphs.at(id).block);
+            let subgraph = self.subgraphs.at_mut(id);
+            match steps {
+                Steps::Length => subgraph.total = subgraph.total.max(longest),
+                Steps::UntilEnd => subgraph.total = u32::MAX,
+                Steps::Once | Steps::Nodes => {}
+            }
+        }
+    }
+
+    /// A member's walk is complete.
+    pub(super) fn one_less_unfinished(&mut self, id: u32) {
+        self.sets.table[id as usize].unfinished -= 1;
+        self.let_go(id);
+    }
+
+    /// Answers all members of a set if none is unfinished.
+    fn let_go(&mut self, id: u32) {
+        let set = self.sets.table[id as usize];
+        if set.unfinished > 0 || set.busy {
+            return;
+        }
+        self.sets.table[id as usize].busy = true;
+        while let Some(slot) = self.sets.table[id as usize].members.front() {
+            self.end(RequestSlot(slot), Action::Finish { request: RequestSlot(slot) });
+        }
+    }
+
+    /// A member has reached the end of its output; if it was the last, all move on.
+    pub(super) fn one_less_going(&mut self, id: u32) {
+        let set = &mut self.sets.table[id as usize];
+        set.going -= 1;
+        if set.going > 0 {
+            return;
+        }
+        let busy = std::mem::replace(&mut set.busy, true);
+        let mut next = set.members.front();
+        while let Some(slot) = next {
+            next = self.links.next(slot);
+            self.complete_open_end(RequestSlot(slot));
+        }
+        self.sets.table[id as usize].busy = busy;
+        self.let_go(id);
+    }
+
+    fn complete_open_end(&mut self, slot: RequestSlot) {
+        let model = self.walkers[slot.index()].request.model;
+        let mut next = self.subgraphs.first(slot);
+        while let Some(id) = next {
+            next = self.subgraphs.next(id);
+            let subgraph = self.subgraphs.at(id);
+            if !subgraph.over && self.served(model).steps(subgraph.block) == Steps::UntilEnd {
+                self.complete(id);
+                self.tidy(slot, id);
+                return;
+            }
+        }
+    }
+
+    /// A request leaves its set, if it has one.
+    pub(super) fn leave_set(&mut self, slot: RequestSlot, unfinished: bool) {
+        let walker = &mut self.walkers[slot.index()];
+        let Some(id) = walker.set.take() else { return };
+        walker.bound = None;
+        let going = std::mem::take(&mut walker.going);
+        let set = &mut self.sets.table[id as usize];
+        set.members.remove(&mut self.links, slot.0);
+        set.unfinished -= u32::from(unfinished);
+        if set.members.is_empty() {
+            if let Some(device) = set.device.take() {
+                self.devices[device.index()].set = None;
+            }
+            self.sets.free.push(id);
+            return;
+        }
+        if going {
+            self.one_less_going(id);
+        } else {
+            self.let_go(id);
+        }
+    }
+
+    /// A device is gone and holds nothing any more: what is left of its set may run anywhere.
+    pub(super) fn orphan(&mut self, device: DeviceId) {
+        let Some(id) = self.devices[device.index()].set.take() else { return };
+        self.sets.table[id as usize].device = None;
+        let mut next = self.sets.table[id as usize].members.front();
+        while let Some(slot) = next {
+            next = self.links.next(slot);
+            self.walkers[slot as usize].bound = None;
+            let mut subgraph = self.subgraphs.first(RequestSlot(slot));
+            while let Some(id) = subgraph {
+                self.pin(id, None);
+                subgraph = self.subgraphs.next(id);
+            }
+        }
+    }
+}

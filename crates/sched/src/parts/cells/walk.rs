@@ -1,0 +1,359 @@
+//! The way of a request: what it has ready, what becomes of its tasks, how it ends.
+
+use super::served::Stage;
+use super::{Cells, Join, Leave, Padding, State, Walker};
+use crate::{Action, Outcome, Request, Why};
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_model::{DropRule, Steps};
+
+impl Cells {
+    pub(super) fn arrive(&mut self, request: &Request) {
+        let served = self.models[request.model.index()].as_ref().filter(|served| !served.retired);
+        assert!(served.is_some(), "the driver sends requests of loaded models only: {request:?}");
+        let before = self.walkers[request.slot.index()];
+        assert!(
+            before.state == State::Over && before.flying == 0,
+            "the slot of a live request was reused: {request:?}"
+        );
+        self.arrivals += 1;
+        *self.walker(request.slot) = Walker {
+            request: *request,
+            number: self.arrivals,
+            state: State::Waiting,
+            stage: 0,
+            open: 0,
+            flying: 0,
+            lost: false,
+            set: None,
+            bound: None,
+            padded: 0,
+            going: false,
+        };
+        self.wait(request.slot);
+    }
+
+    /// A request waits, anew after its device was lost.
+    fn wait(&mut self, slot: RequestSlot) {
+        let request = self.walkers[slot.index()].request;
+        let served = self.served(request.model);
+        let leaves_after = match served.terms.drop {
+            DropRule::Never => Time::NEVER,
+            DropRule::Expired => request.deadline,
+            DropRule::Hopeless => request.deadline - served.fastest(request.rows, request.extent),
+        };
+        let joins = served.terms.join;
+        if leaves_after < Time::NEVER {
+            self.timers.set(slot.index(), leaves_after.next());
+        }
+        match joins {
+            Join::AtOnce => self.open_stage(slot),
+            Join::InSets { .. } => self.wait_for_set(slot),
+        }
+    }
+
+    /// Drops the requests whose time has come and that still wait.
+    pub(super) fn drop_late(&mut self, now: Time) {
+        while let Some((_, slot)) = self.timers.peek().filter(|&(at, _)| at <= now) {
+            let slot = RequestSlot(slot as u32);
+            let expired = self.walkers[slot.index()].request.deadline <= now;
+            let why = if expired { Why::Expired } else { Why::Hopeless };
+            self.end(slot, Action::Reject { request: slot, why });
+        }
+    }
+
+    /// The client went away, or the model does: what waits is rejected.
+    pub(super) fn withdraw(&mut self, slot: RequestSlot, why: Why) {
+        if self.walkers[slot.index()].state == State::Waiting {
+            self.end(slot, Action::Reject { request: slot, why });
+        }
+    }
+
+    pub(super) fn retire(&mut self, model: ModelId) {
+        self.served_mut(model).retired = true;
+        for slot in (0..self.walkers.len() as u32).map(RequestSlot) {
+            if self.walkers[slot.index()].request.model == model {
+                self.withdraw(slot, Why::Unloaded);
+            }
+        }
+    }
+
+    /// Releases what the next stage of a walk begins with, or ends the walk.
+    pub(super) fn open_stage(&mut self, slot: RequestSlot) {
+        let Walker { request, stage, padded, .. } = self.walkers[slot.index()];
+        match self.served(request.model).stages.get(stage).cloned() {
+            None => self.complete_walk(slot),
+            Some(Stage::Lines(blocks)) => {
+                self.walker(slot).open = blocks.len() as u32;
+                for block in blocks.map(BlockId) {
+                    let kind = self.served(request.model).steps(block);
+                    let steps = request.extent.steps(kind).max(1);
+                    let total = match kind {
+                        Steps::Length => steps.max(padded),
+                        // Whoever has ended goes on until the last of the set has.
+                        Steps::UntilEnd if padded > 0 => u32::MAX,
+                        _ => steps,
+                    };
+                    let line = self.subgraphs.open_line(slot, block, steps, total, request.rows);
+                    self.enqueue(line);
+                }
+            }
+            Some(Stage::Graph) => self.open_graph(slot),
+        }
+    }
+
+    fn open_graph(&mut self, slot: RequestSlot) {
+        let (mut open, mut next) = (0, self.subgraphs.first(slot));
+        while let Some(id) = next {
+            open += u32::from(self.subgraphs.at(id).is_graph);
+            next = self.subgraphs.next(id);
+        }
+        assert!(open > 0, "a request of a model with graphs came without one: {slot:?}");
+        self.walker(slot).open = open;
+        let mut next = self.graphs.first(slot);
+        while let Some(node) = next {
+            let id = self.graphs.node(node).subgraph;
+            let subgraph = self.subgraphs.at(id);
+            if subgraph.waits == 0 && !subgraph.queued {
+                self.enqueue(id);
+            }
+            next = self.graphs.next(node);
+        }
+    }
+
+    /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
+    fn enqueue(&mut self, id: u32) {
+        let slot = self.subgraphs.at(id).slot;
+        let Walker { number, bound, request, .. } = self.walkers[slot.index()];
+        let subgraph = self.subgraphs.at_mut(id);
+        (subgraph.queued, subgraph.pinned) = (true, bound);
+        let (block, ready) = (subgraph.block, subgraph.ready);
+        let served = self.models[request.model.index()].as_mut().expect("the model is loaded");
+        let cell = &mut served.cells[block.index()];
+        *cell.count(bound) += ready;
+        let mut before = cell.queue.back();
+        let arrived = |id: u32| self.walkers[self.subgraphs.at(id).slot.index()].number;
+        while before.is_some_and(|other| arrived(other) > number) {
+            before = before.and_then(|other| self.subgraphs.links.prev(other));
+        }
+        cell.queue.insert_after(&mut self.subgraphs.links, before, id);
+    }
+
+    /// Takes a subgraph out of its queue, if it is there.
+    pub(super) fn dequeue(&mut self, id: u32) {
+        let subgraph = self.subgraphs.at_mut(id);
+        if !std::mem::take(&mut subgraph.queued) {
+            return;
+        }
+        let (slot, block, ready, pinned) = (subgraph.slot, subgraph.block, subgraph.ready, subgraph.pinned);
+        let model = self.walkers[slot.index()].request.model;
+        let cell = &mut self.models[model.index()].as_mut().expect("the model is loaded").cells[block.index()];
+        *cell.count(pinned) -= ready;
+        cell.queue.remove(&mut self.subgraphs.links, id);
+    }
+
+    /// Pins a subgraph to a device, or frees it.
+    pub(super) fn pin(&mut self, id: u32, device: Option<DeviceId>) {
+        let subgraph = self.subgraphs.at_mut(id);
+        let before = std::mem::replace(&mut subgraph.pinned, device);
+        if before == device || !subgraph.queued {
+            return;
+        }
+        let (slot, block, ready) = (subgraph.slot, subgraph.block, subgraph.ready);
+        let model = self.walkers[slot.index()].request.model;
+        let cell = &mut self.served_mut(model).cells[block.index()];
+        *cell.count(before) -= ready;
+        *cell.count(device) += ready;
+    }
+
+    /// A member of a task is in flight no more.
+    pub(super) fn land(&mut self, task: TaskId, at: usize, outcome: Outcome, ended: bool) {
+        let (slot, node, (id, place)) = self.batches.member(task, at);
+        let walker = self.walker(slot);
+        walker.flying -= 1;
+        if walker.state == State::Over {
+            return self.forget(slot);
+        }
+        let lost = walker.lost;
+        self.subgraphs.at_mut(id).flying -= 1;
+        match outcome {
+            Outcome::Ok if lost => {}
+            Outcome::Ok => self.step(id, node, place, ended),
+            Outcome::Failed => self.end(slot, Action::Reject { request: slot, why: Why::Failed }),
+            Outcome::DeviceLost | Outcome::Cancelled => self.lose(slot),
+        }
+        self.tidy(slot, id);
+    }
+
+    /// A node is done.
+    fn step(&mut self, id: u32, node: u32, place: u32, ended: bool) {
+        let subgraph = self.subgraphs.at_mut(id);
+        if subgraph.over {
+            return;
+        }
+        subgraph.done += 1;
+        let (slot, block) = (subgraph.slot, subgraph.block);
+        let (all, last) = (subgraph.done == subgraph.total, node + 1 == subgraph.steps);
+        match self.served(self.walkers[slot.index()].request.model).steps(block) {
+            Steps::UntilEnd if ended || last => self.end_of_output(slot, id),
+            Steps::UntilEnd => {}
+            Steps::Once if ended => self.complete_early(slot),
+            Steps::Nodes => {
+                self.release_users(place);
+                if all {
+                    self.complete(id);
+                }
+            }
+            Steps::Once | Steps::Length if all => self.complete(id),
+            Steps::Once | Steps::Length => {}
+        }
+    }
+
+    /// Subgraphs that waited for this node as the last go into their queues.
+    fn release_users(&mut self, node: u32) {
+        let own = self.graphs.node(node).subgraph;
+        let mut edge = self.graphs.node(node).users;
+        while let Some((id, next)) = self.graphs.user(edge) {
+            edge = next;
+            if id == own {
+                continue;
+            }
+            let subgraph = self.subgraphs.at_mut(id);
+            subgraph.waits -= 1;
+            if subgraph.waits == 0 {
+                self.enqueue(id);
+            }
+        }
+    }
+
+    /// A block that runs until its end has reached it. With padding the row is kept until all of the set have.
+    fn end_of_output(&mut self, slot: RequestSlot, id: u32) {
+        let walker = self.walker(slot);
+        let (padded, set) = (walker.padded > 0, walker.set);
+        match set.filter(|_| padded) {
+            None => self.complete(id),
+            Some(set) => {
+                if std::mem::take(&mut self.walker(slot).going) {
+                    self.one_less_going(set);
+                }
+            }
+        }
+    }
+
+    /// The part of a walk that is this subgraph is over.
+    pub(super) fn complete(&mut self, id: u32) {
+        self.dequeue(id);
+        let subgraph = self.subgraphs.at_mut(id);
+        subgraph.over = true;
+        let slot = subgraph.slot;
+        let walker = self.walker(slot);
+        walker.open -= 1;
+        if walker.open == 0 {
+            walker.stage += 1;
+            self.open_stage(slot);
+        }
+    }
+
+    /// A block reported the end of the walk before its last stage.
+    fn complete_early(&mut self, slot: RequestSlot) {
+        self.stop(slot);
+        self.complete_walk(slot);
+    }
+
+    fn complete_walk(&mut self, slot: RequestSlot) {
+        let Walker { request, set, .. } = self.walkers[slot.index()];
+        match (self.served(request.model).terms.leave, set) {
+            (Leave::WithItsSet(_), Some(set)) => {
+                self.walker(slot).state = State::Held;
+                self.one_less_unfinished(set);
+            }
+            _ => self.end(slot, Action::Finish { request: slot }),
+        }
+    }
+
+    /// Nothing more of a request is submitted.
+    fn stop(&mut self, slot: RequestSlot) {
+        let mut next = self.subgraphs.first(slot);
+        while let Some(id) = next {
+            self.dequeue(id);
+            self.subgraphs.at_mut(id).over = true;
+            next = self.subgraphs.next(id);
+        }
+    }
+
+    /// Ends a request.
+    pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
+        let Walker { state, request, .. } = self.walkers[slot.index()];
+        self.timers.remove(slot.index());
+        if state == State::Waiting && self.served(request.model).terms.join != Join::AtOnce {
+            self.leave_bucket(slot);
+        }
+        self.stop(slot);
+        self.walker(slot).state = State::Over;
+        self.pending.push(action);
+        self.leave_set(slot, state != State::Held);
+        self.forget(slot);
+    }
+
+    /// Gives back what a request that has ended held, once nothing of it is in flight.
+    fn forget(&mut self, slot: RequestSlot) {
+        if self.walkers[slot.index()].flying == 0 {
+            self.subgraphs.close_all(slot);
+            self.graphs.remove(slot);
+        }
+    }
+
+    /// The work of a request was lost, unless it is complete: it starts over once nothing of it is in flight.
+    fn lose(&mut self, slot: RequestSlot) {
+        let walker = self.walker(slot);
+        if walker.state == State::Held || walker.lost {
+            return;
+        }
+        walker.lost = true;
+        self.stop(slot);
+    }
+
+    /// Frees or closes a subgraph without tasks in flight, or starts its request over.
+    pub(super) fn tidy(&mut self, slot: RequestSlot, id: u32) {
+        let Walker { state, lost, flying, bound, .. } = self.walkers[slot.index()];
+        if state == State::Over {
+            return;
+        }
+        if lost {
+            if flying == 0 {
+                self.start_over(slot);
+            }
+            return;
+        }
+        let subgraph = self.subgraphs.at(id);
+        match (subgraph.flying, subgraph.over, subgraph.is_graph) {
+            (0, true, false) => self.subgraphs.close(id),
+            (0, false, _) => self.pin(id, bound),
+            _ => {}
+        }
+    }
+
+    fn start_over(&mut self, slot: RequestSlot) {
+        self.leave_set(slot, true);
+        self.subgraphs.start_over(slot);
+        self.graphs.start_over(slot, &mut self.subgraphs);
+        let walker = self.walker(slot);
+        (walker.state, walker.stage, walker.lost, walker.padded) = (State::Waiting, 0, false, 0);
+        let model = walker.request.model;
+        match self.served(model).retired {
+            // Nothing of it stands in a queue or bucket yet.
+            true => {
+                self.walker(slot).state = State::Running;
+                self.end(slot, Action::Reject { request: slot, why: Why::Unloaded });
+            }
+            false => self.wait(slot),
+        }
+    }
+
+    /// Whether the rows of ended requests are kept.
+    pub(super) fn padding(&self, model: ModelId) -> Padding {
+        match self.served(model).terms.leave {
+            Leave::AtItsEnd => Padding::None,
+            Leave::WithItsSet(padding) => padding,
+        }
+    }
+}

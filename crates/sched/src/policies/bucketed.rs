@@ -1,0 +1,88 @@
+//! "bucketed": sequences of similar lengths are padded to one length and run as one graph.
+//!
+//! Source: MXNet and TensorFlow as the baselines of "Low Latency RNN Inference with Cellular Batching", section 7.1.
+//!
+//! 1. Bucket i of a model holds the requests whose length is in (i·w, (i+1)·w], w being the `width`.
+//! 2. A device that has ended its last batch takes one from the next bucket in turn that holds any, without waiting for
+//!    more: as many requests as fit, the oldest first.
+//! 3. Every member takes as many steps as the bucket's longest possible request: the graph is materialised once a bucket.
+//! 4. All members are answered when the batch has ended.
+//! 5. With `turn = "drain"` a bucket keeps its turn as long as it can fill whole batches; with `"one"` it has one batch.
+//!
+//! State: a queue a bucket, a batch a device. Knobs: `width`, `turn`, `pad`, `max_batch`, `drop`. It ignores deadlines and
+//! what a batch costs, and cannot serve trees and graphs: they have no common padded form.
+//!
+//! Choices where the paper leaves freedom: what a turn is (a measured decision, see docs/reproduce.md). A block that runs until
+//! its end goes on, with all rows, until the last member has ended, and no step is queued ahead of that: better than a graph
+//! that is unfolded to the longest possible output. Models share a device by turns too, bucket after bucket. Buckets beyond
+//! the 1,024th are one, padded to its longest member.
+
+use super::{DROP, MAX_BATCH, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
+use crate::shard::PerModel;
+use crate::{Scheduler, Setup};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos};
+use ripieno_model::{DropRule, Model, Walk};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "bucketed",
+    source: "BatchMaker, section 7.1 (MXNet, TensorFlow)",
+    summary: "sequences of similar lengths are padded to one length and run as one",
+    sharded: false,
+    walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
+    knobs: &[WIDTH, TURN, PAD, MAX_BATCH, Knob { default: "never", ..DROP }],
+    build,
+};
+
+const WIDTH: Knob = Knob {
+    name: "width",
+    default: "10",
+    help: "how many lengths a bucket holds; narrow ones pad less, wide ones wait less",
+};
+
+const TURN: Knob = Knob {
+    name: "turn",
+    default: "drain",
+    help: "what a bucket may run when it is its turn: \"drain\" = all its full batches, or what there is; \"one\" = one batch",
+};
+
+const PAD: Knob = Knob {
+    name: "pad",
+    default: "bucket",
+    help: "how far rows are padded: \"bucket\" = to the bucket's end, \"longest\" = to the longest of the batch",
+};
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    check(setup)?;
+    let drains = knobs.choice(TURN.name, &[("drain", true), ("one", false)], true)?;
+    let pads = [("bucket", Padding::ToBucket), ("longest", Padding::ToLongest)];
+    let padding = knobs.choice(PAD.name, &pads, Padding::ToBucket)?;
+    let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
+    let drop = drop_rule(knobs, DropRule::Never)?;
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
+    let terms = move |model: &Model| Terms {
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        max_tasks: usize::MAX,
+        join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
+        leave: Leave::WithItsSet(padding),
+        merge_per_node: Nanos::ZERO,
+    };
+    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))
+}
+
+/// Blocks in the order of the walk; the device's own set decides the model, since nothing else is ready for it. Shared with
+/// "graph-merge".
+pub(super) struct InOrder;
+
+impl Choose for InOrder {
+    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
+        let of_model = |(id, served): (ModelId, &Served)| {
+            let block = served.cells.iter().position(|cell| cell.ready(device) > 0)?;
+            Some((served.cells[block].chosen, id, BlockId(block as u16)))
+        };
+        let models = cells.models().filter(|(_, served)| served.has_instance());
+        models.filter_map(of_model).min().map(|(_, model, block)| (model, block))
+    }
+}

@@ -1,0 +1,59 @@
+//! "graph-merge": the graphs of a fixed set of requests are merged into one and run level by level to the end.
+//!
+//! Sources: DyNet and TensorFlow Fold as the baselines of "Low Latency RNN Inference with Cellular Batching", sections 2.3
+//! and 7.5.
+//!
+//! 1. A device that has ended its last set takes the oldest requests of the next model in turn, up to `max_batch`.
+//! 2. Merging takes `merge_us_per_node` for each node of their graphs; the device waits for it.
+//! 3. The merged graph runs level by level, cell type by cell type: one task holds all nodes of one type that are ready.
+//! 4. There is no padding: the batch shrinks towards the end of the set.
+//! 5. All requests of the set are answered when it has ended.
+//!
+//! State: a queue a model, a set a device. Knobs: `max_batch` (requests in a set), `merge_us_per_node`, `drop`. It ignores
+//! deadlines and what a batch costs.
+//!
+//! Deviations: a task is at most as large as the block's largest batch, where the original merges without bound; give the
+//! profile room for the nodes of a whole set. Blocks run in the order of the walk: all encoders of a set, then its decoders.
+
+use super::bucketed::InOrder;
+use super::{DROP, MAX_BATCH, drop_rule};
+use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
+use crate::shard::PerModel;
+use crate::{Scheduler, Setup};
+use ripieno_base::Nanos;
+use ripieno_model::{DropRule, Model, Walk};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "graph-merge",
+    source: "BatchMaker, sections 2.3 and 7.5 (DyNet, TensorFlow Fold)",
+    summary: "the graphs of a fixed set of requests are merged and run level by level to the end",
+    sharded: false,
+    walks: &Walk::ALL,
+    knobs: &[
+        Knob { help: "the most requests in a set", ..MAX_BATCH },
+        Knob {
+            name: "merge_us_per_node",
+            default: "0",
+            help: "how long merging takes for each node of the set's graphs, in us; a live server that merges for free keeps 0",
+        },
+        Knob { default: "never", ..DROP },
+    ],
+    build,
+};
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    check(setup)?;
+    let merge_us = PerModel::read(&setup.models, |model| knobs.number("merge_us_per_node", model))?;
+    let drop = drop_rule(knobs, DropRule::Never)?;
+    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
+    let terms = move |model: &Model| Terms {
+        drop: model.drop.unwrap_or(drop),
+        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        max_tasks: usize::MAX,
+        join: Join::InSets { width: None, drains: false },
+        leave: Leave::WithItsSet(Padding::None),
+        merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
+    };
+    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))
+}

@@ -1,0 +1,209 @@
+//! Of a walk that unfolds, each node runs once, after everything that it depends on.
+//!
+//! A step may be started while the one before it is in flight, but only behind it on the same device; everything else must be
+//! done. Rows beyond the end of a sequence are padding: they are let pass unless the policy promises none, and the steps
+//! that were queued before an end was known always are. A request whose device was lost starts its walk anew, once nothing
+//! of it is in flight.
+
+use crate::observer::{End, Observer, Run};
+use ripieno_base::{BlockId, DeviceId, RequestSlot, Time};
+use ripieno_model::{Block, Graph, Model, Steps};
+use ripieno_sched::{Request, Setup};
+
+/// Follows each request that unfolds from node to node.
+#[derive(Debug)]
+pub struct Unfolding {
+    models: Vec<Model>,
+    walks: Vec<Option<Walk>>,
+    /// What was told of a request that is about to be accepted.
+    told: Option<(u32, Option<Graph>)>,
+    forbids_padding: bool,
+}
+
+#[derive(Debug)]
+struct Walk {
+    request: Request,
+    output: u32,
+    graph: Option<Graph>,
+    /// By block: steps started, and steps done.
+    lines: Vec<(u32, u32)>,
+    /// By node of the graph.
+    nodes: Vec<Progress>,
+    /// By block, the device of the latest step.
+    device: Vec<DeviceId>,
+    flying: u32,
+    lost: bool,
+    over: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Untouched,
+    Flying(DeviceId),
+    Done,
+}
+
+impl Unfolding {
+    pub(crate) fn new(setup: &Setup) -> Unfolding {
+        let unfolds = setup.models.iter().any(|model| model.walk.is_unfolded());
+        let slots = if unfolds { setup.limits.requests } else { 0 };
+        Unfolding {
+            models: setup.models.clone(),
+            walks: (0..slots).map(|_| None).collect(),
+            told: None,
+            forbids_padding: false,
+        }
+    }
+
+    /// From now on a step beyond the end of a sequence whose length is known is an error.
+    pub(crate) fn forbid_padding(&mut self) {
+        self.forbids_padding = true;
+    }
+
+    fn check_size(&self, now: Time, run: &Run<'_>) {
+        let model = &self.models[run.model.index()];
+        let most = model.blocks[run.block.index()].max_batch().min(model.max_batch);
+        assert!(run.rows <= most, "a batch of {} rows of {:?}, which allows {most}, at {now:?}", run.rows, run.block);
+    }
+}
+
+impl Walk {
+    /// A member is started.
+    fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
+        if self.lost && self.flying == 0 {
+            self.start_over();
+        }
+        assert!(!self.over && !self.lost, "a node was started after its request had ended or was lost: {run:?}");
+        self.flying += 1;
+        let (block, steps) = (run.block.index(), model.blocks[run.block.index()].steps);
+        if steps == Steps::Nodes {
+            self.start_node(run.block, node, run.device);
+            return;
+        }
+        let (started, done) = self.lines[block];
+        assert_eq!(node, started, "the next step of block {block} is {started}, not {node}: {run:?}");
+        let behind = done == started || self.device[block] == run.device;
+        assert!(behind, "step {node} of block {block} was started before the one before it was done: {run:?}");
+        assert!(self.is_open(model, block), "block {block} was started before what comes before it was done: {run:?}");
+        let padding = steps != Steps::UntilEnd && node >= self.request.extent.steps(steps);
+        assert!(!(padding && forbids_padding), "step {node} of block {block} is padding: {run:?}");
+        self.lines[block].0 += 1;
+        self.device[block] = run.device;
+    }
+
+    fn start_node(&mut self, block: BlockId, node: u32, device: DeviceId) {
+        let graph = self.graph.as_ref().expect("a request of this model brings a graph");
+        assert_eq!(graph.block(node), block, "node {node} is of another block");
+        assert_eq!(self.nodes[node as usize], Progress::Untouched, "node {node} was started twice");
+        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+            let met = match self.nodes[input as usize] {
+                Progress::Untouched => false,
+                Progress::Flying(other) => other == device && graph.block(input) == block,
+                Progress::Done => true,
+            };
+            assert!(met, "node {node} was started before its input {input}");
+        }
+        self.nodes[node as usize] = Progress::Flying(device);
+    }
+
+    /// Whether all blocks are done that come before this one, those beside it not counted.
+    fn is_open(&self, model: &Model, block: usize) -> bool {
+        let first = (0..=block).rev().find(|&at| !model.blocks[at].beside).unwrap_or(0);
+        (0..first).all(|before| self.is_done(&model.blocks[before], before))
+    }
+
+    fn is_done(&self, block: &Block, at: usize) -> bool {
+        match block.steps {
+            Steps::Nodes => self.nodes.iter().all(|node| *node == Progress::Done),
+            steps => self.lines[at].1 >= self.steps(steps),
+        }
+    }
+
+    /// How many steps the request really takes.
+    fn steps(&self, steps: Steps) -> u32 {
+        match (steps, self.output) {
+            (Steps::UntilEnd, output) if output > 0 => output.min(self.request.extent.limit),
+            _ => self.request.extent.steps(steps),
+        }
+    }
+
+    fn land(&mut self, run: &Run<'_>, steps: Steps, node: u32, lost: bool) {
+        self.flying -= 1;
+        self.lost |= lost && !self.over;
+        match steps {
+            Steps::Nodes => self.nodes[node as usize] = Progress::Done,
+            _ => self.lines[run.block.index()].1 += 1,
+        }
+    }
+
+    fn start_over(&mut self) {
+        self.lost = false;
+        self.lines.fill((0, 0));
+        self.nodes.fill(Progress::Untouched);
+    }
+}
+
+impl Observer for Unfolding {
+    fn unfolds(&mut self, _slot: RequestSlot, output: u32, graph: Option<&Graph>) {
+        self.told = Some((output, graph.cloned()));
+    }
+
+    fn accepted(&mut self, _id: u64, request: &Request) {
+        let model = &self.models[request.model.index()];
+        if !model.walk.is_unfolded() {
+            return;
+        }
+        let (output, graph) = self.told.take().expect("the world tells of what unfolds");
+        let blocks = model.blocks.len();
+        let nodes = vec![Progress::Untouched; graph.as_ref().map_or(0, Graph::len)];
+        let before = self.walks[request.slot.index()].replace(Walk {
+            request: *request,
+            output,
+            graph,
+            lines: vec![(0, 0); blocks],
+            nodes,
+            device: vec![DeviceId(0); blocks],
+            flying: 0,
+            lost: false,
+            over: false,
+        });
+        assert!(before.is_none_or(|walk| walk.over && walk.flying == 0), "a slot was reused while tasks name it");
+    }
+
+    fn started(&mut self, now: Time, run: &Run<'_>) {
+        let model = &self.models[run.model.index()];
+        if !model.walk.is_unfolded() {
+            return;
+        }
+        self.check_size(now, run);
+        assert_eq!(run.nodes.len(), run.slots.len(), "every member of a walk that unfolds has a node: {run:?}");
+        for (slot, &node) in run.slots.iter().zip(run.nodes) {
+            let walk = self.walks[slot.index()].as_mut().expect("members were accepted");
+            walk.start(model, run, node, self.forbids_padding);
+        }
+    }
+
+    fn done(&mut self, now: Time, run: &Run<'_>) {
+        let model = &self.models[run.model.index()];
+        if !model.walk.is_unfolded() {
+            return;
+        }
+        let steps = model.blocks[run.block.index()].steps;
+        for (slot, &node) in run.slots.iter().zip(run.nodes) {
+            let walk = self.walks[slot.index()].as_mut().expect("members were accepted");
+            // Nothing ends before its time but what was lost.
+            walk.land(run, steps, node, now < run.end);
+        }
+    }
+
+    fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        let model = &self.models[request.model.index()];
+        let Some(walk) = self.walks.get_mut(request.slot.index()).and_then(Option::as_mut) else { return };
+        if !model.walk.is_unfolded() {
+            return;
+        }
+        walk.over = true;
+        let complete = model.blocks.iter().enumerate().all(|(at, block)| walk.is_done(block, at));
+        assert!(end != End::Finished || complete, "request {id} was answered at {now:?} before its walk was complete");
+    }
+}
