@@ -38,11 +38,6 @@ impl Draft {
         self.graph.initializer.push(float_tensor(name, dims, &elements));
     }
 
-    pub(crate) fn zeros(&mut self, name: &str, dims: &[i64]) {
-        let count = dims.iter().product::<i64>() as usize;
-        self.graph.initializer.push(float_tensor(name, dims, &vec![0.0; count]));
-    }
-
     pub(crate) fn ints(&mut self, name: &str, elements: &[i64]) {
         self.graph.initializer.push(int_tensor(name, elements));
     }

@@ -23,6 +23,7 @@ mod fixture;
 mod graph;
 mod line;
 mod proto;
+mod recurrent;
 mod shapes;
 #[cfg(test)]
 mod tests;
@@ -32,3 +33,4 @@ pub use blocks::{Block, SLICER_VERSION, Slices};
 pub use cuts::Cuts;
 pub use error::OnnxError;
 pub use graph::Model;
+pub use recurrent::{Answer, Cell, Cells};

@@ -93,7 +93,7 @@ impl<'m> Line<'m> {
                     rows.insert(value);
                     self.lives[value] = Some((made, place));
                 } else {
-                    self.stuck[made..=place].iter_mut().for_each(|cut| drop(cut.get_or_insert(value)));
+                    self.stuck[made..=place].iter_mut().for_each(|cut| *cut = cut.or(Some(value)));
                 }
             }
             self.needs.push(rows);

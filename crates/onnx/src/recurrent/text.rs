@@ -1,0 +1,40 @@
+//! Cells as `model.toml` says them.
+
+use super::Cells;
+use std::fmt::Write;
+
+/// The longest request of a model whose owner has not said it.
+const MAX_LENGTH: usize = 512;
+
+impl Cells {
+    /// The walk, the blocks and the outputs, as sections of `model.toml`.
+    pub fn to_toml(&self) -> String {
+        let mut text = format!("walk = \"{}\"\nmax_length = {MAX_LENGTH}\n", self.walk);
+        for cell in &self.blocks {
+            let once = if cell.once { "once = true\n" } else { "" };
+            let _ = write!(text, "\n[[block]]\nname = {}\n{once}[block.inputs]\n", quoted(&cell.name));
+            for (input, from) in &cell.inputs {
+                let _ = writeln!(text, "{} = {}", quoted(input), quoted(from));
+            }
+        }
+        for answer in &self.outputs {
+            let take = if answer.every { "every" } else { "last" };
+            let (name, from) = (quoted(&answer.name), quoted(&answer.from));
+            let _ = write!(text, "\n[[output]]\nname = {name}\nfrom = {from}\ntake = \"{take}\"\n");
+        }
+        text
+    }
+}
+
+/// A string of TOML.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => drop(write!(quoted, "\\u{:04X}", u32::from(control))),
+            plain => quoted.push(plain),
+        }
+    }
+    quoted + "\""
+}

@@ -1,0 +1,232 @@
+//! Cutting a model in one file into blocks: for `ripieno slice`, and at load where `granularity` says so.
+//!
+//! Stages shall be even in time, so the layers are measured first: written to a folder that is removed again, loaded as a
+//! chain, and run on the engine that will serve. An engine that cannot run them leaves the estimate from their shapes.
+//! What is cut at load is kept beside the model's profiles, under the file's hash, the cut and the slicer's version, so that
+//! only the first start pays for it.
+
+use super::cache::{cache_folders, hash_of, keep_folder};
+use super::config::Granularity;
+use super::plan::{Plan, Target};
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, Engine, Measurement, ModelSource, Tensor, measure};
+use ripieno_model::TensorSpec;
+use ripieno_onnx::{Cuts, Model, SLICER_VERSION, Slices};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// The batch that layers are compared at.
+const MEASURED_BATCH: usize = 8;
+/// The length that open dimensions are given.
+const MEASURED_LENGTH: i64 = 64;
+/// About how long all layers are measured together.
+const MEASURE_FOR: Duration = Duration::from_secs(5);
+
+/// Where a model is to be cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Into so many blocks that are even in time.
+    Stages(usize),
+    /// Between any two layers.
+    Layers,
+    /// Behind the operators that compute these tensors.
+    At(Vec<String>),
+}
+
+/// What was cut.
+pub struct Sliced<'m> {
+    /// The blocks.
+    pub slices: Slices<'m>,
+    /// What each takes for a batch of 8, in milliseconds, and whether that was measured.
+    pub costs_ms: Vec<f64>,
+    /// Whether those times were measured; estimated from shapes if not.
+    pub measured: bool,
+    /// What is odd about it.
+    pub warnings: Vec<String>,
+}
+
+/// Cuts a model; `engine` measures its layers, where times matter.
+pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Result<Sliced<'m>, String> {
+    let text = |error: ripieno_onnx::OnnxError| error.to_string();
+    let mut warnings = Vec::new();
+    let layers = model.layers();
+    let (cuts, kind) = match cut {
+        Cut::Layers => (layers.clone(), "layer"),
+        Cut::At(tensors) => (model.cuts_at(tensors).map_err(text)?, "stage"),
+        Cut::Stages(stages) => {
+            let costs = costs(model, &layers, engine, &mut warnings)?;
+            (model.stages(&layers, &costs, *stages).map_err(text)?, "stage")
+        }
+    };
+    let before = warnings.len();
+    let costs = costs(model, &cuts, engine, &mut warnings)?;
+    warnings.truncate(before.max(usize::from(warnings.len() > before)));
+    let slices = model.slice(&cuts, kind).map_err(text)?;
+    let measured = engine.is_some() && warnings.is_empty();
+    warnings.extend(shared_warning(&slices));
+    let costs_ms = costs.into_iter().map(|nanos| nanos as f64 / 1e6).collect();
+    Ok(Sliced { slices, costs_ms, measured, warnings })
+}
+
+fn shared_warning(slices: &Slices<'_>) -> Option<String> {
+    let total: u64 = slices.blocks.iter().map(|block| block.weight_bytes).sum();
+    let shared = slices.shared();
+    (shared > total / 8).then(|| {
+        let (shared, total) = (shared >> 20, total >> 20);
+        format!("{shared} of {total} MB of weights are used by several blocks and so are in each of them; cut elsewhere or less often")
+    })
+}
+
+/// What each block takes, in nanoseconds: measured if there is an engine that runs them, else estimated.
+fn costs(
+    model: &Model,
+    cuts: &Cuts,
+    engine: Option<&dyn Engine>,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<u64>, String> {
+    let estimate = || model.estimate(cuts, MEASURED_BATCH as i64);
+    let Some(engine) = engine else { return Ok(estimate()) };
+    let slices = model.slice(cuts, "block").map_err(|error| error.to_string())?;
+    match measured(&slices, engine) {
+        Ok(costs) => Ok(costs),
+        Err(cause) => {
+            warnings.push(format!("times are estimated from shapes, since the blocks cannot be measured: {cause}"));
+            Ok(estimate())
+        }
+    }
+}
+
+fn measured(slices: &Slices<'_>, engine: &dyn Engine) -> Result<Vec<u64>, String> {
+    let folder = Scratch::new()?;
+    slices.write(&folder.0).map_err(|error| error.to_string())?;
+    let source = source("model", &folder.0, slices.blocks.iter().map(|block| block.name.clone()), MEASURED_BATCH);
+    let loaded = engine.load(&source).map_err(|error| error.to_string())?;
+    let example = loaded.inputs().iter().map(example).collect::<Result<Vec<_>, _>>()?;
+    let measurement = Measurement { max_batch: MEASURED_BATCH, budget: MEASURE_FOR, example: Some(example.into()) };
+    let profiles = measure(engine, &loaded, &measurement, &mut |_| {}).map_err(|error| error.to_string())?;
+    Ok(profiles.iter().map(|profile| profile.latency(MEASURED_BATCH).max(Nanos(1)).0.unsigned_abs()).collect())
+}
+
+/// The blocks of a folder as a chain.
+pub fn source(name: &str, folder: &Path, blocks: impl Iterator<Item = String>, max_batch: usize) -> ModelSource {
+    let block = |name: String| {
+        let path = Some(folder.join(format!("{name}.onnx")));
+        BlockSource { path, ..BlockSource::new(name) }
+    };
+    ModelSource::new(name, blocks.map(block).collect(), max_batch)
+}
+
+/// One row of zeros, valid as ids, or ones.
+fn example(spec: &TensorSpec) -> Result<Tensor, String> {
+    let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { MEASURED_LENGTH } else { dim });
+    let shape: Vec<i64> = [1].into_iter().chain(row).collect();
+    let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
+    let elements = elements.filter(|&elements| elements <= 1 << 28);
+    let elements = elements.ok_or_else(|| format!("input '{}' of shape {shape:?} is too large", spec.name))?;
+    let one: &[u8] = match spec.datatype.name() {
+        "FP32" => &1f32.to_le_bytes(),
+        _ => &[0; 8][..spec.datatype.size().unwrap_or(4)],
+    };
+    Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: one.repeat(elements).into() })
+}
+
+/// A temporary folder, removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Scratch, String> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ripieno-slices-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|error| format!("{}: cannot be made: {error}", path.display()))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Cuts the model of a plan as its owner says, and makes the blocks what is to be loaded; true if there is anything to cut.
+pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Result<bool, String> {
+    let (cut_to, word) = match plan.config.granularity {
+        Granularity::Whole => return Ok(false),
+        Granularity::Stages(stages) => (Cut::Stages(stages), format!("stages-{stages}")),
+        Granularity::Layers => (Cut::Layers, "layers".to_owned()),
+    };
+    let [BlockSource { path: Some(file), .. }] = &plan.source.blocks[..] else { return Ok(false) };
+    let device = if matches!(cut_to, Cut::Stages(_)) { target.engine.device_key() } else { String::new() };
+    let model = Model::read(file).map_err(|error| error.to_string())?;
+    let files = std::iter::once(file.clone()).chain(model.external_files());
+    let hashes = files.map(|file| hash_of(&file)).collect::<Result<Vec<_>, _>>()?;
+    let key = format!("{SLICER_VERSION}\n{word}\n{device}\n{may_measure}\n{}", hashes.join(","));
+    let folder = match cached(&plan.folder, &key) {
+        Some(folder) => folder,
+        None => {
+            let engine = (may_measure && !device.is_empty()).then_some(&*target.engine);
+            let sliced = cut(&model, &cut_to, engine)?;
+            sliced.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", plan.name));
+            keep(&plan.folder, &key, &sliced.slices)?
+        }
+    };
+    let max_batch = plan.source.max_batch;
+    plan.source.blocks = source(&plan.name, &folder, names(&folder)?.into_iter(), max_batch).blocks;
+    Ok(true)
+}
+
+/// The list of a folder's blocks, in order; a folder without one is not whole.
+const LIST: &str = "blocks.json";
+
+fn names(folder: &Path) -> Result<Vec<String>, String> {
+    let path = folder.join(LIST);
+    let text = fs::read(&path).map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
+    serde_json::from_slice(&text).map_err(|error| format!("{}: it is corrupt: {error}; remove the folder", path.display()))
+}
+
+fn cached(model_folder: &Path, key: &str) -> Option<PathBuf> {
+    let folders = cache_folders(model_folder).into_iter().map(|folder| folder.join(folder_name(key)));
+    folders.into_iter().find(|folder| {
+        let blocks = names(folder).unwrap_or_default();
+        !blocks.is_empty() && blocks.iter().all(|name| folder.join(format!("{name}.onnx")).is_file())
+    })
+}
+
+fn folder_name(key: &str) -> String {
+    format!("slices-{}", super::cache::short_hash(key))
+}
+
+fn keep(model_folder: &Path, key: &str, slices: &Slices<'_>) -> Result<PathBuf, String> {
+    let list: Vec<&str> = slices.blocks.iter().map(|block| block.name.as_str()).collect();
+    let list = serde_json::to_vec(&list).map_err(|error| error.to_string())?;
+    let write = |draft: &Path| {
+        slices.write(draft).map_err(|error| error.to_string())?;
+        fs::write(draft.join(LIST), &list).map_err(|error| error.to_string())
+    };
+    let mut causes = Vec::new();
+    for folder in cache_folders(model_folder) {
+        match keep_folder(&folder.join(folder_name(key)), write) {
+            Ok(kept) => return Ok(kept),
+            Err(cause) => causes.push(format!("{}: {cause}", folder.display())),
+        }
+    }
+    Err(format!("the blocks cannot be kept: {}", causes.join("; ")))
+}
+
+/// Inputs for a check: numbers that differ from row to row, small ids where the model takes integers.
+pub(super) fn varied(spec: &TensorSpec, row: usize, length: i64) -> Tensor {
+    let sizes = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { length } else { dim });
+    let shape: Vec<i64> = [1].into_iter().chain(sizes).collect();
+    let count = shape.iter().product::<i64>().max(0) as usize;
+    let number = |at: usize| (at * 7919 + row * 104_729 + 13) % 211;
+    let data: Vec<u8> = match spec.datatype.name() {
+        "FP32" => (0..count).flat_map(|at| (number(at) as f32 / 105.0 - 1.0).to_le_bytes()).collect(),
+        "INT64" => (0..count).flat_map(|at| ((number(at) % 32) as i64).to_le_bytes()).collect(),
+        "INT32" => (0..count).flat_map(|at| ((number(at) % 32) as i32).to_le_bytes()).collect(),
+        _ => vec![0; count * spec.datatype.size().unwrap_or(4)],
+    };
+    Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() }
+}

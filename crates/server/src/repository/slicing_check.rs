@@ -1,0 +1,123 @@
+//! Whether a chain of blocks gives what the whole gives, and what it costs more: for `ripieno slice --check`.
+//!
+//! Both are loaded side by side and run in turn, so that whatever else the machine does slows down both alike.
+
+use super::slicing::varied;
+use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
+use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
+use serde::Serialize;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// No batch is so slow.
+const PATIENCE: Duration = Duration::from_secs(600);
+const LENGTH: i64 = 24;
+
+/// One batch size, compared.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// Rows in the batch.
+    pub rows: usize,
+    /// The largest difference of any output's number.
+    pub difference: f64,
+    /// The median time of the whole, in milliseconds.
+    pub whole_ms: f64,
+    /// The median time of all blocks together.
+    pub blocks_ms: f64,
+    /// The median of blocks over whole, run by run.
+    pub ratio: f64,
+}
+
+/// Compares a model with its blocks at each of these batch sizes, over `runs` runs each.
+pub fn compare(
+    engine: &dyn Engine,
+    whole: &ModelSource,
+    blocks: &ModelSource,
+    batches: &[usize],
+    runs: usize,
+) -> Result<Vec<Comparison>, String> {
+    let (sender, results) = channel();
+    let device = engine.open(Arc::new(move |result| drop(sender.send(result)))).map_err(|error| error.to_string())?;
+    let mut sides = Vec::with_capacity(2);
+    for (number, source) in [whole, blocks].into_iter().enumerate() {
+        let loaded = engine.load(source).map_err(|error| error.to_string())?;
+        let id = ModelId(number as u16);
+        device.attach(id, Arc::clone(&loaded));
+        sides.push(Side { device: &*device, results: &results, id, loaded });
+    }
+    batches.iter().map(|&rows| compare_at(&sides, rows, runs.max(1))).collect()
+}
+
+fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison, String> {
+    let specs = sides[0].loaded.inputs();
+    let row = |row: usize| specs.iter().map(|spec| varied(spec, row, LENGTH)).collect();
+    let inputs: Vec<Arc<Entry>> = (0..rows).map(|at| Arc::new(Entry::of(row(at)))).collect();
+    let answers = sides.iter().map(|side| side.run(&inputs)).collect::<Result<Vec<_>, _>>()?;
+    let difference = difference(&answers[0].0, &answers[1].0)?;
+    let (mut whole, mut blocks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let [(_, first), (_, second)] = [sides[0].run(&inputs)?, sides[1].run(&inputs)?];
+        whole.push(first);
+        blocks.push(second);
+        ratios.push(second / first.max(1e-9));
+    }
+    let [whole_ms, blocks_ms, ratio] = [whole, blocks, ratios].map(median);
+    Ok(Comparison { rows, difference, whole_ms, blocks_ms, ratio })
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// A model on the device.
+struct Side<'a> {
+    device: &'a dyn Device,
+    results: &'a Receiver<TaskResult>,
+    id: ModelId,
+    loaded: Arc<dyn Loaded>,
+}
+
+impl Side<'_> {
+    /// Runs one batch through all blocks: each request's outputs, and the time of all blocks in milliseconds.
+    fn run(&self, entries: &[Arc<Entry>]) -> Result<(Vec<Vec<Tensor>>, f64), String> {
+        let (mut answers, mut millis) = (Vec::new(), 0.0);
+        for block in 0..self.loaded.blocks() {
+            let member = |(slot, entry): (usize, &Arc<Entry>)| {
+                Member::new(RequestSlot(slot as u32), 1, (block == 0).then(|| Arc::clone(entry)))
+            };
+            let members = entries.iter().enumerate().map(member).collect();
+            let (id, block) = (TaskId(0), BlockId(block as u16));
+            let task = Task { id, model: self.id, block, members, not_before: None };
+            self.device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
+            let result = self.results.recv_timeout(PATIENCE).map_err(|_| "the device does not answer".to_owned())?;
+            millis += result.finished.saturating_duration_since(result.started).as_secs_f64() * 1e3;
+            let progress = result.outcome.map_err(|error| error.to_string())?;
+            answers = progress.into_iter().map(|member| member.outputs).collect();
+        }
+        Ok((answers, millis))
+    }
+}
+
+fn difference(whole: &[Vec<Tensor>], blocks: &[Vec<Tensor>]) -> Result<f64, String> {
+    let mut largest = 0f64;
+    for (whole, blocks) in whole.iter().zip(blocks) {
+        for tensor in whole {
+            let twin = blocks.iter().find(|twin| twin.name == tensor.name && twin.shape == tensor.shape);
+            let twin = twin.ok_or_else(|| format!("the blocks do not give output '{}' as the whole does", tensor.name))?;
+            largest = largest.max(tensor_difference(tensor, twin));
+        }
+    }
+    Ok(largest)
+}
+
+/// Of numbers, the largest difference; of anything else, whether the bytes are the same.
+fn tensor_difference(a: &Tensor, b: &Tensor) -> f64 {
+    if a.datatype.name() != "FP32" {
+        return if a.data == b.data { 0.0 } else { f64::INFINITY };
+    }
+    let number = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
+    let pairs = a.data.as_chunks().0.iter().zip(b.data.as_chunks().0);
+    pairs.map(|(a, b)| (number(a) - number(b)).abs()).map(|gap| if gap.is_nan() { f64::INFINITY } else { gap }).fold(0.0, f64::max)
+}
