@@ -205,27 +205,30 @@ fn nexus_routes_requests_as_they_arrive() {
     );
 }
 
+/// Nexus whose batches have at most the planned size.
+fn window() -> Options {
+    Options::from([("gather".to_owned(), OptionValue::Text("window".to_owned()))])
+}
+
 /// Planned are batches of 6, since 2ℓ(6) = 22. Eight that come while one runs are one batch, since ℓ(8) = 13 is in time; with
-/// `window` they are two.
+/// `window` six run first, after which only one more can.
 #[test]
 fn nexus_may_exceed_its_planned_batch() {
     let requests: Vec<_> = [(0.0, 1), (1.0, 8)].into_iter().flat_map(|(at, n)| vec![(at, 0); n]).collect();
-    let tasks = |gather: &str| {
-        let options = Options::from([("gather".to_owned(), OptionValue::Text(gather.to_owned()))]);
-        tasks_of("nexus", &options, 1, &[(1.0, 5.0, 22)], &requests)
-    };
+    let tasks = |options: Options| tasks_of("nexus", &options, 1, &[(1.0, 5.0, 22)], &requests);
     expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,19,0,a,a,2 3 4 5 6 7 8 9
     "#]]
-    .assert_eq(&tasks("window-max"));
+    .assert_eq(&tasks(Options::new()));
     expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,6,0,a,a,1
         6,17,0,a,a,2 3 4 5 6 7
+        17,23,0,a,a,8
     "#]]
-    .assert_eq(&tasks("window"));
+    .assert_eq(&tasks(window()));
 }
 
 /// Six requests run from 0 to 11 and six from 11 to 22. Then one that is due at 32 waits, for which only ℓ(5) = 10 is in time,
@@ -234,17 +237,11 @@ fn nexus_may_exceed_its_planned_batch() {
 fn nexus_drops_a_head_to_keep_its_planned_batch() {
     let requests: Vec<_> =
         [(0.0, 6), (1.0, 6), (10.0, 1), (11.0, 7)].into_iter().flat_map(|(at, n)| vec![(at, 0); n]).collect();
-    check(
-        "nexus",
-        &[],
-        1,
-        &[(1.0, 5.0, 22)],
-        &requests,
-        &expect![[r#"
+    expect![[r#"
         start_ms,end_ms,device,model,block,members
         0,11,0,a,a,1 2 3 4 5 6
         11,22,0,a,a,7 8 9 10 11 12
         22,33,0,a,a,14 15 16 17 18 19
-    "#]],
-    );
+    "#]]
+    .assert_eq(&tasks_of("nexus", &window(), 1, &[(1.0, 5.0, 22)], &requests));
 }
