@@ -11,9 +11,9 @@ use std::collections::BinaryHeap;
 /// Requests taken in one turn, so that grants are looked at often.
 const ARRIVALS_A_TURN: usize = 256;
 
-/// Ends of tasks taken in one turn: far more batches than so many arrivals make, or a shard that is behind would free
+/// Ends of tasks taken in one turn: no fewer than arrivals, which may start one by one, or a shard that is behind would free
 /// devices more slowly than it fills them.
-const ENDS_A_TURN: usize = 64;
+const ENDS_A_TURN: usize = ARRIVALS_A_TURN;
 
 /// What comes to a shard and when.
 pub(super) struct Plan {
@@ -118,24 +118,20 @@ impl Load {
         ended
     }
 
-    /// A batch of `rows` requests starts; `waited` is how long its decision took.
-    pub(super) fn start(
-        &mut self,
-        at: Time,
-        task: TaskId,
-        block: (ModelId, BlockId),
-        rows: usize,
-        waited: Option<Nanos>,
-    ) {
-        let latency = self.plan.models[block.0.index()].blocks[block.1.index()].profile.latency(rows);
-        self.ends.push(Reverse((at + latency, task)));
-        if at < self.plan.counted_from {
-            return;
+    /// A batch of `rows` requests starts.
+    pub(super) fn start(&mut self, now: Time, task: TaskId, (model, block): (ModelId, BlockId), rows: usize) {
+        let latency = self.plan.models[model.index()].blocks[block.index()].profile.latency(rows);
+        self.ends.push(Reverse((now + latency, task)));
+        if now >= self.plan.counted_from {
+            self.tally.batches += 1;
+            self.tally.batched += rows as u64;
         }
-        self.tally.batches += 1;
-        self.tally.batched += rows as u64;
-        if let Some(waited) = waited {
-            self.tally.decision.record(waited);
+    }
+
+    /// The decision to start a batch, handed out at `at`, took this long.
+    pub(super) fn decided(&mut self, at: Time, took: Nanos) {
+        if at >= self.plan.counted_from {
+            self.tally.decision.record(took);
         }
     }
 

@@ -27,11 +27,7 @@ impl MatchmakerThread {
         while !stop.load(Ordering::Relaxed) {
             let now = clock.now();
             meter.begin(now);
-            let worked = self.turn(now);
-            meter.worked(worked);
-            if !worked {
-                std::hint::spin_loop();
-            }
+            meter.worked(self.turn(now));
         }
         meter.spent
     }

@@ -61,8 +61,8 @@ impl ShardThread {
         (self.load, meter.spent)
     }
 
-    /// Takes in what is there, decides, tells. Whether there was anything to do. `at_hand_out` is asked when a batch is
-    /// handed out.
+    /// Takes in what is there, decides, tells. Whether there was anything to do. `at_hand_out` is asked when
+    /// batches have been handed out.
     pub(super) fn turn(&mut self, now: Time, at_hand_out: impl Fn() -> Time) -> bool {
         let ShardThread { shard, load, openings, .. } = self;
         let mut inputs = load.arrive(now, |request| {
@@ -85,19 +85,33 @@ impl ShardThread {
     }
 
     fn perform(&mut self, now: Time, at_hand_out: impl Fn() -> Time) {
+        let mut started = false;
         for action in self.out.actions() {
             match *action {
                 Action::Start { task, model, block, .. } => {
-                    let at = at_hand_out();
-                    let waited = self.openings.started(model, at);
-                    self.load.start(at, task, (model, block), self.shard.members(task).len(), waited);
+                    self.load.start(now, task, (model, block), self.shard.members(task).len());
+                    started = true;
                 }
                 Action::Finish { request } => self.load.finish(now, request),
                 Action::Reject { request, .. } => self.load.reject(request),
                 Action::Cancel { .. } => unreachable!("no sharded policy aborts running work"),
             }
         }
+        if started {
+            self.note_decisions(at_hand_out());
+        }
         self.out.clear();
+    }
+
+    /// All batches of a turn count as handed out with the last of them: one look at the clock, and never too early.
+    fn note_decisions(&mut self, at: Time) {
+        for action in self.out.actions() {
+            if let Action::Start { model, .. } = *action
+                && let Some(waited) = self.openings.started(model, at)
+            {
+                self.load.decided(at, waited);
+            }
+        }
     }
 
     fn tell(&mut self, now: Time) {
