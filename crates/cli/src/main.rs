@@ -15,6 +15,7 @@ mod reproduce;
 mod serve;
 mod service;
 mod simulate;
+mod slice;
 mod tables;
 
 use clap::{Parser, Subcommand};
@@ -37,6 +38,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Models(models::ModelsArgs),
     Profile(models::ProfileArgs),
+    Slice(slice::SliceArgs),
     Bench(bench::BenchArgs),
     BenchScheduler(bench_scheduler::BenchSchedulerArgs),
     BenchWakeup(bench_wakeup::BenchWakeupArgs),
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Models(args) => models::list(&args),
         Command::Profile(args) => models::measure(&args),
+        Command::Slice(args) => slice::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::BenchScheduler(args) => bench_scheduler::run(&args),
         Command::BenchWakeup(args) => bench_wakeup::run(&args),

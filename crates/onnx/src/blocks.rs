@@ -1,10 +1,12 @@
 //! Blocks: self-contained ONNX files whose chain computes what the whole does.
 //!
 //! A block takes and gives tensors by the names of the whole model, so whatever runs the chain ties them together by name,
-//! and a tensor that a block does not use passes it by. Each weight goes into the block that uses it, so all blocks together
+//! and a tensor that a block does not use passes it by. One whose batch is not the first dimension travels as NAME.rows, with
+//! the batch first. Each weight goes into the block that uses it, so all blocks together
 //! hold one copy; a weight that several blocks use is in each of them, and [`Slices::shared`] says how much that is.
 
 use crate::cuts::Cuts;
+use crate::dim::Dim;
 use crate::error::{OnnxError, refuse};
 use crate::graph::Model;
 use crate::line::{Line, row_bytes};
@@ -163,21 +165,43 @@ impl Model {
     }
 
     fn spec(&self, value: usize) -> TensorSpec {
+        let shape = self.travelling(value).1;
+        let shape = shape.into_iter().map(|dim| dim.value().filter(|&size| size > 0).unwrap_or(-1)).collect();
+        TensorSpec { name: self.travelling(value).0, datatype: datatype(self.values[value].elem), shape }
+    }
+
+    /// The name and shape under which a value travels between blocks: the batch first.
+    fn travelling(&self, value: usize) -> (String, Vec<Dim>) {
         let value = &self.values[value];
-        let shape = value.shape.iter().map(|dim| dim.value().filter(|&size| size > 0).unwrap_or(-1)).collect();
-        TensorSpec { name: value.name.clone(), datatype: datatype(value.elem), shape }
+        let Some(batch @ 1..) = value.batch_axis() else { return (value.name.clone(), value.shape.clone()) };
+        let mut shape = value.shape.clone();
+        shape[..=batch].rotate_right(1);
+        (format!("{}.rows", value.name), shape)
+    }
+
+    /// The operators that turn a value for its travel, and back; none where it travels as it is.
+    fn turns(&self, value: usize) -> Option<(NodeProto, NodeProto)> {
+        let (name, _) = self.travelling(value);
+        let value = &self.values[value];
+        let batch = value.batch_axis().filter(|&axis| axis > 0)?;
+        let mut order: Vec<i64> = (0..value.shape.len() as i64).collect();
+        order[..=batch].rotate_right(1);
+        let there = NodeProto::new("Transpose", &[&value.name], &[&name]).with_ints("perm", &order);
+        order.sort_unstable();
+        order[..=batch].rotate_left(1);
+        Some((there, NodeProto::new("Transpose", &[&name], &[&value.name]).with_ints("perm", &order)))
     }
 
     /// How a file declares a value.
     pub(crate) fn declaration(&self, value: usize) -> ValueInfoProto {
-        let value = &self.values[value];
-        let dim = value.shape.iter().map(|dim| match dim.value().filter(|&size| size > 0) {
+        let (name, shape) = self.travelling(value);
+        let dim = shape.iter().map(|dim| match dim.value().filter(|&size| size > 0) {
             Some(size) => DimensionProto { dim_value: Some(size), dim_param: None },
             None => DimensionProto { dim_value: None, dim_param: Some(dim.to_string()) },
         });
         let shape = Some(ShapeProto { dim: dim.collect() });
-        let tensor_type = Some(TensorTypeProto { elem_type: value.elem, shape });
-        ValueInfoProto { name: value.name.clone(), r#type: Some(TypeProto { tensor_type }) }
+        let tensor_type = Some(TensorTypeProto { elem_type: self.values[value].elem, shape });
+        ValueInfoProto { name, r#type: Some(TypeProto { tensor_type }) }
     }
 
     /// The files beside the model that hold weights.
@@ -228,7 +252,10 @@ impl Slices<'_> {
     }
 
     fn file(&self, block: &Block, initializer: Vec<TensorProto>) -> ModelProto {
-        let nodes = block.nodes.iter().map(|&node| self.model.nodes[node].proto.clone());
+        let turned_back = block.takes.iter().filter_map(|&value| Some(self.model.turns(value)?.1));
+        let own = block.nodes.iter().map(|&node| self.model.nodes[node].proto.clone());
+        let turned = block.gives.iter().filter_map(|&value| Some(self.model.turns(value)?.0));
+        let nodes = turned_back.chain(own).chain(turned);
         self.model.file_around(GraphProto {
             node: nodes.collect::<Vec<NodeProto>>(),
             name: block.name.clone(),

@@ -120,7 +120,7 @@ impl Model {
         match line.hindrance(cut) {
             None => Ok(cut),
             Some(stuck) => refuse(format!(
-                "{file}: a cut behind '{tensor}' would have to carry '{stuck}', whose first dimension is not the batch: name \
+                "{file}: a cut behind '{tensor}' would have to carry '{stuck}', which has no dimension that is the batch: name \
                  another one"
             )),
         }

@@ -46,9 +46,15 @@ pub(crate) struct Value {
 }
 
 impl Value {
-    /// Whether it holds one row for each row of the batch, so that a device can carry it between blocks.
+    /// Whether it holds one row for each row of the batch, first dimension first.
     pub(crate) fn is_rows(&self) -> bool {
-        self.weight.is_none() && self.shape.first().is_some_and(Dim::is_batch)
+        self.batch_axis() == Some(0)
+    }
+
+    /// Which of its dimensions is the batch, whole and alone, so that a device can carry it between blocks.
+    pub(crate) fn batch_axis(&self) -> Option<usize> {
+        let batch = || self.shape.iter().position(Dim::is_batch);
+        if self.weight.is_none() { batch() } else { None }
     }
 }
 

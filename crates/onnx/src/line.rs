@@ -1,6 +1,7 @@
 //! The operators in a line, and what every cut of that line would have to carry.
 //!
-//! A device keeps rows between blocks: tensors whose first dimension is the batch. So each operator that gives rows, or that is
+//! A device keeps rows between blocks: tensors whose first dimension is the batch. One that has the batch elsewhere is turned
+//! at the end of a block and turned back in those that take it. So each operator that gives rows, or that is
 //! too costly to run twice, has one place in the line. The others (views, shapes, masks made of constants) have none: each
 //! block that needs their results computes them itself, from rows and weights. A cut is possible where everything that is needed
 //! behind it is rows, or follows from rows in that way; a residual that is used ten blocks later is carried past all of them.
@@ -64,7 +65,7 @@ impl<'m> Line<'m> {
         let has_place = |node: &Node| {
             let mut outputs = node.outputs.iter().flatten();
             let live = !outputs.clone().all(|&output| constant[output]);
-            live && (is_costly(&node.proto) || outputs.any(|&output| model.values[output].is_rows()))
+            live && (is_costly(&node.proto) || outputs.any(|&output| model.values[output].batch_axis().is_some()))
         };
         let places: Vec<usize> = (0..model.nodes.len()).filter(|&node| has_place(&model.nodes[node])).collect();
         let mut place_of = vec![None; model.nodes.len()];
@@ -89,7 +90,7 @@ impl<'m> Line<'m> {
             let mut rows = BTreeSet::new();
             for value in self.sources(node.inputs.iter().flatten().copied(), place_of) {
                 let Some(made) = made_at(value) else { continue };
-                if self.model.values[value].is_rows() {
+                if self.model.values[value].batch_axis().is_some() {
                     rows.insert(value);
                     self.lives[value] = Some((made, place));
                 } else {
@@ -144,7 +145,9 @@ impl<'m> Line<'m> {
         let mut change = vec![0i128; self.len() + 2];
         for (value, lives) in self.lives.iter().enumerate() {
             let Some((from, to)) = *lives else { continue };
-            let price = i128::from(row_bytes(self.model, value) + TENSOR);
+            let bytes = row_bytes(self.model, value);
+            let turned = if self.model.values[value].is_rows() { 0 } else { bytes };
+            let price = i128::from(bytes + turned + TENSOR);
             change[from] += price;
             change[to + 1] -= price;
         }
@@ -161,7 +164,9 @@ impl<'m> Line<'m> {
 /// Bytes of one row of a value.
 pub(crate) fn row_bytes(model: &Model, value: usize) -> u64 {
     let value = &model.values[value];
-    let row = value.shape.iter().skip(1).map(|dim| dim.estimate(&|_| NOMINAL_LENGTH));
+    let batch = value.batch_axis();
+    let row = value.shape.iter().enumerate().filter(|(axis, _)| Some(*axis) != batch);
+    let row = row.map(|(_, dim)| dim.estimate(&|_| NOMINAL_LENGTH));
     let elements = row.fold(1, i64::saturating_mul);
     elements.unsigned_abs().saturating_mul(element_bytes(value.elem).unwrap_or(8) as u64).min(LARGEST)
 }

@@ -109,22 +109,47 @@ fn more_stages_than_layers_are_refused() {
     assert!(refused.contains("7 stages are asked for, but the model has 6 layers that can be parted"), "{refused}");
 }
 
-/// Time first in the middle: nothing there can be carried, so there is no cut.
+/// Time first in the middle, as recurrent operators want it.
 #[test]
-fn no_cut_where_the_batch_is_not_first() {
+fn a_batch_that_is_not_first_is_turned_for_its_travel() {
     let mut draft = Draft::default();
     draft.input("x", elem::FLOAT, &[-1, -2, 4]);
-    draft.op("Transpose", &["x"], &["turned"]).attribute = crate::fixture::perm(&[1, 0, 2]);
-    for (from, to) in [("turned", "h1"), ("h1", "h2")] {
-        draft.weight(&format!("{to}_w"), &[4, 4]);
-        draft.op("MatMul", &[from, &format!("{to}_w")], &[to]);
+    draft.op("Transpose", &["x"], &["other"]).attribute = crate::fixture::perm(&[1, 0, 2]);
+    for (from, to) in [("other", "h1"), ("h1", "h2")] {
+        draft.weight(&format!("{to}_v"), &[4, 4]);
+        draft.op("MatMul", &[from, &format!("{to}_v")], &[to]);
     }
     draft.op("Transpose", &["h2"], &["y"]).attribute = crate::fixture::perm(&[1, 0, 2]);
     draft.output("y", &[-1, -2, 4]);
     let model = draft.model();
+    let cuts = model.cuts_at(&["h1".to_owned()]).unwrap();
+    let slices = model.slice(&cuts, "part").unwrap();
+    assert_eq!(
+        (names(&slices.blocks[0].outputs), &slices.blocks[0].outputs[0].shape),
+        (vec!["h1.rows"], &vec![-1, -1, 4])
+    );
+    let inputs = Tensors::from([("x".to_owned(), numbers(&[2, 5, 4]))]);
+    check_equal(&draft, &inputs, &[cuts]);
+}
+
+/// Batch and length in one dimension: nothing there can be carried, so there is no cut.
+#[test]
+fn no_cut_where_the_batch_is_no_dimension() {
+    let mut draft = Draft::default();
+    draft.input("x", elem::FLOAT, &[-1, -2, 4]);
+    draft.ints("flat", &[-1, 4]);
+    draft.op("Reshape", &["x", "flat"], &["rows"]);
+    for (from, to) in [("rows", "h1"), ("h1", "h2")] {
+        draft.weight(&format!("{to}_w"), &[4, 4]);
+        draft.op("MatMul", &[from, &format!("{to}_w")], &[to]);
+    }
+    draft.op("Shape", &["x"], &["shape"]);
+    draft.op("Reshape", &["h2", "shape"], &["y"]);
+    draft.output("y", &[-1, -2, 4]);
+    let model = draft.model();
     assert_eq!(model.layers(), Cuts::none());
     let refused = model.cuts_at(&["h1".to_owned()]).unwrap_err().to_string();
-    assert!(refused.contains("would have to carry 'h1', whose first dimension is not the batch"), "{refused}");
+    assert!(refused.contains("would have to carry 'h1', which has no dimension"), "{refused}");
     assert_eq!(model.outputs()[0].shape, [-1, -1, 4]);
 }
 

@@ -184,7 +184,8 @@ const LIST: &str = "blocks.json";
 fn names(folder: &Path) -> Result<Vec<String>, String> {
     let path = folder.join(LIST);
     let text = fs::read(&path).map_err(|error| format!("{}: cannot be read: {error}", path.display()))?;
-    serde_json::from_slice(&text).map_err(|error| format!("{}: it is corrupt: {error}; remove the folder", path.display()))
+    serde_json::from_slice(&text)
+        .map_err(|error| format!("{}: it is corrupt: {error}; remove the folder", path.display()))
 }
 
 fn cached(model_folder: &Path, key: &str) -> Option<PathBuf> {

@@ -105,7 +105,8 @@ fn difference(whole: &[Vec<Tensor>], blocks: &[Vec<Tensor>]) -> Result<f64, Stri
     for (whole, blocks) in whole.iter().zip(blocks) {
         for tensor in whole {
             let twin = blocks.iter().find(|twin| twin.name == tensor.name && twin.shape == tensor.shape);
-            let twin = twin.ok_or_else(|| format!("the blocks do not give output '{}' as the whole does", tensor.name))?;
+            let twin =
+                twin.ok_or_else(|| format!("the blocks do not give output '{}' as the whole does", tensor.name))?;
             largest = largest.max(tensor_difference(tensor, twin));
         }
     }
@@ -119,5 +120,8 @@ fn tensor_difference(a: &Tensor, b: &Tensor) -> f64 {
     }
     let number = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
     let pairs = a.data.as_chunks().0.iter().zip(b.data.as_chunks().0);
-    pairs.map(|(a, b)| (number(a) - number(b)).abs()).map(|gap| if gap.is_nan() { f64::INFINITY } else { gap }).fold(0.0, f64::max)
+    pairs
+        .map(|(a, b)| (number(a) - number(b)).abs())
+        .map(|gap| if gap.is_nan() { f64::INFINITY } else { gap })
+        .fold(0.0, f64::max)
 }

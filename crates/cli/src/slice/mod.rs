@@ -1,0 +1,154 @@
+//! `ripieno slice`: cuts a model in one file into a chain of blocks, or a recurrent one into cells, ready to be served.
+
+mod print;
+
+use crate::devices::DeviceArgs;
+use crate::output::{self, print_json};
+use anyhow::{Context, bail};
+use clap::{ArgGroup, Args};
+use ripieno_executor::{BlockSource, Engine, ModelSource};
+use ripieno_onnx::{Cells, Model};
+use ripieno_report::Format;
+use ripieno_server::repository::slicing::{self, Cut, Sliced};
+use ripieno_server::repository::slicing_check::{Comparison, compare};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The batch sizes that are compared.
+const CHECKED: [usize; 3] = [1, 3, 8];
+/// The largest difference between the blocks and the whole that passes.
+const TOLERANCE: f64 = 1e-4;
+
+/// Cut a model in one file into a chain of blocks, so that batches may change on the way.
+///
+/// Writes a folder that `ripieno serve DIR` serves: model.toml and, in 1/, one ONNX file a block. The blocks, one after the
+/// other, give what the whole gives.
+#[derive(Args, Debug)]
+#[command(group(ArgGroup::new("how").required(true).args(["stages", "per_node", "at", "cells"])))]
+pub(crate) struct SliceArgs {
+    /// The model.
+    #[arg(value_name = "MODEL.onnx")]
+    model: PathBuf,
+
+    /// Into N blocks that are even in time, measured layer by layer.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    stages: Option<u16>,
+
+    /// Between any two layers: operators with weights, each with its normalisation and activation.
+    #[arg(long)]
+    per_node: bool,
+
+    /// Behind the operators that compute these tensors.
+    #[arg(long, value_name = "TENSOR,…", value_delimiter = ',')]
+    at: Vec<String>,
+
+    /// A recurrent model into cells: one step of each LSTM, GRU or RNN, and the walk that repeats it.
+    #[arg(long)]
+    cells: bool,
+
+    /// The folder to write; its name is the model's.
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+
+    /// Do not measure; estimate times from shapes.
+    #[arg(long)]
+    estimate: bool,
+
+    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times.
+    #[arg(long, conflicts_with = "cells")]
+    check: bool,
+
+    /// Runs of each for the comparison of times.
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "check")]
+    runs: usize,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
+    let model = Model::read(&args.model)?;
+    let folder = new_folder(&args.output)?;
+    if args.cells {
+        return cells(args, &model.cells()?, &folder);
+    }
+    let target = args.devices.target()?;
+    if target.emulates() {
+        bail!("--device emulated runs no models, so none can be measured; slice for --device cpu");
+    }
+    let cut = match (args.stages, args.per_node) {
+        (Some(stages), _) => Cut::Stages(usize::from(stages)),
+        (None, true) => Cut::Layers,
+        (None, false) => Cut::At(args.at.clone()),
+    };
+    let engine = (!args.estimate).then_some(&*target.engine);
+    let sliced = slicing::cut(&model, &cut, engine).map_err(anyhow::Error::msg)?;
+    sliced.slices.write(&folder)?;
+    let text = toml(sliced.slices.blocks.iter().map(|block| block.name.as_str()));
+    write(&args.output.join("model.toml"), &text)?;
+    let comparisons = if args.check { check(args, &target.engine, &sliced, &folder)? } else { Vec::new() };
+    match args.format {
+        Format::Json => print_json(&print::json(&sliced, &comparisons))?,
+        Format::Table => {
+            let last = format!("ripieno serve {}", args.output.display());
+            output::print(format!("{}\n\n{last}", print::table(&sliced, &comparisons)))?;
+        }
+    }
+    match comparisons.iter().find(|comparison| comparison.difference.is_nan() || comparison.difference > TOLERANCE) {
+        Some(wrong) => bail!("at {} rows the blocks differ from the whole by {:.2e}", wrong.rows, wrong.difference),
+        None => Ok(()),
+    }
+}
+
+/// The version folder of a folder that holds no model yet.
+fn new_folder(output: &Path) -> anyhow::Result<PathBuf> {
+    let version = output.join("1");
+    if version.exists() || output.join("model.toml").exists() {
+        bail!("{} holds a model already; remove it or name another folder", output.display());
+    }
+    fs::create_dir_all(&version).with_context(|| format!("{}: cannot be made", version.display()))?;
+    Ok(version)
+}
+
+fn toml<'a>(blocks: impl Iterator<Item = &'a str>) -> String {
+    let mut text =
+        "# Made by ripieno slice; slo_ms and the other keys of docs/models.md go above the blocks.\nwalk = \"chain\"\n"
+            .to_owned();
+    for name in blocks {
+        let _ = write!(text, "\n[[block]]\nname = \"{name}\"\nfile = \"{name}.onnx\"\n");
+    }
+    text
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
+}
+
+fn cells(args: &SliceArgs, cells: &Cells, folder: &Path) -> anyhow::Result<()> {
+    cells.write(folder)?;
+    write(&args.output.join("model.toml"), &cells.to_toml())?;
+    match args.format {
+        Format::Json => print_json(&print::cells_json(cells)),
+        Format::Table => output::print(print::cells(cells)),
+    }
+}
+
+fn check(
+    args: &SliceArgs,
+    engine: &Arc<dyn Engine>,
+    sliced: &Sliced<'_>,
+    folder: &Path,
+) -> anyhow::Result<Vec<Comparison>> {
+    let largest = CHECKED.iter().copied().max().unwrap_or(1);
+    let file = BlockSource { path: Some(args.model.clone()), ..BlockSource::new("model") };
+    let whole = ModelSource::new("whole", vec![file], largest);
+    let blocks = sliced.slices.blocks.iter().map(|block| block.name.clone());
+    let blocks = slicing::source("blocks", folder, blocks, largest);
+    compare(&**engine, &whole, &blocks, &CHECKED, args.runs).map_err(anyhow::Error::msg)
+}

@@ -1,0 +1,113 @@
+//! What was cut, as tables and as JSON.
+
+use ripieno_onnx::{Block, Cells};
+use ripieno_report::{Table, number};
+use ripieno_server::repository::slicing::Sliced;
+use ripieno_server::repository::slicing_check::Comparison;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// More kinds of operators than these are counted together.
+const OPERATORS: usize = 4;
+
+/// The blocks; below, what the chain costs beside the whole, and warnings.
+pub(super) fn table(sliced: &Sliced<'_>, comparisons: &[Comparison]) -> String {
+    let time = if sliced.measured { "ms (b=8)" } else { "ms (b=8, est.)" };
+    let mut table = Table::new(["block", "operators", "carries", "KB a row", "weights MB", time]);
+    for (block, &cost) in sliced.slices.blocks.iter().zip(&sliced.costs_ms) {
+        table.row([
+            block.name.clone(),
+            operators(block),
+            carried(block),
+            number(block.carried_bytes as f64 / 1e3),
+            number(block.weight_bytes as f64 / 1e6),
+            number(cost),
+        ]);
+    }
+    let mut text = table.to_string();
+    if !comparisons.is_empty() {
+        let mut table = Table::new(["rows", "largest difference", "whole ms", "blocks ms", "blocks / whole"]);
+        for line in comparisons {
+            let difference = format!("{:.1e}", line.difference);
+            let [whole, blocks, ratio] = [line.whole_ms, line.blocks_ms, line.ratio].map(number);
+            table.row([line.rows.to_string(), difference, whole, blocks, ratio]);
+        }
+        let _ = write!(text, "\n\n{table}");
+    }
+    for warning in &sliced.warnings {
+        let _ = write!(text, "\nwarning: {warning}");
+    }
+    text
+}
+
+fn operators(block: &Block) -> String {
+    let shown = block.operators.iter().take(OPERATORS).map(|(name, count)| match count {
+        1 => name.clone(),
+        _ => format!("{count} {name}"),
+    });
+    let rest: usize = block.operators.iter().skip(OPERATORS).map(|(_, count)| count).sum();
+    let rest = (rest > 0).then(|| format!("{rest} more"));
+    shown.chain(rest).collect::<Vec<_>>().join(", ")
+}
+
+fn carried(block: &Block) -> String {
+    let one = |spec: &ripieno_model::TensorSpec| {
+        let sizes = spec.shape.iter().skip(1).map(|&size| if size < 0 { "?".to_owned() } else { size.to_string() });
+        format!("{} [{}]", spec.name, sizes.collect::<Vec<_>>().join("x"))
+    };
+    match block.carried.len() {
+        0 => "-".to_owned(),
+        1 | 2 => block.carried.iter().map(one).collect::<Vec<_>>().join(", "),
+        many => format!("{}, {} more", one(&block.carried[0]), many - 1),
+    }
+}
+
+pub(super) fn json(sliced: &Sliced<'_>, comparisons: &[Comparison]) -> Value {
+    let blocks = sliced.slices.blocks.iter().zip(&sliced.costs_ms).map(|(block, cost_ms)| {
+        let operators: Vec<Value> =
+            block.operators.iter().map(|(name, count)| json!({ "operator": name, "count": count })).collect();
+        let names =
+            |specs: &[ripieno_model::TensorSpec]| specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>();
+        json!({
+            "name": block.name,
+            "operators": operators,
+            "inputs": names(&block.inputs),
+            "outputs": names(&block.outputs),
+            "carried": names(&block.carried),
+            "carried_bytes_per_row": block.carried_bytes,
+            "weight_bytes": block.weight_bytes,
+            "cost_ms": cost_ms,
+        })
+    });
+    json!({
+        "blocks": blocks.collect::<Vec<_>>(),
+        "measured": sliced.measured,
+        "shared_weight_bytes": sliced.slices.shared(),
+        "comparisons": comparisons,
+        "warnings": sliced.warnings,
+    })
+}
+
+/// The cells and where their inputs come from.
+pub(super) fn cells(cells: &Cells) -> String {
+    let mut table = Table::new(["cell", "runs", "inputs", "file MB"]);
+    for cell in &cells.blocks {
+        let inputs = cell.inputs.iter().map(|(input, from)| format!("{input} = {from}"));
+        table.row([
+            cell.name.clone(),
+            if cell.once { "once, at the end" } else { "at every element" }.to_owned(),
+            inputs.collect::<Vec<_>>().join(", "),
+            number(cell.file.len() as f64 / 1e6),
+        ]);
+    }
+    format!("walk: {}\n{table}", cells.walk)
+}
+
+pub(super) fn cells_json(cells: &Cells) -> Value {
+    let blocks = cells.blocks.iter().map(
+        |cell| json!({ "name": cell.name, "once": cell.once, "inputs": cell.inputs, "file_bytes": cell.file.len() }),
+    );
+    let outputs =
+        cells.outputs.iter().map(|answer| json!({ "name": answer.name, "from": answer.from, "every": answer.every }));
+    json!({ "walk": cells.walk, "blocks": blocks.collect::<Vec<_>>(), "outputs": outputs.collect::<Vec<_>>() })
+}
