@@ -9,7 +9,7 @@ use crate::{
     error::{ExecError, LoadError, RequestError},
 };
 use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
-use ripieno_model::{Extent, Graph, TensorSpec};
+use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
@@ -43,6 +43,11 @@ pub trait Loaded: Send + Sync {
     /// How many blocks it has.
     fn blocks(&self) -> usize;
 
+    /// How often a request runs a block.
+    fn steps(&self, _block: BlockId) -> Steps {
+        Steps::Once
+    }
+
     /// How far a request with these inputs walks, and its graph where it brings one: what an [`Entry`] needs beside them.
     ///
     /// Called at submission, before the request takes a slot. Checks all that the walk demands beyond
@@ -50,6 +55,12 @@ pub trait Loaded: Send + Sync {
     /// tree or graph, ids that the cells know. A request of a walk that does not unfold runs each block once.
     fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         Ok((Extent::ONE, None))
+    }
+
+    /// A request of about this length made of zeros and ones, to try the model with and to measure its cells; none where
+    /// requests do not unfold, or none can be made up.
+    fn example(&self, _length: u32) -> Option<Vec<Tensor>> {
+        None
     }
 
     /// For the engine's own devices, which downcast it.

@@ -6,13 +6,12 @@
 
 use crate::abort::Abort;
 use crate::mailbox::{Mailbox, Message};
-use crate::worker::{Ready, Worker};
+use crate::worker::{Copies, Ready, Worker};
 use crate::{Device, ExecError, LoadError, Loaded, Progress, Sink, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -41,7 +40,7 @@ pub(crate) struct Lane {
     mailbox: Arc<Mailbox>,
     prepare: Prepare,
     abort: Arc<Abort>,
-    rows_gathered: Arc<AtomicU64>,
+    copies: Arc<Copies>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,17 +48,17 @@ impl Lane {
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let LaneOptions { name, depth, prepare, enter, abort } = options;
         let mailbox = Arc::new(Mailbox::new(depth.max(1)));
-        let rows_gathered = Arc::new(AtomicU64::new(0));
+        let copies = Arc::new(Copies::default());
         let mut body = {
             let (mailbox, abort) = (Arc::clone(&mailbox), Arc::clone(&abort));
-            let mut worker = Worker::new(Arc::clone(&rows_gathered));
+            let mut worker = Worker::new(Arc::clone(&copies));
             move || run_messages(&mailbox, &abort, &mut worker, &sink)
         };
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || enter(&mut body))
             .map_err(|cause| LoadError(format!("no thread for device {name}: {cause}")))?;
-        Ok(Box::new(Lane { mailbox, prepare, abort, rows_gathered, thread: Some(thread) }))
+        Ok(Box::new(Lane { mailbox, prepare, abort, copies, thread: Some(thread) }))
     }
 }
 
@@ -91,7 +90,11 @@ impl Device for Lane {
     }
 
     fn rows_gathered(&self) -> u64 {
-        self.rows_gathered.load(Ordering::Relaxed)
+        self.copies.rows_gathered()
+    }
+
+    fn tasks_without_copy(&self) -> u64 {
+        self.copies.tasks_without_copy()
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod abort;
 mod buffer;
+mod cells;
 mod clock;
 mod contract;
 mod cpu;

@@ -2,8 +2,9 @@
 
 use crate::onnx_io::{self, OnnxIo};
 use crate::plan::{BlockIo, Plan};
-use crate::{ExecError, LoadError, Loaded, ModelSource};
-use ripieno_model::TensorSpec;
+use crate::{ExecError, LoadError, Loaded, ModelSource, RequestError, Tensor};
+use ripieno_base::BlockId;
+use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +37,22 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
         self.plan.blocks.len()
     }
 
+    fn steps(&self, block: BlockId) -> Steps {
+        let cells = self.plan.cells.as_ref();
+        cells.map_or(Steps::Once, |cells| cells.wiring.cells[block.index()].steps)
+    }
+
+    fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        match &self.plan.cells {
+            Some(cells) => cells.wiring.describe(inputs),
+            None => Ok((Extent::ONE, None)),
+        }
+    }
+
+    fn example(&self, length: u32) -> Option<Vec<Tensor>> {
+        self.plan.cells.as_ref()?.wiring.example(length)
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -61,6 +78,7 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
         place: format!("block '{}' ({})", block.name, path.display()),
         inputs: io.inputs.clone(),
         outputs: io.outputs.clone(),
+        vocabulary: io.vocabulary.clone(),
     });
     let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
     Ok(OnnxBlocks { plan, blocks })

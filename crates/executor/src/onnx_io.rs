@@ -6,7 +6,7 @@
 use crate::LoadError;
 use prost::Message;
 use ripieno_model::{DataType, TensorSpec};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
 
 /// The inputs and outputs of an ONNX file, in its order; initializers that old files list as inputs left out.
@@ -16,6 +16,8 @@ pub(crate) struct OnnxIo {
     pub(crate) outputs: Vec<TensorSpec>,
     /// The files beside it that hold weights.
     pub(crate) external: Vec<String>,
+    /// Of inputs that look up an embedding (the indices of a `Gather` from weights), how many ids it has.
+    pub(crate) vocabulary: Vec<(String, i64)>,
 }
 
 /// Reads what `path` declares, and checks that every tensor has a batch dimension.
@@ -36,7 +38,8 @@ pub(crate) fn read(path: &Path) -> Result<OnnxIo, LoadError> {
     if inputs.is_empty() {
         return Err(LoadError(format!("{file} has no input: a model that is served needs one")));
     }
-    Ok(OnnxIo { inputs, outputs, external })
+    let vocabulary = vocabulary(&graph);
+    Ok(OnnxIo { inputs, outputs, external, vocabulary })
 }
 
 fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, LoadError> {
@@ -62,6 +65,33 @@ fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, Lo
     }
     let dims = shape.dim.iter().map(|dim| dim.fixed().unwrap_or(-1));
     Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
+}
+
+/// The smallest table that each name indexes, be it directly or after a change of type or shape.
+fn vocabulary(graph: &GraphProto) -> Vec<(String, i64)> {
+    // For each name, the graph's input that holds the same numbers; nodes stand in order.
+    let mut same: HashMap<&str, &str> = graph.input.iter().map(|info| (&*info.name, &*info.name)).collect();
+    let mut sizes = BTreeMap::new();
+    for node in &graph.node {
+        let names: Vec<&str> = node.input.iter().map(String::as_str).collect();
+        match (&*node.op_type, &names[..], &node.output[..]) {
+            ("Cast" | "Identity" | "Squeeze" | "Unsqueeze" | "Reshape" | "Flatten", [from, ..], [to]) => {
+                if let Some(&input) = same.get(from) {
+                    same.insert(to, input);
+                }
+            }
+            ("Gather", [table, ids], _) if node.attribute.iter().all(|of| of.name != "axis" || of.i == 0) => {
+                let weights = graph.initializer.iter().find(|weights| weights.name == *table);
+                let (size, input) = (weights.and_then(|weights| weights.dims.first()), same.get(ids));
+                if let (Some(&size), Some(&input)) = (size, input) {
+                    let known = sizes.entry(input.to_owned()).or_insert(size);
+                    *known = size.min(*known);
+                }
+            }
+            _ => {}
+        }
+    }
+    sizes.into_iter().collect()
 }
 
 fn external_data(path: &Path, graph: &GraphProto) -> Result<Vec<String>, LoadError> {
@@ -115,6 +145,8 @@ pub(crate) struct ModelProto {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    node: Vec<NodeProto>,
     #[prost(message, repeated, tag = "5")]
     pub(crate) initializer: Vec<TensorProto>,
     #[prost(message, repeated, tag = "11")]
@@ -125,10 +157,32 @@ pub(crate) struct GraphProto {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TensorProto {
+    #[prost(int64, repeated, tag = "1")]
+    dims: Vec<i64>,
     #[prost(string, tag = "8")]
     pub(crate) name: String,
     #[prost(message, repeated, tag = "13")]
     external_data: Vec<StringStringEntryProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    output: Vec<String>,
+    #[prost(string, tag = "4")]
+    op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    attribute: Vec<AttributeProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AttributeProto {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(int64, tag = "3")]
+    i: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -3,6 +3,7 @@
 //! Blocks are tied together by the names of their tensors. Every name gets a number here, so that a running task only
 //! indexes tables, and every value the block after which nobody needs it, so that a device can forget it then.
 
+use crate::cells::{self, Cells};
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ pub(crate) struct BlockIo {
     pub(crate) place: String,
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
+    /// Of inputs that look up an embedding, how many ids it has.
+    pub(crate) vocabulary: Vec<(String, i64)>,
 }
 
 /// A model's blocks, tied together.
@@ -32,6 +35,8 @@ pub(crate) struct Plan {
     /// The numbers of [`Plan::outputs`].
     pub(crate) output_values: Vec<usize>,
     pub(crate) blocks: Vec<BlockPlan>,
+    /// Where its walk unfolds. Then each tensor of each block is a value of its own.
+    pub(crate) cells: Option<Arc<Cells>>,
 }
 
 /// A tensor between blocks.
@@ -55,6 +60,9 @@ impl Plan {
     /// taken any more.
     pub(crate) fn link(source: &ModelSource, blocks: &[BlockIo]) -> Result<Plan, LoadError> {
         check_source(source)?;
+        if source.walk.is_unfolded() {
+            return cells::link(source, blocks);
+        }
         let mut linker = Linker::default();
         for (at, block) in blocks.iter().enumerate() {
             linker.add(at, block).map_err(|cause| LoadError(format!("model '{}': {cause}", source.name)))?;
@@ -73,6 +81,7 @@ impl Plan {
             output_values: outputs,
             values,
             blocks,
+            cells: None,
         })
     }
 }
@@ -161,7 +170,12 @@ mod tests {
         let ios: Vec<BlockIo> = blocks
             .iter()
             .enumerate()
-            .map(|(at, (i, o))| BlockIo { place: format!("block {at}"), inputs: specs(i), outputs: specs(o) })
+            .map(|(at, (i, o))| BlockIo {
+                place: format!("block {at}"),
+                inputs: specs(i),
+                outputs: specs(o),
+                vocabulary: Vec::new(),
+            })
             .collect();
         let sources = ios.iter().map(|io| BlockSource::new(io.place.clone()));
         let source = ModelSource::new("m", sources.collect(), 4);

@@ -7,7 +7,7 @@
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
-use ripieno_model::{DataType, Profile, TensorSpec};
+use ripieno_model::{DataType, Extent, Graph, Profile, Steps, TensorSpec};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -51,7 +51,10 @@ pub fn measure(
 ) -> Result<Vec<Profile>, LoadError> {
     let inputs = match &measurement.example {
         Some(example) => Arc::clone(example),
-        None => model.inputs().iter().map(example).collect::<Result<_, _>>()?,
+        None => match model.example(EXAMPLE_LENGTH) {
+            Some(example) => example.into(),
+            None => model.inputs().iter().map(example_of).collect::<Result<_, _>>()?,
+        },
     };
     let stand = Stand::new(engine, model, inputs)?;
     let sizes = sizes(measurement.max_batch);
@@ -105,7 +108,7 @@ fn extrapolated(mut points: Vec<(usize, Nanos)>, max_batch: usize) -> Vec<(usize
 }
 
 /// One row of zeros or ones: zeros are valid ids, ones keep floating-point units honest.
-fn example(spec: &TensorSpec) -> Result<Tensor, LoadError> {
+pub(crate) fn example_of(spec: &TensorSpec) -> Result<Tensor, LoadError> {
     let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { 1 } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(row).collect();
     let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
@@ -128,9 +131,15 @@ fn example(spec: &TensorSpec) -> Result<Tensor, LoadError> {
 struct Stand {
     device: Box<dyn crate::Device>,
     results: Receiver<TaskResult>,
-    inputs: Arc<[Tensor]>,
+    /// What each request of a batch brings.
+    example: Entry,
+    /// The block and node of each task of a walk, in an order in which they can run.
+    tasks: Vec<(BlockId, u32)>,
     blocks: usize,
 }
+
+/// How many elements or nodes an example has: enough for steps that go on with state.
+const EXAMPLE_LENGTH: u32 = 4;
 
 impl Stand {
     fn new(engine: &dyn Engine, model: &Arc<dyn Loaded>, inputs: Arc<[Tensor]>) -> Result<Stand, LoadError> {
@@ -138,49 +147,53 @@ impl Stand {
         // Only one task is out at a time; should the receiver be gone, nobody wants the result.
         let device = engine.open(Arc::new(move |result| drop(sender.send(result))))?;
         device.attach(ModelId(0), Arc::clone(model));
-        Ok(Stand { device, results, inputs, blocks: model.blocks() })
+        let refused = |cause| LoadError(format!("the example request is refused: {cause}"));
+        let (extent, graph) = model.describe(&inputs).map_err(refused)?;
+        let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
+        let tasks = tasks(&**model, extent, graph.as_ref());
+        let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false };
+        Ok(Stand { device, results, example, tasks, blocks: model.blocks() })
     }
 
     /// The median latency of each block, from as many runs as fit in `share`.
     fn median(&self, batch: usize, share: Duration) -> Result<Vec<Nanos>, LoadError> {
         let begun = Instant::now();
-        let mut samples = Vec::with_capacity(SAMPLES);
+        let mut samples: Vec<Vec<Nanos>> = vec![Vec::new(); self.blocks];
         for run in 0..WARM_UPS + SAMPLES {
-            let latencies = self.walk(batch).map_err(|cause| {
+            if run == WARM_UPS {
+                samples.iter_mut().for_each(Vec::clear);
+            }
+            self.walk(batch, &mut samples).map_err(|cause| {
                 LoadError(format!("a batch of {batch} failed while its latency was measured: {cause}"))
             })?;
-            if run == WARM_UPS {
-                samples.clear();
-            }
-            samples.push(latencies);
             if begun.elapsed() > share {
                 break;
             }
         }
-        let median = |block: usize| {
-            let mut of_block: Vec<Nanos> = samples.iter().map(|latencies| latencies[block]).collect();
+        let median = |mut of_block: Vec<Nanos>| {
             of_block.sort_unstable();
-            of_block[of_block.len() / 2]
+            // A cell that the example has no node for is not known to take any time.
+            of_block.get(of_block.len() / 2).copied().unwrap_or(Nanos(1))
         };
-        Ok((0..self.blocks).map(median).collect())
+        Ok(samples.into_iter().map(median).collect())
     }
 
-    /// Runs a batch through all blocks; the latency of each.
-    fn walk(&self, batch: usize) -> Result<Vec<Nanos>, ExecError> {
-        (0..self.blocks).map(|block| self.run(batch, block)).collect()
+    /// Runs a batch of requests side by side through all their tasks; notes how long each took.
+    fn walk(&self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), ExecError> {
+        let entries: Vec<Arc<Entry>> = (0..batch).map(|_| Arc::new(self.example.clone())).collect();
+        for &(block, node) in &self.tasks {
+            let member = |(slot, entry): (u32, &Arc<Entry>)| Member {
+                node,
+                ..Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)))
+            };
+            let members = (0..).zip(&entries).map(member).collect();
+            let taken = self.run(Task { id: TaskId(0), model: ModelId(0), block, members, not_before: None })?;
+            samples[block.index()].push(taken);
+        }
+        Ok(())
     }
 
-    fn run(&self, batch: usize, block: usize) -> Result<Nanos, ExecError> {
-        let entry = Arc::new(Entry::of(Arc::clone(&self.inputs)));
-        let entry = || (block == 0).then(|| Arc::clone(&entry));
-        let member = |slot: usize| Member::new(RequestSlot(slot as u32), 1, entry());
-        let task = Task {
-            id: TaskId(0),
-            model: ModelId(0),
-            block: BlockId(block as u16),
-            members: (0..batch).map(member).collect(),
-            not_before: None,
-        };
+    fn run(&self, task: Task) -> Result<Nanos, ExecError> {
         self.device.submit(task).map_err(|_| ExecError("the device is idle, yet refuses a task".to_owned()))?;
         let result = self.results.recv_timeout(PATIENCE).map_err(|cause| match cause {
             RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {PATIENCE:?}")),
@@ -190,6 +203,16 @@ impl Stand {
         let taken = result.finished.saturating_duration_since(result.started);
         Ok(Nanos(i64::try_from(taken.as_nanos()).unwrap_or(i64::MAX).max(1)))
     }
+}
+
+/// The block and node of each task of a request, each after those that it depends on.
+fn tasks(model: &dyn Loaded, extent: Extent, graph: Option<&Graph>) -> Vec<(BlockId, u32)> {
+    let nodes = graph.map_or(0, |graph| graph.len() as u32);
+    let of_graph = (0..nodes).filter_map(|node| Some((graph?.block(node), node)));
+    let blocks = (0..model.blocks()).map(|block| BlockId(block as u16));
+    let others = blocks.filter(|&block| model.steps(block) != Steps::Nodes);
+    let of_blocks = others.flat_map(|block| (0..extent.steps(model.steps(block))).map(move |step| (block, step)));
+    of_graph.chain(of_blocks).collect()
 }
 
 #[cfg(test)]
@@ -217,7 +240,7 @@ mod tests {
     fn examples_fit_their_specification() {
         for datatype in DataType::ALL {
             let spec = TensorSpec { name: "x".to_owned(), datatype, shape: vec![-1, 3, -1] };
-            let tensor = example(&spec).unwrap();
+            let tensor = example_of(&spec).unwrap();
             assert_eq!(tensor.shape, [1, 3, 1]);
             assert_eq!(crate::rows::Rows::of_tensor(&tensor).map(|rows| rows.count()), Ok(1));
         }

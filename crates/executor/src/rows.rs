@@ -120,6 +120,16 @@ impl Rows {
         self.range.len()
     }
 
+    /// One of these rows.
+    pub(crate) fn at(&self, row: usize) -> Rows {
+        let at = self.range.start + row;
+        Rows { batch: Arc::clone(&self.batch), range: at..at + 1 }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.batch.data[self.batch.byte_range(&self.range)]
+    }
+
     /// These rows as a tensor of their own, not copied.
     pub(crate) fn to_tensor(&self, name: &Arc<str>) -> Tensor {
         let mut shape = self.batch.shape.clone();
@@ -127,6 +137,16 @@ impl Rows {
         let data = self.batch.data.slice(self.batch.byte_range(&self.range));
         Tensor { name: Arc::clone(name), datatype: self.batch.datatype, shape, data }
     }
+}
+
+/// One row of a batch of cells.
+#[derive(Debug)]
+pub(crate) enum Part<'a> {
+    Rows(Rows),
+    /// Bytes that every request begins with.
+    Fill(&'a [u8]),
+    /// Padding: whatever is there.
+    Any,
 }
 
 /// A contiguous, aligned tensor for an engine.
@@ -162,6 +182,61 @@ impl<'a> Input<'a> {
             None => Ok((input(copy(members, buffer)), rows)),
         }
     }
+}
+
+impl<'a> Input<'a> {
+    /// Puts single rows side by side, all of which must be of the declared kind and fixed in size. Returns also how many
+    /// had to be copied into `buffer` for it.
+    pub(crate) fn assemble(
+        name: &'a str,
+        (datatype, row_shape): (DataType, &'a [i64]),
+        parts: &'a [Part<'a>],
+        buffer: &'a mut AlignedBuffer,
+    ) -> Result<(Input<'a>, usize), ExecError> {
+        for part in parts {
+            let Part::Rows(Rows { batch, .. }) = part else { continue };
+            if batch.datatype != datatype || batch.row_shape() != row_shape {
+                return Err(ExecError(format!(
+                    "input '{name}' must have rows of {datatype} {row_shape:?}, but is given {} {:?}",
+                    batch.datatype,
+                    batch.row_shape()
+                )));
+            }
+        }
+        let size = datatype.size().unwrap_or(1);
+        let row = row_shape.iter().fold(size, |product, &dim| product * dim as usize);
+        let input = |data| Input { name, datatype, row_shape, rows: parts.len(), data };
+        if let Some(data) = in_place(parts).filter(|data| is_aligned(data, size)) {
+            return Ok((input(data), 0));
+        }
+        let rows = buffer.first_mut(row * parts.len()).chunks_exact_mut(row.max(1));
+        for (place, part) in rows.zip(parts) {
+            match part {
+                Part::Rows(rows) => place.copy_from_slice(rows.bytes()),
+                Part::Fill(bytes) => place.copy_from_slice(bytes),
+                Part::Any => place.fill(0),
+            }
+        }
+        Ok((input(buffer.first(row * parts.len())), parts.len()))
+    }
+}
+
+/// The rows in place, if they follow one another in one batch; padding fits wherever that batch has a row.
+fn in_place<'a>(parts: &'a [Part<'a>]) -> Option<&'a [u8]> {
+    let anchor = parts.iter().zip(0..).find_map(|(part, at)| match part {
+        Part::Rows(rows) => Some((rows, at)),
+        _ => None,
+    });
+    let (first, at): (&Rows, usize) = anchor?;
+    let start = first.range.start.checked_sub(at)?;
+    let fits = |(part, at): (&Part<'_>, usize)| match part {
+        Part::Rows(rows) => Arc::ptr_eq(&rows.batch, &first.batch) && rows.range.start == start + at,
+        Part::Fill(_) => false,
+        Part::Any => true,
+    };
+    let end = start + parts.len();
+    let whole = end <= first.batch.rows() && parts.iter().zip(0..).all(fits);
+    whole.then(|| &first.batch.data[first.batch.byte_range(&(start..end))])
 }
 
 /// The members' rows in place, if they follow one another in one batch.
@@ -224,6 +299,24 @@ mod tests {
         assert_eq!(copied(&[&rows[1], &rows[2]], &mut buffer), (3, 0));
         assert_eq!(copied(&[&rows[0], &rows[2]], &mut buffer), (2, 2));
         assert_eq!(copied(&[&rows[1], &rows[0]], &mut buffer), (3, 3));
+    }
+
+    #[test]
+    fn padding_takes_what_is_there_and_moves_nobody() {
+        let data = crate::buffer::into_bytes(vec![1.0f32, 2.0, 3.0]);
+        let batch = Arc::new(Batch::new(DataType::Fp32, vec![3, 1], data).unwrap());
+        let row = |at: usize| Part::Rows(Rows::of_batch(&batch, at..at + 1));
+        let mut buffer = AlignedBuffer::default();
+        let mut copied = |parts: &[Part<'_>]| {
+            let (input, copied) = Input::assemble("h", (DataType::Fp32, &[1]), parts, &mut buffer).unwrap();
+            (bytemuck::cast_slice::<u8, f32>(input.data).to_vec(), copied)
+        };
+        assert_eq!(copied(&[row(0), row(1), row(2)]), (vec![1.0, 2.0, 3.0], 0));
+        assert_eq!(copied(&[Part::Any, row(1), Part::Any]), (vec![1.0, 2.0, 3.0], 0));
+        assert_eq!(copied(&[row(2), Part::Any]), (vec![3.0, 0.0], 2));
+        assert_eq!(copied(&[Part::Any, row(0)]), (vec![0.0, 1.0], 2));
+        assert_eq!(copied(&[Part::Any]), (vec![0.0], 1));
+        assert_eq!(copied(&[row(0), Part::Fill(&7f32.to_le_bytes())]), (vec![1.0, 7.0], 2));
     }
 
     #[test]

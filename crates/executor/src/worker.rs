@@ -3,9 +3,11 @@
 //! The state of a walk lives here, under the slots of its members, from its first block to its last. A task takes the
 //! state of its members out and puts it back only if it succeeds and the walk goes on, so nothing is left behind by a
 //! walk that ended or failed. One that was given up between blocks leaves its state until its slot runs a first block
-//! again or its model is detached: there are never more states than slots.
+//! again or its model is detached: there are never more states than slots. Where walks unfold, `cells` keeps their state
+//! instead, with the model, for all of its devices.
 
 use crate::buffer::AlignedBuffer;
+use crate::cells;
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
 use crate::{ExecError, Member, Progress, Task, Tensor};
@@ -41,7 +43,30 @@ pub(crate) struct Ready {
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
     slots: HashMap<RequestSlot, Walk>,
-    rows_gathered: Arc<AtomicU64>,
+    copies: Arc<Copies>,
+}
+
+/// What a device has copied so far.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    rows_gathered: AtomicU64,
+    tasks_without_copy: AtomicU64,
+}
+
+impl Copies {
+    /// Counts a task that copied so many rows, and whether it went on with state and copied none of it.
+    pub(crate) fn count(&self, rows: usize, without_copy: bool) {
+        self.rows_gathered.fetch_add(rows as u64, Ordering::Relaxed);
+        self.tasks_without_copy.fetch_add(u64::from(without_copy), Ordering::Relaxed);
+    }
+
+    pub(crate) fn rows_gathered(&self) -> u64 {
+        self.rows_gathered.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn tasks_without_copy(&self) -> u64 {
+        self.tasks_without_copy.load(Ordering::Relaxed)
+    }
 }
 
 struct Attached {
@@ -60,8 +85,8 @@ struct Walk {
 type Values = Vec<Option<Rows>>;
 
 impl Worker {
-    pub(crate) fn new(rows_gathered: Arc<AtomicU64>) -> Worker {
-        Worker { models: HashMap::new(), slots: HashMap::new(), rows_gathered }
+    pub(crate) fn new(copies: Arc<Copies>) -> Worker {
+        Worker { models: HashMap::new(), slots: HashMap::new(), copies }
     }
 
     pub(crate) fn attach(&mut self, id: ModelId, model: Result<Ready, ExecError>) {
@@ -82,6 +107,10 @@ impl Worker {
         };
         let plan = Arc::clone(&attached.ready.plan);
         let block = check_task(&plan, task)?;
+        if let Some(cells) = &plan.cells {
+            let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
+            return cells::execute(&plan, cells, engine, task, ready, &self.copies);
+        }
         let mut walks = task
             .members
             .iter()
@@ -91,7 +120,7 @@ impl Worker {
             })
             .collect::<Result<Vec<Values>, ExecError>>()?;
         let (outputs, copied) = attached.run(block, &walks, ready)?;
-        self.rows_gathered.fetch_add(copied as u64, Ordering::Relaxed);
+        self.copies.count(copied, block > 0 && copied == 0);
         scatter(&plan, block, &task.members, &mut walks, outputs)?;
         if block + 1 == plan.blocks.len() {
             return walks.iter().map(|values| finish(&plan, values)).collect();

@@ -117,7 +117,7 @@ impl Graph {
         let graph = Graph::new(nodes, |node| if is_leaf(node) { leaf } else { internal }, &children)?;
         let mut parents = vec![0; nodes];
         (0..nodes)
-            .flat_map(|node| children(node))
+            .flat_map(&children)
             .filter(|child| **child >= 0)
             .for_each(|&child| parents[child as usize] += 1);
         let shared = (0..nodes).find(|&node| parents[node] > 1);

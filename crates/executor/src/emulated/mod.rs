@@ -7,6 +7,8 @@
 //! An output is answered with the input of its name, else with the first input that is declared like it, else with
 //! zeros, so that a client can tell its own answer from another's.
 
+mod cells;
+
 use crate::abort::Abort;
 use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
 use crate::model::LoadedModel;
@@ -61,7 +63,11 @@ impl Engine for EmulatedEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let plan = Plan::link(source, &block_ios(source)?)?;
+        let ios = block_ios(source)?;
+        let plan = match source.walk.is_unfolded() {
+            true => Plan::link(&cells::unlinked(source), &ios)?,
+            false => Plan::link(source, &ios)?,
+        };
         let profiles = source.blocks.iter().map(|block| profile(source, block)).collect::<Result<_, _>>()?;
         Ok(Arc::new(LoadedModel { plan: Arc::new(plan), own: Profiles(profiles) }))
     }
@@ -118,11 +124,15 @@ fn block_ios(source: &ModelSource) -> Result<Vec<BlockIo>, LoadError> {
     };
     let inputs = declared("inputs", &source.inputs, "input")?;
     let outputs = declared("outputs", &source.outputs, "output")?;
+    if source.walk.is_unfolded() {
+        return cells::ios(source, &inputs, &outputs);
+    }
     let last = source.blocks.len().saturating_sub(1);
     let io = |(at, block): (usize, &BlockSource)| BlockIo {
         place: format!("block '{}'", block.name),
         inputs: inputs.clone(),
         outputs: if at == last { outputs.clone() } else { inputs.clone() },
+        vocabulary: Vec::new(),
     };
     Ok(source.blocks.iter().enumerate().map(io).collect())
 }
@@ -172,7 +182,11 @@ impl Runner for EmulatedRunner {
 }
 
 fn answer(plan: &Plan, call: &Call<'_>, output: &TensorSpec) -> Result<Batch, String> {
-    let declared = |input: &Input<'_>| plan.values.iter().map(|value| &value.spec).find(|spec| spec.name == input.name);
+    let of_block = &plan.blocks[call.block].inputs;
+    let declared = |input: &Input<'_>| {
+        let mut specs = of_block.iter().map(|&value| &plan.values[value].spec);
+        specs.find(|spec| spec.name == input.name)
+    };
     let alike = |input: &&Input<'_>| {
         declared(input).is_some_and(|spec| spec.datatype == output.datatype && spec.shape == output.shape)
     };

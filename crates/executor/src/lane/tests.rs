@@ -32,7 +32,12 @@ impl Runner for Obedient {
 fn model() -> LoadedModel<()> {
     let spec = |name: &str| vec![TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
     let source = ModelSource::new("obedient", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
-    let io = |input, output| BlockIo { place: "block".to_owned(), inputs: spec(input), outputs: spec(output) };
+    let io = |input, output| BlockIo {
+        place: "block".to_owned(),
+        inputs: spec(input),
+        outputs: spec(output),
+        vocabulary: Vec::new(),
+    };
     let plan = Plan::link(&source, &[io("x", "h"), io("h", "y")]).unwrap();
     LoadedModel { plan: Arc::new(plan), own: () }
 }

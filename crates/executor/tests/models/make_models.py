@@ -106,3 +106,40 @@ DATATYPES = {
 for name, elem_type in DATATYPES.items():
     node = [helper.make_node("Identity", ["x"], ["y"])]
     save(f"identity_{name}", node, [tensor("x", elem_type, ["batch", 3])], [tensor("y", elem_type, ["batch", 3])])
+
+# Cells of three hidden numbers over 17 ids. The tests repeat them as well.
+EMBEDDING, MIX, TURN, WORDS = weight(17, 3, 5), weight(3, 3, 7), weight(3, 3, 11), weight(3, 17, 3)
+ID, STATE, WHOLE = TensorProto.INT64, ["batch", 3], ["batch"]
+LOOK_UP = helper.make_node("Gather", ["embedding", "token"], ["e"])
+CARRY = helper.make_node("MatMul", ["h", "mix"], ["m"])
+
+
+def step(x):
+    return [CARRY, helper.make_node("Add", [x, "m"], ["a"]), helper.make_node("Tanh", ["a"], ["h_next"])]
+
+
+DOUBLE = helper.make_node("Add", ["h_next", "h_next"], ["y"])
+TOKEN, LAST, NEXT, OUT = tensor("token", ID, WHOLE), floats("h", STATE), floats("h_next", STATE), floats("y", STATE)
+LOOKED_UP, CARRIED = ("embedding", EMBEDDING), ("mix", MIX)
+save("cell_rnn", [LOOK_UP, *step("e"), DOUBLE], [TOKEN, LAST], [NEXT, OUT], [LOOKED_UP, CARRIED])
+save("cell_layer", [*step("x"), DOUBLE], [floats("x", STATE), LAST], [NEXT, OUT], [CARRIED])
+decode = [
+    LOOK_UP,
+    *step("e"),
+    helper.make_node("MatMul", ["h_next", "words"], ["scores"]),
+    helper.make_node("ArgMax", ["scores"], ["token_next"], axis=1, keepdims=0),
+    helper.make_node("Equal", ["token_next", "last"], ["done"]),
+]
+last = ("last", np.array([16], np.int64))
+decoded = [NEXT, tensor("token_next", ID, WHOLE), tensor("done", TensorProto.BOOL, WHOLE)]
+save("cell_decoder", decode, [TOKEN, LAST], decoded, [LOOKED_UP, CARRIED, ("words", WORDS), last])
+save("cell_leaf", [helper.make_node("Gather", ["embedding", "token"], ["h_next"])], [TOKEN], [NEXT], [LOOKED_UP])
+join = [
+    helper.make_node("MatMul", ["h0", "mix"], ["m0"]),
+    helper.make_node("MatMul", ["h1", "turn"], ["m1"]),
+    helper.make_node("Sub", ["m0", "m1"], ["a"]),
+    helper.make_node("Tanh", ["a"], ["h_next"]),
+]
+save("cell_internal", join, [floats("h0", STATE), floats("h1", STATE)], [NEXT], [CARRIED, ("turn", TURN)])
+head = [helper.make_node("Sub", ["a", "b"], ["score"])]
+save("cell_head", head, [floats("a", STATE), floats("b", STATE)], [floats("score", STATE)])

@@ -1,0 +1,270 @@
+//! Whether a request can be run, and how far it walks: found out before it takes a slot.
+
+use super::wiring::{CELL, CHILDREN, From, Wanted, Wiring};
+use crate::rows::{Batch, Rows};
+use crate::{RequestError, Tensor};
+use ripieno_base::BlockId;
+use ripieno_model::{DataType, Extent, Graph, Steps};
+use std::sync::Arc;
+
+impl Wiring {
+    /// The extent of a request, and its graph where it brings one.
+    pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        let graph = if self.walk.brings_graph() { Some(self.graph(inputs)?) } else { None };
+        let length = self.length(inputs, graph.as_ref())?;
+        let extent = Extent { length, limit: self.limit.map_or(0, |limit| limit.of(length)) };
+        let rows = self.rows(inputs, extent)?;
+        self.check_ids(&rows, extent, graph.as_ref())?;
+        Ok((extent, graph))
+    }
+
+    /// The elements of a sequence or the nodes of a graph, on which all tensors must agree.
+    fn length(&self, inputs: &[Tensor], graph: Option<&Graph>) -> Result<u32, RequestError> {
+        let mut agreed = graph.map(|graph| (CHILDREN, graph.len() as i64));
+        for wanted in &self.wanted {
+            let shape = shape(find(inputs, &wanted.name)?)?;
+            if !wanted.each {
+                continue;
+            }
+            let length = shape.get(1).copied().unwrap_or(0);
+            self.check_length(&wanted.name, length)?;
+            match agreed {
+                Some((other, agreed)) if agreed != length => {
+                    return Err(RequestError(format!(
+                        "input '{}' has {length} elements, but '{other}' has {agreed}; send as many of each",
+                        wanted.name
+                    )));
+                }
+                _ => agreed = Some((&wanted.name, length)),
+            }
+        }
+        Ok(agreed.map_or(1, |(_, length)| length as u32))
+    }
+
+    fn check_length(&self, name: &str, length: i64) -> Result<(), RequestError> {
+        match length {
+            ..=0 => {
+                Err(RequestError(format!("input '{name}' has no elements; send at least one, as [1, length, ...]")))
+            }
+            _ if length > i64::from(self.max_length) => Err(RequestError(format!(
+                "input '{name}' has {length} elements, but the model takes at most {}; send less, or raise max_length in \
+                 its model.toml",
+                self.max_length
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the request brings, one row for each element where it has elements.
+    pub(crate) fn rows(&self, inputs: &[Tensor], extent: Extent) -> Result<Vec<Rows>, RequestError> {
+        self.wanted.iter().map(|wanted| rows_of(wanted, find(inputs, &wanted.name)?, extent)).collect()
+    }
+
+    fn graph(&self, inputs: &[Tensor]) -> Result<Graph, RequestError> {
+        let tensor = find(inputs, CHILDREN)?;
+        let &[_, nodes, arity] = shape(tensor)? else {
+            return Err(RequestError(format!(
+                "input '{CHILDREN}' has the shape {:?}; it must be [1, nodes, arity]",
+                tensor.shape
+            )));
+        };
+        self.check_length(CHILDREN, nodes)?;
+        let children = integers(tensor)?;
+        let arity = usize::try_from(arity).unwrap_or(0);
+        if children.len() != nodes as usize * arity {
+            return Err(RequestError(format!(
+                "input '{CHILDREN}' holds {} numbers, which is not {:?}",
+                children.len(),
+                tensor.shape
+            )));
+        }
+        let of = |node: usize| &children[node * arity..(node + 1) * arity];
+        self.check_children(&children, arity)?;
+        let refuse = |cause: ripieno_model::GraphError| RequestError(format!("input '{CHILDREN}': {cause}"));
+        let runs = |steps: Steps| (0..).zip(&self.cells).filter(move |(_, cell)| cell.steps == steps);
+        let blocks: Vec<BlockId> = runs(Steps::Nodes).map(|(at, _)| BlockId(at)).collect();
+        if self.walk == ripieno_model::Walk::Tree {
+            return Graph::tree(nodes as usize, of, blocks[0], blocks[1]).map_err(refuse);
+        }
+        let cells = self.cells_of(inputs, nodes as usize, &blocks)?;
+        let graph = Graph::new(nodes as usize, |node| cells[node], of).map_err(refuse)?;
+        self.check_edges(&graph)?;
+        Ok(graph)
+    }
+
+    fn check_children(&self, children: &[i64], arity: usize) -> Result<(), RequestError> {
+        for (at, &child) in children.iter().enumerate() {
+            let (node, place) = (at / arity, at % arity);
+            if child < -1 {
+                return Err(RequestError(format!(
+                    "input '{CHILDREN}': node {node} names {child} as its input; use -1 for none"
+                )));
+            }
+            if child >= 0 && place >= self.arity {
+                return Err(RequestError(format!(
+                    "input '{CHILDREN}': node {node} has a child number {}, but the cells take at most {}; use another model \
+                     or fewer children",
+                    place + 1,
+                    self.arity
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Which cell each node of a graph runs.
+    fn cells_of(&self, inputs: &[Tensor], nodes: usize, blocks: &[BlockId]) -> Result<Vec<BlockId>, RequestError> {
+        let tensor = find(inputs, CELL)?;
+        let cells = integers(tensor)?;
+        if shape(tensor)?.len() != 2 || cells.len() != nodes {
+            return Err(RequestError(format!(
+                "input '{CELL}' has the shape {:?}; it must be [1, {nodes}]",
+                tensor.shape
+            )));
+        }
+        let cell = |(node, &cell): (usize, &i64)| {
+            let block = u16::try_from(cell).ok().map(BlockId).filter(|block| blocks.contains(block));
+            block.ok_or_else(|| {
+                let names: Vec<&str> = blocks.iter().map(|block| self.cells[block.index()].name.as_str()).collect();
+                RequestError(format!(
+                    "input '{CELL}': node {node} names cell {cell}, which the model does not have; it has 0 to {} ({})",
+                    blocks.len() - 1,
+                    names.join(", ")
+                ))
+            })
+        };
+        cells.iter().enumerate().map(cell).collect()
+    }
+
+    /// In a graph, whether each node's inputs come from cells that give them.
+    fn check_edges(&self, graph: &Graph) -> Result<(), RequestError> {
+        for node in 0..graph.len() as u32 {
+            let cell = &self.cells[graph.block(node).index()];
+            for feed in &cell.feeds {
+                let From::Child(child, outputs) = &feed.from else { continue };
+                let Some(&child) = graph.inputs(node).get(*child).filter(|&&child| child != Graph::NONE) else {
+                    continue;
+                };
+                let given = graph.block(child).index();
+                if outputs[given].is_none() {
+                    return Err(RequestError(format!(
+                        "node {} runs '{}', which takes '{}' of node {}, but that runs '{}', which does not give it",
+                        graph.origin(node),
+                        cell.name,
+                        feed.name,
+                        graph.origin(child),
+                        self.cells[given].name
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ids that no embedding has would fail a whole batch, other requests and all.
+    fn check_ids(&self, rows: &[Rows], extent: Extent, graph: Option<&Graph>) -> Result<(), RequestError> {
+        for (block, cell) in self.cells.iter().enumerate() {
+            for feed in &cell.feeds {
+                let (Some(size), From::Element(tensor)) = (feed.vocabulary, &feed.from) else { continue };
+                let elements: Box<dyn Iterator<Item = usize>> = match graph {
+                    Some(graph) => Box::new(
+                        (0..graph.len() as u32)
+                            .filter(move |&node| graph.block(node).index() == block)
+                            .map(|node| graph.origin(node)),
+                    ),
+                    None => Box::new(0..extent.length as usize),
+                };
+                for element in elements {
+                    let ids = numbers(feed.datatype, rows[*tensor].at(element).bytes());
+                    if let Some(id) = ids.into_iter().flatten().find(|id| !(0..size).contains(id)) {
+                        return Err(RequestError(format!(
+                            "input '{}' holds {id} at element {element}, but the cell '{}' knows 0 to {}",
+                            self.wanted[*tensor].name,
+                            cell.name,
+                            size - 1
+                        )));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How long an output is where nothing computes one: as the request says in a tensor of this name, else made up of what
+    /// it holds, so that equal requests have equal lengths and others mostly not.
+    pub(crate) fn emulated_steps(&self, inputs: &[Tensor], extent: Extent) -> u32 {
+        if extent.limit == 0 {
+            return 0;
+        }
+        let told = inputs.iter().find(|tensor| &*tensor.name == OUTPUT_LENGTH).and_then(|tensor| integers(tensor).ok());
+        if let Some(&told) = told.as_ref().and_then(|told| told.first()) {
+            return told.clamp(1, i64::from(extent.limit)) as u32;
+        }
+        let bytes = inputs.iter().flat_map(|tensor| tensor.data.iter());
+        // FNV-1a: any even spread will do.
+        let hash =
+            bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        1 + ((hash >> 16) % u64::from(extent.limit)) as u32
+    }
+}
+
+/// The input of an emulated model that says after how many steps its output ends.
+pub(crate) const OUTPUT_LENGTH: &str = "output_length";
+
+fn find<'a>(inputs: &'a [Tensor], name: &str) -> Result<&'a Tensor, RequestError> {
+    let found = inputs.iter().find(|tensor| *tensor.name == *name);
+    found.ok_or_else(|| RequestError(format!("input '{name}': the request does not bring it")))
+}
+
+/// The shape of a tensor of one request.
+fn shape(tensor: &Tensor) -> Result<&[i64], RequestError> {
+    match tensor.shape.first() {
+        Some(1) => Ok(&tensor.shape),
+        _ => Err(RequestError(format!(
+            "input '{}' has the shape {:?}; its first dimension must be 1: a request is one sequence, tree or graph",
+            tensor.name, tensor.shape
+        ))),
+    }
+}
+
+fn rows_of(wanted: &Wanted, tensor: &Tensor, extent: Extent) -> Result<Rows, RequestError> {
+    let Wanted { name, datatype, row_shape, each } = wanted;
+    let refuse = |cause: String| RequestError(format!("input '{name}': {cause}"));
+    let leading = if *each { vec![1, i64::from(extent.length)] } else { vec![1] };
+    let expected = [&leading[..], row_shape].concat();
+    if tensor.datatype != *datatype || tensor.shape != expected {
+        return Err(refuse(format!(
+            "it is {} {:?}, but must be {datatype} {expected:?}",
+            tensor.datatype, tensor.shape
+        )));
+    }
+    let rows = if *each { &expected[1..] } else { &expected };
+    let batch = Batch::new(*datatype, rows.to_vec(), tensor.data.clone()).map_err(refuse)?;
+    let count = batch.rows();
+    Ok(Rows::of_batch(&Arc::new(batch), 0..count))
+}
+
+fn integers(tensor: &Tensor) -> Result<Vec<i64>, RequestError> {
+    let elements = tensor.shape.iter().try_fold(1_i64, |all, &dim| all.checked_mul(dim));
+    let numbers = numbers(tensor.datatype, &tensor.data);
+    let numbers = numbers.ok_or_else(|| {
+        RequestError(format!("input '{}' is {}, but must be INT64 or INT32", tensor.name, tensor.datatype))
+    })?;
+    match elements == Some(numbers.len() as i64) {
+        true => Ok(numbers),
+        false => Err(RequestError(format!(
+            "input '{}' holds {} numbers, which is not {:?}",
+            tensor.name,
+            numbers.len(),
+            tensor.shape
+        ))),
+    }
+}
+
+fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<i64>> {
+    match datatype {
+        DataType::Int64 => Some(data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()),
+        DataType::Int32 => Some(data.as_chunks().0.iter().map(|&bytes| i64::from(i32::from_le_bytes(bytes))).collect()),
+        _ => None,
+    }
+}

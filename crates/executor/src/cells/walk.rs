@@ -1,0 +1,390 @@
+//! What a slot holds between two cells of its request.
+
+use super::wiring::{AnswerFrom, From, Seed, Wiring};
+use crate::rows::{Batch, Part, Rows};
+use crate::{Entry, ExecError, Member, Progress, Take, Tensor};
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+use ripieno_model::{Extent, Graph, Steps};
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// The walks of a model's requests by their slots, shared by its devices.
+///
+/// Grows to the highest slot that was ever used, and each entry keeps its tables from request to request. Slots have locks of
+/// their own, which nobody contends for unless two devices run cells of one request at once.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    slots: RwLock<Vec<Arc<Mutex<Walk>>>>,
+}
+
+impl Arena {
+    pub(crate) fn slot(&self, slot: usize) -> Arc<Mutex<Walk>> {
+        if let Some(held) = self.slots.read().get(slot) {
+            return Arc::clone(held);
+        }
+        let mut slots = self.slots.write();
+        let grown = slots.len().max(slot + 1);
+        slots.resize_with(grown, Arc::default);
+        Arc::clone(&slots[slot])
+    }
+}
+
+/// A request on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    /// What it brought; only to be recognised by.
+    entry: Weak<Entry>,
+    /// Counts the walks of this slot.
+    pub(crate) turn: u64,
+    /// It has ended, or never begun.
+    over: bool,
+    extent: Option<Extent>,
+    graph: Option<Arc<Graph>>,
+    stream: bool,
+    inputs: Vec<Rows>,
+    blocks: Vec<Track>,
+    nodes: Vec<Node>,
+    nodes_left: u32,
+    /// For each answer that takes every step, its elements.
+    every: Vec<Every>,
+}
+
+/// How far a request is in one block.
+#[derive(Debug, Default)]
+struct Track {
+    done: u32,
+    /// Of a block that runs until its end.
+    ended: bool,
+    last: Vec<Option<Rows>>,
+    /// Steps that later layers have not taken yet, by output.
+    ahead: Vec<Ahead>,
+}
+
+#[derive(Debug, Default)]
+struct Ahead {
+    /// The step of the first one.
+    begins: u32,
+    steps: VecDeque<Rows>,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    outputs: Vec<Option<Rows>>,
+    /// Inputs of other nodes that still wait for it.
+    users: u32,
+    done: bool,
+}
+
+#[derive(Debug, Default)]
+struct Every {
+    shape: Vec<i64>,
+    data: Vec<u8>,
+}
+
+impl Walk {
+    /// Begins anew if the member brings what the slot does not hold.
+    pub(crate) fn enter(&mut self, wiring: &Wiring, member: &Member) -> Result<(), ExecError> {
+        let Some(entry) = &member.entry else {
+            return match self.extent {
+                Some(_) => Ok(()),
+                None => {
+                    Err(ExecError(format!("slot {} holds no walk: its first task must bring an entry", member.slot.0)))
+                }
+            };
+        };
+        if self.extent.is_some() && std::ptr::eq(self.entry.as_ptr(), Arc::as_ptr(entry)) {
+            return Ok(());
+        }
+        self.begin(wiring, entry)
+    }
+
+    fn begin(&mut self, wiring: &Wiring, entry: &Arc<Entry>) -> Result<(), ExecError> {
+        self.forget();
+        self.extent = None;
+        self.inputs = wiring.rows(&entry.inputs, entry.extent).map_err(|cause| ExecError(cause.0))?;
+        self.blocks.resize_with(wiring.cells.len(), Track::default);
+        for (track, cell) in self.blocks.iter_mut().zip(&wiring.cells) {
+            track.last.resize_with(cell.keeps.len(), || None);
+            track.ahead.resize_with(cell.keeps.len(), Ahead::default);
+        }
+        self.every.resize_with(wiring.answers.len(), Every::default);
+        if wiring.walk.brings_graph() {
+            let graph = entry.graph.clone();
+            let graph = graph.ok_or_else(|| ExecError("the request's entry brings no graph".to_owned()))?;
+            self.nodes.resize_with(graph.len(), Node::default);
+            for node in 0..graph.len() as u32 {
+                for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+                    self.nodes[input as usize].users += 1;
+                }
+            }
+            // The answer takes the root, too.
+            self.nodes[root(wiring, &graph) as usize].users += 1;
+            self.nodes_left = graph.len() as u32;
+            self.graph = Some(graph);
+        }
+        let mut extent = entry.extent;
+        if wiring.emulated {
+            extent.limit = wiring.emulated_steps(&entry.inputs, extent);
+        }
+        self.extent = Some(extent);
+        (self.entry, self.stream, self.over) = (Arc::downgrade(entry), entry.stream, false);
+        self.turn += 1;
+        Ok(())
+    }
+
+    /// Lets go of all that a walk holds, but for the tables themselves.
+    fn forget(&mut self) {
+        self.over = true;
+        self.graph = None;
+        self.inputs.clear();
+        self.nodes.clear();
+        for track in &mut self.blocks {
+            (track.done, track.ended) = (0, false);
+            track.last.iter_mut().for_each(|last| *last = None);
+            for ahead in &mut track.ahead {
+                ahead.begins = 0;
+                ahead.steps.clear();
+            }
+        }
+        self.every.iter_mut().for_each(|every| *every = Every::default());
+    }
+
+    /// Whether this step or node does not exist, or not any more.
+    pub(crate) fn is_padding(&self, wiring: &Wiring, block: usize, node: u32) -> bool {
+        let Some(extent) = self.extent.filter(|_| !self.over) else { return true };
+        let track = &self.blocks[block];
+        match wiring.cells[block].steps {
+            Steps::UntilEnd => track.ended || node >= extent.limit,
+            steps => node >= extent.steps(steps),
+        }
+    }
+
+    /// Whether the step or node is in its turn.
+    pub(crate) fn check(&self, wiring: &Wiring, block: usize, node: u32) -> Result<(), ExecError> {
+        let cell = &wiring.cells[block];
+        if let (Steps::Nodes, Some(graph)) = (cell.steps, &self.graph) {
+            let runs = graph.block(node).index();
+            return match runs == block {
+                true => Ok(()),
+                false => Err(ExecError(format!("node {node} runs block {runs}, not '{}'", cell.name))),
+            };
+        }
+        let done = self.blocks[block].done;
+        match node == done || node == 0 {
+            true => Ok(()),
+            false => {
+                Err(ExecError(format!("step {node} of '{}' cannot follow step {done}: steps run in order", cell.name)))
+            }
+        }
+    }
+
+    /// One input of a cell for this member.
+    pub(crate) fn part<'w>(
+        &self,
+        wiring: &'w Wiring,
+        block: usize,
+        input: usize,
+        node: u32,
+    ) -> Result<Part<'w>, ExecError> {
+        let cell = &wiring.cells[block];
+        let feed = &cell.feeds[input];
+        let missing = || ExecError(format!("'{}' takes '{}', which nothing before it has left", cell.name, feed.name));
+        let rows = match &feed.from {
+            From::Element(tensor) => Some(self.inputs[*tensor].at(self.element(wiring, block, node))),
+            From::Request(tensor) => Some(self.inputs[*tensor].clone()),
+            From::Previous(_) if node == 0 => match &feed.seed {
+                Seed::Fill(row) => return Ok(Part::Fill(row)),
+                Seed::Last(block, output) => self.blocks[*block].last[*output].clone(),
+            },
+            From::Previous(output) => self.blocks[block].last[*output].clone(),
+            From::Step(block, output) => self.blocks[*block].ahead[*output].at(node),
+            From::Last(block, output) => self.blocks[*block].last[*output].clone(),
+            From::Child(child, outputs) => {
+                let graph = self.graph.as_ref().ok_or_else(missing)?;
+                match graph.inputs(node).get(*child) {
+                    Some(&child) if child != Graph::NONE => self.of_node(graph, child, outputs),
+                    _ => match &feed.seed {
+                        Seed::Fill(row) => return Ok(Part::Fill(row)),
+                        Seed::Last(..) => None,
+                    },
+                }
+            }
+            From::Root(outputs) => {
+                let graph = self.graph.as_ref().ok_or_else(missing)?;
+                self.of_node(graph, root(wiring, graph), outputs)
+            }
+        };
+        rows.map(Part::Rows).ok_or_else(missing)
+    }
+
+    fn of_node(&self, graph: &Graph, node: u32, outputs: &[Option<usize>]) -> Option<Rows> {
+        let output = outputs[graph.block(node).index()]?;
+        self.nodes[node as usize].outputs.get(output)?.clone()
+    }
+
+    /// Which element of the request's tensors a step or node takes.
+    fn element(&self, wiring: &Wiring, block: usize, node: u32) -> usize {
+        match (&self.graph, self.extent) {
+            (Some(graph), _) => graph.origin(node),
+            (None, Some(extent)) if wiring.cells[block].backward => (extent.length - 1 - node) as usize,
+            _ => node as usize,
+        }
+    }
+
+    /// Takes in what a cell has left at row `row` of its outputs.
+    pub(crate) fn leave(
+        &mut self,
+        wiring: &Wiring,
+        block: usize,
+        node: u32,
+        (outputs, row): (&[Arc<Batch>], usize),
+    ) -> Result<Progress, ExecError> {
+        let mut progress = Progress::default();
+        let Some(extent) = self.extent else { return Ok(progress) };
+        let cell = &wiring.cells[block];
+        let of = |output: usize| Rows::of_batch(&outputs[output], row..row + 1);
+        self.collect(wiring, block, node, &of, &mut progress);
+        if cell.steps == Steps::Nodes {
+            self.leave_node(wiring, block, node, &of);
+        } else {
+            let track = &mut self.blocks[block];
+            for (output, keep) in cell.keeps.iter().enumerate() {
+                if keep.held {
+                    track.last[output] = Some(of(output));
+                }
+                if node == 0 {
+                    track.ahead[output] = Ahead::default();
+                }
+                if !keep.stepped_by.is_empty() {
+                    track.ahead[output].steps.push_back(of(output));
+                }
+            }
+            track.done = node + 1;
+            self.release_taken(wiring, block);
+        }
+        let track = &mut self.blocks[block];
+        if cell.steps == Steps::UntilEnd {
+            let told = cell.end.is_some_and(|end| of(end).bytes().iter().any(|&byte| byte != 0));
+            track.ended = told || track.done >= extent.limit;
+            progress.ended = track.ended;
+        }
+        if self.is_complete(wiring, extent) {
+            progress.ended = true;
+            progress.outputs = self.answer(wiring)?;
+            self.forget();
+        }
+        Ok(progress)
+    }
+
+    fn leave_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> Rows) {
+        let keeps = wiring.cells[block].keeps.iter().enumerate();
+        let held = &mut self.nodes[node as usize];
+        let first = !std::mem::replace(&mut held.done, true);
+        if held.users > 0 {
+            held.outputs = keeps.map(|(output, keep)| keep.held.then(|| of(output))).collect();
+        }
+        let Some(graph) = self.graph.as_ref().filter(|_| first) else { return };
+        self.nodes_left -= 1;
+        for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
+            let input = &mut self.nodes[input as usize];
+            input.users = input.users.saturating_sub(1);
+            if input.users == 0 {
+                input.outputs.clear();
+            }
+        }
+    }
+
+    /// Forgets the steps of the layers below that nobody will take any more.
+    fn release_taken(&mut self, wiring: &Wiring, block: usize) {
+        for feed in &wiring.cells[block].feeds {
+            let From::Step(below, output) = feed.from else { continue };
+            let users = &wiring.cells[below].keeps[output].stepped_by;
+            let taken = users.iter().map(|&user| self.blocks[user].done).min().unwrap_or(0);
+            let ahead = &mut self.blocks[below].ahead[output];
+            while ahead.begins < taken && ahead.steps.pop_front().is_some() {
+                ahead.begins += 1;
+            }
+        }
+    }
+
+    /// Adds the step to the answers that take every one.
+    fn collect(
+        &mut self,
+        wiring: &Wiring,
+        block: usize,
+        node: u32,
+        of: &dyn Fn(usize) -> Rows,
+        progress: &mut Progress,
+    ) {
+        for (answer, every) in wiring.answers.iter().zip(&mut self.every) {
+            let (Take::Every, AnswerFrom::Block(from, output)) = (answer.take, &answer.from) else { continue };
+            if *from != block {
+                continue;
+            }
+            let rows = of(*output);
+            let (bytes, tensor) = (rows.bytes(), rows.to_tensor(&answer.name));
+            let (cell, length) = (&wiring.cells[block], self.extent.map_or(0, |extent| extent.length));
+            if cell.backward {
+                every.data.resize(bytes.len() * length as usize, 0);
+                let at = bytes.len() * (length - 1 - node) as usize;
+                every.data[at..at + bytes.len()].copy_from_slice(bytes);
+            } else {
+                every.data.truncate(bytes.len() * node as usize);
+                every.data.extend_from_slice(bytes);
+            }
+            every.shape = [&[1, i64::from(node) + 1], &tensor.shape[1..]].concat();
+            if self.stream {
+                let shape = [&[1, 1], &tensor.shape[1..]].concat();
+                progress.step.push(Tensor { shape, ..tensor });
+            }
+        }
+    }
+
+    fn is_complete(&self, wiring: &Wiring, extent: Extent) -> bool {
+        self.nodes_left == 0
+            && wiring.cells.iter().zip(&self.blocks).all(|(cell, track)| match cell.steps {
+                Steps::UntilEnd => track.ended,
+                Steps::Nodes => true,
+                steps => track.done >= extent.steps(steps),
+            })
+    }
+
+    fn answer(&mut self, wiring: &Wiring) -> Result<Vec<Tensor>, ExecError> {
+        let mut outputs = Vec::with_capacity(wiring.answers.len());
+        for (at, answer) in wiring.answers.iter().enumerate() {
+            let rows = match (&answer.from, answer.take) {
+                (_, Take::Every) => {
+                    let Every { shape, data } = std::mem::take(&mut self.every[at]);
+                    let (name, datatype) = (Arc::clone(&answer.name), answer.datatype);
+                    outputs.push(Tensor { name, datatype, shape, data: Bytes::from(data) });
+                    continue;
+                }
+                (AnswerFrom::Block(block, output), Take::Last) => self.blocks[*block].last[*output].clone(),
+                (AnswerFrom::Root(of), Take::Last) => {
+                    self.graph.as_ref().and_then(|graph| self.of_node(graph, root(wiring, graph), of))
+                }
+            };
+            let rows = rows.ok_or_else(|| ExecError(format!("no cell has left the output '{}'", answer.name)))?;
+            outputs.push(rows.to_tensor(&answer.name));
+        }
+        Ok(outputs)
+    }
+}
+
+impl Ahead {
+    fn at(&self, step: u32) -> Option<Rows> {
+        self.steps.get(step.checked_sub(self.begins)? as usize).cloned()
+    }
+}
+
+/// The node that a graph answers with: of a tree the one that comes last anyway, of a graph the last of the client's table.
+fn root(wiring: &Wiring, graph: &Graph) -> u32 {
+    let last = graph.len() as u32 - 1;
+    match wiring.walk {
+        ripieno_model::Walk::Graph => {
+            (0..=last).rev().find(|&node| graph.origin(node) == last as usize).unwrap_or(last)
+        }
+        _ => last,
+    }
+}
