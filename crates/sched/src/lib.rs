@@ -43,4 +43,4 @@ pub use action::{Action, Outbox, Why};
 pub use catalogue::{BuildError, CATALOGUE, Knob, OptionValue, Options, Policy, build, build_halves, find};
 pub use event::Event;
 pub use scheduler::{Control, Limits, Outcome, Request, Scheduler, Setup, TaskDone};
-pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Release, Sent, ToMatchmaker};
+pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Post, Release, Sent, ToMatchmaker};

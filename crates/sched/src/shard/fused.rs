@@ -1,6 +1,6 @@
 //! Both halves in one thread: the default in the simulator and on one node.
 
-use super::{DeviceChoice, Matchmaker, ModelShard, Rules, ToMatchmaker};
+use super::{DeviceChoice, Matchmaker, ModelShard, Post, Rules, ToMatchmaker};
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 
@@ -8,19 +8,22 @@ use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 pub(crate) struct Fused {
     shard: ModelShard,
     matchmaker: Matchmaker,
-    /// Messages on their way; empty between settles.
-    mail: Vec<ToMatchmaker>,
+}
+
+/// The matchmaker as a mailbox that is read at once.
+struct AtOnce<'a>(Time, &'a mut Matchmaker);
+
+impl Post for AtOnce<'_> {
+    fn post(&mut self, mail: ToMatchmaker) {
+        self.1.on_mail(self.0, mail);
+    }
 }
 
 impl Fused {
     /// Builds the pair.
     pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: Rules) -> Fused {
         let limits = &setup.limits;
-        let mut fused = Fused {
-            shard: ModelShard::new(limits, 0, rules),
-            matchmaker: Matchmaker::new(limits, choice),
-            mail: Vec::with_capacity(limits.models + 2 * limits.tasks()),
-        };
+        let mut fused = Fused { shard: ModelShard::new(limits, 0, rules), matchmaker: Matchmaker::new(limits, choice) };
         for (id, model) in setup.models.iter().enumerate() {
             fused.on_control(Time::ORIGIN, Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone())));
         }
@@ -47,10 +50,7 @@ impl Scheduler for Fused {
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         loop {
-            self.shard.settle(now, out, &mut self.mail);
-            for mail in self.mail.drain(..) {
-                self.matchmaker.on_mail(now, mail);
-            }
+            self.shard.settle(now, out, &mut AtOnce(now, &mut self.matchmaker));
             let Some(grant) = self.matchmaker.next_grant(now) else { return };
             self.shard.on_grant(now, grant);
         }

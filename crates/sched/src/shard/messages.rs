@@ -18,6 +18,18 @@ pub enum ToMatchmaker {
     Release(Release),
 }
 
+/// Takes what a shard has to tell its matchmaker: a mailbox, or the matchmaker itself if it is at hand.
+pub trait Post {
+    /// Takes a message.
+    fn post(&mut self, mail: ToMatchmaker);
+}
+
+impl Post for Vec<ToMatchmaker> {
+    fn post(&mut self, mail: ToMatchmaker) {
+        self.push(mail);
+    }
+}
+
 /// What a model asks for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {

@@ -24,7 +24,7 @@ pub(crate) use linked::Linked;
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
 pub(crate) use messages::{Class, Window, Wish};
-pub use messages::{Grant, Offer, Release, Sent, ToMatchmaker};
+pub use messages::{Grant, Offer, Post, Release, Sent, ToMatchmaker};
 pub(crate) use model_queue::ModelQueue;
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;

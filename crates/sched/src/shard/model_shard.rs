@@ -5,10 +5,10 @@
 //! policies built on this changes a batch once it has started.
 
 use super::messages::DeviceToken;
-use super::{Grant, Offer, Queues, Release, Rules, Sent, ToMatchmaker};
+use super::{Grant, Offer, Post, Queues, Release, Rules, Sent, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone};
-use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 
 /// A group of models.
@@ -18,7 +18,7 @@ pub struct ModelShard {
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
     rules: Rules,
-    /// Whether devices hold more than one task, so that batches can be sent ahead.
+    /// Whether devices hold more than one task and batches take time to reach them, so that they are sent ahead.
     sends_ahead: bool,
     /// Devices in the cluster.
     devices: usize,
@@ -38,12 +38,13 @@ enum Withdrawal {
 impl ModelShard {
     /// The shard with this number, without models. `limits` are those of the whole scheduler.
     pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
+        let sends_ahead = limits.depth > 1 && rules.network.lead(1) > Nanos::ZERO;
         ModelShard {
             queues: Queues::new(limits),
             tasks: Tasks::new(limits),
             first_task: (number * limits.tasks()) as u32,
             rules,
-            sends_ahead: limits.depth > 1,
+            sends_ahead,
             devices: 0,
             seen: vec![0; limits.models],
             grants: Vec::with_capacity(limits.tasks()),
@@ -86,8 +87,8 @@ impl ModelShard {
         }
     }
 
-    /// Acts on everything since the last settle; messages to the matchmaker are added to `mail`.
-    pub fn settle(&mut self, now: Time, out: &mut Outbox, mail: &mut Vec<ToMatchmaker>) {
+    /// Acts on everything since the last settle; messages to the matchmaker go to `mail`.
+    pub fn settle(&mut self, now: Time, out: &mut Outbox, mail: &mut impl Post) {
         self.withdraw(out);
         let mut reported = 0;
         while let Some((task, outcome)) = self.tasks.take_done(reported) {
@@ -100,7 +101,7 @@ impl ModelShard {
         }
         while let Some(model) = self.queues.next_changed() {
             let wish = self.queues.wish(now, model, self.devices, out);
-            mail.push(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], wish }));
+            mail.post(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], wish }));
         }
     }
 
@@ -128,7 +129,7 @@ impl ModelShard {
     }
 
     /// Acts on a finished task: the next block for those who go on, an end for the others.
-    fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, mail: &mut Vec<ToMatchmaker>) {
+    fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
         let last = self.is_last(&task);
         let (tasks, queues) = (&mut self.tasks, &mut self.queues);
@@ -142,26 +143,26 @@ impl ModelShard {
         }
         self.tasks.close(id);
         let token = DeviceToken(task.device);
-        mail.push(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
+        mail.post(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }
 
-    fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, mail: &mut Vec<ToMatchmaker>) {
+    fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, mail: &mut impl Post) {
         self.seen[grant.model.index()] += 1;
         match self.queues.form(now, &grant, &mut self.tasks, out) {
             Some(task) => self.start(now, task, out, mail),
             None => {
                 let Grant { model, token, class, .. } = grant;
-                mail.push(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
+                mail.post(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
             }
         }
     }
 
-    fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, mail: &mut Vec<ToMatchmaker>) {
+    fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
         if self.sends_ahead && self.is_last(&task) {
             let rows = self.queues.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.way_and_cost(&task, rows);
-            mail.push(ToMatchmaker::Sent(Sent { device: task.device, at: now, lead, cost }));
+            mail.post(ToMatchmaker::Sent(Sent { device: task.device, at: now, lead, cost }));
         }
         out.push(Action::Start {
             task: TaskId(id.0 + self.first_task),

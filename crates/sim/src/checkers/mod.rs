@@ -49,42 +49,50 @@ impl Checkers {
         self.5.forbid_padding();
         self
     }
+}
 
-    fn all(&mut self) -> [&mut dyn Observer; 6] {
-        [&mut self.0, &mut self.1, &mut self.2, &mut self.3, &mut self.4, &mut self.5]
-    }
+/// Tells every checker. Spelled out rather than looped over: what a checker does not listen to then costs nothing.
+macro_rules! each {
+    ($checkers:ident.$event:ident($($argument:expr),*)) => {{
+        $checkers.0.$event($($argument),*);
+        $checkers.1.$event($($argument),*);
+        $checkers.2.$event($($argument),*);
+        $checkers.3.$event($($argument),*);
+        $checkers.4.$event($($argument),*);
+        $checkers.5.$event($($argument),*);
+    }};
 }
 
 impl Observer for Checkers {
     fn unfolds(&mut self, slot: RequestSlot, output: u32, graph: Option<&Graph>) {
-        self.all().into_iter().for_each(|checker| checker.unfolds(slot, output, graph));
+        each!(self.unfolds(slot, output, graph));
     }
 
     fn accepted(&mut self, id: u64, request: &Request) {
-        self.all().into_iter().for_each(|checker| checker.accepted(id, request));
+        each!(self.accepted(id, request));
     }
 
     fn refused(&mut self, now: Time, id: u64, model: ModelId) {
-        self.all().into_iter().for_each(|checker| checker.refused(now, id, model));
+        each!(self.refused(now, id, model));
     }
 
     fn started(&mut self, now: Time, run: &Run<'_>) {
-        self.all().into_iter().for_each(|checker| checker.started(now, run));
+        each!(self.started(now, run));
     }
 
     fn done(&mut self, now: Time, run: &Run<'_>) {
-        self.all().into_iter().for_each(|checker| checker.done(now, run));
+        each!(self.done(now, run));
     }
 
     fn cancelled(&mut self, now: Time, run: &Run<'_>) {
-        self.all().into_iter().for_each(|checker| checker.cancelled(now, run));
+        each!(self.cancelled(now, run));
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
-        self.all().into_iter().for_each(|checker| checker.ended(now, id, request, end));
+        each!(self.ended(now, id, request, end));
     }
 
     fn settled(&mut self, now: Time, next_wakeup: Time) {
-        self.all().into_iter().for_each(|checker| checker.settled(now, next_wakeup));
+        each!(self.settled(now, next_wakeup));
     }
 }
