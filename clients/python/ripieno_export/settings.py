@@ -26,6 +26,7 @@ class Block:
     once: bool = False
     priority: int | None = None
     max_batch: int | None = None
+    batch_sizes: list | None = None
 
     @property
     def file(self):
@@ -60,7 +61,8 @@ def write_settings(folder, *, walk, blocks, outputs, comment=None, **keys):
 
 
 def _block(block):
-    keys = {"name": block.name, "priority": block.priority, "max_batch": block.max_batch, "end": block.end}
+    keys = {"name": block.name, "priority": block.priority, "max_batch": block.max_batch}
+    keys |= {"batch_sizes": block.batch_sizes, "end": block.end}
     lines = ["[[block]]", *(f"{key} = {_value(value)}" for key, value in keys.items() if value is not None)]
     if block.once:
         lines.append("once = true")
