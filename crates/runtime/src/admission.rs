@@ -91,7 +91,9 @@ impl Admission {
         let mut permit = Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0 };
         if nodes > self.max_nodes {
             let bound = self.max_nodes;
-            return Err(Refused::Invalid(format!("a graph of {nodes} nodes; the server takes at most {bound} at once")));
+            return Err(Refused::Invalid(format!(
+                "a graph of {nodes} nodes; the server takes at most {bound} at once"
+            )));
         }
         if !take(&model.live, parts, model.max_queue) {
             return Err(model.refusal(model.max_queue));

@@ -16,8 +16,8 @@ use crate::{Clock, Job, Refused, ServedModel, split};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
-use ripieno_model::Profile;
-use ripieno_sched::{Limits, Scheduler, Setup};
+use ripieno_model::{Model, Profile};
+use ripieno_sched::{BuildError, Limits, Options, Policy, Scheduler, Setup};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -35,8 +35,8 @@ pub struct EngineConfig {
     pub devices: Vec<Arc<dyn Executor>>,
     /// The most bytes of inputs in the server.
     pub max_queued_bytes: usize,
-    /// Whether the scheduler runs walks that unfold request by request; if not, models with such a walk are refused.
-    pub unfolds: bool,
+    /// What the scheduler is in the catalogue: models whose walk it does not serve are refused. None takes any model.
+    pub policy: Option<&'static Policy>,
     /// Where and under what name to record the run.
     pub record: Option<Recording>,
 }
@@ -56,10 +56,10 @@ impl EngineConfig {
     /// The default of [`EngineConfig::max_queued_bytes`], 1 GiB.
     pub const MAX_QUEUED_BYTES: usize = 1 << 30;
 
-    /// Serves with `scheduler`, which was built for `setup` and no walks that unfold, on `devices`; not recorded.
+    /// Serves with `scheduler`, which was built for `setup`, on `devices`; not recorded.
     pub fn new(scheduler: Box<dyn Scheduler>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
-        EngineConfig { scheduler, setup, devices, max_queued_bytes, unfolds: false, record: None }
+        EngineConfig { scheduler, setup, devices, max_queued_bytes, policy: None, record: None }
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     clock: Clock,
     limits: Limits,
-    unfolds: bool,
+    policy: Option<&'static Policy>,
     gate: Arc<Gate>,
     admission: Arc<Admission>,
     registry: Arc<Registry>,
@@ -180,8 +180,8 @@ impl Engine {
         let handle = builder.spawn(move || thread.run(inside)).map_err(StartError::Thread)?;
         let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
         let (orders, threads) = (Mutex::new(()), Mutex::new(Some(Threads { scheduler: handle, devices })));
-        let unfolds = config.unfolds;
-        let inner = Inner { clock, limits, unfolds, gate, admission, registry, mailbox, metrics, orders, threads };
+        let policy = config.policy;
+        let inner = Inner { clock, limits, policy, gate, admission, registry, mailbox, metrics, orders, threads };
         Ok(Engine(Arc::new(inner)))
     }
 
@@ -339,13 +339,8 @@ impl Engine {
                 served.loaded.blocks()
             ));
         }
-        if model.walk.is_unfolded() && !self.0.unfolds {
-            return unsuitable(format!(
-                "model {:?}: requests of walk = {:?} unfold one by one, which the policy of this server cannot schedule; \
-                 start it with --policy cellular",
-                model.name,
-                model.walk.name()
-            ));
+        if let Some(Err(error)) = self.0.policy.map(|policy| check_policy(policy, model, limits)) {
+            return unsuitable(error);
         }
         if model.walk.is_unfolded() {
             return match model.blocks.iter().find(|block| block.max_batch() > limits.batch) {
@@ -448,6 +443,19 @@ fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> 
     };
     let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };
     Recorder::start(&recording.path, &header).map_err(failed)
+}
+
+/// Whether the policy can run the model, asked of a scheduler that is built for it alone.
+fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
+    let limits = Limits { requests: 1, models: 1, devices: 1, depth: 1, batch: limits.batch, nodes: 1 };
+    let setup = Setup { models: vec![model.clone()], devices: 1, limits };
+    match ripieno_sched::build(policy.name, &setup, &Options::new()) {
+        Ok(_) => Ok(()),
+        Err(error @ BuildError::Walk { .. }) => {
+            Err(format!("{error}; start the server with --policy and one of these"))
+        }
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// What a job is to the core: batches of rows, or one sequence or graph, which is checked here.

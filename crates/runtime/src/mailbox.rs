@@ -3,6 +3,10 @@
 //! One bounded queue without locks. It can never be full, so nothing mandatory is ever lost or waited for: every kind
 //! of mail is bounded by something that its sender must hold first. A submission and a cancellation hold the slots of
 //! their request until they have been read, a result holds its task, and orders are sent one at a time.
+//!
+//! It is also the completion queue of all devices: the end of a task is one push from the device's thread, and a system
+//! call only if the scheduler sleeps. docs/adr/0007-completions.md says how a device whose end shows in pinned memory
+//! keeps this contract.
 
 use crate::admission::ModelEntry;
 use crate::jobs::Call;

@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod fifo;
+pub mod stepping;
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
@@ -95,7 +96,14 @@ impl Client {
         let sender = self.sender.clone();
         // A test that has seen enough may be gone.
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
-        self.engine.submit(Job { model: self.model, inputs: bytes(rows, number as u8), rows, timeout, on_answer })
+        self.engine.submit(Job {
+            model: self.model,
+            inputs: bytes(rows, number as u8),
+            rows,
+            timeout,
+            on_step: None,
+            on_answer,
+        })
     }
 
     /// The next answer, which is a failure.

@@ -7,9 +7,7 @@
 use super::data;
 use super::response;
 use crate::infer::element_count;
-use crate::{
-    Datatype, InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor,
-};
+use crate::{Datatype, InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -232,10 +230,7 @@ mod tests {
             ..InferResponse::default()
         };
         let body = String::from_utf8(encode_generate(&response).unwrap()).unwrap();
-        assert_eq!(
-            body,
-            r#"{"model_name":"m","model_version":"1","id":"a\nb","x":7,"y":[1,2],"z":[],"w":"hi"}"#
-        );
+        assert_eq!(body, r#"{"model_name":"m","model_version":"1","id":"a\nb","x":7,"y":[1,2],"z":[],"w":"hi"}"#);
         assert!(!body.contains('\n'));
     }
 }
