@@ -1,3 +1,5 @@
+mod milp;
+
 use super::synthetic::{after, drift, problem, quick, random_plan};
 use super::*;
 use expect_test::{Expect, expect};
