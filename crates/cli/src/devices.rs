@@ -36,6 +36,9 @@ pub(crate) struct DeviceArgs {
     pub(crate) onnxruntime: Option<PathBuf>,
 }
 
+/// Tasks that a device holds at once, the running one included: no policy queues more ahead.
+pub(crate) const MAX_DEPTH: usize = 64;
+
 /// An engine for models on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineName {
@@ -94,13 +97,13 @@ impl DeviceArgs {
         let engine: Arc<dyn Engine> = match (&self.device, self.engine) {
             (Device::Emulated(zoo), EngineName::Cpu) => {
                 let name = zoo.map_or("", ZooDevice::name).to_owned();
-                Arc::new(EmulatedEngine::new(EmulatedOptions { name }))
+                Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(MAX_DEPTH))
             }
             (Device::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
-            (Device::Cpu, EngineName::Cpu) => Arc::new(CpuEngine::new(CpuOptions { threads })),
+            (Device::Cpu, EngineName::Cpu) => Arc::new(CpuEngine::new(CpuOptions { threads }).with_depth(MAX_DEPTH)),
             (Device::Cpu, EngineName::Onnxruntime) => {
                 let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
-                Arc::new(OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?)
+                Arc::new(OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?.with_depth(MAX_DEPTH))
             }
         };
         let zoo = match self.device {

@@ -12,7 +12,7 @@ use ripieno_sched::Options;
 use ripieno_server::repository::ModelReport;
 use ripieno_server::{Addresses, ServerConfig};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -92,7 +92,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
-        let policy = self.policy.policy.clone().unwrap_or_else(|| "deferred".to_owned());
+        let policy = self.policy.policy.clone().unwrap_or_else(|| default_policy(&self.repository).to_owned());
         let objective = match self.objective.unwrap_or(Objective::Latency) {
             Objective::Latency => "latency",
             Objective::Efficiency => "efficiency",
@@ -107,6 +107,7 @@ impl ServeArgs {
             policy,
             max_live: self.max_live as usize,
             record: self.record.clone(),
+            measure_for: None,
             config: ServerConfig {
                 http: Some(self.http),
                 grpc: Some(self.grpc),
@@ -118,6 +119,15 @@ impl ServeArgs {
             },
         })
     }
+}
+
+/// One scheduler runs all models, so it is the one that suits the most demanding among them: "cellular" serves whole
+/// models too, and joins requests of those that unfold at every cell.
+fn default_policy(repository: &Path) -> &'static str {
+    let unfolded = ripieno_server::walks(repository).into_iter().find(|(_, walk)| walk.is_unfolded());
+    let Some((model, walk)) = unfolded else { return "deferred" };
+    tracing::info!("the policy is cellular for all models, because model {model} has walk = \"{}\"", walk.name());
+    "cellular"
 }
 
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {

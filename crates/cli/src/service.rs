@@ -1,21 +1,27 @@
 //! A runtime, a repository and a front end, wired together: what `serve` runs for long and `demo` for a minute.
 
-use crate::devices::DeviceArgs;
+use crate::devices::{DeviceArgs, MAX_DEPTH};
 use anyhow::Context;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_runtime::{Engine, EngineConfig, Recording};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build};
+use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build, find};
 use ripieno_server::registry::Registry;
 use ripieno_server::repository::{LiveRepository, Progress, Target};
 use ripieno_server::{Addresses, Server, ServerConfig};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Models beyond this number are refused.
 const MAX_MODELS: usize = 256;
 /// Rows in a batch, of any model.
 const MAX_BATCH: usize = 4096;
+/// Nodes of the graphs of all live requests, where the policy runs graphs: some hundred for each request of a full queue
+/// would be more memory than all the models.
+const MAX_NODES: usize = 1 << 18;
+/// The option of a policy that queues tasks ahead on a device, and how many it queues unless told.
+const AHEAD: (&str, usize) = ("max_tasks", 5);
 
 /// What is served, on what, and how.
 pub(crate) struct Service {
@@ -27,6 +33,8 @@ pub(crate) struct Service {
     pub(crate) max_live: usize,
     /// Where the run is recorded, if it is.
     pub(crate) record: Option<PathBuf>,
+    /// About how long the measurement of one model may take, if not as usual.
+    pub(crate) measure_for: Option<Duration>,
     pub(crate) config: ServerConfig,
 }
 
@@ -41,7 +49,8 @@ pub(crate) struct Running {
 impl Service {
     /// Opens devices and ports. Models are loaded by whoever calls [`LiveRepository::load_all`].
     pub(crate) async fn start(self) -> anyhow::Result<Running> {
-        let target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
+        let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
+        target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         let engine = self.engine(&target)?;
         let registry = Arc::new(Registry::default());
         let repository = Arc::new(LiveRepository::new(
@@ -58,10 +67,11 @@ impl Service {
 
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
         let devices = target.devices;
-        let limits = Limits { requests: self.max_live, models: MAX_MODELS, devices, depth: 1, batch: MAX_BATCH, nodes: 0 };
-        let setup = Setup { models: Vec::new(), devices, limits };
+        let policy = find(&self.policy)?;
+        let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy, devices) };
         let scheduler = build(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
+        config.policy = Some(policy);
         config.record = match &self.record {
             Some(path) => Some(Recording {
                 path: path.clone(),
@@ -71,6 +81,18 @@ impl Service {
             None => None,
         };
         Engine::start(config).context("cannot start the runtime")
+    }
+
+    fn limits(&self, policy: &Policy, devices: usize) -> Limits {
+        let (ahead, default) = AHEAD;
+        let depth = match self.options.get(ahead) {
+            // What is no depth is refused with the option's name when the policy is built.
+            Some(OptionValue::Int(depth)) => usize::try_from(*depth).unwrap_or(default).clamp(1, MAX_DEPTH),
+            _ if policy.knobs.iter().any(|knob| knob.name == ahead) => default,
+            _ => 1,
+        };
+        let nodes = if policy.walks.iter().any(|walk| walk.brings_graph()) { MAX_NODES } else { 0 };
+        Limits { requests: self.max_live, models: MAX_MODELS, devices, depth, batch: MAX_BATCH, nodes }
     }
 }
 

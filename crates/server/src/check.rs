@@ -152,7 +152,8 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
         && spec.shape.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got));
     if !fits {
         return Err(Problem::invalid(format!(
-            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at least 1",
+            "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at \
+             least 1, as is every other that is -1",
             spec.name,
             entry.name,
             shape_text(&spec.shape),

@@ -17,7 +17,8 @@ use ripieno_wire::proto::inference::{
 use serde_json::{Value, json};
 
 /// The extensions of the protocol that are served: no more, because clients act on this list.
-const EXTENSIONS: [&str; 4] = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"];
+const EXTENSIONS: [&str; 5] =
+    ["binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics"];
 
 pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
     ServerMetadataBody {
@@ -82,7 +83,7 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         max_batch_size: i32::try_from(entry.max_batch).unwrap_or(i32::MAX),
         input: entry.inputs.iter().map(input).collect(),
         output: entry.outputs.iter().map(output).collect(),
-        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: false }),
+        model_transaction_policy: Some(ModelTransactionPolicy { decoupled: entry.streams }),
         parameters: [("slo_ms".to_owned(), ModelParameter { string_value: entry.slo.as_millis_f64().to_string() })]
             .into(),
         scheduling_choice: Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
@@ -119,7 +120,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
         "output": config.output.iter().map(output).collect::<Vec<_>>(),
         "parameters": config.parameters.iter().map(parameter).collect::<serde_json::Map<_, _>>(),
         "dynamic_batching": {},
-        "model_transaction_policy": {"decoupled": false},
+        "model_transaction_policy": {"decoupled": config.model_transaction_policy.is_some_and(|policy| policy.decoupled)},
     })
 }
 

@@ -4,7 +4,7 @@
 //! against the model, submit it to a [`Backend`], wait, encode. Nothing here decides who runs when.
 //!
 //! Where servers of this protocol differ, Ripieno chooses so: health and readiness carry JSON bodies beside the status;
-//! ModelStreamInfer speaks Triton's messages; refusals for load are 429 with Retry-After (RESOURCE_EXHAUSTED), missed
+//! ModelStreamInfer speaks Triton's messages, and so does generate_stream; refusals for load are 429 with Retry-After (RESOURCE_EXHAUSTED), missed
 //! deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not only the queue.
 
 mod backend;
@@ -22,7 +22,10 @@ mod serve;
 mod signals;
 mod state;
 pub mod stats;
+mod stream;
+mod walks;
 
 pub use backend::{Backend, Withdraw};
 pub use config::ServerConfig;
 pub use serve::{Addresses, BindError, Server};
+pub use walks::walks;

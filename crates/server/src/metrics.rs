@@ -79,6 +79,12 @@ fn requests(text: &mut Text, rows: &[Row]) {
     let help = "Requests answered by their deadline; its rate is the goodput.";
     text.per_model(("ripieno_good_requests_total", "counter", help), rows, |row| ended(row, Ending::Ok));
     text.per_model(("ripieno_rows_total", "counter", "Rows answered."), rows, |row| row.model.rows);
+    let help = "Rows of all batches, or steps and nodes where walks unfold: what the devices computed.";
+    text.per_model(("ripieno_executed_rows_total", "counter", help), rows, |row| row.model.batch_rows.sum);
+    let help = "Executed rows of requests that had ended: steps queued ahead, and requests whose client had gone.";
+    text.per_model(("ripieno_wasted_rows_total", "counter", help), rows, |row| row.model.wasted_rows);
+    let help = "Executed rows beyond the end of a sequence, which only fill a batch up.";
+    text.per_model(("ripieno_padding_rows_total", "counter", help), rows, |row| row.model.padding_rows);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
     let help = "Requests (or parts of large ones) that wait or run.";
@@ -128,6 +134,19 @@ fn devices(text: &mut Text, state: &State) {
     text.family("ripieno_device_batches_total", "counter", "Batches executed.");
     for (device, numbers) in devices.iter().enumerate() {
         text.sample("ripieno_device_batches_total", &format!("device=\"{device}\""), numbers.batches);
+    }
+    text.family(
+        "ripieno_rows_gathered_total",
+        "counter",
+        "Rows copied to make batches contiguous, once for each tensor.",
+    );
+    for (device, numbers) in devices.iter().enumerate() {
+        text.sample("ripieno_rows_gathered_total", &format!("device=\"{device}\""), numbers.rows_gathered);
+    }
+    let help = "Batches that took the state of their requests from where it lay.";
+    text.family("ripieno_tasks_without_copy_total", "counter", help);
+    for (device, numbers) in devices.iter().enumerate() {
+        text.sample("ripieno_tasks_without_copy_total", &format!("device=\"{device}\""), numbers.tasks_without_copy);
     }
 }
 

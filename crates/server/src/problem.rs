@@ -105,13 +105,15 @@ impl From<Failure> for Problem {
     }
 }
 
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Problem {
+impl Problem {
+    /// Why a request for `model` did not even get in.
+    pub(crate) fn of_refusal(refused: Refused, model: &str) -> Problem {
         let message = refused.to_string();
         match refused {
-            Refused::QueueFull { retry_after, .. } => {
+            Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
                 Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Overloaded, message) }
             }
+            Refused::Invalid(_) => Problem::invalid(format!("model '{model}': {message}")),
             Refused::NotLoaded | Refused::ShuttingDown => Problem::new(Kind::Unavailable, message),
         }
     }
@@ -125,9 +127,9 @@ mod tests {
     fn a_retry_is_never_immediate() {
         let after = |millis| {
             let retry_after = Duration::from_millis(millis);
-            Problem::from(Refused::QueueFull { bound: 8, retry_after }).retry_after_s()
+            Problem::of_refusal(Refused::QueueFull { bound: 8, retry_after }, "m").retry_after_s()
         };
         assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
-        assert_eq!(Problem::from(Refused::NotLoaded).retry_after_s(), None);
+        assert_eq!(Problem::of_refusal(Refused::NotLoaded, "m").retry_after_s(), None);
     }
 }

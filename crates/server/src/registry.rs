@@ -27,8 +27,10 @@ pub struct ServedEntry {
     pub inputs: Vec<TensorSpec>,
     /// Outputs, likewise.
     pub outputs: Vec<TensorSpec>,
-    /// The most rows in one batch.
+    /// The most rows in one batch; 1 where each request is a sequence or graph of its own.
     pub max_batch: usize,
+    /// Whether it has outputs that grow step by step, and so can answer one request with many messages.
+    pub streams: bool,
     /// The latency target.
     pub slo: Nanos,
     /// What it did so far; starts as `Statistics::default()`.
@@ -234,6 +236,7 @@ mod tests {
             inputs: vec![],
             outputs: vec![],
             max_batch: 1,
+            streams: false,
             slo: Nanos::from_millis(10),
             stats: Statistics::default(),
         }))

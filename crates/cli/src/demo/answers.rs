@@ -1,6 +1,6 @@
 //! Real questions: held-out images, one request each, all at once, so that the server batches them.
 
-use super::assets::SAMPLES;
+use super::assets::IMAGES;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -61,20 +61,19 @@ struct Output {
 /// Asks the server at `http` about every sample.
 pub(super) async fn ask(http: SocketAddr) -> anyhow::Result<Vec<Answers>> {
     let mut all = Vec::new();
-    for text in SAMPLES {
+    for text in IMAGES {
         all.push(ask_model(http, serde_json::from_str(text)?).await?);
     }
     Ok(all)
 }
 
 async fn ask_model(http: SocketAddr, samples: Samples) -> anyhow::Result<Answers> {
-    let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let url = format!("http://{http}/v2/models/{}/infer", samples.model);
+    let client = Http::new(http, &samples.model);
     let asked: Vec<_> =
-        samples.rows.iter().map(|row| tokio::spawn(infer(client.clone(), url.clone(), body(&samples, row)))).collect();
+        samples.rows.iter().map(|row| tokio::spawn(client.clone().infer(body(&samples, row)))).collect();
     let mut answers = Vec::new();
     for (row, asked) in samples.rows.iter().zip(asked) {
-        let logits = asked.await??;
+        let logits = output_of(&asked.await??)?;
         let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0);
         let label = |index: usize| samples.labels.get(index).cloned().unwrap_or_else(|| index.to_string());
         answers.push(Answer { said: label(best), truth: label(row.label), pixels: pixels(&samples, row) });
@@ -95,15 +94,35 @@ fn body(samples: &Samples, row: &Row) -> Bytes {
     serde_json::json!({ "inputs": [input] }).to_string().into()
 }
 
-async fn infer(client: Client<HttpConnector, Full<Bytes>>, url: String, body: Bytes) -> anyhow::Result<Vec<f64>> {
-    let request = Request::post(&url).header("content-type", "application/json").body(Full::new(body))?;
-    let response = client.request(request).await.with_context(|| format!("cannot reach {url}"))?;
-    let status = response.status();
-    let bytes = response.into_body().collect().await?.to_bytes();
-    if !status.is_success() {
-        bail!("{url} answers {status}: {}", String::from_utf8_lossy(&bytes));
+/// A client of one model.
+#[derive(Clone)]
+pub(super) struct Http {
+    client: Client<HttpConnector, Full<Bytes>>,
+    url: String,
+}
+
+impl Http {
+    pub(super) fn new(http: SocketAddr, model: &str) -> Http {
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        Http { client, url: format!("http://{http}/v2/models/{model}/infer") }
     }
-    let response: Response = serde_json::from_slice(&bytes).with_context(|| format!("{url}: no inference answer"))?;
+
+    pub(super) async fn infer(self, body: Bytes) -> anyhow::Result<Bytes> {
+        let Http { client, url } = self;
+        let request = Request::post(&url).header("content-type", "application/json").body(Full::new(body))?;
+        let response = client.request(request).await.with_context(|| format!("cannot reach {url}"))?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await?.to_bytes();
+        if !status.is_success() {
+            bail!("{url} answers {status}: {}", String::from_utf8_lossy(&bytes));
+        }
+        Ok(bytes)
+    }
+}
+
+/// The elements of the first output of an answer.
+pub(super) fn output_of(answer: &[u8]) -> anyhow::Result<Vec<f64>> {
+    let response: Response = serde_json::from_slice(answer).context("no inference answer")?;
     let output = response.outputs.into_iter().next().context("the answer has no output")?;
     Ok(output.data)
 }

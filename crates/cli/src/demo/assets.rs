@@ -3,14 +3,41 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DIGITS: &[u8] = include_bytes!("../../../../models/repository/digits/1/model.onnx");
-const DIGITS_TOML: &str = include_str!("../../../../models/repository/digits/model.toml");
-const SHAPES: &[u8] = include_bytes!("../../../../models/repository/shapes/1/model.onnx");
-const SHAPES_TOML: &str = include_str!("../../../../models/repository/shapes/model.toml");
+/// A file of models/repository, by its path there.
+macro_rules! files {
+    ($($path:literal),* $(,)?) => {
+        [$(($path, include_bytes!(concat!("../../../../models/repository/", $path)).as_slice())),*]
+    };
+}
+
+/// The trained models: two that take images whole, and three in cells.
+const MODELS: [(&str, &[u8]); 14] = files![
+    "digits/1/model.onnx",
+    "digits/model.toml",
+    "shapes/1/model.onnx",
+    "shapes/model.toml",
+    "dates/1/encoder.onnx",
+    "dates/1/decoder.onnx",
+    "dates/model.toml",
+    "arithmetic/1/leaf.onnx",
+    "arithmetic/1/internal.onnx",
+    "arithmetic/1/head.onnx",
+    "arithmetic/model.toml",
+    "sentiment/1/cell.onnx",
+    "sentiment/1/head.onnx",
+    "sentiment/model.toml",
+];
 
 /// Held-out images with their true labels.
-pub(super) const SAMPLES: [&str; 2] =
+pub(super) const IMAGES: [&str; 2] =
     [include_str!("../../../../models/samples/digits.json"), include_str!("../../../../models/samples/shapes.json")];
+
+/// Held-out sequences and trees with their true answers.
+pub(super) const TEXTS: [&str; 3] = [
+    include_str!("../../../../models/samples/dates.json"),
+    include_str!("../../../../models/samples/arithmetic.json"),
+    include_str!("../../../../models/samples/sentiment.json"),
+];
 
 /// ResNet50 as Symphony's Table 3 measured it on a GTX 1080 Ti; profile and SLO are looked up by name.
 const RESNET50_TOML: &str = "\
@@ -27,24 +54,54 @@ datatype = \"FP32\"
 shape = [-1, 10]
 ";
 
+/// A cell over sequences whose step takes one millisecond and a little for each row, as a mid-sized LSTM on a small
+/// accelerator may.
+const LSTM_TOML: &str = "\
+walk = \"repeat\"
+slo_ms = 250.0
+max_length = 330
+max_batch = 64
+
+[[block]]
+name = \"cell\"
+alpha_ms = 0.02
+beta_ms = 1.0
+[block.inputs]
+token = \"request\"
+
+[[input]]
+name = \"token\"
+datatype = \"INT32\"
+shape = [-1, -1]
+
+[[output]]
+name = \"y\"
+from = \"cell.y\"
+datatype = \"FP32\"
+shape = [-1, 4]
+";
+
 /// The demo's models in a temporary folder, which goes with this value.
 pub(super) struct Folder {
     root: PathBuf,
     /// The repository of the trained models.
     pub(super) models: PathBuf,
-    /// The repository of the emulated one.
-    pub(super) emulated: PathBuf,
+    /// The repository of an emulated model that runs whole.
+    pub(super) whole: PathBuf,
+    /// The repository of an emulated model in cells.
+    pub(super) cells: PathBuf,
 }
 
 impl Folder {
     pub(super) fn unpack() -> std::io::Result<Folder> {
         let root = std::env::temp_dir().join(format!("ripieno-demo-{}", std::process::id()));
-        let folder = Folder { models: root.join("models"), emulated: root.join("emulated"), root };
-        for (name, onnx, toml) in [("digits", DIGITS, DIGITS_TOML), ("shapes", SHAPES, SHAPES_TOML)] {
-            write(&folder.models.join(name).join("1").join("model.onnx"), onnx)?;
-            write(&folder.models.join(name).join("model.toml"), toml.as_bytes())?;
+        let (models, whole, cells) = (root.join("models"), root.join("whole"), root.join("cells"));
+        let folder = Folder { models, whole, cells, root };
+        for (path, bytes) in MODELS {
+            write(&folder.models.join(path), bytes)?;
         }
-        write(&folder.emulated.join("ResNet50").join("model.toml"), RESNET50_TOML.as_bytes())?;
+        write(&folder.whole.join("ResNet50").join("model.toml"), RESNET50_TOML.as_bytes())?;
+        write(&folder.cells.join("LSTM").join("model.toml"), LSTM_TOML.as_bytes())?;
         Ok(folder)
     }
 }

@@ -1,7 +1,7 @@
 //! Policies side by side: the same model, devices and requests, on one live server after the other.
 
 use super::Live;
-use crate::bench::inputs::{Filling, requests};
+use crate::bench::inputs::{Filling, Tensor, requests};
 use crate::bench::load::{LoadReport, Plan, open_loop};
 use crate::bench::target::{Client, Protocol};
 use crate::devices::{Device, DeviceArgs};
@@ -10,38 +10,70 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::zoo::ZooDevice;
+use ripieno_model::{DataType, Profile, TensorSpec};
 use ripieno_report::{Table, number};
 use ripieno_sched::{OptionValue, Options};
-use ripieno_workload::{Arrival, Arrivals};
+use ripieno_workload::{Arrival, Arrivals, Lengths, stream};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-const MODEL: &str = "ResNet50";
 const GPU: &str = "1080ti";
-const DEVICES: u16 = 2;
 /// Not counted at the start of each run.
 const WARMUP: Nanos = Nanos::from_millis(500);
-/// The offered load, of what the devices could answer if requests came evenly spaced.
-const LOAD: f64 = 0.75;
 const SEED: u64 = 1;
+
 /// A policy's title, its name in the catalogue, and its options.
 type Contestant = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
 /// One of each: nothing, today's servers, no window at all, ours for throughput, ours as served by default.
-const CONTESTANTS: [Contestant; 5] = [
+const WHOLE: [Contestant; 5] = [
     ("serial", "serial", &[]),
     ("timeout 5 ms, as most servers", "timeout", &[("gather", "fifo"), ("drop", "expired")]),
     ("eager", "eager", &[]),
     ("deferred, for efficiency", "deferred", &[("objective", "efficiency")]),
     ("deferred, for latency (default)", "deferred", &[("objective", "latency")]),
 ];
+/// Whole devices, and the load, of what they could answer if requests came evenly spaced.
+const WHOLE_LOAD: (&str, u16, f64) = ("ResNet50", 2, 0.75);
+
+/// Padding as a server does that knows no lengths, padding by length, merged graphs, and cells.
+const CELLS: [Contestant; 4] = [
+    ("padding to the longest in the batch", "bucketed", &[("width", "330"), ("pad", "longest")]),
+    ("padding in buckets of 10 lengths", "bucketed", &[("width", "10")]),
+    ("graph-merge", "graph-merge", &[]),
+    ("cellular (default for cells)", "cellular", &[]),
+];
+/// The same for cells, if every step of full batches were needed.
+const CELLS_LOAD: (&str, u16, f64) = ("LSTM", 1, 0.5);
+/// ℓ(b) of a step of the emulated cell, as in its model.toml, and its SLO there.
+const CELL: (f64, f64, usize, f64) = (0.02, 1.0, 64, 250.0);
+/// Lengths of sentences, as published for WMT-15 Europarl: mean 24, up to 330.
+const SENTENCES: (f64, f64, u32, u32) = (2.919, 0.72, 1, 330);
+/// Different requests, sent in turn.
+const VARIANTS: usize = 512;
+
+/// What the policies compete in.
+struct Arena<'a> {
+    repository: &'a Path,
+    title: String,
+    model: &'static str,
+    devices: u16,
+    gpu: Option<ZooDevice>,
+    slo: Nanos,
+    rate: f64,
+    /// Whether rows may be for nothing, which is told.
+    unfolds: bool,
+    requests: Vec<Vec<Tensor>>,
+    seconds: f64,
+}
 
 /// All runs, and what they have in common.
 #[derive(Serialize)]
 pub(super) struct Comparison {
     model: &'static str,
-    gpu: &'static str,
+    title: String,
     devices: u16,
     slo_ms: f64,
     offered_rps: f64,
@@ -58,78 +90,122 @@ struct Row {
     p99_ms: Option<f64>,
     mean_batch: f64,
     busy_fraction: f64,
+    /// Steps that were padding or came after the end, of all that ran; none where requests do not unfold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    useless_fraction: Option<f64>,
 }
 
-pub(super) async fn run(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<Comparison> {
+/// A model that runs whole.
+pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<Comparison> {
+    let (model, devices, load) = WHOLE_LOAD;
     let gpu = ZooDevice::from_name(GPU).context("the demo's GPU is in the published tables")?;
-    let published = gpu.find(MODEL).context("the demo's model is in the published tables")?;
+    let published = gpu.find(model).context("the demo's model is in the published tables")?;
     let slo = Nanos::from_millis_f64(published.slo_ms);
-    let rate = LOAD * staggered_bound(&published.profile(64)?, slo, usize::from(DEVICES)).goodput_rps;
-    let bar = if show_progress { ProgressBar::new(CONTESTANTS.len() as u64) } else { ProgressBar::hidden() };
-    bar.set_style(ProgressStyle::with_template("  under load: {msg} [{bar:25}] {elapsed}")?);
-    let mut policies = Vec::new();
-    for (name, policy, options) in CONTESTANTS {
-        bar.set_message(name);
-        let options = options.iter().map(|&(key, value)| (key.to_owned(), OptionValue::Text(value.to_owned())));
-        policies.push(contest(repository, gpu, (name, policy, options.collect()), rate, slo, seconds).await?);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    let slo_ms = published.slo_ms;
-    Ok(Comparison { model: MODEL, gpu: GPU, devices: DEVICES, slo_ms, offered_rps: rate, policies })
+    let rate = load * staggered_bound(&published.profile(64)?, slo, usize::from(devices)).goodput_rps;
+    let input = TensorSpec { name: "features".to_owned(), datatype: DataType::Fp32, shape: vec![-1, 64] };
+    let requests = requests(&[input], &Filling { rows: 1, seed: SEED, ..Filling::default() })?;
+    let title = format!("{model}, SLO {} ms, on {devices} emulated {GPU} GPUs", published.slo_ms);
+    let gpu = Some(gpu);
+    let arena = Arena { repository, title, model, devices, gpu, slo, rate, unfolds: false, requests, seconds };
+    arena.run(&WHOLE, show_progress).await
 }
 
-async fn contest(
-    repository: &Path,
-    gpu: ZooDevice,
-    (name, policy, options): (&'static str, &str, Options),
-    rate: f64,
-    slo: Nanos,
-    seconds: f64,
-) -> anyhow::Result<Row> {
-    let devices = DeviceArgs { device: Device::Emulated(Some(gpu)), devices: DEVICES, ..DeviceArgs::default() };
-    let live = Live::start(repository, devices, policy, options).await?;
-    let mut client = Client::new(&live.http.to_string(), Protocol::Http, MODEL, 256)?;
-    let inputs = client.describe().await?.inputs;
-    client.prepare(&requests(&inputs, &Filling { rows: 1, seed: SEED, ..Filling::default() })?, false)?;
-    let end = WARMUP + Nanos::from_secs_f64(seconds);
-    let due = Arrivals::new(Arrival::Poisson, rate, SEED, 0)?.take_while(move |&due| due < Time::ORIGIN + end);
-    let plan = Plan {
-        due: Box::new(due),
-        warmup: WARMUP,
-        end,
-        slo: Some(slo),
-        timeout: Duration::from_secs(5),
-        max_in_flight: 256,
-        max_outstanding: 5_000,
+/// A model in cells, under sequences of many lengths.
+pub(super) async fn cells(repository: &Path, seconds: f64, show_progress: bool) -> anyhow::Result<Comparison> {
+    let (model, devices, load) = CELLS_LOAD;
+    let (alpha_ms, beta_ms, max_batch, slo_ms) = CELL;
+    let (mu, sigma, min, max) = SENTENCES;
+    let lengths = Lengths::log_normal(mu, sigma, min, max)?;
+    let mut random = stream(SEED, 0);
+    let lengths: Vec<u32> = (0..VARIANTS).map(|_| lengths.draw(&mut random)).collect();
+    let mean = lengths.iter().sum::<u32>() as f64 / lengths.len() as f64;
+    let step_s = Profile::linear(alpha_ms, beta_ms, max_batch)?.latency(max_batch).as_secs_f64();
+    let rate = load * f64::from(devices) * max_batch as f64 / (step_s * mean);
+    let request = |&length: &u32| {
+        let (name, datatype, shape) = ("token".to_owned(), DataType::Int32, vec![1, i64::from(length)]);
+        vec![Tensor { name, datatype, shape, data: vec![0; 4 * length as usize].into() }]
     };
-    let report = open_loop(Arc::new(client), plan, &ProgressBar::hidden()).await?;
-    let row = row(name, &report, &live, end);
-    live.stop().await?;
-    row
+    let requests = lengths.iter().map(request).collect();
+    let title = format!(
+        "an LSTM over sequences of mean length {mean:.0}, up to {max}, SLO {slo_ms} ms,\n\
+         on one emulated device where a step of b rows takes {beta_ms} + {alpha_ms}·b ms"
+    );
+    let slo = Nanos::from_millis_f64(slo_ms);
+    let arena = Arena { repository, title, model, devices, gpu: None, slo, rate, unfolds: true, requests, seconds };
+    arena.run(&CELLS, show_progress).await
 }
 
-/// Batches and busy time are those of the whole run, warm-up included: both policies and devices start from nothing.
-fn row(policy: &'static str, report: &LoadReport, live: &Live, span: Nanos) -> anyhow::Result<Row> {
-    let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
-    let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();
-    Ok(Row {
-        policy,
-        goodput_rps: report.per_second(report.answered - report.late),
-        bad_rate: report.bad_rate(),
-        p50_ms: report.latencies.p50_ms(),
-        p99_ms: report.latencies.p99_ms(),
-        mean_batch: model.batch_rows.sum as f64 / (model.batch_rows.count as f64).max(1.0),
-        busy_fraction: busy as f64 / (span.0 as f64 * f64::from(DEVICES)),
-    })
+/// An option's value, read as on the command line.
+fn value(text: &str) -> OptionValue {
+    text.parse().map_or_else(|_| OptionValue::Text(text.to_owned()), OptionValue::Int)
+}
+
+impl Arena<'_> {
+    async fn run(self, contestants: &[Contestant], show_progress: bool) -> anyhow::Result<Comparison> {
+        let bar = if show_progress { ProgressBar::new(contestants.len() as u64) } else { ProgressBar::hidden() };
+        bar.set_style(ProgressStyle::with_template("  under load: {msg} [{bar:25}] {elapsed}")?);
+        let mut policies = Vec::new();
+        for &(name, policy, options) in contestants {
+            bar.set_message(name);
+            let options = options.iter().map(|&(key, text)| (key.to_owned(), value(text))).collect();
+            policies.push(self.contest(name, policy, options).await?);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let Arena { model, title, devices, slo, rate, .. } = self;
+        Ok(Comparison { model, title, devices, slo_ms: slo.as_millis_f64(), offered_rps: rate, policies })
+    }
+
+    async fn contest(&self, name: &'static str, policy: &str, options: Options) -> anyhow::Result<Row> {
+        let device = Device::Emulated(self.gpu);
+        let devices = DeviceArgs { device, devices: self.devices, ..DeviceArgs::default() };
+        let live = Live::start(self.repository, devices, policy, options).await?;
+        let mut client = Client::new(&live.http.to_string(), Protocol::Http, self.model, 256)?;
+        client.prepare(&self.requests, false)?;
+        let end = WARMUP + Nanos::from_secs_f64(self.seconds);
+        let due = Arrivals::new(Arrival::Poisson, self.rate, SEED, 0)?.take_while(move |&due| due < Time::ORIGIN + end);
+        let plan = Plan {
+            due: Box::new(due),
+            warmup: WARMUP,
+            end,
+            slo: Some(self.slo),
+            timeout: Duration::from_secs(5),
+            max_in_flight: 256,
+            max_outstanding: 5_000,
+        };
+        let report = open_loop(Arc::new(client), plan, &ProgressBar::hidden()).await?;
+        let row = self.row(name, &report, &live, end);
+        live.stop().await?;
+        row
+    }
+
+    /// Batches and busy time are those of the whole run, warm-up included: both policies and devices start from nothing.
+    fn row(&self, policy: &'static str, report: &LoadReport, live: &Live, span: Nanos) -> anyhow::Result<Row> {
+        let model = live.engine.model_metrics(ModelId(0)).context("the demo's model is loaded")?;
+        let busy: u64 = live.engine.device_metrics().iter().map(|device| device.busy_ns).sum();
+        let rows = model.batch_rows.sum as f64;
+        let useless = (model.wasted_rows + model.padding_rows) as f64 / rows.max(1.0);
+        Ok(Row {
+            policy,
+            goodput_rps: report.per_second(report.answered - report.late),
+            bad_rate: report.bad_rate(),
+            p50_ms: report.latencies.p50_ms(),
+            p99_ms: report.latencies.p99_ms(),
+            mean_batch: rows / (model.batch_rows.count as f64).max(1.0),
+            busy_fraction: busy as f64 / (span.0 as f64 * f64::from(self.devices)),
+            useless_fraction: self.unfolds.then_some(useless),
+        })
+    }
 }
 
 pub(super) fn show(comparison: &Comparison) -> String {
-    let Comparison { model, gpu, devices, slo_ms, offered_rps, .. } = comparison;
-    let mut table = Table::new(["policy", "in time/s", "bad %", "p50 ms", "p99 ms", "mean batch", "device busy %"]);
-    for row in &comparison.policies {
+    let Comparison { title, offered_rps, policies, .. } = comparison;
+    let unfolds = policies.iter().any(|row| row.useless_fraction.is_some());
+    let headings = ["policy", "in time/s", "bad %", "p50 ms", "p99 ms", "mean batch", "device busy %"];
+    let mut table = Table::new(headings.into_iter().chain(unfolds.then_some("useless steps %")));
+    for row in policies {
         let optional = |value: Option<f64>| value.map_or("-".to_owned(), number);
-        table.row([
+        let cells = [
             row.policy.to_owned(),
             number(row.goodput_rps),
             number(100.0 * row.bad_rate),
@@ -137,10 +213,11 @@ pub(super) fn show(comparison: &Comparison) -> String {
             optional(row.p99_ms),
             number(row.mean_batch),
             number(100.0 * row.busy_fraction),
-        ]);
+        ];
+        table.row(cells.into_iter().chain(row.useless_fraction.map(|useless| number(100.0 * useless))));
     }
     format!(
-        "Policies under the same load: {offered_rps:.0} requests/s (open loop, Poisson), {model}, SLO {slo_ms} ms,\n\
-         on {devices} emulated {gpu} GPUs; bad = late, refused or dropped:\n\n{table}\n"
+        "Policies under the same load: {offered_rps:.0} requests/s (open loop, Poisson), {title};\n\
+         bad = late, refused or dropped:\n\n{table}\n"
     )
 }

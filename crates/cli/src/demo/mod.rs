@@ -1,17 +1,19 @@
 //! `ripieno demo`: a minute that shows what the server is for, with nothing to install or configure.
 //!
 //! Everything is real and over loopback HTTP: the models were trained by us and run on this machine's processor, the
-//! questions are images that the training never saw, and the table comes from open-loop load on live servers that differ
-//! in nothing but the policy. Only the accelerators of that table are emulated: they take as long as published
-//! measurements say that a GPU takes, so that a laptop shows what batching is worth where it is worth most.
+//! questions are images and texts that the training never saw, and the tables come from open-loop load on live servers that
+//! differ in nothing but the policy. Only the accelerators of the tables are emulated: they take as long as published
+//! measurements say that a GPU takes, or as long as we say, so that a laptop shows what batching is worth where it is worth
+//! most.
 
 mod answers;
 mod assets;
 mod compare;
+mod texts;
 
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
-use crate::service::{Running, Service, with_objective};
+use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, anyhow};
 use assets::Folder;
@@ -25,13 +27,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// See it work, in a minute: trained models answer real images, and policies compete side by side under the same load.
+/// See it work, in a minute: trained models answer real questions, and policies compete side by side under the same load.
 ///
 /// Needs no accelerator, no network beyond loopback, and no configuration.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
     /// How long each policy is under load, in seconds.
-    #[arg(long, value_name = "S", default_value_t = 4.0)]
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
     seconds: f64,
 
     /// How to print the results.
@@ -50,30 +52,39 @@ async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let people = args.format == Format::Table;
     if people {
         output::print(
-            "Two models that we trained, on this machine's processor (loading, and measuring what batches cost):\n",
+            "Five models that we trained, on this machine's processor (loading, and measuring what batches cost):\n",
         )?;
     }
-    let latency = with_objective("deferred", Options::new(), "latency")?;
-    let live = Live::start(&folder.models, DeviceArgs::default(), "deferred", latency).await?;
+    // As `serve` chooses for a repository in which some models are in cells.
+    let live = Live::start(&folder.models, DeviceArgs::default(), "cellular", Options::new()).await?;
     if people {
         output::print(format!("{}\n", tables::models(&live.models)))?;
     }
-    let answered = answers::ask(live.http).await?;
+    let (images, texts) = (answers::ask(live.http).await?, texts::ask(live.http).await?);
     live.stop().await?;
     if people {
-        output::print(answers::show(&answered))?;
+        output::print(answers::show(&images))?;
+        output::print(texts::show(&texts))?;
     }
-    let comparison = compare::run(&folder.emulated, args.seconds, people).await?;
+    let whole = compare::whole(&folder.whole, args.seconds, people).await?;
+    if people {
+        output::print(compare::show(&whole))?;
+    }
+    let cells = compare::cells(&folder.cells, args.seconds, people).await?;
     if !people {
-        return print_json(&serde_json::json!({ "answers": answered, "comparison": comparison }));
+        let results = serde_json::json!({ "answers": images, "texts": texts, "comparison": whole, "cells": cells });
+        return print_json(&results);
     }
-    output::print(compare::show(&comparison))?;
+    output::print(compare::show(&cells))?;
     output::print("next: ripieno serve models/repository   (or your own MODEL.onnx)")?;
     output::print(
         "      ripieno simulate scenarios/symphony/table2-resnet50.toml   (the same code, 8 GPUs, virtual time)",
     )?;
     Ok(())
 }
+
+/// About how long the measurement of one model may take: the demo has a minute for everything.
+const MEASURE_FOR: Duration = Duration::from_millis(1200);
 
 /// A server of the demo, on free ports.
 struct Live {
@@ -100,6 +111,7 @@ impl Live {
             options,
             max_live: 10_000,
             record: None,
+            measure_for: Some(MEASURE_FOR),
             config,
         };
         let Running { engine, repository, server, addresses } = service.start().await?;

@@ -3,12 +3,17 @@
 //! Messages are worked on side by side, up to a bound, and answered as they are done, with their ids: order would make
 //! every answer wait for the slowest before it, and batching thrives on requests that are in flight together. Beyond the
 //! bound the stream is not read, so that back-pressure reaches the client through HTTP/2.
+//!
+//! A model whose outputs grow step by step answers one request with many messages, as Triton's decoupled models do: one for
+//! each step, in order. The last one is marked `triton_final_response`. It is empty only if nothing that the client asked for
+//! is left by then, and like Triton's empty ones goes out to those alone who set `triton_enable_empty_final_response`.
 
-use super::{answer, status, timeout};
+use super::{status, timeout};
 use crate::problem::Problem;
 use crate::state::State;
+use crate::stream::{Part, Parts};
+use ripieno_wire::grpc;
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
-use ripieno_wire::{Parameter, grpc};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Sender};
@@ -21,8 +26,8 @@ const UNSENT: usize = 16;
 
 type Outgoing = Sender<Result<ModelStreamInferResponse, Status>>;
 
-/// What one message leads to.
-type Done = (String, Result<ModelInferResponse, Problem>);
+/// Whether the stream goes on after a message's answers.
+type GoesOn = bool;
 
 pub(super) fn start(
     state: Arc<State>,
@@ -56,7 +61,7 @@ struct Stream {
 impl Stream {
     /// Dropping the tasks, when this returns early, withdraws their requests.
     async fn run(self, mut incoming: Streaming<ModelInferRequest>) {
-        let mut tasks: JoinSet<Done> = JoinSet::new();
+        let mut tasks: JoinSet<GoesOn> = JoinSet::new();
         let mut reading = true;
         while reading || !tasks.is_empty() {
             let may_read = reading && tasks.len() < self.state.config.max_stream_in_flight.max(1);
@@ -76,7 +81,7 @@ impl Stream {
                         false
                     }
                 },
-                Some(Ok(done)) = tasks.join_next() => self.finish(done).await,
+                Some(Ok(goes_on)) = tasks.join_next() => goes_on,
                 () = self.send.closed() => false,
                 () = self.state.drained(), if reading => {
                     reading = false;
@@ -89,34 +94,55 @@ impl Stream {
         }
     }
 
-    fn begin(&self, tasks: &mut JoinSet<Done>, message: ModelInferRequest) {
+    fn begin(&self, tasks: &mut JoinSet<GoesOn>, message: ModelInferRequest) {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
-        let state = self.state.clone();
+        let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
         tasks.spawn(async move {
             let id = message.id.clone();
-            (id, answer(&state, message, received, timeout).await)
+            match answer(&state, message, received, timeout, &send).await {
+                Ok(()) => true,
+                Err(problem) if ends_on_error => {
+                    // It ends either way.
+                    let _ = send.send(Err(status(problem))).await;
+                    false
+                }
+                Err(problem) => {
+                    let response = ModelInferResponse { id, ..ModelInferResponse::default() };
+                    let error_message = problem.message;
+                    let failure = ModelStreamInferResponse { error_message, infer_response: Some(response) };
+                    send.send(Ok(failure)).await.is_ok()
+                }
+            }
         });
     }
+}
 
-    /// Sends an answer; false if the stream ends with it.
-    async fn finish(&self, (id, result): Done) -> bool {
-        let message = match result {
-            Ok(mut response) => {
-                let last = grpc::parameter(Parameter::Bool(true));
-                response.parameters.insert("triton_final_response".to_owned(), last);
-                ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) }
-            }
-            Err(problem) if self.ends_on_error => {
-                // It ends either way.
-                let _ = self.send.send(Err(status(problem))).await;
-                return false;
-            }
-            Err(problem) => {
-                let response = ModelInferResponse { id, ..ModelInferResponse::default() };
-                ModelStreamInferResponse { error_message: problem.message, infer_response: Some(response) }
-            }
-        };
-        self.send.send(Ok(message)).await.is_ok()
+/// Answers one message, in as many parts as its answer has.
+async fn answer(
+    state: &State,
+    message: ModelInferRequest,
+    received: Instant,
+    timeout: Option<Duration>,
+    send: &Outgoing,
+) -> Result<(), Problem> {
+    let _reserved = state.reserve(grpc::encoded_len(&message))?;
+    let request = grpc::parse_infer(message)?;
+    let wants_empty = request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
+    let mut parts = Parts::begin(state, request, received, timeout)?;
+    while let Some(part) = parts.next().await {
+        let Part { response, last } = part?;
+        if last && response.outputs.is_empty() && wants_empty != Some(true) {
+            continue;
+        }
+        let begun = Instant::now();
+        let message = grpc::encode_infer(response);
+        parts.entry().stats.encoding.add(begun.elapsed());
+        let message = ModelStreamInferResponse { error_message: String::new(), infer_response: Some(message) };
+        if send.send(Ok(message)).await.is_err() {
+            // The client has gone; nobody waits for the rest.
+            return Ok(());
+        }
     }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 //! the segments says that more plainly than a router with its own ideas about errors.
 
 mod body;
+mod generate;
 mod infer;
 mod models;
 mod path;
@@ -12,7 +13,7 @@ use crate::describe;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
@@ -23,7 +24,7 @@ use serde::Serialize;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-type Answer = Response<Full<Bytes>>;
+type Answer = Response<Either<Full<Bytes>, generate::Events>>;
 
 /// Answers one call; never fails, because a failure is an answer too.
 pub(crate) async fn handle(state: Arc<State>, request: Request<Incoming>) -> Result<Answer, Infallible> {
@@ -57,6 +58,8 @@ async fn dispatch(state: &Arc<State>, request: Request<Incoming>) -> Result<Answ
         Call::Config(Target { name, version }) => models::config(state, &name, &version),
         Call::Statistics(Target { name, version }) => models::statistics(state, &name, &version),
         Call::Infer(target) => infer::infer(state, target, request).await,
+        Call::Generate(target) => generate::generate(state, target, request).await,
+        Call::GenerateStream(target) => generate::generate_stream(state, target, request).await,
         Call::Index => models::index(state, request).await,
         Call::Load(name) => models::load(state, name, request).await,
         Call::Unload(name) => models::unload(state, name, request).await,
@@ -91,7 +94,7 @@ fn json(status: StatusCode, body: &impl Serialize) -> Answer {
 }
 
 fn reply(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
-    let mut answer = Response::new(Full::new(body));
+    let mut answer = Response::new(Either::Left(Full::new(body)));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer

@@ -20,6 +20,8 @@ pub(super) enum Call {
     /// An empty name means all models.
     Statistics(Target),
     Infer(Target),
+    Generate(Target),
+    GenerateStream(Target),
     Index,
     Load(String),
     Unload(String),
@@ -28,7 +30,8 @@ pub(super) enum Call {
 impl Call {
     pub(super) fn method(&self) -> Method {
         match self {
-            Call::Infer(_) | Call::Index | Call::Load(_) | Call::Unload(_) => Method::POST,
+            Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Method::POST,
+            Call::Index | Call::Load(_) | Call::Unload(_) => Method::POST,
             _ => Method::GET,
         }
     }
@@ -61,6 +64,8 @@ fn model(name: &str, version: &str, rest: &[&str]) -> Option<Call> {
         ["config"] => Some(Call::Config(target)),
         ["stats"] => Some(Call::Statistics(target)),
         ["infer"] => Some(Call::Infer(target)),
+        ["generate"] => Some(Call::Generate(target)),
+        ["generate_stream"] => Some(Call::GenerateStream(target)),
         _ => None,
     }
 }
@@ -114,6 +119,8 @@ mod tests {
             ("/v2/models/stats/stats", Some(Call::Statistics(target("stats", "")))),
             ("/v2/models/m", Some(Call::Metadata(target("m", "")))),
             ("/v2/models/m/versions/3", Some(Call::Metadata(target("m", "3")))),
+            ("/v2/models/m/generate", Some(Call::Generate(target("m", "")))),
+            ("/v2/models/m/versions/3/generate_stream", Some(Call::GenerateStream(target("m", "3")))),
             ("/v2/models/m/versions/3/infer", Some(Call::Infer(target("m", "3")))),
             ("/v2/models/a%20b%2Fc/config", Some(Call::Config(target("a b/c", "")))),
             ("/v2/repository/index", Some(Call::Index)),

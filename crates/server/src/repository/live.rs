@@ -11,6 +11,7 @@ use super::scan::{Candidate, scan};
 use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
+use ripieno_executor::Take;
 use ripieno_runtime::{Engine, ServedModel};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -241,6 +242,7 @@ fn version_of(candidate: &Candidate) -> &str {
 }
 
 fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
+    let source = &prepared.plan.source;
     ServedEntry {
         name: prepared.plan.name.clone(),
         version: prepared.plan.version.clone(),
@@ -248,7 +250,8 @@ fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
         platform: platform(target.engine.name()).to_owned(),
         inputs: prepared.loaded.inputs().to_vec(),
         outputs: prepared.loaded.outputs().to_vec(),
-        max_batch: prepared.plan.source.max_batch,
+        max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
+        streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
         slo: prepared.plan.slo,
         stats: Default::default(),
     }

@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::codec::CompressionEncoding;
 use tonic::{Code, Request};
 
-fn infer_request(model: &str, id: &str) -> ModelInferRequest {
+pub(crate) fn infer_request(model: &str, id: &str) -> ModelInferRequest {
     let data = [1f32, 2.0].map(f32::to_le_bytes).concat();
     ModelInferRequest {
         model_name: model.into(),
@@ -43,7 +43,7 @@ async fn describes_server_and_models() {
         assert_eq!(client.model_ready(request).await.unwrap().into_inner().ready, ready, "{name}");
     }
     let metadata = client.server_metadata(ServerMetadataRequest {}).await.unwrap().into_inner();
-    assert_eq!((metadata.name.as_str(), metadata.extensions.len()), ("ripieno", 4));
+    assert_eq!((metadata.name.as_str(), metadata.extensions.len()), ("ripieno", 5));
     let request = ModelMetadataRequest { name: "two".into(), version: "1".into() };
     let model = client.model_metadata(request).await.unwrap().into_inner();
     assert_eq!((model.inputs.len(), model.inputs[1].shape.as_slice()), (2, &[-1, 2][..]));
@@ -148,7 +148,7 @@ async fn a_stream_answers_in_any_order_and_survives_errors() {
     assert_eq!(seen, [("quick".to_owned(), false), ("refused".to_owned(), true)]);
     assert_eq!(events.recv().await, Some(Event::Submitted));
     let job = backend.stuck.lock().pop().unwrap();
-    (job.on_answer)(crate::scripted::echo(&job.inputs));
+    crate::scripted::answer(job, crate::scripted::echo).unwrap();
     assert_eq!(answers.message().await.unwrap().unwrap().infer_response.unwrap().id, "slow");
     drop(send);
     assert!(answers.message().await.unwrap().is_none());

@@ -40,6 +40,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         inputs,
         outputs,
         max_batch: MAX_BATCH,
+        streams: false,
         slo: Nanos::from_millis(60_000),
         stats: Default::default(),
     };

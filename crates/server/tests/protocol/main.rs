@@ -7,4 +7,5 @@ mod infer;
 mod live;
 mod scripted;
 mod shutdown;
+mod streams;
 mod support;

@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
-use ripieno_runtime::{Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Refused};
+use ripieno_runtime::{Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Refused, Step};
 use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use ripieno_server::{Backend, Withdraw};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 type Act = fn(Job, &Scripted) -> Result<(), Refused>;
 
 /// What the models do; their ids are positions here. Besides, there is one identity model for each datatype.
-pub(crate) const MODELS: [(&str, Act); 10] = [
+pub(crate) const MODELS: [(&str, Act); 15] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
     ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
@@ -33,7 +33,39 @@ pub(crate) const MODELS: [(&str, Act); 10] = [
         let _ = scripted.events.try_send(Event::Timeout(job.timeout));
         answer(job, echo)
     }),
+    ("counting", |mut job, _| {
+        step(&mut job, 3);
+        answer(job, |_| Ok(answered(vec![tensor("y", &[1, 3], &[0.0, 1.0, 2.0]), tensor("z", &[1, 1], &[9.0])])))
+    }),
+    ("broken-off", |mut job, _| {
+        step(&mut job, 0);
+        answer(job, |_| Err(Failure::Expired))
+    }),
+    ("flooding", |mut job, scripted| {
+        step(&mut job, 1_000);
+        scripted.stuck.lock().push(job);
+        Ok(())
+    }),
+    ("picky", |_, _| Err(Refused::Invalid("two roots".into()))),
+    ("crowded", |_, _| Err(Refused::NodesFull { held: 3, bound: 4, retry_after: Duration::from_millis(1200) })),
 ];
+
+/// Passes steps on if they are wanted, the last one marked; without an end, two of them.
+fn step(job: &mut Job, steps: usize) {
+    let Some(on_step) = &mut job.on_step else { return };
+    for at in 0..steps.max(2) {
+        on_step(Step { outputs: vec![tensor("y", &[1, 1], &[at as f32])], last: at + 1 == steps });
+    }
+}
+
+fn tensor(name: &str, shape: &[i64], values: &[f32]) -> Tensor {
+    let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Tensor { name: name.into(), datatype: DataType::Fp32, shape: shape.to_vec(), data: data.into() }
+}
+
+fn answered(outputs: Vec<Tensor>) -> Answered {
+    Answered { outputs, queued: Nanos(1), executed: Nanos(1), batch: 1, late: false }
+}
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Event {
@@ -54,9 +86,11 @@ impl Scripted {
     }
 }
 
-fn answer(job: Job, with: fn(&[Tensor]) -> Answer) -> Result<(), Refused> {
-    let answer = with(&job.inputs);
-    (job.on_answer)(answer);
+/// Answers a job.
+pub(crate) fn answer(job: Job, with: fn(&[Tensor]) -> Answer) -> Result<(), Refused> {
+    let Job { inputs, on_step, on_answer, .. } = job;
+    drop(on_step);
+    on_answer(with(&inputs));
     Ok(())
 }
 
@@ -64,7 +98,7 @@ fn answer(job: Job, with: fn(&[Tensor]) -> Answer) -> Result<(), Refused> {
 pub(crate) fn echo(inputs: &[Tensor]) -> Answer {
     let output = |input: &Tensor| Tensor { name: Arc::from(input.name.replace('x', "y")), ..input.clone() };
     let outputs = inputs.iter().map(output).collect();
-    Ok(Answered { outputs, queued: Nanos(1), executed: Nanos(1), batch: 1, late: false })
+    Ok(answered(outputs))
 }
 
 impl Backend for Scripted {
@@ -92,15 +126,20 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 
 /// Makes a model ready.
 pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, datatype: DataType, tensors: &[&str]) {
-    let specs = |of: &dyn Fn(&str) -> String| tensors.iter().map(|t| spec(&of(t), datatype, &[-1, 2])).collect();
+    let specs = |of: &dyn Fn(&str) -> String| -> Vec<TensorSpec> {
+        tensors.iter().map(|t| spec(&of(t), datatype, &[-1, 2])).collect()
+    };
+    let mut outputs = specs(&|name| name.replace('x', "y"));
+    outputs.extend((name == "counting").then(|| spec("z", datatype, &[-1, 1])));
     let entry = ServedEntry {
         name: name.into(),
         version: version.into(),
         id: ModelId(id),
         platform: "emulated".into(),
         inputs: specs(&|name| name.to_owned()),
-        outputs: specs(&|name| name.replace('x', "y")),
+        outputs,
         max_batch: 8,
+        streams: name == "counting",
         slo: Nanos::from_millis(100),
         stats: Default::default(),
     };

@@ -1,0 +1,122 @@
+//! One inference whose answer comes in parts: a part for each step of the walk, and a last one.
+//!
+//! Steps come from the thread that schedules for everybody, so they go into a bounded channel without waiting. A client
+//! that does not read them falls behind until it is full, and then loses its request: [`MAX_UNREAD`] steps are far more
+//! than any network delays, and to join steps into larger parts would only put off the same end. What a client reads too
+//! slowly is its own loss: nobody else waits, and nothing grows.
+
+use crate::infer::{Accepted, accept, response_tensor};
+use crate::problem::{Kind, Problem};
+use crate::registry::ServedEntry;
+use crate::state::State;
+use ripieno_executor::Tensor;
+use ripieno_runtime::{OnStep, Step};
+use ripieno_wire::{InferRequest, InferResponse, Parameter, ResponseTensor};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{self, Receiver};
+
+/// Steps of one request that wait for their client to read.
+const MAX_UNREAD: usize = 256;
+
+/// What marks the last part, as Triton has it.
+const FINAL: &str = "triton_final_response";
+
+/// An inference under way. Dropping it withdraws the request.
+pub(crate) struct Parts {
+    accepted: Accepted,
+    steps: Receiver<Step>,
+    /// Set once a step found no room.
+    overflown: Arc<AtomicBool>,
+    /// Outputs that have come in steps.
+    streamed: BTreeSet<String>,
+    /// The last step, which is sent with what else the answer holds.
+    held: Vec<Tensor>,
+    over: bool,
+}
+
+/// A part of an answer.
+pub(crate) struct Part {
+    pub(crate) response: InferResponse,
+    pub(crate) last: bool,
+}
+
+impl Parts {
+    /// Submits a request; as for [`infer`](crate::infer::infer).
+    pub(crate) fn begin(
+        state: &State,
+        request: InferRequest,
+        received: Instant,
+        timeout: Option<Duration>,
+    ) -> Result<Parts, Problem> {
+        let (send, steps) = mpsc::channel(MAX_UNREAD);
+        let overflown = Arc::new(AtomicBool::new(false));
+        let (full, mut send) = (overflown.clone(), Some(send));
+        let on_step: OnStep = Box::new(move |step| {
+            // A client that is gone needs nothing; one that does not read is told so once it does.
+            if let Some(Err(mpsc::error::TrySendError::Full(_))) = send.as_ref().map(|send| send.try_send(step)) {
+                full.store(true, Ordering::Release);
+                send = None;
+            }
+        });
+        let accepted = accept(state, request, received, timeout, Some(on_step))?;
+        Ok(Parts { accepted, steps, overflown, streamed: BTreeSet::new(), held: Vec::new(), over: false })
+    }
+
+    /// The model that answers.
+    pub(crate) fn entry(&self) -> &ServedEntry {
+        &self.accepted.entry
+    }
+
+    /// The next part; none after the last one or after a failure.
+    pub(crate) async fn next(&mut self) -> Option<Result<Part, Problem>> {
+        while !self.over {
+            let Some(Step { outputs, last }) = self.steps.recv().await else {
+                self.over = true;
+                return Some(self.finish().await);
+            };
+            self.streamed.extend(outputs.iter().map(|tensor| tensor.name.to_string()));
+            if last {
+                self.held = outputs;
+                continue;
+            }
+            let outputs = self.wanted(&outputs);
+            if !outputs.is_empty() {
+                return Some(Ok(self.part(outputs, false)));
+            }
+        }
+        None
+    }
+
+    /// The last step and all outputs that do not come in steps.
+    async fn finish(&mut self) -> Result<Part, Problem> {
+        if self.overflown.load(Ordering::Acquire) {
+            return Err(Problem::new(
+                Kind::TooSlow,
+                format!("more than {MAX_UNREAD} steps wait to be read; read the stream faster, or ask without one"),
+            ));
+        }
+        let answered = self.accepted.answer().await?;
+        let whole = answered.outputs.into_iter().filter(|tensor| !self.streamed.contains(&*tensor.name));
+        let tensors: Vec<Tensor> = std::mem::take(&mut self.held).into_iter().chain(whole).collect();
+        Ok(self.part(self.wanted(&tensors), true))
+    }
+
+    /// Those that the client asked for, in the order in which it did.
+    fn wanted(&self, tensors: &[Tensor]) -> Vec<ResponseTensor> {
+        let Accepted { entry, outputs, .. } = &self.accepted;
+        let find = |&(index, binary): &(usize, bool)| {
+            let tensor = tensors.iter().find(|tensor| *tensor.name == *entry.outputs[index].name)?;
+            Some(response_tensor(tensor, binary))
+        };
+        outputs.iter().filter_map(find).collect()
+    }
+
+    fn part(&self, outputs: Vec<ResponseTensor>, last: bool) -> Part {
+        let mut response = self.accepted.response(outputs);
+        response.parameters.0.insert(FINAL.to_owned(), Parameter::Bool(last));
+        Part { response, last }
+    }
+}
