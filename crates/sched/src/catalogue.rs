@@ -73,6 +73,8 @@ pub const CATALOGUE: &[Policy] = &[
     policies::cellular::POLICY,
     policies::bucketed::POLICY,
     policies::graph_merge::POLICY,
+    policies::lazy_batching::LAZY,
+    policies::lazy_batching::ORACLE,
 ];
 
 /// The policy of this name.

@@ -4,6 +4,7 @@ pub(crate) mod bucketed;
 pub(crate) mod cellular;
 pub(crate) mod clockwork;
 pub(crate) mod graph_merge;
+pub(crate) mod lazy_batching;
 pub(crate) mod nexus;
 pub(crate) mod serial;
 pub(crate) mod shepherd;

@@ -51,6 +51,8 @@ pub(super) struct Subgraph {
     pub(super) waits: u32,
     pub(super) first_ready: u32,
     pub(super) last_ready: u32,
+    /// Whether its place in the table is free.
+    pub(super) closed: bool,
     /// The next one of the same request.
     next: u32,
 }
@@ -112,6 +114,7 @@ impl Subgraphs {
             }
             self.table[before as usize].next = next;
         }
+        self.table[id as usize].closed = true;
         self.free.push(id);
     }
 
@@ -160,6 +163,7 @@ impl Subgraph {
             waits: 0,
             first_ready: NONE,
             last_ready: NONE,
+            closed: false,
             next: NONE,
         }
     }

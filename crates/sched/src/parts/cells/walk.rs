@@ -325,6 +325,10 @@ impl Cells {
             return;
         }
         let subgraph = self.subgraphs.at(id);
+        if subgraph.closed || subgraph.slot != slot {
+            // The last of a set to reach its end lets all of them move on, itself too.
+            return;
+        }
         match (subgraph.flying, subgraph.over, subgraph.is_graph) {
             (0, true, false) => self.subgraphs.close(id),
             (0, false, _) => self.pin(id, bound),

@@ -1,0 +1,215 @@
+//! The slack predictor: whether newcomers may join without a request missing its deadline.
+
+use super::table::Table;
+use super::{Member, Served};
+use crate::{Limits, Request};
+use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::{Block, Extent, Steps};
+
+/// How slack is reckoned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Estimator {
+    /// Equation 2: wait until first issue, and whole single-input times of all in the table.
+    Equation,
+    /// What has passed, and the single-input times that are left.
+    Remaining,
+    /// The stack is played to its end at the cost of the batches that would run.
+    Oracle,
+}
+
+/// Predicts; the vectors are scratch room.
+#[derive(Debug)]
+pub(super) struct Predictor {
+    estimator: Estimator,
+    ghosts: Vec<Ghost>,
+    /// Sub-batches: model, block, and where their members begin among the ghosts.
+    entries: Vec<(ModelId, usize, usize)>,
+}
+
+/// A request in a play of the future.
+#[derive(Clone, Copy, Debug)]
+struct Ghost {
+    slot: RequestSlot,
+    step: u32,
+    rests: bool,
+}
+
+type Models = [Option<Served>];
+
+impl Predictor {
+    pub(super) fn new(estimator: Estimator, limits: &Limits) -> Predictor {
+        let (ghosts, entries) = (Vec::with_capacity(limits.requests), Vec::with_capacity(limits.requests));
+        Predictor { estimator, ghosts, entries }
+    }
+
+    /// How many of the first `fits` requests in the queue of `id` may be pushed onto the table.
+    #[expect(clippy::too_many_arguments, reason = "the scheduler's fields, borrowed apart")]
+    pub(super) fn admits(
+        &mut self,
+        now: Time,
+        table: &Table,
+        models: &Models,
+        members: &[Member],
+        links: &Links,
+        id: ModelId,
+        fits: usize,
+    ) -> usize {
+        let queue = &served(models, id).waiting;
+        if self.estimator == Estimator::Oracle {
+            // More newcomers delay everybody more, so what passes is a prefix.
+            let (mut low, mut high) = (0, fits);
+            while low < high {
+                let middle = (low + high).div_ceil(2);
+                let newcomers = walk(links, queue).take(middle);
+                let passes = self.all_punctual(now, table, models, members, links, id, newcomers);
+                if passes { low = middle } else { high = middle - 1 }
+            }
+            return low;
+        }
+        let (mut total, mut bound) = self.of_table(now, table, models, members, links);
+        let mut admitted = 0;
+        for slot in walk(links, queue).take(fits) {
+            let request = &members[slot.index()].request;
+            total += single(served(models, id), request);
+            bound = bound.min(request.deadline - now);
+            if total > bound {
+                break;
+            }
+            admitted += 1;
+        }
+        admitted
+    }
+
+    /// The times of all requests in the table, and the shortest span in which they must be over.
+    fn of_table(&self, now: Time, table: &Table, models: &Models, members: &[Member], links: &Links) -> (Nanos, Nanos) {
+        let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
+        for entry in table.stack() {
+            let served = served(models, entry.model);
+            for member in walk(links, &entry.members).map(|slot| &members[slot.index()]) {
+                let (span, time) = match self.estimator {
+                    Estimator::Equation => (member.request.deadline - member.issued, single(served, &member.request)),
+                    Estimator::Remaining | Estimator::Oracle => {
+                        (member.request.deadline - now, remaining(served, member, entry.block.index()))
+                    }
+                };
+                (total, bound) = (total + time, bound.min(span));
+            }
+        }
+        (total, bound)
+    }
+
+    /// Plays the stack with the newcomers on top to its end.
+    #[expect(clippy::too_many_arguments, reason = "the scheduler's fields, borrowed apart")]
+    fn all_punctual(
+        &mut self,
+        now: Time,
+        table: &Table,
+        models: &Models,
+        members: &[Member],
+        links: &Links,
+        id: ModelId,
+        newcomers: impl Iterator<Item = RequestSlot>,
+    ) -> bool {
+        self.ghosts.clear();
+        self.entries.clear();
+        for entry in table.stack() {
+            self.entries.push((entry.model, entry.block.index(), self.ghosts.len()));
+            let ghost = |slot: RequestSlot| {
+                let Member { step, rests, .. } = members[slot.index()];
+                Ghost { slot, step, rests }
+            };
+            self.ghosts.extend(walk(links, &entry.members).map(ghost));
+        }
+        self.entries.push((id, 0, self.ghosts.len()));
+        self.ghosts.extend(newcomers.map(|slot| Ghost { slot, step: 0, rests: false }));
+        let mut at = now;
+        while let Some((late, then)) = self.play(at, models, members) {
+            if late {
+                return false;
+            }
+            at = then;
+        }
+        true
+    }
+
+    /// Runs the top sub-batch until somebody is done with its block. Whether somebody ended late, and when it is then.
+    fn play(&mut self, at: Time, models: &Models, members: &[Member]) -> Option<(bool, Time)> {
+        while let [.., below, top] = self.entries.as_slice()
+            && (below.0, below.1) == (top.0, top.1)
+        {
+            self.entries.pop();
+        }
+        let &(id, block, start) = self.entries.last()?;
+        let served = served(models, id);
+        let left = |ghost: &Ghost| steps_left(served, block, &members[ghost.slot.index()].request, ghost.step);
+        let active = self.ghosts[start..].iter().filter(|ghost| !ghost.rests);
+        let rows: usize = active.clone().map(|ghost| members[ghost.slot.index()].request.rows as usize).sum();
+        let steps = active.map(left).min().unwrap_or(1);
+        let then = at + served.model.blocks[block].profile.latency(rows.max(1)) * i64::from(steps);
+        for ghost in self.ghosts[start..].iter_mut().filter(|ghost| !ghost.rests) {
+            ghost.rests = steps_left(served, block, &members[ghost.slot.index()].request, ghost.step) == steps;
+            ghost.step += steps;
+        }
+        let mut late = false;
+        if block + 1 == served.model.blocks.len() {
+            let ended = |ghost: &Ghost| ghost.rests;
+            late = self.ghosts[start..]
+                .iter()
+                .any(|ghost| ended(ghost) && members[ghost.slot.index()].request.deadline < then);
+            let kept = self.ghosts[start..].iter().filter(|ghost| !ended(ghost)).count();
+            self.ghosts[start..].sort_unstable_by_key(ended);
+            self.ghosts.truncate(start + kept);
+        } else if self.ghosts[start..].iter().all(|ghost| ghost.rests) {
+            self.ghosts[start..].iter_mut().for_each(|ghost| (ghost.step, ghost.rests) = (0, false));
+            self.entries.last_mut().expect("it was there").1 += 1;
+        }
+        if self.ghosts.len() == start {
+            self.entries.pop();
+        }
+        Some((late, then))
+    }
+}
+
+/// How long a request takes alone: Algorithm 1.
+pub(super) fn single(served: &Served, request: &Request) -> Nanos {
+    let time = |block: &Block| one(block, request) * i64::from(steps(served, block, request.extent));
+    served.model.blocks.iter().map(time).sum()
+}
+
+/// How long it would take alone from here on.
+fn remaining(served: &Served, member: &Member, block: usize) -> Nanos {
+    let blocks = &served.model.blocks;
+    let left = if member.rests { 0 } else { steps_left(served, block, &member.request, member.step) };
+    let later = blocks[block + 1..]
+        .iter()
+        .map(|block| one(block, &member.request) * i64::from(steps(served, block, member.request.extent)));
+    one(&blocks[block], &member.request) * i64::from(left) + later.sum()
+}
+
+/// A node's latency for one input.
+fn one(block: &Block, request: &Request) -> Nanos {
+    block.profile.latency(request.rows as usize)
+}
+
+/// How often a request is predicted to run a block.
+fn steps(served: &Served, block: &Block, extent: Extent) -> u32 {
+    let most = extent.steps(block.steps);
+    match (block.steps, served.dec_timesteps) {
+        (Steps::UntilEnd, Some(predicted)) => predicted.clamp(1, most.max(1)),
+        _ => most,
+    }
+}
+
+/// Steps of a block that are predicted to be left; a decoder that goes on beyond the prediction has one more.
+fn steps_left(served: &Served, block: usize, request: &Request, done: u32) -> u32 {
+    steps(served, &served.model.blocks[block], request.extent).saturating_sub(done).max(1)
+}
+
+fn served(models: &Models, id: ModelId) -> &Served {
+    models[id.index()].as_ref().expect("a model stays while its requests live")
+}
+
+/// The requests of a list, from the front.
+fn walk<'a>(links: &'a Links, list: &List) -> impl Iterator<Item = RequestSlot> + use<'a> {
+    std::iter::successors(list.front(), |&slot| links.next(slot)).map(RequestSlot)
+}
