@@ -8,6 +8,7 @@
 use crate::cuts::Cuts;
 use crate::dim::Dim;
 use crate::error::{OnnxError, refuse};
+use crate::estimate;
 use crate::graph::Model;
 use crate::line::{Line, row_bytes};
 use crate::proto::{
@@ -243,6 +244,13 @@ impl Slices<'_> {
         let mut seen = BTreeSet::new();
         let all = self.blocks.iter().flat_map(|block| &block.weights);
         all.filter(|weight| !seen.insert(**weight)).map(|&weight| weights::size(&self.model.weights[weight])).sum()
+    }
+
+    /// What each block takes for `rows` rows, in about nanoseconds: from the operations and bytes that the shapes tell of.
+    pub fn estimate(&self, rows: i64) -> Vec<u64> {
+        let nanos = |node: &usize| estimate::nanos(self.model, *node, rows);
+        let block = |block: &Block| block.nodes.iter().map(nanos).fold(1u64, u64::saturating_add);
+        self.blocks.iter().map(block).collect()
     }
 
     /// A block as the bytes of an ONNX file, its weights inside.

@@ -92,12 +92,13 @@ pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
     sliced.slices.write(&folder)?;
     let text = toml(sliced.slices.blocks.iter().map(|block| block.name.as_str()));
     write(&args.output.join("model.toml"), &text)?;
+    let times = slicing::times(&sliced, engine).map_err(anyhow::Error::msg)?;
     let comparisons = if args.check { check(args, &target.engine, &sliced, &folder)? } else { Vec::new() };
     match args.format {
-        Format::Json => print_json(&print::json(&sliced, &comparisons))?,
+        Format::Json => print_json(&print::json(&sliced, &times, &comparisons))?,
         Format::Table => {
             let last = format!("ripieno serve {}", args.output.display());
-            output::print(format!("{}\n\n{last}", print::table(&sliced, &comparisons)))?;
+            output::print(format!("{}\n\n{last}", print::table(&sliced, &times, &comparisons)))?;
         }
     }
     match comparisons.iter().find(|comparison| comparison.difference.is_nan() || comparison.difference > TOLERANCE) {

@@ -2,7 +2,7 @@
 
 use ripieno_onnx::{Block, Cells};
 use ripieno_report::{Table, number};
-use ripieno_server::repository::slicing::Sliced;
+use ripieno_server::repository::slicing::{Sliced, Times};
 use ripieno_server::repository::slicing_check::Comparison;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -11,10 +11,10 @@ use std::fmt::Write;
 const OPERATORS: usize = 4;
 
 /// The blocks; below, what the chain costs beside the whole, and warnings.
-pub(super) fn table(sliced: &Sliced<'_>, comparisons: &[Comparison]) -> String {
-    let time = if sliced.measured { "ms (b=8)" } else { "ms (b=8, est.)" };
+pub(super) fn table(sliced: &Sliced<'_>, times: &Times, comparisons: &[Comparison]) -> String {
+    let time = if times.not_measured.is_none() { "ms (b=8)" } else { "ms (b=8, est.)" };
     let mut table = Table::new(["block", "operators", "carries", "KB a row", "weights MB", time]);
-    for (block, &cost) in sliced.slices.blocks.iter().zip(&sliced.costs_ms) {
+    for (block, &cost) in sliced.slices.blocks.iter().zip(&times.millis) {
         table.row([
             block.name.clone(),
             operators(block),
@@ -26,7 +26,9 @@ pub(super) fn table(sliced: &Sliced<'_>, comparisons: &[Comparison]) -> String {
     }
     let mut text = table.to_string();
     if !comparisons.is_empty() {
-        let mut table = Table::new(["rows", "largest difference", "whole ms", "blocks ms", "blocks / whole"]);
+        let kind = if comparisons.iter().all(|line| line.processor) { "CPU ms" } else { "ms" };
+        let [whole, blocks] = ["whole", "blocks"].map(|side| format!("{side} {kind}"));
+        let mut table = Table::new(["rows", "largest difference", &whole, &blocks, "blocks / whole"]);
         for line in comparisons {
             let difference = format!("{:.1e}", line.difference);
             let [whole, blocks, ratio] = [line.whole_ms, line.blocks_ms, line.ratio].map(number);
@@ -62,8 +64,8 @@ fn carried(block: &Block) -> String {
     }
 }
 
-pub(super) fn json(sliced: &Sliced<'_>, comparisons: &[Comparison]) -> Value {
-    let blocks = sliced.slices.blocks.iter().zip(&sliced.costs_ms).map(|(block, cost_ms)| {
+pub(super) fn json(sliced: &Sliced<'_>, times: &Times, comparisons: &[Comparison]) -> Value {
+    let blocks = sliced.slices.blocks.iter().zip(&times.millis).map(|(block, cost_ms)| {
         let operators: Vec<Value> =
             block.operators.iter().map(|(name, count)| json!({ "operator": name, "count": count })).collect();
         let names =
@@ -81,7 +83,7 @@ pub(super) fn json(sliced: &Sliced<'_>, comparisons: &[Comparison]) -> Value {
     });
     json!({
         "blocks": blocks.collect::<Vec<_>>(),
-        "measured": sliced.measured,
+        "measured": times.not_measured.is_none(),
         "shared_weight_bytes": sliced.slices.shared(),
         "comparisons": comparisons,
         "warnings": sliced.warnings,

@@ -39,35 +39,43 @@ pub enum Cut {
 pub struct Sliced<'m> {
     /// The blocks.
     pub slices: Slices<'m>,
-    /// What each takes for a batch of 8, in milliseconds, and whether that was measured.
-    pub costs_ms: Vec<f64>,
-    /// Whether those times were measured; estimated from shapes if not.
-    pub measured: bool,
     /// What is odd about it.
     pub warnings: Vec<String>,
+}
+
+/// What blocks take for a batch of 8.
+pub struct Times {
+    /// In milliseconds, block by block.
+    pub millis: Vec<f64>,
+    /// Why they are estimates from shapes, if they are.
+    pub not_measured: Option<String>,
 }
 
 /// Cuts a model; `engine` measures its layers, where times matter.
 pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Result<Sliced<'m>, String> {
     let text = |error: ripieno_onnx::OnnxError| error.to_string();
     let mut warnings = Vec::new();
-    let layers = model.layers();
     let (cuts, kind) = match cut {
-        Cut::Layers => (layers.clone(), "layer"),
+        Cut::Layers => (model.layers(), "layer"),
         Cut::At(tensors) => (model.cuts_at(tensors).map_err(text)?, "stage"),
         Cut::Stages(stages) => {
-            let costs = costs(model, &layers, engine, &mut warnings)?;
-            (model.stages(&layers, &costs, *stages).map_err(text)?, "stage")
+            let layers = model.layers();
+            let (nanos, not_measured) = costs(model, &layers, engine)?;
+            warnings.extend(not_measured.filter(|_| engine.is_some()).map(|cause| {
+                format!("the stages are even by estimates from shapes, since the layers cannot be measured: {cause}")
+            }));
+            (model.stages(&layers, &nanos, *stages).map_err(text)?, "stage")
         }
     };
-    let before = warnings.len();
-    let costs = costs(model, &cuts, engine, &mut warnings)?;
-    warnings.truncate(before.max(usize::from(warnings.len() > before)));
     let slices = model.slice(&cuts, kind).map_err(text)?;
-    let measured = engine.is_some() && warnings.is_empty();
     warnings.extend(shared_warning(&slices));
-    let costs_ms = costs.into_iter().map(|nanos| nanos as f64 / 1e6).collect();
-    Ok(Sliced { slices, costs_ms, measured, warnings })
+    Ok(Sliced { slices, warnings })
+}
+
+/// What the blocks take.
+pub fn times(sliced: &Sliced<'_>, engine: Option<&dyn Engine>) -> Result<Times, String> {
+    let (nanos, not_measured) = costs_of(&sliced.slices, engine);
+    Ok(Times { millis: nanos.into_iter().map(|nanos| nanos as f64 / 1e6).collect(), not_measured })
 }
 
 fn shared_warning(slices: &Slices<'_>) -> Option<String> {
@@ -79,22 +87,16 @@ fn shared_warning(slices: &Slices<'_>) -> Option<String> {
     })
 }
 
-/// What each block takes, in nanoseconds: measured if there is an engine that runs them, else estimated.
-fn costs(
-    model: &Model,
-    cuts: &Cuts,
-    engine: Option<&dyn Engine>,
-    warnings: &mut Vec<String>,
-) -> Result<Vec<u64>, String> {
-    let estimate = || model.estimate(cuts, MEASURED_BATCH as i64);
-    let Some(engine) = engine else { return Ok(estimate()) };
-    let slices = model.slice(cuts, "block").map_err(|error| error.to_string())?;
-    match measured(&slices, engine) {
-        Ok(costs) => Ok(costs),
-        Err(cause) => {
-            warnings.push(format!("times are estimated from shapes, since the blocks cannot be measured: {cause}"));
-            Ok(estimate())
-        }
+/// What each block takes, in nanoseconds, and why that is estimated, if it is.
+fn costs(model: &Model, cuts: &Cuts, engine: Option<&dyn Engine>) -> Result<(Vec<u64>, Option<String>), String> {
+    Ok(costs_of(&model.slice(cuts, "block").map_err(|error| error.to_string())?, engine))
+}
+
+fn costs_of(slices: &Slices<'_>, engine: Option<&dyn Engine>) -> (Vec<u64>, Option<String>) {
+    let measured = engine.map_or_else(|| Err("nobody asked for it".to_owned()), |engine| measured(slices, engine));
+    match measured {
+        Ok(nanos) => (nanos, None),
+        Err(cause) => (slices.estimate(MEASURED_BATCH as i64), Some(cause)),
     }
 }
 
@@ -230,4 +232,64 @@ pub(super) fn varied(spec: &TensorSpec, row: usize, length: i64) -> Tensor {
         _ => vec![0; count * spec.datatype.size().unwrap_or(4)],
     };
     Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repository::fixture::Folder;
+    use crate::repository::load::{Loader, Prepared, Profiling};
+    use crate::repository::scan::scan;
+    use ripieno_executor::{CpuEngine, CpuOptions};
+    use std::sync::Arc;
+
+    const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/repository/shapes/1/model.onnx");
+
+    fn prepare(folder: &Folder, profiling: Profiling) -> Prepared {
+        let target =
+            Target { measure_for: Duration::ZERO, ..Target::new(Arc::new(CpuEngine::new(CpuOptions::default()))) };
+        let found = scan(folder.path()).unwrap().remove(0).found.unwrap();
+        Loader::new(target, Arc::new(|_, _, _| {})).prepare(&found, profiling).unwrap()
+    }
+
+    fn model(toml: &str) -> Folder {
+        let folder = Folder::new();
+        folder.write("shapes/1/model.onnx", fs::read(DEMO).unwrap());
+        folder.write("shapes/model.toml", format!("max_batch = 2\n{toml}\n"));
+        folder
+    }
+
+    fn kept(folder: &Folder) -> Vec<PathBuf> {
+        let cache = fs::read_dir(folder.path().join("shapes/.ripieno")).unwrap();
+        cache.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()
+    }
+
+    #[test]
+    fn a_model_is_cut_at_load_and_the_blocks_are_kept() {
+        let folder = model("granularity = \"layers\"");
+        let first = prepare(&folder, Profiling::Never);
+        assert!(first.plan.source.blocks.len() > 3 && first.warnings.is_empty(), "{:?}", first.warnings);
+        let [cache] = &kept(&folder)[..] else { panic!("one folder is kept") };
+        let block = cache.join("layer1.onnx");
+        let block = if block.is_file() { block } else { cache.join("layer01.onnx") };
+        fs::write(&block, "damaged").unwrap();
+        let second = prepare(&folder, Profiling::Never);
+        assert!(second.warnings[0].contains("is served whole"), "the kept one is used: {:?}", second.warnings);
+        fs::remove_file(&block).unwrap();
+        assert!(prepare(&folder, Profiling::Never).warnings.is_empty(), "what is not whole is made anew");
+        let served = prepare(&folder, Profiling::IfMissing);
+        assert_eq!(served.served().unwrap().model.blocks.len(), first.plan.source.blocks.len());
+    }
+
+    #[test]
+    fn stages_are_measured_and_what_cannot_be_cut_is_served_whole() {
+        let folder = model("granularity = \"stages\"\nstages = 2");
+        let names: Vec<String> =
+            prepare(&folder, Profiling::IfMissing).plan.source.blocks.iter().map(|block| block.name.clone()).collect();
+        assert_eq!(names, ["stage1", "stage2"]);
+        let folder = model("granularity = \"stages\"\nstages = 500");
+        let whole = prepare(&folder, Profiling::Never);
+        assert_eq!(whole.plan.source.blocks.len(), 1);
+        assert!(whole.warnings[0].contains("500 stages are asked for"), "{:?}", whole.warnings);
+    }
 }

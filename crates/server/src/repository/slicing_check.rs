@@ -1,6 +1,8 @@
 //! Whether a chain of blocks gives what the whole gives, and what it costs more: for `ripieno slice --check`.
 //!
-//! Both are loaded side by side and run in turn, so that whatever else the machine does slows down both alike.
+//! Both are loaded side by side and run in turn, so that whatever else the machine does slows down both alike. Times are the
+//! processor's where the system tells them (Linux), since a chain hands over at every block, and on a busy machine the wait
+//! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
 
 use super::slicing::varied;
 use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
@@ -8,7 +10,7 @@ use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task,
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// No batch is so slow.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -21,12 +23,14 @@ pub struct Comparison {
     pub rows: usize,
     /// The largest difference of any output's number.
     pub difference: f64,
-    /// The median time of the whole, in milliseconds.
+    /// The median time of the whole, in milliseconds: of the processor, where it is told.
     pub whole_ms: f64,
-    /// The median time of all blocks together.
+    /// The median time of all blocks together, with what handing over costs.
     pub blocks_ms: f64,
     /// The median of blocks over whole, run by run.
     pub ratio: f64,
+    /// Whether these are times of the processor.
+    pub processor: bool,
 }
 
 /// Compares a model with its blocks at each of these batch sizes, over `runs` runs each.
@@ -63,7 +67,7 @@ fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison
         ratios.push(second / first.max(1e-9));
     }
     let [whole_ms, blocks_ms, ratio] = [whole, blocks, ratios].map(median);
-    Ok(Comparison { rows, difference, whole_ms, blocks_ms, ratio })
+    Ok(Comparison { rows, difference, whole_ms, blocks_ms, ratio, processor: processor_time().is_some() })
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -80,9 +84,10 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// Runs one batch through all blocks: each request's outputs, and the time of all blocks in milliseconds.
+    /// Runs one batch through all blocks: each request's outputs, and the time in milliseconds.
     fn run(&self, entries: &[Arc<Entry>]) -> Result<(Vec<Vec<Tensor>>, f64), String> {
-        let (mut answers, mut millis) = (Vec::new(), 0.0);
+        let mut answers = Vec::new();
+        let (begun, worked) = (Instant::now(), processor_time());
         for block in 0..self.loaded.blocks() {
             let member = |(slot, entry): (usize, &Arc<Entry>)| {
                 Member::new(RequestSlot(slot as u32), 1, (block == 0).then(|| Arc::clone(entry)))
@@ -92,12 +97,23 @@ impl Side<'_> {
             let task = Task { id, model: self.id, block, members, not_before: None };
             self.device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
             let result = self.results.recv_timeout(PATIENCE).map_err(|_| "the device does not answer".to_owned())?;
-            millis += result.finished.saturating_duration_since(result.started).as_secs_f64() * 1e3;
             let progress = result.outcome.map_err(|error| error.to_string())?;
             answers = progress.into_iter().map(|member| member.outputs).collect();
         }
-        Ok((answers, millis))
+        let worked = worked.zip(processor_time()).map(|(begun, ended)| ended.saturating_sub(begun));
+        Ok((answers, worked.unwrap_or_else(|| begun.elapsed()).as_secs_f64() * 1e3))
     }
+}
+
+/// What all threads of this process have worked so far; none where the system does not tell.
+fn processor_time() -> Option<Duration> {
+    let mut nanos = 0u64;
+    for thread in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
+        // A thread may end while the list is read; it did none of the work.
+        let Ok(text) = std::fs::read_to_string(thread.path().join("schedstat")) else { continue };
+        nanos += text.split_whitespace().next()?.parse::<u64>().ok()?;
+    }
+    (nanos > 0).then(|| Duration::from_nanos(nanos))
 }
 
 fn difference(whole: &[Vec<Tensor>], blocks: &[Vec<Tensor>]) -> Result<f64, String> {
