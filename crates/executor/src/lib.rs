@@ -28,6 +28,6 @@ pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
-pub use profile::{Measurement, Step, measure};
+pub use profile::{Measurement, Step, measure, run_example};
 pub use source::{AnswerSource, BlockSource, Initial, Link, ModelSource, Source, StepLimit, Take};
 pub use tensor::Tensor;

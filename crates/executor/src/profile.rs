@@ -51,10 +51,7 @@ pub fn measure(
 ) -> Result<Vec<Profile>, LoadError> {
     let inputs = match &measurement.example {
         Some(example) => Arc::clone(example),
-        None => match model.example(EXAMPLE_LENGTH) {
-            Some(example) => example.into(),
-            None => model.inputs().iter().map(example_of).collect::<Result<_, _>>()?,
-        },
+        None => example_inputs(&**model)?,
     };
     let stand = Stand::new(engine, model, inputs)?;
     let sizes = sizes(measurement.max_batch);
@@ -77,6 +74,21 @@ pub fn measure(
             .map_err(|cause| LoadError(format!("the measured latencies are unusable: {cause}")))
     };
     points.into_iter().map(profile).collect()
+}
+
+/// Runs a batch of example requests once through all blocks: what loads may still fail to run.
+pub fn run_example(engine: &dyn Engine, model: &Arc<dyn Loaded>, batch: usize) -> Result<(), LoadError> {
+    let mut samples = vec![Vec::new(); model.blocks()];
+    let stand = Stand::new(engine, model, example_inputs(&**model)?)?;
+    let outcome = stand.walk(batch, &mut samples);
+    outcome.map_err(|cause| LoadError(format!("an example request cannot run: a batch of {batch}: {cause}")))
+}
+
+fn example_inputs(model: &dyn Loaded) -> Result<Arc<[Tensor]>, LoadError> {
+    match model.example(EXAMPLE_LENGTH) {
+        Some(example) => Ok(example.into()),
+        None => model.inputs().iter().map(example_of).collect(),
+    }
 }
 
 /// 1, 2, 4, … and the largest.

@@ -253,7 +253,12 @@ impl Linker<'_> {
             return Err(format!("{place} has an initial value, but does not take one of the step before; remove it"));
         }
         let from = self.from(at, &spec, &from)?;
+        let vocabulary = self.ios[at].vocabulary.iter().find(|(name, _)| *name == spec.name).map(|&(_, size)| size);
         let seed = match initial {
+            Some(Initial::Number(number)) if vocabulary.is_some_and(|size| !(0.0..size as f64).contains(&number)) => {
+                let (place, most) = (self.place(at, &spec), vocabulary.unwrap_or(1) - 1);
+                return Err(format!("{place} cannot begin as {number}: the cell knows 0 to {most}"));
+            }
             Some(Initial::Last(block, name)) => {
                 let output = self.earlier(at, &spec, block, &name)?;
                 Seed::Last(block.index(), output)
@@ -261,7 +266,6 @@ impl Linker<'_> {
             Some(Initial::Number(number)) => Seed::Fill(self.fill(at, &spec, number)?),
             None => Seed::Fill(self.fill(at, &spec, 0.0)?),
         };
-        let vocabulary = self.ios[at].vocabulary.iter().find(|(name, _)| *name == spec.name).map(|&(_, size)| size);
         let (name, row_shape) = (spec.name.as_str().into(), spec.shape[1..].to_vec());
         Ok(Feed { name, datatype: spec.datatype, row_shape, from, seed, vocabulary })
     }

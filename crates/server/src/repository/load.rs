@@ -106,7 +106,8 @@ impl Loader {
             Err(cause) => cause,
         };
         plan.source = whole;
-        let warning = format!("{}: granularity: the model cannot be cut and is served whole: {cause}", plan.config.file);
+        let warning =
+            format!("{}: granularity: the model cannot be cut and is served whole: {cause}", plan.config.file);
         tracing::warn!("{warning}");
         Ok((load(plan)?, Some(warning)))
     }
@@ -152,16 +153,30 @@ impl Prepared {
     /// The model as the scheduler sees it; none if it has no profile.
     pub fn model(&self) -> Option<Model> {
         let (config, source) = (&self.plan.config, &self.plan.source);
-        let block = |(source, profile): (&BlockSource, &Profile)| Block::new(&source.name, profile.clone());
+        let block = |(at, (source, profile)): (usize, (&BlockSource, &Profile))| Block {
+            steps: source.steps,
+            beside: source.beside,
+            priority: source.priority,
+            sizes: source.sizes.clone(),
+            ..Block::new(&source.name, profile.truncated(self.largest_batch(at, profile)))
+        };
         Some(Model {
             name: self.plan.name.clone(),
-            blocks: source.blocks.iter().zip(self.profiles.as_ref()?).map(block).collect(),
-            walk: if source.blocks.len() == 1 { Walk::Whole } else { Walk::Chain },
+            blocks: source.blocks.iter().zip(self.profiles.as_ref()?).enumerate().map(block).collect(),
+            walk: if source.walk == Walk::Whole && source.blocks.len() > 1 { Walk::Chain } else { source.walk },
             slo: self.plan.slo,
             max_batch: source.max_batch,
             instances: config.instances,
             drop: config.drop,
         })
+    }
+
+    /// The most rows in one batch of a block: of a cell what its owner says, else the best size by measurement.
+    fn largest_batch(&self, block: usize, profile: &Profile) -> usize {
+        let cells = self.plan.config.cells.as_ref().and_then(|cells| cells.cells.get(block));
+        let Some(cell) = cells else { return profile.max_batch() };
+        let given = cell.max_batch.or(cell.sizes.last().copied());
+        given.unwrap_or_else(|| if self.origin == "given" { profile.max_batch() } else { best_batch(profile) })
     }
 
     /// The model as the runtime wants it; none if it has no profile.
@@ -176,7 +191,10 @@ impl Prepared {
         let total = self.model().map(|model| model.profile());
         let goodput = total.as_ref().map(|profile| best_goodput(profile, plan.slo, devices.min(plan.config.instances)));
         let blocks = plan.source.blocks.iter().zip(self.profiles.iter().flatten());
-        let blocks = blocks.map(|(source, profile)| ProfileReport::new(&source.name, self.origin, profile));
+        let blocks = blocks.enumerate().map(|(at, (source, profile))| {
+            let largest = plan.config.cells.is_some().then(|| self.largest_batch(at, profile));
+            ProfileReport { batch: largest, ..ProfileReport::new(&source.name, self.origin, profile) }
+        });
         ModelReport {
             name: plan.name.clone(),
             version: plan.version.clone(),
@@ -204,6 +222,19 @@ impl Prepared {
             )
         })
     }
+}
+
+/// A cell's best batch size answers at least this share of the rows a second that any size does.
+const GOOD_ENOUGH: f64 = 0.95;
+
+/// The smallest batch size, of those that are measured, beyond which larger batches hardly yield more rows a second: they
+/// would only make requests wait. A loaded machine measures the sizes unevenly; `max_batch` in the [[block]] settles it.
+fn best_batch(profile: &Profile) -> usize {
+    let doubled = std::iter::successors(Some(1_usize), |size| size.checked_mul(2));
+    let sizes = || doubled.clone().take_while(|&size| size < profile.max_batch()).chain([profile.max_batch()]);
+    let rate = |size: usize| size as f64 / profile.latency(size).as_millis_f64();
+    let best = sizes().map(rate).fold(0.0, f64::max);
+    sizes().find(|&size| rate(size) >= GOOD_ENOUGH * best).unwrap_or(profile.max_batch())
 }
 
 /// Batching joins requests along the first dimension, so it must not be fixed.

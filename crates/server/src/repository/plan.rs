@@ -4,7 +4,7 @@
 //! may be, and the SLO. A device that runs models needs their files; an emulated one needs their latencies instead, from
 //! `model.toml` or from the published tables.
 
-use super::config::{BlockConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, ModelConfig, nearest};
+use super::config::{BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, ModelConfig, nearest};
 use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, Engine, ModelSource};
@@ -80,11 +80,14 @@ impl Plan {
             .iter()
             .map(|block| block_source(found, &config.file, block, max_batch, target))
             .collect::<Result<_, _>>()?;
-        let source = ModelSource {
+        let mut source = ModelSource {
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
             ..ModelSource::new(&found.name, blocks, max_batch)
         };
+        if let Some(cells) = &config.cells {
+            walk_in_cells(&mut source, cells);
+        }
         let (name, version, folder) = (found.name.clone(), found.version.clone(), found.folder.clone());
         Ok(Plan { name, version, folder, config, source, slo })
     }
@@ -113,6 +116,17 @@ impl Plan {
             }
         }
         Ok(())
+    }
+}
+
+/// Makes cells of the blocks.
+fn walk_in_cells(source: &mut ModelSource, cells: &CellsConfig) {
+    let CellsConfig { walk, max_length, limit, answers, .. } = cells;
+    (source.walk, source.max_length, source.limit, source.answers) = (*walk, *max_length, *limit, answers.clone());
+    for (block, cell) in source.blocks.iter_mut().zip(&cells.cells) {
+        (block.steps, block.backward, block.beside) = (cell.steps, cell.backward, cell.backward);
+        (block.priority, block.sizes) = (cell.priority, cell.sizes.clone());
+        (block.links, block.end) = (cell.links.clone(), cell.end.clone());
     }
 }
 
@@ -157,6 +171,10 @@ fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Nanos) -> usi
 
 /// The blocks as declared, or the one block that a model is otherwise.
 fn blocks(found: &Found, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<BlockConfig> {
+    if config.cells.is_some() {
+        let named = |block: &BlockConfig| block.file.clone().or_else(|| Some(format!("{}.onnx", block.name)));
+        return config.blocks.iter().map(|block| BlockConfig { file: named(block), ..block.clone() }).collect();
+    }
     if !config.blocks.is_empty() {
         return config.blocks.clone();
     }

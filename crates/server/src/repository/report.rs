@@ -45,6 +45,9 @@ pub struct ProfileReport {
     pub beta_ms: f64,
     /// Share of the variance that the line explains.
     pub r_squared: f64,
+    /// Of a cell, the most rows in one batch: as configured, or the best size by measurement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<usize>,
     /// ℓ(1), ℓ(2), …
     pub latency_ms: Vec<f64>,
 }
@@ -78,6 +81,7 @@ impl ProfileReport {
             alpha_ms: fit.alpha_ms,
             beta_ms: fit.beta_ms,
             r_squared: fit.r_squared,
+            batch: None,
             latency_ms: profile.table().iter().map(|latency| latency.as_millis_f64()).collect(),
         }
     }

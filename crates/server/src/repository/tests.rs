@@ -1,5 +1,6 @@
 //! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
 
+mod cells;
 mod reload;
 
 use super::fixture::Folder;

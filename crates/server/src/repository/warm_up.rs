@@ -5,7 +5,7 @@
 //! that loads but cannot execute is found out here, before it is announced as ready.
 
 use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
-use ripieno_executor::{Device, Engine, Entry, Loaded, Member, Task, TaskResult, Tensor};
+use ripieno_executor::{Device, Engine, Entry, Loaded, Member, Task, TaskResult, Tensor, run_example};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -17,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LARGEST_INPUT: usize = 2 << 30;
 const MODEL: ModelId = ModelId(0);
 
-/// Runs `batches` batches of zeros through all blocks, the largest first, then single rows in turn with it.
+/// Runs `batches` batches of zeros through all blocks, the largest first, then single rows in turn with it. Where requests
+/// unfold, each batch is of example requests that walk side by side.
 pub(super) fn warm_up(
     engine: &dyn Engine,
     model: &Arc<dyn Loaded>,
@@ -27,12 +28,17 @@ pub(super) fn warm_up(
     if batches == 0 {
         return Ok(());
     }
+    let rows = |batch: usize| if batch % 2 == 0 { max_batch } else { 1 };
+    if model.example(1).is_some() {
+        return (0..batches)
+            .try_for_each(|batch| run_example(engine, model, rows(batch)).map_err(|error| error.to_string()));
+    }
     let (results, received) = channel();
     // The receiver outlives the device; a result that comes after it was given up has nobody to tell.
     let device = engine.open(Arc::new(move |result| drop(results.send(result)))).map_err(|error| error.to_string())?;
     device.attach(MODEL, model.clone());
     for batch in 0..batches {
-        let rows = if batch % 2 == 0 { max_batch } else { 1 };
+        let rows = rows(batch);
         run_batch(device.as_ref(), model.as_ref(), rows, &received)
             .map_err(|cause| format!("a warm-up batch of {rows} rows of zeros failed: {cause}"))?;
     }

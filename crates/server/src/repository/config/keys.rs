@@ -123,6 +123,30 @@ impl<'a> Keys<'a> {
         self.table.get(key).and_then(|value| value.get_ref().as_bool())
     }
 
+    /// A yes or no, and nothing else.
+    pub(super) fn yes_or_no(&self, key: &str) -> Result<Option<bool>, String> {
+        self.get(key, "must be true or false", |value| value.as_bool())
+    }
+
+    /// Any number, if it is one.
+    pub(super) fn any_number(&self, key: &str) -> Option<f64> {
+        self.table.get(key).and_then(|value| as_f64(value.get_ref())).filter(|number| number.is_finite())
+    }
+
+    /// The table under `key`, whose keys are names that the user chose.
+    pub(super) fn table(&self, key: &str) -> Result<Option<Keys<'a>>, String> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let not_a_table = || self.wrong(key, &format!("must be written as a section [block.{key}] of its own"));
+        let table = value.get_ref().as_table().ok_or_else(not_a_table)?;
+        let (source, line) = (self.source, self.source.line(value.span().start));
+        Ok(Some(Keys { source, place: format!("{}{key}: ", self.place), line, table }))
+    }
+
+    /// The keys of the table, in the order of the alphabet.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.table.keys().map(|key| key.get_ref().as_ref())
+    }
+
     /// A list of at least one number above zero.
     pub(super) fn numbers(&self, key: &str, example: &str) -> Result<Option<Vec<f64>>, String> {
         let fix = format!("must be a list of numbers above 0, for example {key} = {example}");

@@ -3,17 +3,19 @@
 //! Every key is optional, and an absent file is an empty one. Checks that need only the file are made here; those that
 //! need the model or the device (does the shape fit the ONNX file, is there a profile to emulate) are made at load.
 
+mod cells;
 mod keys;
 #[cfg(test)]
 mod tests;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
-use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec};
+use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::collections::BTreeSet;
 use std::path::Path;
 use toml::de::DeTable;
 
+pub use cells::{CellConfig, CellsConfig};
 pub(crate) use keys::nearest;
 
 /// The latency target of a model that names none.
@@ -31,7 +33,7 @@ const MOST_QUEUED: usize = 1_000_000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 20] = [
     "slo_ms",
     "max_batch",
     "instances",
@@ -41,6 +43,9 @@ const KEYS: [&str; 17] = [
     "drop",
     "max_queue",
     "walk",
+    "max_length",
+    "extra_steps",
+    "max_steps",
     "granularity",
     "stages",
     "latency_ms",
@@ -50,8 +55,22 @@ const KEYS: [&str; 17] = [
     "input",
     "output",
 ];
-const BLOCK_KEYS: [&str; 5] = ["name", "file", "latency_ms", "alpha_ms", "beta_ms"];
+const BLOCK_KEYS: [&str; 12] = [
+    "name",
+    "file",
+    "latency_ms",
+    "alpha_ms",
+    "beta_ms",
+    "priority",
+    "max_batch",
+    "batch_sizes",
+    "inputs",
+    "initial",
+    "end",
+    "once",
+];
 const TENSOR_KEYS: [&str; 3] = ["name", "datatype", "shape"];
+const OUTPUT_KEYS: [&str; 5] = ["name", "datatype", "shape", "from", "take"];
 
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +99,8 @@ pub struct ModelConfig {
     pub granularity: Granularity,
     /// The blocks of a chain; empty for a model of one block.
     pub blocks: Vec<BlockConfig>,
+    /// How it walks, if it is made of cells.
+    pub cells: Option<CellsConfig>,
     /// Inputs as declared.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
@@ -171,6 +192,16 @@ impl ModelConfig {
 
 fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     let answer_late = keys.one_of("late", &[("answer", true), ("refuse", false)])?.unwrap_or(false);
+    let (blocks, outputs) = (keys.tables("block", &BLOCK_KEYS)?, keys.tables("output", &OUTPUT_KEYS)?);
+    let cells = match keys.one_of("walk", &Walk::ALL.map(|walk| (walk.name(), walk)))? {
+        Some(walk) if walk.is_unfolded() => Some(cells::read(keys, walk, &blocks, &outputs)?),
+        _ => {
+            cells::refuse(keys, &blocks, &outputs)?;
+            None
+        }
+    };
+    // Of a model in cells the datatype and shape are known from its cells; an emulated one needs them.
+    let declared = outputs.iter().filter(|output| cells.is_none() || output.has("datatype") || output.has("shape"));
     Ok(ModelConfig {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
@@ -183,9 +214,10 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
         latency: read_latency(keys)?,
         granularity: read_granularity(keys)?,
-        blocks: keys.tables("block", &BLOCK_KEYS)?.iter().map(read_block).collect::<Result<_, _>>()?,
+        blocks: blocks.iter().map(read_block).collect::<Result<_, _>>()?,
         inputs: keys.tables("input", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
-        outputs: keys.tables("output", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
+        outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
+        cells,
     })
 }
 
@@ -279,6 +311,11 @@ fn check(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
     }
     check_unique("block", config.blocks.iter().map(|block| block.name.as_str()), keys)?;
     check_unique("input", config.inputs.iter().map(|spec| spec.name.as_str()), keys)?;
+    check_unique(
+        "output",
+        config.cells.iter().flat_map(|cells| cells.answers.iter().map(|answer| answer.name.as_str())),
+        keys,
+    )?;
     check_unique("output", config.outputs.iter().map(|spec| spec.name.as_str()), keys)?;
     check_walk(keys, config)?;
     check_table_lengths(keys, config)
@@ -293,10 +330,13 @@ fn check_unique<'n>(kind: &str, names: impl Iterator<Item = &'n str>, keys: &Key
 }
 
 fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
-    let chain = keys.one_of("walk", &[("chain", true), ("whole", false)])?;
-    match (chain, config.blocks.len()) {
-        (Some(true), 0) => Err(keys.wrong("walk", "needs the chain's parts; add a [[block]] section for each")),
-        (Some(false), 2..) => {
+    let walk = keys.one_of("walk", &Walk::ALL.map(|walk| (walk.name(), walk)))?;
+    match (walk, config.blocks.len()) {
+        (Some(walk), _) if walk.is_unfolded() && config.granularity != Granularity::Whole => {
+            Err(keys.wrong("granularity", "cuts a model in one file; a walk of cells is cut already; remove it"))
+        }
+        (Some(Walk::Chain), 0) => Err(keys.wrong("walk", "needs the chain's parts; add a [[block]] section for each")),
+        (Some(Walk::Whole), 2..) => {
             Err(keys.wrong("walk", "a model of several [[block]] is a chain; write walk = \"chain\""))
         }
         (_, 1..) if config.latency.is_some() => {

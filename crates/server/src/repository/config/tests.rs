@@ -169,11 +169,11 @@ fn latencies_become_profiles_of_the_wanted_length() {
 #[test]
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
     let guide = include_str!("../../../../../docs/models.md");
-    for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&TENSOR_KEYS) {
+    for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&TENSOR_KEYS).chain(&OUTPUT_KEYS) {
         assert!(guide.contains(&format!("`{key}`")) || guide.contains(&format!("`[[{key}]]`")), "{key}");
     }
     let examples: Vec<&str> = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 4);
+    assert_eq!(examples.len(), 11);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }
