@@ -87,8 +87,7 @@ fn distributions_and_curves_have_their_rows() {
 fn the_scheduler_alone_is_measured() {
     let report = (item("symphony/figure13-left").run)(&Folder::new("scheduler").context()).unwrap();
     check(&report);
-    let last = report.rows.last().unwrap();
-    assert!(last.paper == Some(12e6) && report.rows.iter().all(|row| row.ours >= 0.0), "{report:?}");
+    assert!(report.rows.iter().any(|row| row.paper == Some(12e6)) && report.rows.iter().all(|row| row.ours >= 0.0));
 }
 
 #[test]
