@@ -6,6 +6,7 @@ Takes a few minutes a model; every comparison runs both sides in turn, on one th
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -56,6 +57,8 @@ def measure(name, model, folder, nothing):
 
 
 def main():
+    # Memory that was freed after loading goes back to the system, so that what is resident is what is held.
+    os.environ.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
     names = sys.argv[1:] or list(slice_models.FULL)
     print("| model | cut | blocks | difference | time b=1 | b=3 | b=8 | weights MB | whole MiB | blocks MiB | memory |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")

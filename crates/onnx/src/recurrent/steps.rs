@@ -4,6 +4,9 @@ use super::draft::CellDraft;
 use crate::error::{OnnxError, refuse};
 use crate::graph::{Model, Node};
 
+/// A wider layer is a damaged file.
+const LARGEST: usize = 1 << 20;
+
 /// A recurrent operator whose step can be written out.
 pub(super) struct Recurrence {
     kind: Kind,
@@ -74,15 +77,15 @@ impl Recurrence {
         let (w_dims, r_dims) = (&model.weights[w].dims, &model.weights[r].dims);
         let size = |dims: &[i64], at: usize| dims.get(at).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(0);
         let (directions, inputs, hidden) = (size(w_dims, 0), size(w_dims, 2), size(r_dims, 2));
+        let misfit = || OnnxError(format!("{label} has weights of shapes that do not fit each other: export it anew"));
+        if !(1..=2).contains(&directions) || ![inputs, hidden].iter().all(|size| (1..=LARGEST).contains(size)) {
+            return Err(misfit());
+        }
         let (w, r) = (model.weight_floats(w)?, model.weight_floats(r)?);
-        let bias = bias.unwrap_or_else(|| vec![0.0; directions * 2 * kind.gates() * hidden]);
         let rows = directions * kind.gates() * hidden;
-        let fits = (1..=2).contains(&directions)
-            && w.len() == rows * inputs
-            && r.len() == rows * hidden
-            && bias.len() == 2 * rows;
-        if !fits || rows == 0 || inputs == 0 {
-            return refuse(format!("{label} has weights of shapes that do not fit each other: export it anew"));
+        let bias = bias.unwrap_or_else(|| vec![0.0; 2 * rows]);
+        if w.len() != rows * inputs || r.len() != rows * hidden || bias.len() != 2 * rows {
+            return Err(misfit());
         }
         Ok(Recurrence { kind, hidden, inputs, directions, weights: [w, r, bias] })
     }

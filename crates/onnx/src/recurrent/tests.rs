@@ -1,11 +1,14 @@
 //! Cells stepped through a sequence against the operator that takes it whole, in rten.
 
 use super::Cells;
+use crate::Model;
 use crate::fixture::{Draft, Tensors, assert_close, numbers, perm, run};
 use crate::proto::{AttributeProto, NodeProto, elem};
 use bytes::Bytes;
+use proptest::prelude::*;
 use rten_tensor::{Layout, Tensor};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 const FEATURES: i64 = 3;
 const HIDDEN: i64 = 4;
@@ -212,4 +215,44 @@ fn what_does_not_come_apart_is_refused_with_the_operator() {
     started.op("Gather", &["l_last", "zero"], &["y"]);
     started.output("y", &[-1, HIDDEN]);
     assert!(refused(&started).contains("has the initial state 'start'"), "{}", refused(&started));
+}
+
+/// Two layers, a head: something of everything that is converted.
+fn stacked() -> Draft {
+    let mut draft = begun();
+    draft.ints("one", &[1]);
+    recurrent(&mut draft, "LSTM", ["turned", "a"], FEATURES, 1);
+    draft.op("Squeeze", &["a_every", "one"], &["a_states"]);
+    recurrent(&mut draft, "GRU", ["a_states", "b"], HIDDEN, 1);
+    draft.scalar("zero", 0);
+    draft.op("Gather", &["b_last", "zero"], &["y"]);
+    draft.output("y", &[-1, HIDDEN]);
+    draft
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_recurrences_are_errors_and_never_panics(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+        dims in prop::collection::vec((any::<prop::sample::Index>(), 0..4usize, any::<i64>()), 0..3),
+    ) {
+        let mut draft = stacked();
+        for (weight, at, size) in dims {
+            let weights = draft.graph.initializer.len();
+            let dims = &mut draft.graph.initializer[weight.index(weights)].dims;
+            if let Some(dim) = dims.get_mut(at) {
+                *dim = if size % 2 == 0 { size } else { size % 5 };
+            }
+        }
+        let mut bytes = draft.encode();
+        for (place, byte) in flips {
+            let at = place.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Ok(model) = Model::parse(bytes, Path::new("fuzz.onnx")) {
+            let _ = model.cells();
+        }
+    }
 }
