@@ -4,6 +4,7 @@
 
 pub mod bounds;
 mod graph;
+pub mod npu;
 mod profile;
 mod tensor;
 mod unfolded;
