@@ -135,6 +135,7 @@ impl Collector {
             events: info.events,
             wall_s: info.wall_s,
             models,
+            unfolded: None,
             windows: Vec::new(),
         }
     }

@@ -37,6 +37,33 @@ pub struct Figures {
     pub late: u64,
 }
 
+/// What a run of models that unfold comes to beside the rest. Times are null when nothing was answered.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct UnfoldedFigures {
+    /// Requests answered within the observed window, a second; late ones too, whenever they arrived.
+    pub answered_rps: f64,
+    /// From arrival to the start of the first cell: the median.
+    pub p50_queue_ms: Option<f64>,
+    /// Its 90th percentile.
+    pub p90_queue_ms: Option<f64>,
+    /// Its 99th percentile.
+    pub p99_queue_ms: Option<f64>,
+    /// From the start of the first cell to the answer: the median.
+    pub p50_compute_ms: Option<f64>,
+    /// Its 90th percentile.
+    pub p90_compute_ms: Option<f64>,
+    /// Its 99th percentile.
+    pub p99_compute_ms: Option<f64>,
+    /// Rows of tasks, each step or node of each member.
+    pub rows: u64,
+    /// Of these, padding, and steps after the end that had been queued ahead.
+    pub wasted_rows: u64,
+    /// Tasks, and of these the ones with the members of the task before on their device, in the same order.
+    pub tasks: u64,
+    /// See `tasks`.
+    pub tasks_without_copy: u64,
+}
+
 /// The figures of one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelFigures {
@@ -84,6 +111,9 @@ pub struct Summary {
     pub wall_s: f64,
     /// The figures of each model.
     pub models: Vec<ModelFigures>,
+    /// What walks that unfold add, if any model has one.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub unfolded: Option<UnfoldedFigures>,
     /// The run by windows of time, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<WindowFigures>,

@@ -16,6 +16,7 @@ mod planning;
 mod run;
 mod scenario;
 mod trace;
+mod unfolding;
 mod world;
 
 pub use autoscale::Autoscale;
@@ -23,6 +24,6 @@ pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
 pub use planning::{Footprint, Planning};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
-pub use scenario::{Length, Load, Scenario, ScenarioError};
+pub use scenario::{Length, Load, Scenario, ScenarioError, Unfold};
 pub use trace::Trace;
 pub use world::{Arrival, Controller, Fault, World};

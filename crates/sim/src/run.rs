@@ -3,13 +3,17 @@
 use crate::autoscale::Autoscaler;
 use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
-use crate::scenario::{Length, Load, Scenario};
+use crate::scenario::{Drawn, Length, Load, Scenario};
+use crate::unfolding::Unfolding;
 use crate::{Arrival, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
 use ripieno_sched::{BuildError, Request, build};
-use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix};
+use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix, stream as stream_of};
 use thiserror::Error;
+
+/// Tells the random streams of extents from those of arrivals.
+const EXTENTS: u64 = 1 << 32;
 
 /// Why a scenario could not be run.
 #[derive(Debug, Error)]
@@ -42,9 +46,20 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
     let models: Vec<_> = scenario.loads.iter().zip(0..).filter(|(load, _)| load.share > 0.0).collect();
     let stream = |&(load, index): &(&Load, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
     let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
+    // Extents come from streams of their own, so that arrivals are as they would be without them.
+    let mut extents: Vec<_> =
+        (0..scenario.walks.len() as u64).map(|model| stream_of(scenario.seed, EXTENTS | model)).collect();
     let arrival = |(at, stream): (Time, usize)| {
         let model = models[stream].1;
-        Arrival::new(at, ModelId(model), at + scenario.setup.models[usize::from(model)].slo)
+        let index = usize::from(model);
+        let arrival = Arrival::new(at, ModelId(model), at + scenario.setup.models[index].slo);
+        match &scenario.walks[index] {
+            None => arrival,
+            Some(walk) => {
+                let Drawn { extent, output, graph } = walk.draw(&mut extents[index], &scenario.graphs);
+                Arrival { extent, output, graph, ..arrival }
+            }
+        }
     };
     let (count, until) = match scenario.length {
         Length::Requests(count) => (count, Time::NEVER),
@@ -118,15 +133,24 @@ fn run(
         held_back: Vec::new(),
     };
     let mut checkers = Checkers::new(setup);
+    if !scenario.pads() {
+        checkers = checkers.without_padding();
+    }
+    let mut unfolding = Unfolding::new(setup, start);
     let mut observers: Vec<&mut dyn Observer> = vec![&mut checkers, &mut statistics];
+    observers.extend(unfolding.as_mut().map(|unfolding| unfolding as &mut dyn Observer));
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
-    let mut world = World::new(scheduler.as_mut(), setup).with_network(scenario.network, scenario.seed);
+    let mut world = World::new(scheduler.as_mut(), setup)
+        .with_network(scenario.network, scenario.seed)
+        .with_graphs(&scenario.graphs)
+        .with_gather(&scenario.gather);
     let mut info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, ..RunInfo::default() };
     let Some(window) = scenario.window else {
         world.run(arrivals, [], &mut observers);
         info.events = world.events();
         checkers.finish();
-        return Ok(statistics.finish(info));
+        let unfolded = unfolding.map(Unfolding::finish);
+        return Ok(Summary { unfolded, ..statistics.finish(info) });
     };
     let mut autoscaler = Autoscaler::new(window, scenario.autoscale, setup);
     let mut eyes = autoscaler.eyes();
@@ -136,7 +160,8 @@ fn run(
     info.events = world.events();
     info.mean_devices = Some(autoscaler.mean_devices(start, last_arrival));
     checkers.finish();
-    Ok(Summary { windows: autoscaler.finish(last_arrival), ..statistics.finish(info) })
+    let unfolded = unfolding.map(Unfolding::finish);
+    Ok(Summary { windows: autoscaler.finish(last_arrival), unfolded, ..statistics.finish(info) })
 }
 
 /// Feeds the collector. The observed window ends at the last arrival, which is known only once the run is over: a task

@@ -2,24 +2,30 @@
 //!
 //! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
 //! wrong answer with a straight face. Every error names the file, the key, the value and the fix. What `[[model]]` says
-//! is read in `model.rs`; what can be read and yet has no answer is refused in `check.rs`.
+//! is read in `model.rs`, `blocks.rs` and `walks.rs`; what can be read and yet has no answer is refused in `check.rs`.
 
+mod blocks;
 mod check;
 mod model;
+mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
 use crate::changing::{Changing, Given, PhaseTable};
 use crate::link::{Delay, Network};
 use crate::planning::{PlanTable, Planning};
+pub use walks::Unfold;
+
 use model::ModelTable;
 use ripieno_base::{Nanos, Time};
-use ripieno_model::Model;
 use ripieno_model::bounds::staggered_bound;
+use ripieno_model::{Graph, Model, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Setup};
 use ripieno_workload::{Arrival as Process, Rates};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+pub(crate) use walks::Drawn;
+use walks::Listed;
 
 /// A scenario that can be simulated.
 #[derive(Clone, Debug)]
@@ -46,6 +52,12 @@ pub struct Scenario {
     pub planning: Planning,
     /// Models, devices and bounds.
     pub setup: Setup,
+    /// By model, how its requests walk, where they unfold.
+    pub walks: Vec<Option<Unfold>>,
+    /// The graphs that requests bring.
+    pub graphs: Vec<Graph>,
+    /// By model and block, what each row of a task costs whose members differ from those of the task before it.
+    pub gather: Vec<Vec<Nanos>>,
     /// How devices follow the load, if they do.
     pub autoscale: Option<Autoscale>,
     /// How long the windows are in which the run is shown, if it is.
@@ -133,6 +145,12 @@ struct Row {
     model: String,
     #[serde(default)]
     rows: Option<u32>,
+    #[serde(default)]
+    length: Option<u32>,
+    #[serde(default)]
+    output_length: Option<u32>,
+    #[serde(default)]
+    tree: Option<String>,
 }
 
 fn one() -> u64 {
@@ -173,15 +191,27 @@ impl Scenario {
         options
     }
 
+    /// Whether the policy runs steps beyond the end of sequences whose length is known.
+    pub(crate) fn pads(&self) -> bool {
+        let off = |value: &OptionValue| matches!(value, OptionValue::Bool(false)) || value.to_string() == "\"false\"";
+        self.policy == "bucketed" || self.policy_options.get("early_leave").is_some_and(off)
+    }
+
     /// What all devices could answer in staggered execution if arrivals were evenly spaced: the analytic bound of the
     /// Symphony paper, with the devices shared by the models. The first guess of a goodput search.
+    ///
+    /// A model that unfolds counts with full batches of each of its cells and the mean number of steps.
     pub fn bound_rps(&self) -> f64 {
-        let seconds_per_request = |(model, load): (&Model, &Load)| {
+        let seconds_per_request = |((model, load), unfold): ((&Model, &Load), &Option<Unfold>)| {
+            if let Some(unfold) = unfold {
+                return load.share * walks::seconds_per_request(model, unfold, &self.graphs);
+            }
             let profile = model.profile();
             let batch = staggered_bound(&profile, model.slo, self.setup.devices).batch.max(1);
             load.share * profile.latency(batch).as_secs_f64() / batch as f64
         };
-        let seconds: f64 = self.setup.models.iter().zip(&self.loads).map(seconds_per_request).sum();
+        let models = self.setup.models.iter().zip(&self.loads).zip(&self.walks);
+        let seconds: f64 = models.map(seconds_per_request).sum();
         self.setup.devices as f64 / seconds
     }
 }
@@ -195,11 +225,19 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
     }
     let models = file.model.iter().map(ModelTable::model).collect::<Checked<Vec<_>>>()?;
     unique(models.iter().map(|model| model.name.as_str()))?;
+    let mut graphs = Vec::new();
+    let listed = file.requests_file.is_some();
+    let walk = |(table, model): (&ModelTable, &Model)| {
+        let unfold = table.walk_keys().parse(model, listed, folder, &mut graphs);
+        unfold.map_err(|problem| format!("model {:?}: {problem}", model.name))
+    };
+    let walks = file.model.iter().zip(&models).map(walk).collect::<Checked<Vec<_>>>()?;
     let requests = match &file.requests_file {
-        Some(name) => Some(read_requests(&folder.join(name), &models)?),
+        Some(name) => Some(Listing { models: &models, walks: &walks, graphs: &mut graphs }.read(&folder.join(name))?),
         None => None,
     };
     let footprints = file.model.iter().map(ModelTable::footprint).collect::<Checked<_>>()?;
+    let gather = file.model.iter().map(ModelTable::gather).collect::<Checked<_>>()?;
     let warmup_fraction = file.warmup_fraction.unwrap_or(if requests.is_some() { 0.0 } else { 0.1 });
     if !(0.0..1.0).contains(&warmup_fraction) {
         return Err(format!("warmup_fraction = {warmup_fraction}; it must be at least 0 and less than 1"));
@@ -215,7 +253,10 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         loads,
         network: file.network.parse()?,
         planning: file.plan.parse(folder, footprints)?,
-        setup: file.setup(models, autoscale.as_ref())?,
+        setup: file.setup(models, autoscale.as_ref(), &graphs)?,
+        walks,
+        graphs,
+        gather,
         autoscale,
         window: file.window(&autoscale)?,
         policy: file.policy,
@@ -296,7 +337,7 @@ impl File {
         }
     }
 
-    fn setup(&self, models: Vec<Model>, autoscale: Option<&Autoscale>) -> Checked<Setup> {
+    fn setup(&self, models: Vec<Model>, autoscale: Option<&Autoscale>, graphs: &[Graph]) -> Checked<Setup> {
         let devices = self.cluster.devices;
         if !(1..=65_536).contains(&devices) {
             return Err(format!("cluster.devices = {devices}; it must be between 1 and 65536"));
@@ -307,8 +348,25 @@ impl File {
         }
         let batch = models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let most = autoscale.map_or(devices, |autoscale| autoscale.max);
-        let limits = Limits { requests, models: models.len(), devices: most, depth: 2, batch, nodes: 0 };
+        let largest = graphs.iter().map(|graph| graph.len().max(graph.edges().div_ceil(2))).max().unwrap_or(0);
+        let nodes = requests.saturating_mul(largest).min(MAX_NODES.max(largest));
+        let depth = if self.queues_ahead(&models) { QUEUE } else { 2 };
+        let limits = Limits { requests, models: models.len(), devices: most, depth, batch, nodes };
         Ok(Setup { models, devices, limits })
+    }
+}
+
+/// Nodes of graphs of live requests; a request beyond them is refused.
+const MAX_NODES: usize = 1 << 20;
+
+/// Tasks that a device holds where a policy may queue ahead.
+const QUEUE: usize = 16;
+
+impl File {
+    /// Whether the policy, or one that `--policy` may name for these models, submits several tasks to a device.
+    fn queues_ahead(&self, models: &[Model]) -> bool {
+        let cells = ripieno_sched::find(&self.policy).is_ok_and(|policy| policy.walks.contains(&Walk::Repeat));
+        cells || models.iter().any(|model| model.walk.is_unfolded())
     }
 }
 
@@ -355,36 +413,47 @@ fn unique<'a>(names: impl Iterator<Item = &'a str>) -> Checked<()> {
     Ok(())
 }
 
-fn read_requests(path: &Path, models: &[Model]) -> Checked<Vec<crate::Arrival>> {
-    let file = path.display();
-    let mut reader = csv::Reader::from_path(path).map_err(|error| format!("requests_file {file}: {error}"))?;
-    let mut requests = Vec::new();
-    for (line, row) in reader.deserialize::<Row>().enumerate() {
-        let place = format!("requests_file {file}, line {}", line + 2);
-        let row = row.map_err(|error| format!("{place}: {error}"))?;
-        requests.push(row.arrival(models).map_err(|problem| format!("{place}: {problem}"))?);
-    }
-    requests.sort_by_key(|arrival| arrival.at);
-    match requests.is_empty() {
-        true => Err(format!("requests_file {file} holds no request")),
-        false => Ok(requests),
-    }
+/// Reads the file of explicit requests.
+struct Listing<'a> {
+    models: &'a [Model],
+    walks: &'a [Option<Unfold>],
+    graphs: &'a mut Vec<Graph>,
 }
 
-impl Row {
-    fn arrival(&self, models: &[Model]) -> Checked<crate::Arrival> {
-        if !(self.arrival_ms.is_finite() && self.arrival_ms >= 0.0) {
-            return Err(format!("arrival_ms = {}; it must be at least 0", self.arrival_ms));
+impl Listing<'_> {
+    fn read(&mut self, path: &Path) -> Checked<Vec<crate::Arrival>> {
+        let file = path.display();
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path);
+        let reader = reader.as_mut().map_err(|error| format!("requests_file {file}: {error}"))?;
+        let mut requests = Vec::new();
+        for (line, row) in reader.deserialize::<Row>().enumerate() {
+            let place = format!("requests_file {file}, line {}", line + 2);
+            let row = row.map_err(|error| format!("{place}: {error}"))?;
+            requests.push(self.arrival(&row).map_err(|problem| format!("{place}: {problem}"))?);
         }
-        let position = models.iter().position(|model| model.name == self.model);
-        let index = position.ok_or_else(|| format!("model {:?} has no [[model]] table", self.model))?;
-        let rows = self.rows.unwrap_or(1);
-        let max_batch = models[index].max_batch;
-        if !(1..=max_batch).contains(&(rows as usize)) {
-            return Err(format!("rows = {rows}; model {:?} allows 1 to {max_batch}", self.model));
+        requests.sort_by_key(|arrival| arrival.at);
+        match requests.is_empty() {
+            true => Err(format!("requests_file {file} holds no request")),
+            false => Ok(requests),
         }
-        let at = Time::ORIGIN + Nanos::from_millis_f64(self.arrival_ms);
-        let model = ripieno_base::ModelId(index as u16);
-        Ok(crate::Arrival { rows, ..crate::Arrival::new(at, model, at + models[index].slo) })
+    }
+
+    fn arrival(&mut self, row: &Row) -> Checked<crate::Arrival> {
+        if !(row.arrival_ms.is_finite() && row.arrival_ms >= 0.0) {
+            return Err(format!("arrival_ms = {}; it must be at least 0", row.arrival_ms));
+        }
+        let position = self.models.iter().position(|model| model.name == row.model);
+        let index = position.ok_or_else(|| format!("model {:?} has no [[model]] table", row.model))?;
+        let model = &self.models[index];
+        let rows = row.rows.unwrap_or(1);
+        let most = if model.walk.is_unfolded() { 1 } else { model.max_batch };
+        if !(1..=most).contains(&(rows as usize)) {
+            return Err(format!("rows = {rows}; model {:?} allows 1 to {most}", row.model));
+        }
+        let listed = Listed { length: row.length, output_length: row.output_length, tree: row.tree.as_deref() };
+        let Drawn { extent, output, graph } = listed.parse(model, self.walks[index].as_ref(), self.graphs)?;
+        let at = Time::ORIGIN + Nanos::from_millis_f64(row.arrival_ms);
+        let id = ripieno_base::ModelId(index as u16);
+        Ok(crate::Arrival { rows, extent, output, graph, ..crate::Arrival::new(at, id, at + model.slo) })
     }
 }

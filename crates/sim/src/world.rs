@@ -99,6 +99,27 @@ pub struct World<'a> {
     events: u64,
     last_arrival: Time,
     link: Option<Link>,
+    gather: Option<Gather<'a>>,
+}
+
+/// What it costs that the members of a task differ from those of the task before it on its device.
+struct Gather<'a> {
+    /// A row, by model and block.
+    per_row: &'a [Vec<Nanos>],
+    /// By device, the members of its latest task.
+    latest: Vec<Vec<RequestSlot>>,
+}
+
+impl Gather<'_> {
+    fn cost(&mut self, model: ModelId, block: BlockId, device: DeviceId, slots: &[RequestSlot], rows: usize) -> Nanos {
+        let latest = &mut self.latest[device.index()];
+        if latest == slots {
+            return Nanos::ZERO;
+        }
+        latest.clear();
+        latest.extend_from_slice(slots);
+        self.per_row[model.index()][block.index()] * rows as i64
+    }
 }
 
 /// Of requests that unfold, by slot.
@@ -185,6 +206,7 @@ impl<'a> World<'a> {
             events: 0,
             last_arrival: Time::ORIGIN,
             link: None,
+            gather: None,
         }
     }
 
@@ -197,6 +219,14 @@ impl<'a> World<'a> {
     /// The same world with the graphs that requests bring.
     pub fn with_graphs(mut self, graphs: &'a [Graph]) -> World<'a> {
         self.graphs = graphs;
+        self
+    }
+
+    /// The same world, but a task whose members differ from those of the task before it on its device takes longer: so much
+    /// a row, by model and block.
+    pub fn with_gather(mut self, per_row: &'a [Vec<Nanos>]) -> World<'a> {
+        let costs = per_row.iter().flatten().any(|&cost| cost > Nanos::ZERO);
+        self.gather = costs.then(|| Gather { per_row, latest: vec![Vec::new(); self.devices.len()] });
         self
     }
 
@@ -427,7 +457,8 @@ impl<'a> World<'a> {
         let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];
         let start = (self.now + way).max(not_before).max(state.busy_until);
-        let latency = self.models[model.index()].blocks[block.index()].profile.latency(rows);
+        let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
+        let latency = self.models[model.index()].blocks[block.index()].profile.latency(rows) + gather;
         let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         state.busy_until = end;
         self.starts += 1;

@@ -143,7 +143,8 @@ macro_rules! contract {
                     for model in &mut case.setup.models {
                         model.drop = Some(DropRule::Hopeless);
                     }
-                    let knows_deadlines = !$options.contains("fifo") && $policy != "serial";
+                    let blind = ["serial", "cellular", "bucketed", "graph-merge", "lazy", "lazy-oracle"].contains(&$policy);
+                    let knows_deadlines = !$options.contains("fifo") && !blind;
                     let late = run($policy, &options($options), &case).requests_csv().contains("late");
                     prop_assert!(!(late && knows_deadlines));
                 }
@@ -181,6 +182,15 @@ contract! {
     shepherd_window: "shepherd" "gather=window preempt_ratio=1.5 drop=expired";
     shepherd_published: "shepherd" "head_of_line=published preempt_ratio=2 drop=expired";
     shepherd_never: "shepherd" "drop=never device=earliest-free";
+    cellular: "cellular" "";
+    cellular_each: "cellular" "max_tasks=1 drop=hopeless";
+    cellular_sets: "cellular" "early_start=false early_leave=false drop=expired";
+    bucketed: "bucketed" "turn=one";
+    graph_merge: "graph-merge" "merge_us_per_node=30 drop=expired";
+    lazy: "lazy" "";
+    lazy_remaining: "lazy" "estimator=remaining issue=gated drop=expired max_batch=3";
+    lazy_oracle: "lazy-oracle" "drop=hopeless";
+    lazy_oracle_gated: "lazy-oracle" "issue=gated";
 }
 
 proptest! {

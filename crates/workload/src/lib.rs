@@ -1,4 +1,4 @@
-//! Arrivals and traces; seeded.
+//! Arrivals, lengths, trees and traces; seeded.
 //!
 //! A run must be repeatable from its seed alone, on any machine and with any later version of our dependencies, so the
 //! generator is named here (xoshiro256++) instead of taken from a "standard" one that may change, and each model draws
@@ -6,11 +6,15 @@
 
 mod arrival;
 mod changing;
+mod lengths;
 mod mix;
 mod random;
 pub mod trace;
+mod trees;
 
 pub use arrival::{Arrival, ArrivalError, Arrivals};
 pub use changing::{ChangingArrivals, Rates};
+pub use lengths::{Histogram, LONGEST, LengthError, Lengths};
 pub use mix::{Mix, mix};
 pub use random::{Random, stream, unit};
+pub use trees::{Children, TreeError, complete_tree, parse_tree, tree_shapes};

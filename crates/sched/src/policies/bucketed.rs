@@ -8,9 +8,10 @@
 //! 3. Every member takes as many steps as the bucket's longest possible request: the graph is materialised once a bucket.
 //! 4. All members are answered when the batch has ended.
 //! 5. With `turn = "drain"` a bucket keeps its turn as long as it can fill whole batches; with `"one"` it has one batch.
+//! 6. With `window_ms` a batch that is not full waits until its oldest request has waited so long (GraphB of LazyBatching).
 //!
-//! State: a queue a bucket, a batch a device. Knobs: `width`, `turn`, `pad`, `max_batch`, `drop`. It ignores deadlines and
-//! what a batch costs, and cannot serve trees and graphs: they have no common padded form.
+//! State: a queue a bucket, a batch a device. Knobs: `width`, `turn`, `pad`, `window_ms`, `max_batch`, `drop`. It ignores
+//! deadlines and what a batch costs, and cannot serve trees and graphs: they have no common padded form.
 //!
 //! Choices where the paper leaves freedom: what a turn is (a measured decision, see docs/reproduce.md). A block that runs until
 //! its end goes on, with all rows, until the last member has ended, and no step is queued ahead of that: better than a graph
@@ -31,7 +32,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "sequences of similar lengths are padded to one length and run as one",
     sharded: false,
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
-    knobs: &[WIDTH, TURN, PAD, MAX_BATCH, Knob { default: "never", ..DROP }],
+    knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     build,
 };
 
@@ -53,12 +54,20 @@ const PAD: Knob = Knob {
     help: "how far rows are padded: \"bucket\" = to the bucket's end, \"longest\" = to the longest of the batch",
 };
 
+const WINDOW_MS: Knob = Knob {
+    name: "window_ms",
+    default: "0",
+    help: "how long the oldest request of a bucket waits for its batch to fill, in ms; with one wide bucket and pad = \"longest\" \
+           this is the graph batching that LazyBatching is compared with",
+};
+
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let drains = knobs.choice(TURN.name, &[("drain", true), ("one", false)], true)?;
     let pads = [("bucket", Padding::ToBucket), ("longest", Padding::ToLongest)];
     let padding = knobs.choice(PAD.name, &pads, Padding::ToBucket)?;
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
+    let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
     let drop = drop_rule(knobs, DropRule::Never)?;
     let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
     let terms = move |model: &Model| Terms {
@@ -67,6 +76,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
         leave: Leave::WithItsSet(padding),
+        pads_output: true,
+        window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
         merge_per_node: Nanos::ZERO,
     };
     Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))

@@ -21,7 +21,8 @@
 //! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.
 //! A block of several models at once: priorities compare within a model only; among models, and among equal priorities, the
 //! cell type goes first that was chosen the longest ago, so that no model starves. A decision before every cell needs
-//! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells.
+//! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a sequence keeps its row, a
+//! decoder or tree only waits with its answer.
 
 use super::{DROP, MAX_BATCH, drop_rule};
 use crate::catalogue::{BuildError, Knob, Knobs, Policy};
@@ -85,6 +86,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         max_tasks: max_tasks.unwrap_or(5),
         join,
         leave,
+        pads_output: false,
+        window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };
     Ok(Box::new(CellScheduler::new(setup, Box::new(terms), Algorithm1)))

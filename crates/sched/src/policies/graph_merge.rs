@@ -53,6 +53,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         max_tasks: usize::MAX,
         join: Join::InSets { width: None, drains: false },
         leave: Leave::WithItsSet(Padding::None),
+        pads_output: false,
+        window: Nanos::ZERO,
         merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
     };
     Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))

@@ -1,10 +1,12 @@
 //! A `[[model]]` table: what it costs, how a request walks through it, how its requests arrive.
 
+use super::blocks::{BlockTable, Costs, blocks, milliseconds};
+use super::walks::{LengthsTable, TreesTable, WalkKeys};
 use super::{Checked, Load, unique};
 use crate::changing::{DriftTable, GivenModel};
 use crate::planning::Footprint;
 use ripieno_base::Nanos;
-use ripieno_model::{Block, DropRule, Model, Profile, Walk};
+use ripieno_model::{Block, DropRule, Model, Walk, npu};
 use ripieno_workload::Arrival as Process;
 use serde::Deserialize;
 
@@ -16,6 +18,7 @@ pub(super) struct ModelTable {
     alpha_ms: Option<f64>,
     beta_ms: Option<f64>,
     latency_ms: Option<Vec<f64>>,
+    npu: Option<String>,
     max_batch: Option<usize>,
     instances: Option<usize>,
     #[serde(default = "one_share")]
@@ -29,18 +32,13 @@ pub(super) struct ModelTable {
     runtime_memory_mb: Option<f64>,
     load_cost: Option<u64>,
     walk: Option<String>,
+    lengths: Option<LengthsTable>,
+    output_lengths: Option<LengthsTable>,
+    trees: Option<TreesTable>,
+    extra_steps: Option<u32>,
+    max_steps: Option<u32>,
     #[serde(default)]
     block: Vec<BlockTable>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BlockTable {
-    name: String,
-    alpha_ms: Option<f64>,
-    beta_ms: Option<f64>,
-    latency_ms: Option<Vec<f64>>,
-    max_batch: Option<usize>,
 }
 
 #[derive(Default, Deserialize)]
@@ -96,7 +94,9 @@ impl ModelTable {
             return Err(context("max_batch = 0; it must be at least 1".to_owned()));
         }
         let (walk, blocks) = self.walk(slo).map_err(context)?;
-        let longest = blocks.iter().map(|block| block.profile.max_batch()).min().unwrap_or(1);
+        // Cells have largest batches of their own; a whole model is limited by its narrowest block.
+        let sizes = blocks.iter().map(|block| block.profile.max_batch());
+        let longest = if walk.is_unfolded() { sizes.max() } else { sizes.min() }.unwrap_or(1);
         let max_batch = self.max_batch.unwrap_or(longest);
         if !(1..=longest).contains(&max_batch) {
             return Err(context(format!("max_batch = {max_batch}; the latencies given allow 1 to {longest}")));
@@ -109,84 +109,66 @@ impl ModelTable {
         Ok(Model { name: self.name.clone(), blocks, walk, slo, max_batch, instances, drop })
     }
 
-    fn walk(&self, slo: Nanos) -> Checked<(Walk, Vec<Block>)> {
-        let costs = |max_batch| Costs {
-            alpha_ms: self.alpha_ms,
-            beta_ms: self.beta_ms,
-            latency_ms: self.latency_ms.as_deref(),
-            max_batch,
-        };
-        match self.walk.as_deref().unwrap_or("whole") {
-            "whole" if self.block.is_empty() => {
-                let profile = costs(self.max_batch).profile(slo)?;
-                Ok((Walk::Whole, vec![Block::new(&self.name, profile)]))
-            }
-            "whole" => Err("[[model.block]] tables need walk = \"chain\"".to_owned()),
-            "chain" if self.block.is_empty() => Err("walk = \"chain\" needs [[model.block]] tables".to_owned()),
-            "chain" if costs(None).given() => Err("with blocks, give latencies in each block, not here".to_owned()),
-            "chain" => {
-                unique(self.block.iter().map(|block| block.name.as_str()))?;
-                let blocks = self.block.iter().map(|block| block.block(self.max_batch, slo));
-                Ok((Walk::Chain, blocks.collect::<Checked<_>>()?))
-            }
-            other => Err(format!("walk = {other:?}; it must be \"whole\" or \"chain\"")),
+    /// The keys that say how requests walk.
+    pub(super) fn walk_keys(&self) -> WalkKeys<'_> {
+        WalkKeys {
+            lengths: self.lengths.as_ref(),
+            output_lengths: self.output_lengths.as_ref(),
+            trees: self.trees.as_ref(),
+            extra_steps: self.extra_steps,
+            max_steps: self.max_steps,
         }
     }
-}
 
-impl BlockTable {
-    fn block(&self, max_batch: Option<usize>, slo: Nanos) -> Checked<Block> {
+    /// By block, what gathering a row costs.
+    pub(super) fn gather(&self) -> Checked<Vec<Nanos>> {
+        let gather = |block: &BlockTable| block.gather(&self.name);
+        match (&self.npu, self.block.is_empty()) {
+            (Some(name), _) => Ok(vec![Nanos::ZERO; network(name)?.blocks().len()]),
+            (None, true) => Ok(vec![Nanos::ZERO]),
+            (None, false) => self.block.iter().map(gather).collect(),
+        }
+    }
+
+    fn walk(&self, slo: Nanos) -> Checked<(Walk, Vec<Block>)> {
         let costs = Costs {
             alpha_ms: self.alpha_ms,
             beta_ms: self.beta_ms,
             latency_ms: self.latency_ms.as_deref(),
-            max_batch: self.max_batch.or(max_batch),
+            latency_points: None,
+            max_batch: self.max_batch,
         };
-        let profile = costs.profile(slo).map_err(|problem| format!("block {:?}: {problem}", self.name))?;
-        Ok(Block::new(&self.name, profile))
-    }
-}
-
-struct Costs<'a> {
-    alpha_ms: Option<f64>,
-    beta_ms: Option<f64>,
-    latency_ms: Option<&'a [f64]>,
-    max_batch: Option<usize>,
-}
-
-impl Costs<'_> {
-    fn given(&self) -> bool {
-        self.alpha_ms.is_some() || self.beta_ms.is_some() || self.latency_ms.is_some()
-    }
-
-    fn profile(&self, slo: Nanos) -> Checked<Profile> {
-        let (keys, profile) = match (self.alpha_ms, self.beta_ms, self.latency_ms) {
-            (None, None, Some(table)) => {
-                let latency = |(batch, &ms): (usize, &f64)| milliseconds(&format!("latency_ms[{batch}]"), ms);
-                let table = table.iter().enumerate().map(latency).collect::<Checked<Vec<_>>>()?;
-                ("latency_ms", Profile::from_table(&table))
+        if let Some(name) = &self.npu {
+            if costs.given() || self.walk.is_some() || !self.block.is_empty() {
+                return Err("npu says what it costs and how it walks; remove latencies, walk and blocks".to_owned());
             }
-            (Some(alpha), Some(beta), None) => {
-                milliseconds("alpha_ms", alpha)?;
-                milliseconds("beta_ms", beta)?;
-                // Batches beyond the SLO could never be punctual.
-                let useful = ((slo.as_millis_f64() - beta) / alpha).clamp(1.0, 1024.0) as usize;
-                ("alpha_ms and beta_ms", Profile::linear(alpha, beta, self.max_batch.unwrap_or(useful)))
+            let network = network(name)?;
+            return Ok((network.walk, network.blocks()));
+        }
+        let name = self.walk.as_deref().unwrap_or("whole");
+        let walk = Walk::named(name).filter(|&walk| walk != Walk::Graph).ok_or_else(|| {
+            let names: Vec<_> = Walk::ALL.iter().filter(|walk| **walk != Walk::Graph).map(|walk| walk.name()).collect();
+            format!("walk = {name:?}; it must be one of {}", names.join(", "))
+        })?;
+        match walk {
+            Walk::Whole if self.block.is_empty() => Ok((walk, vec![Block::new(&self.name, costs.profile(slo)?)])),
+            Walk::Whole => Err("[[model.block]] tables need a walk, \"chain\" for stages".to_owned()),
+            _ if self.block.is_empty() => Err(format!("walk = {name:?} needs [[model.block]] tables")),
+            _ if costs.given() => Err("with blocks, give latencies in each block, not here".to_owned()),
+            _ => {
+                unique(self.block.iter().map(|block| block.name.as_str()))?;
+                Ok((walk, blocks(walk, &self.block, self.max_batch, slo)?))
             }
-            _ => return Err("give either alpha_ms and beta_ms, or latency_ms = [l(1), l(2), …]".to_owned()),
-        };
-        profile.map_err(|error| format!("{keys}: {error}"))
+        }
     }
 }
 
-/// Longer spans than this, eleven days, are no latencies.
-const LONGEST_MS: f64 = 1e9;
-
-fn milliseconds(key: &str, value: f64) -> Checked<Nanos> {
-    match (0.0..=LONGEST_MS).contains(&value) {
-        true => Ok(Nanos::from_millis_f64(value)),
-        false => Err(format!("{key} = {value}; it must be a number of milliseconds from 0 to {LONGEST_MS}")),
-    }
+/// A network on the NPU of LazyBatching.
+fn network(name: &str) -> Checked<&'static npu::Network> {
+    npu::named(name).ok_or_else(|| {
+        let names: Vec<_> = npu::NETWORKS.iter().map(|network| network.name).collect();
+        format!("npu = {name:?}; it must be one of {}", names.join(", "))
+    })
 }
 
 impl ArrivalTable {

@@ -77,10 +77,11 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
                 self.schedule(now, device, out);
             }
         }
+        self.cells.await_sets(now);
     }
 
     fn next_wakeup(&self) -> Time {
-        self.cells.timers.peek().map_or(Time::NEVER, |(at, _)| at)
+        self.cells.timers.peek().map_or(Time::NEVER, |(at, _)| at).min(self.cells.sets.ripens)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {

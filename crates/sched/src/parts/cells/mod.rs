@@ -46,6 +46,10 @@ pub(crate) struct Terms {
     pub(crate) join: Join,
     /// Who may leave.
     pub(crate) leave: Leave,
+    /// With padding, whether outputs are padded too: until the last of the set has ended.
+    pub(crate) pads_output: bool,
+    /// How long the oldest request of a bucket waits for its set to fill.
+    pub(crate) window: Nanos,
     /// How long the merging of graphs takes before a set can start, for each node.
     pub(crate) merge_per_node: Nanos,
 }

@@ -1,6 +1,6 @@
 //! Who runs together: buckets in which requests wait, and sets that begin or end as one.
 
-use super::{Cells, Join, Leave, Padding, State};
+use super::{Cells, Join, Leave, Padding, Served, State};
 use crate::{Action, Limits};
 use ripieno_base::{DeviceId, List, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::Steps;
@@ -14,6 +14,8 @@ pub(super) struct Sets {
     free: Vec<u32>,
     /// The bucket that had its turn last.
     turn: (usize, usize),
+    /// When an idle device may take the next set; never while none waits for one.
+    pub(super) ripens: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +36,7 @@ impl Sets {
             table: vec![Set::default(); limits.requests],
             free: (0..limits.requests as u32).rev().collect(),
             turn: (0, 0),
+            ripens: Time::NEVER,
         }
     }
 
@@ -77,7 +80,7 @@ impl Cells {
         if self.devices[device.index()].set.is_some() {
             return;
         }
-        let Some((model, bucket)) = self.next_bucket() else { return };
+        let Some((model, bucket)) = self.next_bucket(now) else { return };
         self.sets.turn = (model.index(), bucket);
         let cap = self.served(model).terms.max_batch;
         let id = self.sets.open(Some(device));
@@ -122,8 +125,8 @@ impl Cells {
         i64::from(self.graphs.len(slot) + lines)
     }
 
-    /// The next bucket in turn with somebody in it.
-    fn next_bucket(&self) -> Option<(ModelId, usize)> {
+    /// The next bucket in turn with a set in it: a full one, or somebody who has waited for the window.
+    fn next_bucket(&self, now: Time) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.sets.turn;
         let count = self.models.len();
         if let Some(served) = &self.models[model] {
@@ -137,12 +140,31 @@ impl Cells {
         let some = |model: usize, range: std::ops::Range<usize>| {
             let served = self.models[model].as_ref().filter(|served| served.has_instance())?;
             let end = range.end.min(served.buckets.len());
-            let found = (range.start..end).find(|&bucket| !served.buckets[bucket].is_empty())?;
+            let ripe = |list: &List| {
+                let waited = self.ripe_at(served, list).is_some_and(|at| at <= now);
+                waited || (!list.is_empty() && list.len() >= served.terms.max_batch)
+            };
+            let found = (range.start..end).find(|&bucket| ripe(&served.buckets[bucket]))?;
             Some((ModelId(model as u16), found))
         };
         some(model, bucket + 1..BUCKETS)
             .or_else(|| (1..count).find_map(|more| some((model + more) % count, 0..BUCKETS)))
             .or_else(|| some(model, 0..bucket + 1))
+    }
+
+    /// When the oldest request of a bucket has waited for the window.
+    fn ripe_at(&self, served: &Served, bucket: &List) -> Option<Time> {
+        let oldest = bucket.front()?;
+        Some(self.walkers[oldest as usize].request.arrived + served.terms.window)
+    }
+
+    /// Finds out when an idle device is to look again: buckets that are ripe already wait for something else.
+    pub(super) fn await_sets(&mut self, now: Time) {
+        let idle = self.devices.iter().any(|device| device.present && device.held == 0 && device.set.is_none());
+        let waits = |served: &&Served| idle && served.terms.window > Nanos::ZERO;
+        let served = self.models.iter().flatten().filter(waits);
+        let times = served.flat_map(|served| served.buckets.iter().filter_map(|bucket| self.ripe_at(served, bucket)));
+        self.sets.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
     }
 
     /// The members of a set run on this device, or on any.
@@ -161,9 +183,10 @@ impl Cells {
         }
     }
 
+    /// Whether it has an output whose row is kept for the others of its set.
     fn has_open_end(&self, slot: RequestSlot) -> bool {
-        let model = self.walkers[slot.index()].request.model;
-        self.served(model).model.blocks.iter().any(|block| block.steps == Steps::UntilEnd)
+        let served = self.served(self.walkers[slot.index()].request.model);
+        served.terms.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd)
     }
 
     fn begin_all(&mut self, id: u32) {
@@ -206,10 +229,8 @@ impl Cells {
             next = self.subgraphs.next(id);
             let steps = self.served(model).steps(self.subgraphs.at(id).block);
             let subgraph = self.subgraphs.at_mut(id);
-            match steps {
-                Steps::Length => subgraph.total = subgraph.total.max(longest),
-                Steps::UntilEnd => subgraph.total = u32::MAX,
-                Steps::Once | Steps::Nodes => {}
+            if steps == Steps::Length {
+                subgraph.total = subgraph.total.max(longest);
             }
         }
     }

@@ -6,6 +6,9 @@ use crate::{Action, Outcome, Request, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Steps};
 
+/// The steps of an output that is padded until nobody needs it any more.
+const ENDLESS: u32 = u32::MAX;
+
 impl Cells {
     pub(super) fn arrive(&mut self, request: &Request) {
         let served = self.models[request.model.index()].as_ref().filter(|served| !served.retired);
@@ -61,9 +64,12 @@ impl Cells {
         }
     }
 
-    /// The client went away, or the model does: what waits is rejected.
+    /// The client went away, or the model does: what waits is rejected. A walk that unfolds ends even if it runs once nobody
+    /// waits for it, for the rest may be long; steps that were queued ahead are waste, as after an early end.
     pub(super) fn withdraw(&mut self, slot: RequestSlot, why: Why) {
-        if self.walkers[slot.index()].state == State::Waiting {
+        let Walker { state, request, .. } = self.walkers[slot.index()];
+        let unfolds = || self.served(request.model).model.walk.is_unfolded();
+        if state == State::Waiting || (state == State::Running && why == Why::Cancelled && unfolds()) {
             self.end(slot, Action::Reject { request: slot, why });
         }
     }
@@ -90,7 +96,7 @@ impl Cells {
                     let total = match kind {
                         Steps::Length => steps.max(padded),
                         // Whoever has ended goes on until the last of the set has.
-                        Steps::UntilEnd if padded > 0 => u32::MAX,
+                        Steps::UntilEnd if padded > 0 && self.served(request.model).terms.pads_output => ENDLESS,
                         _ => steps,
                     };
                     let line = self.subgraphs.open_line(slot, block, steps, total, request.rows);
@@ -225,17 +231,26 @@ impl Cells {
         }
     }
 
-    /// A block that runs until its end has reached it. With padding the row is kept until all of the set have.
+    /// A block that runs until its end has reached it. With padding the row is kept until all of the set have, behind the
+    /// rows of those that still need theirs.
     fn end_of_output(&mut self, slot: RequestSlot, id: u32) {
+        if self.subgraphs.at(id).total != ENDLESS {
+            return self.complete(id);
+        }
         let walker = self.walker(slot);
-        let (padded, set) = (walker.padded > 0, walker.set);
-        match set.filter(|_| padded) {
-            None => self.complete(id),
-            Some(set) => {
-                if std::mem::take(&mut self.walker(slot).going) {
-                    self.one_less_going(set);
-                }
-            }
+        let set = walker.set.filter(|_| std::mem::take(&mut walker.going));
+        if let Some(set) = set {
+            self.send_back(slot, id);
+            self.one_less_going(set);
+        }
+    }
+
+    fn send_back(&mut self, slot: RequestSlot, id: u32) {
+        let (model, block) = (self.walkers[slot.index()].request.model, self.subgraphs.at(id).block);
+        if self.subgraphs.at(id).queued {
+            let cell = &mut self.models[model.index()].as_mut().expect("the model is loaded").cells[block.index()];
+            cell.queue.remove(&mut self.subgraphs.links, id);
+            cell.queue.push_back(&mut self.subgraphs.links, id);
         }
     }
 

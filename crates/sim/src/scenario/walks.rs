@@ -1,0 +1,340 @@
+//! How requests of a model walk: lengths, outputs and trees.
+//!
+//! What is drawn is the world's. A decoder's requests end after as many steps as their output has, and by default that is
+//! also their limit, as in the experiments of the papers, where the steps of a decoder were unfolded beforehand; with
+//! `extra_steps` or `max_steps` nobody knows before the end, as behind a real model.
+
+use super::Checked;
+use ripieno_base::BlockId;
+use ripieno_model::{Block, Extent, Graph, Model, Steps, Walk};
+use ripieno_workload::{Children, Histogram, LONGEST, Lengths, Random, complete_tree, parse_tree, tree_shapes, unit};
+use serde::Deserialize;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Where requests of a model that unfolds get their extents from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unfold {
+    source: Source,
+    output: Output,
+    limit: Limit,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    Lengths(Lengths),
+    /// Of these graphs of the scenario, each as often as the others.
+    Trees(Range<u32>),
+}
+
+/// How long the output of a decoder is.
+#[derive(Clone, Debug, PartialEq)]
+enum Output {
+    /// As the input.
+    Same,
+    /// The input times a log-normal factor with median 1.
+    Ratio(f64),
+    Own(Lengths),
+}
+
+/// How many steps a decoder may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    /// As many as its output has.
+    Output,
+    Extra(u32),
+    Absolute(u32),
+}
+
+/// What a request brings.
+pub(crate) struct Drawn {
+    pub(crate) extent: Extent,
+    pub(crate) output: u32,
+    pub(crate) graph: Option<u32>,
+}
+
+impl Unfold {
+    /// The next request.
+    pub(crate) fn draw(&self, random: &mut Random, graphs: &[Graph]) -> Drawn {
+        match &self.source {
+            Source::Trees(range) => {
+                let many = f64::from(range.end - range.start);
+                let graph = range.start + (unit(random) * many) as u32;
+                of_tree(graph, graphs)
+            }
+            Source::Lengths(lengths) => {
+                let length = lengths.draw(random);
+                let output = match &self.output {
+                    Output::Same => length,
+                    Output::Own(lengths) => lengths.draw(random),
+                    Output::Ratio(sigma) => {
+                        let factor =
+                            Lengths::LogNormal { mu: f64::from(length).ln(), sigma: *sigma, min: 1, max: LONGEST };
+                        factor.draw(random)
+                    }
+                };
+                self.of_lengths(length, output)
+            }
+        }
+    }
+
+    fn of_lengths(&self, length: u32, output: u32) -> Drawn {
+        let limit = match self.limit {
+            Limit::Output => output,
+            Limit::Extra(more) => length.saturating_add(more),
+            Limit::Absolute(most) => most,
+        };
+        Drawn { extent: Extent { length, limit }, output: output.min(limit), graph: None }
+    }
+
+    /// The mean steps of a sequence and of an output, or nodes of a graph: for a first guess of the goodput.
+    pub(crate) fn mean_steps(&self, graphs: &[Graph]) -> (f64, f64) {
+        match &self.source {
+            Source::Trees(range) => {
+                let nodes: usize = range.clone().map(|graph| graphs[graph as usize].len()).sum();
+                (nodes as f64 / f64::from(range.end - range.start).max(1.0), 0.0)
+            }
+            Source::Lengths(lengths) => {
+                let output = if let Output::Own(own) = &self.output { own.mean() } else { lengths.mean() };
+                (lengths.mean(), output)
+            }
+        }
+    }
+}
+
+fn of_tree(graph: u32, graphs: &[Graph]) -> Drawn {
+    let nodes = graphs[graph as usize].len() as u32;
+    Drawn { extent: Extent { length: nodes, limit: 0 }, output: 0, graph: Some(graph) }
+}
+
+/// Device time of a mean request in full batches.
+pub(super) fn seconds_per_request(model: &Model, unfold: &Unfold, graphs: &[Graph]) -> f64 {
+    let (length, output) = unfold.mean_steps(graphs);
+    let nodes = model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count();
+    let seconds = |block: &Block| {
+        let batch = block.max_batch().min(model.max_batch);
+        let steps = match block.steps {
+            Steps::Once => 1.0,
+            Steps::Length => length,
+            Steps::UntilEnd => output,
+            Steps::Nodes => length / nodes as f64,
+        };
+        steps * block.profile.latency(batch).as_secs_f64() / batch as f64
+    };
+    model.blocks.iter().map(seconds).sum()
+}
+
+/// The keys of `[[model]]` that say how requests walk.
+#[derive(Default)]
+pub(super) struct WalkKeys<'a> {
+    pub(super) lengths: Option<&'a LengthsTable>,
+    pub(super) output_lengths: Option<&'a LengthsTable>,
+    pub(super) trees: Option<&'a TreesTable>,
+    pub(super) extra_steps: Option<u32>,
+    pub(super) max_steps: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LengthsTable {
+    kind: String,
+    value: Option<u32>,
+    mu: Option<f64>,
+    sigma: Option<f64>,
+    min: Option<u32>,
+    max: Option<u32>,
+    file: Option<PathBuf>,
+    dataset: Option<String>,
+    mean: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TreesTable {
+    kind: String,
+    leaves: Option<u32>,
+    file: Option<PathBuf>,
+    dataset: Option<String>,
+}
+
+impl WalkKeys<'_> {
+    /// What the requests of a model bring; graphs are added to those of the scenario. None if its walk does not unfold.
+    pub(super) fn parse(
+        &self,
+        model: &Model,
+        listed: bool,
+        folder: &Path,
+        graphs: &mut Vec<Graph>,
+    ) -> Checked<Option<Unfold>> {
+        let walk = model.walk;
+        let takes_output = walk == Walk::EncodeDecode;
+        let takes_lengths = walk.is_unfolded() && walk != Walk::Tree;
+        for (key, given, taken) in [
+            ("lengths", self.lengths.is_some(), takes_lengths),
+            ("output_lengths", self.output_lengths.is_some(), takes_output),
+            ("extra_steps", self.extra_steps.is_some(), takes_output),
+            ("max_steps", self.max_steps.is_some(), takes_output),
+            ("trees", self.trees.is_some(), walk == Walk::Tree),
+        ] {
+            if given && !taken {
+                return Err(format!("{key} has no meaning for walk = {:?}; remove it", walk.name()));
+            }
+        }
+        if !walk.is_unfolded() {
+            return Ok(None);
+        }
+        let source = match (walk, self.lengths, self.trees) {
+            (Walk::Tree, _, Some(trees)) => Source::Trees(trees.parse(folder, graphs)?),
+            (Walk::Tree, _, None) if !listed => {
+                return Err(
+                    "walk = \"tree\" needs trees = { kind = \"complete\", leaves = 16 }, or shapes from a file"
+                        .to_owned(),
+                );
+            }
+            (Walk::Tree, ..) => Source::Trees(0..0),
+            (_, Some(lengths), _) => Source::Lengths(lengths.parse("lengths", folder)?),
+            (_, None, _) if !listed => {
+                return Err(format!("walk = {:?} needs lengths = {{ kind = \"fixed\", value = 24 }}", walk.name()));
+            }
+            (_, None, _) => Source::Lengths(Lengths::Fixed(1)),
+        };
+        Ok(Some(Unfold { source, output: self.output(folder)?, limit: self.limit()? }))
+    }
+
+    fn output(&self, folder: &Path) -> Checked<Output> {
+        match self.output_lengths {
+            None => Ok(Output::Same),
+            Some(table) if table.kind == "same" => Ok(Output::Same),
+            Some(table) if table.kind == "ratio" => match table.sigma {
+                Some(sigma) if (0.0..10.0).contains(&sigma) => Ok(Output::Ratio(sigma)),
+                _ => Err("output_lengths of kind \"ratio\" need sigma, at least 0 and below 10".to_owned()),
+            },
+            Some(table) => Ok(Output::Own(table.parse("output_lengths", folder)?)),
+        }
+    }
+
+    fn limit(&self) -> Checked<Limit> {
+        match (self.extra_steps, self.max_steps) {
+            (None, None) => Ok(Limit::Output),
+            (Some(extra), None) => Ok(Limit::Extra(extra)),
+            (None, Some(0)) => Err("max_steps = 0; it must be at least 1".to_owned()),
+            (None, Some(most)) => Ok(Limit::Absolute(most)),
+            (Some(_), Some(_)) => Err("both extra_steps and max_steps are given; remove one".to_owned()),
+        }
+    }
+}
+
+impl LengthsTable {
+    fn parse(&self, key: &str, folder: &Path) -> Checked<Lengths> {
+        let fail = |problem: String| format!("{key}: {problem}");
+        match self.kind.as_str() {
+            "fixed" => match self.value {
+                Some(value) if (1..=LONGEST).contains(&value) => Ok(Lengths::Fixed(value)),
+                _ => Err(fail(format!("kind \"fixed\" needs a value of 1 to {LONGEST}"))),
+            },
+            "lognormal" => {
+                let (Some(mu), Some(sigma)) = (self.mu, self.sigma) else {
+                    return Err(fail("kind \"lognormal\" needs mu and sigma".to_owned()));
+                };
+                let (min, max) = (self.min.unwrap_or(1), self.max.unwrap_or(LONGEST));
+                Lengths::log_normal(mu, sigma, min, max).map_err(|error| fail(error.to_string()))
+            }
+            "histogram" => self.histogram(folder).map(Lengths::Histogram).map_err(fail),
+            other => Err(fail(format!("kind = {other:?}; it must be \"fixed\", \"lognormal\" or \"histogram\""))),
+        }
+    }
+
+    fn histogram(&self, folder: &Path) -> Checked<Histogram> {
+        let mut histogram = match (&self.file, &self.dataset) {
+            (Some(file), None) => {
+                let path = folder.join(file);
+                let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+                Histogram::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+            }
+            (None, Some(name)) => Histogram::named(name).map_err(|error| error.to_string()),
+            _ => Err("kind \"histogram\" needs either a file of lines \"length,count\", or a dataset".to_owned()),
+        }?;
+        if let Some(mean) = self.mean {
+            histogram = histogram.scaled_to(mean).map_err(|error| error.to_string())?;
+        }
+        match self.max {
+            Some(max) => histogram.up_to(max).map_err(|error| error.to_string()),
+            None => Ok(histogram),
+        }
+    }
+}
+
+impl TreesTable {
+    fn parse(&self, folder: &Path, graphs: &mut Vec<Graph>) -> Checked<Range<u32>> {
+        let first = graphs.len() as u32;
+        match (self.kind.as_str(), self.leaves, &self.file, &self.dataset) {
+            ("complete", Some(leaves @ 1..=65_536), None, None) => graphs.push(graph(&complete_tree(leaves))?),
+            ("complete", ..) => return Err("trees: kind \"complete\" needs leaves, 1 to 65536".to_owned()),
+            ("shapes", None, Some(file), None) => {
+                let path = folder.join(file);
+                let text =
+                    std::fs::read_to_string(&path).map_err(|error| format!("trees: {}: {error}", path.display()))?;
+                read_shapes(&text, graphs).map_err(|problem| format!("trees: {}, {problem}", path.display()))?;
+            }
+            ("shapes", None, None, Some(name)) => {
+                let text = tree_shapes(name).map_err(|error| format!("trees: {error}"))?;
+                read_shapes(text, graphs)?;
+            }
+            ("shapes", ..) => {
+                return Err("trees: kind \"shapes\" needs either a file with a shape a line, or a dataset".to_owned());
+            }
+            (other, ..) => return Err(format!("trees: kind = {other:?}; it must be \"complete\" or \"shapes\"")),
+        }
+        Ok(first..graphs.len() as u32)
+    }
+}
+
+/// A shape a line, after a header that names the column.
+fn read_shapes(text: &str, graphs: &mut Vec<Graph>) -> Checked<()> {
+    let before = graphs.len();
+    for (at, line) in
+        text.lines().enumerate().filter(|(at, line)| !(line.trim().is_empty() || *at == 0 && *line == "shape"))
+    {
+        graphs.push(tree(line).map_err(|problem| format!("line {}: {problem}", at + 1))?);
+    }
+    if graphs.len() == before { Err("there is no shape".to_owned()) } else { Ok(()) }
+}
+
+fn tree(text: &str) -> Checked<Graph> {
+    graph(&parse_tree(text).map_err(|error| error.to_string())?)
+}
+
+fn graph(children: &Children) -> Checked<Graph> {
+    let tree = Graph::tree(children.len(), |node| &children[node], BlockId(0), BlockId(1));
+    tree.map_err(|error| error.to_string())
+}
+
+/// How a listed request walks.
+pub(super) struct Listed<'a> {
+    pub(super) length: Option<u32>,
+    pub(super) output_length: Option<u32>,
+    pub(super) tree: Option<&'a str>,
+}
+
+impl Listed<'_> {
+    pub(super) fn parse(&self, model: &Model, unfold: Option<&Unfold>, graphs: &mut Vec<Graph>) -> Checked<Drawn> {
+        let walk = model.walk;
+        let Some(unfold) = unfold else {
+            // Columns of other models in the same file.
+            return Ok(Drawn { extent: Extent::ONE, output: 0, graph: None });
+        };
+        if walk == Walk::Tree {
+            let text = self.tree.filter(|text| !text.is_empty()).ok_or("tree is missing; write one as ((xx)x)")?;
+            graphs.push(tree(text)?);
+            return Ok(of_tree(graphs.len() as u32 - 1, graphs));
+        }
+        let length = self.length.ok_or_else(|| format!("length is missing; walk {:?} needs it", walk.name()))?;
+        let output = self.output_length.unwrap_or(length);
+        for (key, value) in [("length", length), ("output_length", output)] {
+            if !(1..=LONGEST).contains(&value) {
+                return Err(format!("{key} = {value}; it must be between 1 and {LONGEST}"));
+            }
+        }
+        Ok(unfold.of_lengths(length, output))
+    }
+}

@@ -1,0 +1,228 @@
+//! How long sequences are.
+
+use crate::{Random, unit};
+use rand_distr::{Distribution, LogNormal};
+
+/// Where the lengths of a model's requests come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Lengths {
+    /// All alike.
+    Fixed(u32),
+    /// exp of a normal variable, rounded, and no less than `min` nor more than `max`.
+    LogNormal {
+        /// Mean of the logarithm.
+        mu: f64,
+        /// Standard deviation of the logarithm.
+        sigma: f64,
+        /// The shortest.
+        min: u32,
+        /// The longest.
+        max: u32,
+    },
+    /// As often as was counted.
+    Histogram(Histogram),
+}
+
+/// Lengths with how often each was seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    lengths: Vec<u32>,
+    /// The counts up to and including each length.
+    cumulative: Vec<u64>,
+}
+
+/// Why lengths cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LengthError {
+    /// A parameter is out of range.
+    #[error("{key} = {value}; it must be {expected}")]
+    Parameter {
+        /// Which.
+        key: &'static str,
+        /// As given.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// A line of a histogram file cannot be understood.
+    #[error(
+        "line {line}: {text:?}; each line holds a length of at least 1 and a count, after a header \"length,count\""
+    )]
+    Line {
+        /// The line, from 1.
+        line: usize,
+        /// What stands there.
+        text: String,
+    },
+    /// Nothing is left.
+    #[error("no length was counted{}", if *.0 { ", or all are above max" } else { "" })]
+    Empty(bool),
+    /// No data set has this name.
+    #[error("dataset = {0:?}; there is \"europarl-en\"")]
+    Unknown(String),
+}
+
+/// The longest sequence.
+pub const LONGEST: u32 = 1 << 20;
+
+impl Lengths {
+    /// Log-normal lengths, checked.
+    pub fn log_normal(mu: f64, sigma: f64, min: u32, max: u32) -> Result<Lengths, LengthError> {
+        let bad = |key, value: f64, expected| LengthError::Parameter { key, value: value.to_string(), expected };
+        if !(mu.is_finite() && mu.abs() < 14.0) {
+            return Err(bad("mu", mu, "a logarithm between -14 and 14"));
+        }
+        if !(0.0..10.0).contains(&sigma) {
+            return Err(bad("sigma", sigma, "at least 0 and below 10"));
+        }
+        if min < 1 || min > max || max > LONGEST {
+            let expected = "at least 1 and at most max, which is at most 1048576";
+            return Err(LengthError::Parameter { key: "min", value: min.to_string(), expected });
+        }
+        Ok(Lengths::LogNormal { mu, sigma, min, max })
+    }
+
+    /// The next length.
+    pub fn draw(&self, random: &mut Random) -> u32 {
+        match self {
+            Lengths::Fixed(length) => *length,
+            Lengths::LogNormal { mu, sigma, min, max } => {
+                let exact = LogNormal::new(*mu, *sigma).map_or(1.0, |law| law.sample(random));
+                (exact.round() as u32).clamp(*min, *max)
+            }
+            Lengths::Histogram(histogram) => histogram.at(unit(random)),
+        }
+    }
+
+    /// The mean; of log-normal lengths that of a sample.
+    pub fn mean(&self) -> f64 {
+        const SAMPLE: u32 = 4096;
+        match self {
+            Lengths::Fixed(length) => f64::from(*length),
+            Lengths::LogNormal { .. } => {
+                let mut random = crate::stream(0, 0);
+                (0..SAMPLE).map(|_| f64::from(self.draw(&mut random))).sum::<f64>() / f64::from(SAMPLE)
+            }
+            Lengths::Histogram(histogram) => histogram.mean(),
+        }
+    }
+}
+
+impl Histogram {
+    /// A data set that comes with this library.
+    pub fn named(name: &str) -> Result<Histogram, LengthError> {
+        match name {
+            "europarl-en" => Histogram::parse(include_str!("../data/europarl-en.csv")),
+            other => Err(LengthError::Unknown(other.to_owned())),
+        }
+    }
+
+    /// Lines of `length,count`; a first line that is no number is a header.
+    pub fn parse(text: &str) -> Result<Histogram, LengthError> {
+        let mut counts = Vec::new();
+        for (at, line) in text.lines().enumerate() {
+            let numbers = line.split_once(',').map(|(length, count)| (length.trim().parse(), count.trim().parse()));
+            match numbers {
+                _ if line.trim().is_empty() => {}
+                Some((Ok(length), Ok(count))) if (1..=LONGEST).contains(&length) => counts.push((length, count)),
+                Some((Err(_), Err(_))) if at == 0 => {}
+                _ => return Err(LengthError::Line { line: at + 1, text: line.to_owned() }),
+            }
+        }
+        Histogram::new(counts, false)
+    }
+
+    fn new(mut counts: Vec<(u32, u64)>, cut: bool) -> Result<Histogram, LengthError> {
+        counts.sort_unstable();
+        let mut total = 0_u64;
+        let cumulative = counts.iter().map(|&(_, count)| {
+            total = total.saturating_add(count);
+            total
+        });
+        let cumulative: Vec<_> = cumulative.collect();
+        let lengths = counts.iter().map(|&(length, _)| length).collect();
+        if total == 0 { Err(LengthError::Empty(cut)) } else { Ok(Histogram { lengths, cumulative }) }
+    }
+
+    fn counts(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let before = std::iter::once(0).chain(self.cumulative.iter().copied());
+        self.lengths.iter().zip(&self.cumulative).zip(before).map(|((&length, &to), from)| (length, to - from))
+    }
+
+    /// Without what is longer than `max`.
+    pub fn up_to(&self, max: u32) -> Result<Histogram, LengthError> {
+        Histogram::new(self.counts().filter(|&(length, _)| length <= max).collect(), true)
+    }
+
+    /// Every length stretched by one factor, so that the mean becomes this, and rounded.
+    pub fn scaled_to(&self, mean: f64) -> Result<Histogram, LengthError> {
+        if !(mean >= 1.0 && mean <= f64::from(LONGEST)) {
+            let value = mean.to_string();
+            return Err(LengthError::Parameter { key: "mean", value, expected: "at least 1" });
+        }
+        let factor = mean / self.mean();
+        let stretch = |length: u32| ((f64::from(length) * factor).round() as u32).clamp(1, LONGEST);
+        Histogram::new(self.counts().map(|(length, count)| (stretch(length), count)).collect(), false)
+    }
+
+    /// The mean.
+    pub fn mean(&self) -> f64 {
+        let sum: f64 = self.counts().map(|(length, count)| f64::from(length) * count as f64).sum();
+        sum / self.total() as f64
+    }
+
+    /// The length that the fraction `quantile` does not exceed, and for any share of the whole in 0..1 the one there.
+    pub fn at(&self, quantile: f64) -> u32 {
+        let rank = (quantile * self.total() as f64) as u64;
+        let at = self.cumulative.partition_point(|&to| to <= rank);
+        self.lengths[at.min(self.lengths.len() - 1)]
+    }
+
+    fn total(&self) -> u64 {
+        self.cumulative.last().copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream;
+
+    #[test]
+    fn europarl_has_its_mean_and_tail() {
+        let histogram = Histogram::named("europarl-en").unwrap();
+        assert!((histogram.mean() - 28.8).abs() < 0.1, "{}", histogram.mean());
+        let scaled = histogram.scaled_to(24.0).unwrap();
+        assert!((scaled.mean() - 24.0).abs() < 0.1);
+        assert_eq!((scaled.at(0.9), scaled.at(0.99), scaled.at(1.0)), (44, 72, 122));
+        assert!(scaled.up_to(50).unwrap().at(1.0) == 50);
+    }
+
+    #[test]
+    fn draws_follow_the_counts() {
+        let lengths = Lengths::Histogram(Histogram::parse("length,count\n3,1\n7,3\n").unwrap());
+        let mut random = stream(1, 1);
+        let sevens = (0..10_000).filter(|_| lengths.draw(&mut random) == 7).count();
+        assert!((7_300..7_700).contains(&sevens), "{sevens}");
+        assert_eq!(lengths.mean(), 6.0);
+    }
+
+    #[test]
+    fn log_normal_lengths_have_their_moments_and_bounds() {
+        let lengths = Lengths::log_normal(2.914, 0.727, 1, 330).unwrap();
+        let mut random = stream(2, 0);
+        let mut drawn: Vec<_> = (0..50_000).map(|_| lengths.draw(&mut random)).collect();
+        drawn.sort_unstable();
+        assert!((18..=19).contains(&drawn[25_000]) && (45..=49).contains(&drawn[45_000]), "{}", drawn[45_000]);
+        assert!((lengths.mean() - 24.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        assert!(Histogram::parse("length,count\n0,3\n").unwrap_err().to_string().contains("line 2"));
+        assert_eq!(Histogram::parse("length,count\n"), Err(LengthError::Empty(false)));
+        assert!(Histogram::named("x").unwrap_err().to_string().contains("europarl-en"));
+        assert!(Lengths::log_normal(f64::NAN, 1.0, 1, 2).unwrap_err().to_string().contains("mu = NaN"));
+        assert!(Lengths::log_normal(1.0, 1.0, 3, 2).unwrap_err().to_string().contains("min = 3"));
+    }
+}
