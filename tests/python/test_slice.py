@@ -173,6 +173,26 @@ def test_cells_stepped_through_a_sequence_give_what_the_operator_gives(tmp_path,
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["lstm every", "lstm stacked", "gru both"])
+def test_a_recurrent_model_is_cut_into_cells_at_load(tmp_path, name):
+    model = slice_models.recurrent(hidden=8, features=6, classes=3, **KINDS[name])
+    (tmp_path / "sequences" / "1").mkdir(parents=True)
+    file = tmp_path / "sequences" / "1" / "model.onnx"
+    onnx.save(model, file)
+    (tmp_path / "sequences" / "model.toml").write_text('granularity = "cells"\nslo_ms = 20000\nmax_batch = 4\n')
+    whole = session(file)
+    for _ in range(2):  # The second time from what the first one kept.
+        with Server(tmp_path) as server:
+            assert "served whole" not in server.log_tail()
+            wire = Http(server)
+            for length in (1, 5, 12):
+                given = {"x": slice_models.inputs_of(model, 1, length, seed=length)["x"]}
+                given["x"] = given["x"] % 20 if given["x"].dtype == np.int64 else given["x"]
+                [expected] = whole.run(None, given)
+                answer = wire.client.infer("sequences", [wire.input("x", given["x"])])
+                np.testing.assert_allclose(answer.as_numpy("y"), expected, rtol=0, atol=TOLERANCE)
+
+
 def walk(folder: pathlib.Path, told, x):
     """As the server walks: each block takes its state of the step before, zeros at first; a backward one begins at the end."""
     length = x.shape[1]

@@ -12,7 +12,10 @@ pub fn walks(repository: &Path) -> Vec<(String, Walk)> {
     let candidates = scan(repository).unwrap_or_default();
     let walk = |config: &Path| {
         let table: toml::Table = std::fs::read_to_string(config).ok()?.parse().ok()?;
-        Walk::named(table.get("walk")?.as_str()?)
+        let word = |key: &str| table.get(key)?.as_str();
+        // Which of the walks in cells the model gets is known once it is cut.
+        let cut_into_cells = word("granularity") == Some("cells");
+        if cut_into_cells { Some(Walk::Repeat) } else { Walk::named(word("walk")?) }
     };
     let known = candidates.into_iter().filter_map(|candidate| {
         let found = candidate.found.ok()?;

@@ -174,7 +174,7 @@ fn the_walk_is_said_in_toml() {
     draft.scalar("zero", 0);
     draft.op("Gather", &["l_last", "zero"], &["y"]);
     draft.output("y", &[-1, HIDDEN]);
-    let expected = "walk = \"repeat\"\nmax_length = 512\n\n[[block]]\nname = \"cell\"\n[block.inputs]\n\"x\" = \"request\"\n\
+    let expected = "walk = \"repeat\"\n\n[[block]]\nname = \"cell\"\n[block.inputs]\n\"x\" = \"request\"\n\
                     \"h\" = \"previous.h_next\"\n\n[[block]]\nname = \"head\"\nonce = true\n[block.inputs]\n\
                     \"cell_h\" = \"cell.h_next\"\n\n[[output]]\nname = \"y\"\nfrom = \"head.y\"\ntake = \"last\"\n";
     assert_eq!(draft.model().cells().unwrap().to_toml(), expected);

@@ -3,13 +3,10 @@
 use super::Cells;
 use std::fmt::Write;
 
-/// The longest request of a model whose owner has not said it.
-const MAX_LENGTH: usize = 512;
-
 impl Cells {
     /// The walk, the blocks and the outputs, as sections of `model.toml`.
     pub fn to_toml(&self) -> String {
-        let mut text = format!("walk = \"{}\"\nmax_length = {MAX_LENGTH}\n", self.walk);
+        let mut text = format!("walk = \"{}\"\n", self.walk);
         for cell in &self.blocks {
             let once = if cell.once { "once = true\n" } else { "" };
             let _ = write!(text, "\n[[block]]\nname = {}\n{once}[block.inputs]\n", quoted(&cell.name));

@@ -93,7 +93,7 @@ impl Loader {
     /// The model in blocks, if its owner wants that; the whole, with a warning, if it cannot be cut.
     fn load(&self, plan: &mut Plan, profiling: Profiling) -> Result<(Arc<dyn Loaded>, Option<String>), String> {
         let load = |plan: &Plan| self.target.engine.load(&plan.source).map_err(|error| error.to_string());
-        let whole = plan.source.clone();
+        let whole = plan.clone();
         let one_at_a_time = self.measuring.lock();
         let cut = slicing::apply(plan, &self.target, profiling != Profiling::Never);
         drop(one_at_a_time);
@@ -105,7 +105,7 @@ impl Loader {
             },
             Err(cause) => cause,
         };
-        plan.source = whole;
+        *plan = whole;
         let warning =
             format!("{}: granularity: the model cannot be cut and is served whole: {cause}", plan.config.file);
         tracing::warn!("{warning}");

@@ -120,7 +120,7 @@ impl Plan {
 }
 
 /// Makes cells of the blocks.
-fn walk_in_cells(source: &mut ModelSource, cells: &CellsConfig) {
+pub(super) fn walk_in_cells(source: &mut ModelSource, cells: &CellsConfig) {
     let CellsConfig { walk, max_length, limit, answers, .. } = cells;
     (source.walk, source.max_length, source.limit, source.answers) = (*walk, *max_length, *limit, answers.clone());
     for (block, cell) in source.blocks.iter_mut().zip(&cells.cells) {

@@ -6,12 +6,13 @@
 //! only the first start pays for it.
 
 use super::cache::{cache_folders, hash_of, keep_folder};
-use super::config::Granularity;
-use super::plan::{Plan, Target};
+use super::config::{Granularity, ModelConfig};
+use super::plan::{Plan, Target, walk_in_cells};
+use super::scan::CONFIG_FILE;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, Engine, Measurement, ModelSource, Tensor, measure};
 use ripieno_model::TensorSpec;
-use ripieno_onnx::{Cuts, Model, SLICER_VERSION, Slices};
+use ripieno_onnx::{Cells, Cuts, Model, SLICER_VERSION, Slices};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -157,27 +158,44 @@ impl Drop for Scratch {
 pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Result<bool, String> {
     let (cut_to, word) = match plan.config.granularity {
         Granularity::Whole => return Ok(false),
-        Granularity::Stages(stages) => (Cut::Stages(stages), format!("stages-{stages}")),
-        Granularity::Layers => (Cut::Layers, "layers".to_owned()),
+        Granularity::Stages(stages) => (Some(Cut::Stages(stages)), format!("stages-{stages}")),
+        Granularity::Layers => (Some(Cut::Layers), "layers".to_owned()),
+        Granularity::Cells => (None, "cells".to_owned()),
     };
     let [BlockSource { path: Some(file), .. }] = &plan.source.blocks[..] else { return Ok(false) };
-    let device = if matches!(cut_to, Cut::Stages(_)) { target.engine.device_key() } else { String::new() };
+    let device = if matches!(cut_to, Some(Cut::Stages(_))) { target.engine.device_key() } else { String::new() };
     let model = Model::read(file).map_err(|error| error.to_string())?;
     let files = std::iter::once(file.clone()).chain(model.external_files());
     let hashes = files.map(|file| hash_of(&file)).collect::<Result<Vec<_>, _>>()?;
     let key = format!("{SLICER_VERSION}\n{word}\n{device}\n{may_measure}\n{}", hashes.join(","));
-    let folder = match cached(&plan.folder, &key) {
-        Some(folder) => folder,
-        None => {
-            let engine = (may_measure && !device.is_empty()).then_some(&*target.engine);
-            let sliced = cut(&model, &cut_to, engine)?;
-            sliced.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", plan.name));
-            keep(&plan.folder, &key, &sliced.slices)?
-        }
+    let engine = (may_measure && !device.is_empty()).then_some(&*target.engine);
+    let folder = match (cached(&plan.folder, &key), &cut_to) {
+        (Some(folder), _) => folder,
+        (None, Some(cut_to)) => keep_slices(plan, &key, &cut(&model, cut_to, engine)?)?,
+        (None, None) => keep_cells(plan, &key, &model.cells().map_err(|error| error.to_string())?)?,
     };
-    let max_batch = plan.source.max_batch;
-    plan.source.blocks = source(&plan.name, &folder, names(&folder)?.into_iter(), max_batch).blocks;
+    let blocks = source(&plan.name, &folder, names(&folder)?.into_iter(), plan.source.max_batch).blocks;
+    plan.source.blocks = blocks;
+    if cut_to.is_none() {
+        let walk = ModelConfig::read(&folder.join(CONFIG_FILE))?;
+        plan.config.cells = walk.cells;
+        plan.config.cells.iter().for_each(|cells| walk_in_cells(&mut plan.source, cells));
+    }
     Ok(true)
+}
+
+fn keep_slices(plan: &Plan, key: &str, sliced: &Sliced<'_>) -> Result<PathBuf, String> {
+    sliced.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", plan.name));
+    let names: Vec<&str> = sliced.slices.blocks.iter().map(|block| block.name.as_str()).collect();
+    keep(&plan.folder, key, &names, &|folder| sliced.slices.write(folder).map_err(|error| error.to_string()))
+}
+
+fn keep_cells(plan: &Plan, key: &str, cells: &Cells) -> Result<PathBuf, String> {
+    let names: Vec<&str> = cells.blocks.iter().map(|cell| cell.name.as_str()).collect();
+    keep(&plan.folder, key, &names, &|folder| {
+        cells.write(folder).map_err(|error| error.to_string())?;
+        fs::write(folder.join(CONFIG_FILE), cells.to_toml()).map_err(|error| error.to_string())
+    })
 }
 
 /// The list of a folder's blocks, in order; a folder without one is not whole.
@@ -202,11 +220,16 @@ fn folder_name(key: &str) -> String {
     format!("slices-{}", super::cache::short_hash(key))
 }
 
-fn keep(model_folder: &Path, key: &str, slices: &Slices<'_>) -> Result<PathBuf, String> {
-    let list: Vec<&str> = slices.blocks.iter().map(|block| block.name.as_str()).collect();
-    let list = serde_json::to_vec(&list).map_err(|error| error.to_string())?;
+/// Keeps the files that `write` makes in the first folder that can be written.
+fn keep(
+    model_folder: &Path,
+    key: &str,
+    names: &[&str],
+    write: &dyn Fn(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
+    let list = serde_json::to_vec(names).map_err(|error| error.to_string())?;
     let write = |draft: &Path| {
-        slices.write(draft).map_err(|error| error.to_string())?;
+        write(draft)?;
         fs::write(draft.join(LIST), &list).map_err(|error| error.to_string())
     };
     let mut causes = Vec::new();

@@ -116,6 +116,8 @@ pub enum Granularity {
     Stages(usize),
     /// Between any two layers.
     Layers,
+    /// Recurrent operators into cells.
+    Cells,
 }
 
 /// One `[[block]]`.
@@ -242,7 +244,7 @@ fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, Str
 }
 
 fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
-    let words = [("whole", 0), ("stages", 1), ("layers", 2)];
+    let words = [("whole", 0), ("stages", 1), ("layers", 2), ("cells", 3)];
     let stages = keys.whole("stages", 1, MOST_BLOCKS)?;
     let granularity = match (keys.one_of("granularity", &words)?, stages) {
         (Some(1), Some(stages)) => Granularity::Stages(stages),
@@ -251,6 +253,7 @@ fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
             return Err(keys.wrong("stages", "belongs to granularity = \"stages\"; write that, or remove it"));
         }
         (Some(2), None) => Granularity::Layers,
+        (Some(3), None) => Granularity::Cells,
         _ => Granularity::Whole,
     };
     match ["block", "latency_ms", "alpha_ms"].into_iter().find(|key| keys.has(key)) {

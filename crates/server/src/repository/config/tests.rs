@@ -99,12 +99,13 @@ fn a_model_in_one_file_is_cut_as_its_owner_says() {
     let granularity = |text: &str| parse(text).unwrap().granularity;
     assert_eq!(granularity("granularity = \"stages\"\nstages = 4"), Granularity::Stages(4));
     assert_eq!(granularity("granularity = \"layers\""), Granularity::Layers);
+    assert_eq!(granularity("granularity = \"cells\""), Granularity::Cells);
     assert_eq!(granularity("granularity = \"whole\""), Granularity::Whole);
     let cases = [
         ("granularity = \"stages\"", ":1: granularity = \"stages\": needs stages = N beside it"),
         ("stages = 4", ":1: stages = 4: belongs to granularity = \"stages\""),
         ("granularity = \"layers\"\nlatency_ms = [1]", ":1: granularity = \"layers\": cuts the model"),
-        ("granularity = \"cells\"", ":1: granularity = \"cells\": must be"),
+        ("granularity = \"parts\"", ":1: granularity = \"parts\": must be"),
     ];
     for (text, expected) in cases {
         let message = error(text);
