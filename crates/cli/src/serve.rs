@@ -137,7 +137,7 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
     }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let Running { engine, repository, server, addresses } = service.start().await?;
+    let Running { engine, repository, server, addresses, .. } = service.start().await?;
     let loading = tokio::task::spawn_blocking(move || repository.load_all());
     let format = args.format;
     let announced = tokio::spawn(async move {

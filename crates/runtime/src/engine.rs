@@ -189,8 +189,11 @@ impl Engine {
     ///
     /// `model.drop` is the core's rule and set by the caller: with `answer_late` it should be `DropRule::Never`, or
     /// the core gives up what the client would still take.
-    pub fn load(&self, served: ServedModel) -> Result<ModelId, ModelRefused> {
+    pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
         self.check_model(&served)?;
+        if self.0.policy.is_some_and(|policy| policy.walks.iter().any(|walk| walk.is_unfolded())) {
+            fit_batches(&mut served.model);
+        }
         let inner = &self.0;
         let devices = inner.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
         let devices = devices.ok_or(ModelRefused::Stopped)?;
@@ -445,6 +448,15 @@ fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> 
     Recorder::start(&recording.path, &header).map_err(failed)
 }
 
+/// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
+/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
+fn fit_batches(model: &mut Model) {
+    if !model.walk.is_unfolded() {
+        let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
+        model.max_batch = model.max_batch.min(fitting.max(1));
+    }
+}
+
 /// Whether the policy can run the model, asked of a scheduler that is built for it alone.
 fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
     let limits = Limits { requests: 1, models: 1, devices: 1, depth: 1, batch: limits.batch, nodes: 1 };
@@ -485,6 +497,21 @@ fn due(arrived: Time, model: &ModelEntry, timeout: Option<Duration>) -> (Time, T
 mod tests {
     use super::*;
     use crate::testing::served;
+
+    #[test]
+    fn two_batches_of_a_whole_model_fit_into_its_slo_beside_cells() {
+        // ℓ(b) = b + 1 ms, within 100 ms.
+        let mut large = served(64, 1).model;
+        fit_batches(&mut large);
+        assert_eq!(large.max_batch, 49);
+        let mut small = served(8, 1).model;
+        fit_batches(&mut small);
+        assert_eq!(small.max_batch, 8);
+        let mut hopeless = served(8, 1).model;
+        hopeless.slo = Nanos(1);
+        fit_batches(&mut hopeless);
+        assert_eq!(hopeless.max_batch, 1);
+    }
 
     #[test]
     fn the_nearer_limit_is_the_deadline_and_late_answers_waive_only_the_slo() {

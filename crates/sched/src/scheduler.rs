@@ -121,8 +121,9 @@ pub enum Control {
         /// Its new profile; at least as long as the model's largest batch.
         profile: Profile,
     },
-    /// A client went away. If the request still waits it is rejected; if it runs it finishes. Late news of a request
-    /// that has ended already must not be passed on, since its slot may be another's.
+    /// A client went away. If the request still waits it is rejected; if it runs it finishes, or where its walk unfolds is
+    /// rejected before its end, while steps that were queued ahead still run. Late news of a request that has ended already
+    /// must not be passed on, since its slot may be another's.
     Cancelled(RequestSlot),
 }
 

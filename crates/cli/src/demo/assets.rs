@@ -10,12 +10,12 @@ macro_rules! files {
     };
 }
 
-/// The trained models: two that take images whole, and three in cells.
-const MODELS: [(&str, &[u8]); 14] = files![
-    "digits/1/model.onnx",
-    "digits/model.toml",
-    "shapes/1/model.onnx",
-    "shapes/model.toml",
+/// The trained models that take images, whole.
+const WHOLE: [(&str, &[u8]); 4] =
+    files!["digits/1/model.onnx", "digits/model.toml", "shapes/1/model.onnx", "shapes/model.toml"];
+
+/// The trained models that take texts and trees, in cells.
+const CELLS: [(&str, &[u8]); 10] = files![
     "dates/1/encoder.onnx",
     "dates/1/decoder.onnx",
     "dates/model.toml",
@@ -84,8 +84,10 @@ shape = [-1, 4]
 /// The demo's models in a temporary folder, which goes with this value.
 pub(super) struct Folder {
     root: PathBuf,
-    /// The repository of the trained models.
-    pub(super) models: PathBuf,
+    /// The repository of the trained models that take images.
+    pub(super) images: PathBuf,
+    /// The repository of those that take texts and trees.
+    pub(super) texts: PathBuf,
     /// The repository of an emulated model that runs whole.
     pub(super) whole: PathBuf,
     /// The repository of an emulated model in cells.
@@ -95,10 +97,10 @@ pub(super) struct Folder {
 impl Folder {
     pub(super) fn unpack() -> std::io::Result<Folder> {
         let root = std::env::temp_dir().join(format!("ripieno-demo-{}", std::process::id()));
-        let (models, whole, cells) = (root.join("models"), root.join("whole"), root.join("cells"));
-        let folder = Folder { models, whole, cells, root };
-        for (path, bytes) in MODELS {
-            write(&folder.models.join(path), bytes)?;
+        let [images, texts, whole, cells] = ["images", "texts", "whole", "cells"].map(|name| root.join(name));
+        let folder = Folder { images, texts, whole, cells, root };
+        for (models, files) in [(&folder.images, &WHOLE[..]), (&folder.texts, &CELLS[..])] {
+            files.iter().try_for_each(|(path, bytes)| write(&models.join(path), bytes))?;
         }
         write(&folder.whole.join("ResNet50").join("model.toml"), RESNET50_TOML.as_bytes())?;
         write(&folder.cells.join("LSTM").join("model.toml"), LSTM_TOML.as_bytes())?;

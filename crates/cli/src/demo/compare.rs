@@ -46,7 +46,7 @@ const CELLS: [Contestant; 4] = [
     ("cellular (default for cells)", "cellular", &[]),
 ];
 /// The same for cells, if every step of full batches were needed.
-const CELLS_LOAD: (&str, u16, f64) = ("LSTM", 1, 0.5);
+const CELLS_LOAD: (&str, u16, f64) = ("LSTM", 1, 0.25);
 /// ℓ(b) of a step of the emulated cell, as in its model.toml, and its SLO there.
 const CELL: (f64, f64, usize, f64) = (0.02, 1.0, 64, 250.0);
 /// Lengths of sentences, as published for WMT-15 Europarl: mean 24, up to 330.

@@ -13,7 +13,7 @@ mod texts;
 
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
-use crate::service::{Running, Service};
+use crate::service::{Running, Service, with_objective};
 use crate::tables;
 use anyhow::{Context, anyhow};
 use assets::Folder;
@@ -50,26 +50,23 @@ pub(crate) fn run(args: &DemoArgs) -> anyhow::Result<()> {
 async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let folder = Folder::unpack().context("cannot unpack the demo models into the temporary folder")?;
     let people = args.format == Format::Table;
-    if people {
-        output::print(
-            "Five models that we trained, on this machine's processor (loading, and measuring what batches cost):\n",
-        )?;
-    }
-    // As `serve` chooses for a repository in which some models are in cells.
-    let live = Live::start(&folder.models, DeviceArgs::default(), "cellular", Options::new()).await?;
-    if people {
-        output::print(format!("{}\n", tables::models(&live.models)))?;
-    }
-    let (images, texts) = (answers::ask(live.http).await?, texts::ask(live.http).await?);
+    let say = |text: String| if people { output::print(text) } else { Ok(()) };
+    say(
+        "Five models that we trained, on this machine's processor (loading, and measuring what batches cost):\n".into()
+    )?;
+    let latency = with_objective("deferred", Options::new(), "latency")?;
+    let live = Live::start(&folder.images, DeviceArgs::default(), "deferred", latency).await?;
+    say(format!("{}\n", tables::models(&live.models)))?;
+    let images = answers::ask(live.http).await?;
     live.stop().await?;
-    if people {
-        output::print(answers::show(&images))?;
-        output::print(texts::show(&texts))?;
-    }
+    say(answers::show(&images))?;
+    let live = Live::start(&folder.texts, DeviceArgs::default(), "cellular", Options::new()).await?;
+    say(format!("{}\n", tables::models(&live.models)))?;
+    let texts = texts::ask(live.http).await?;
+    live.stop().await?;
+    say(texts::show(&texts))?;
     let whole = compare::whole(&folder.whole, args.seconds, people).await?;
-    if people {
-        output::print(compare::show(&whole))?;
-    }
+    say(compare::show(&whole))?;
     let cells = compare::cells(&folder.cells, args.seconds, people).await?;
     if !people {
         let results = serde_json::json!({ "answers": images, "texts": texts, "comparison": whole, "cells": cells });
@@ -114,7 +111,7 @@ impl Live {
             measure_for: Some(MEASURE_FOR),
             config,
         };
-        let Running { engine, repository, server, addresses } = service.start().await?;
+        let Running { engine, repository, server, addresses, .. } = service.start().await?;
         let models = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
         if let Some(error) = models.iter().find_map(|model| model.error.as_ref()) {
             return Err(anyhow!("{error}"));
