@@ -182,7 +182,16 @@ fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> an
     output::print(format!("metrics  http://{}/metrics", shown(addresses.metrics)))?;
     if let (Some(http), Some(model)) = (addresses.http, models.iter().find(|model| model.error.is_none())) {
         output::print(format!("\ntry      curl http://{http}/v2/models/{}", model.name))?;
+    }
+    // A load of sequences or trees needs to be told how long they are.
+    let is_fixed = |model: &&ModelReport| model.error.is_none() && !model.inputs.iter().any(|input| has_length(input));
+    if let (Some(http), Some(model)) = (addresses.http, models.iter().find(is_fixed)) {
         output::print(format!("         ripieno bench http://{http} --model {} --rate 50", model.name))?;
     }
     Ok(())
+}
+
+/// Whether a described input leaves another dimension open than the batch.
+fn has_length(input: &str) -> bool {
+    input.matches("-1").count() > 1
 }
