@@ -3,6 +3,7 @@
 mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
+mod compare;
 mod demo;
 mod devices;
 mod goodput;
@@ -40,6 +41,7 @@ enum Command {
     Profile(models::ProfileArgs),
     Slice(slice::SliceArgs),
     Bench(bench::BenchArgs),
+    Compare(compare::CompareArgs),
     BenchScheduler(bench_scheduler::BenchSchedulerArgs),
     BenchWakeup(bench_wakeup::BenchWakeupArgs),
     Replay(replay::ReplayArgs),
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => models::measure(&args),
         Command::Slice(args) => slice::run(&args),
         Command::Bench(args) => bench::run(args),
+        Command::Compare(args) => compare::run(&args),
         Command::BenchScheduler(args) => bench_scheduler::run(&args),
         Command::BenchWakeup(args) => bench_wakeup::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -29,7 +29,8 @@ fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(CATALOGUE.iter().map(|policy| policy.name))
 }
 
-fn option(text: &str) -> Result<(String, OptionValue), String> {
+/// Reads KEY=VALUE.
+pub(crate) fn option(text: &str) -> Result<(String, OptionValue), String> {
     let (key, value) = text.split_once('=').ok_or("it must have the form KEY=VALUE")?;
     let value = if let Ok(int) = value.parse() {
         OptionValue::Int(int)

@@ -42,6 +42,7 @@ pub(crate) struct Service {
 pub(crate) struct Running {
     pub(crate) engine: Engine,
     pub(crate) repository: Arc<LiveRepository>,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) server: Server,
     pub(crate) addresses: Addresses,
 }
@@ -60,9 +61,9 @@ impl Service {
             Arc::new(engine.clone()),
             progress_bars(),
         ));
-        let server = Server::bind(self.config, Arc::new(engine.clone()), registry, repository.clone()).await?;
+        let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone()).await?;
         let addresses = server.addresses();
-        Ok(Running { engine, repository, server, addresses })
+        Ok(Running { engine, repository, registry, server, addresses })
     }
 
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {

@@ -1,0 +1,282 @@
+//! One contestant: a runtime with a policy, its turns under load, and what they gave.
+
+use super::requests::RequestArgs;
+use crate::bench::load::{Outcome as Sent, Plan, Target, open_loop};
+use crate::devices::DeviceArgs;
+use crate::policy;
+use crate::service::{Running, Service};
+use anyhow::{Context, anyhow, ensure};
+use indicatif::ProgressBar;
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_executor::Tensor;
+use ripieno_report::Latencies;
+use ripieno_runtime::{Answer, Engine, Job};
+use ripieno_sched::{OptionValue, Options, find};
+use ripieno_server::ServerConfig;
+use ripieno_workload::{Arrival, Arrivals};
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// A policy and its options, as given.
+#[derive(Clone, Debug)]
+pub(super) struct Contestant {
+    title: String,
+    policy: String,
+    options: Options,
+}
+
+impl FromStr for Contestant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Contestant, String> {
+        let mut parts = text.split(',');
+        let name = parts.next().unwrap_or_default();
+        find(name).map_err(|error| error.to_string())?;
+        let options = parts.map(policy::option).collect::<Result<Vec<(String, OptionValue)>, String>>()?;
+        Ok(Contestant { title: text.to_owned(), policy: name.to_owned(), options: options.into_iter().collect() })
+    }
+}
+
+/// How a turn loads the runtime.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Load {
+    /// Open loop, so many requests a second.
+    Rate(f64),
+    /// Closed loop with so many requests outstanding.
+    Saturated(usize),
+}
+
+impl Load {
+    pub(super) fn rate(self) -> Option<f64> {
+        match self {
+            Load::Rate(rate) => Some(rate),
+            Load::Saturated(_) => None,
+        }
+    }
+}
+
+/// What a turn gave; requests and latencies of the counted part, the rest of the whole turn.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) answered_rps: f64,
+    pub(super) bad_rate: f64,
+    pub(super) p50_ms: f64,
+    pub(super) p90_ms: f64,
+    pub(super) p99_ms: f64,
+    pub(super) mean_ms: f64,
+    pub(super) rows_per_task: f64,
+    pub(super) tasks_per_s: f64,
+    pub(super) busy_fraction: f64,
+    pub(super) useless_fraction: f64,
+    pub(super) rows_gathered_per_row: f64,
+    pub(super) tasks_without_copy_fraction: f64,
+}
+
+/// A contestant whose model is loaded.
+pub(super) struct Contest {
+    title: String,
+    engine: Engine,
+    device: String,
+    devices: u16,
+    target: Arc<InProcess>,
+    seed: u64,
+}
+
+/// Requests straight into the runtime.
+struct InProcess {
+    engine: Engine,
+    model: ModelId,
+    requests: Vec<Arc<[Tensor]>>,
+}
+
+impl InProcess {
+    async fn ask(&self, index: u64) -> Answer {
+        let inputs = Arc::clone(&self.requests[(index % self.requests.len() as u64) as usize]);
+        let rows = inputs.first().and_then(|input| input.shape.first()).map_or(1, |&rows| rows.max(1) as usize);
+        let (tell, told) = oneshot::channel();
+        // Whoever gave up waiting is gone; then nobody wants the answer.
+        let on_answer = Box::new(move |answer| drop(tell.send(answer)));
+        let job = Job { model: self.model, inputs, rows, timeout: None, on_step: None, on_answer };
+        match self.engine.submit(job) {
+            Ok(_ticket) => told.await.unwrap_or(Err(ripieno_runtime::Failure::ShuttingDown)),
+            Err(refused) => Err(ripieno_runtime::Failure::Failed(refused.to_string())),
+        }
+    }
+}
+
+impl Target for InProcess {
+    async fn send(&self, index: u64) -> Sent {
+        match self.ask(index).await {
+            Ok(_) => Sent::Answered,
+            Err(failure) => {
+                let message = failure.to_string();
+                Sent::Failed { class: message.chars().take(40).collect(), message }
+            }
+        }
+    }
+}
+
+/// Counters of a runtime at an instant.
+struct Counters {
+    at: Instant,
+    tasks: u64,
+    rows: f64,
+    useless: u64,
+    busy_ns: u64,
+    gathered: u64,
+    without_copy: u64,
+}
+
+impl Contest {
+    pub(super) async fn start(
+        contestant: &Contestant,
+        repository: &Path,
+        model: &str,
+        devices: &DeviceArgs,
+        requests: &RequestArgs,
+    ) -> anyhow::Result<Contest> {
+        let config = ServerConfig { http: None, grpc: None, metrics: None, ..ServerConfig::default() };
+        let service = Service {
+            repository: repository.to_owned(),
+            devices: devices.clone(),
+            policy: contestant.policy.clone(),
+            options: contestant.options.clone(),
+            max_live: 10_000,
+            record: None,
+            measure_for: None,
+            config,
+        };
+        let device = devices.target()?.engine.device_key();
+        let Running { engine, repository, registry, .. } = service.start().await?;
+        let reports = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
+        let entry = registry.get(model, "").map_err(|error| {
+            let reason = reports.iter().find(|report| report.name == model).and_then(|report| report.error.clone());
+            anyhow!("--model {model}: {}", reason.unwrap_or_else(|| error.to_string()))
+        })?;
+        let target = InProcess { engine: engine.clone(), model: entry.id, requests: requests.build(&entry)? };
+        if let Err(failure) = target.ask(0).await {
+            return Err(anyhow!(failure)).with_context(|| format!("{}: the first request", contestant.title));
+        }
+        let title = contestant.title.clone();
+        Ok(Contest { title, engine, device, devices: devices.devices, target: Arc::new(target), seed: requests.seed })
+    }
+
+    pub(super) fn title(&self) -> &str {
+        &self.title
+    }
+
+    pub(super) fn device(&self) -> &str {
+        &self.device
+    }
+
+    pub(super) async fn turn(
+        &self,
+        load: Load,
+        span: Duration,
+        timeout: Duration,
+        round: u64,
+    ) -> anyhow::Result<Outcome> {
+        let before = self.counters()?;
+        let (answered, requests, latencies, window) = match load {
+            Load::Rate(rate) => self.open(rate, span, timeout, round).await?,
+            Load::Saturated(outstanding) => self.saturate(outstanding, span).await?,
+        };
+        let after = self.counters()?;
+        ensure!(answered > 0, "{}: nothing was answered in a turn", self.title);
+        let seconds = (after.at - before.at).as_secs_f64();
+        let (tasks, rows) = ((after.tasks - before.tasks) as f64, after.rows - before.rows);
+        let busy_ns = (after.busy_ns - before.busy_ns) as f64;
+        Ok(Outcome {
+            answered_rps: answered as f64 / window.as_secs_f64(),
+            bad_rate: 1.0 - answered as f64 / requests.max(1) as f64,
+            p50_ms: latencies.p50_ms().unwrap_or(f64::NAN),
+            p90_ms: latencies.quantile_ms(0.9).unwrap_or(f64::NAN),
+            p99_ms: latencies.p99_ms().unwrap_or(f64::NAN),
+            mean_ms: latencies.mean_ms().unwrap_or(f64::NAN),
+            rows_per_task: rows / tasks.max(1.0),
+            tasks_per_s: tasks / seconds,
+            busy_fraction: busy_ns / (seconds * 1e9 * f64::from(self.devices)),
+            useless_fraction: (after.useless - before.useless) as f64 / rows.max(1.0),
+            rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
+            tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
+        })
+    }
+
+    /// The first fifth of a turn is not counted.
+    async fn open(
+        &self,
+        rate: f64,
+        span: Duration,
+        timeout: Duration,
+        round: u64,
+    ) -> anyhow::Result<(u64, u64, Latencies, Duration)> {
+        let end = Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX));
+        let warmup = Nanos(end.0 / 5);
+        let arrivals = Arrivals::new(Arrival::Poisson, rate, self.seed, round)?;
+        let due = Box::new(arrivals.take_while(move |&due| due < Time::ORIGIN + end));
+        let plan = Plan { due, warmup, end, slo: None, timeout, max_in_flight: 20_000, max_outstanding: 20_000 };
+        let report = open_loop(Arc::clone(&self.target), plan, &ProgressBar::hidden()).await?;
+        Ok((report.answered, report.requests, report.latencies, span.mul_f64(0.8)))
+    }
+
+    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<(u64, u64, Latencies, Duration)> {
+        let (begun, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        let (counted, end) = (begun + span.mul_f64(0.2), begun + span);
+        let clients: Vec<_> = (0..outstanding)
+            .map(|_| tokio::spawn(client(Arc::clone(&self.target), Arc::clone(&next), counted, end)))
+            .collect();
+        let (mut answered, mut requests, mut latencies) = (0, 0, Latencies::new());
+        for client in clients {
+            let (good, all, seen) = client.await?;
+            (answered, requests) = (answered + good, requests + all);
+            latencies.merge(&seen);
+        }
+        Ok((answered, requests, latencies, end - counted))
+    }
+
+    fn counters(&self) -> anyhow::Result<Counters> {
+        let model = self.engine.model_metrics(self.target.model).context("the model is loaded")?;
+        let devices = self.engine.device_metrics();
+        Ok(Counters {
+            at: Instant::now(),
+            tasks: devices.iter().map(|device| device.batches).sum(),
+            rows: model.batch_rows.sum as f64,
+            useless: model.wasted_rows + model.padding_rows,
+            busy_ns: devices.iter().map(|device| device.busy_ns).sum(),
+            gathered: devices.iter().map(|device| device.rows_gathered).sum(),
+            without_copy: devices.iter().map(|device| device.tasks_without_copy).sum(),
+        })
+    }
+
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        let engine = self.engine;
+        tokio::task::spawn_blocking(move || engine.drain(Duration::from_secs(5))).await?;
+        Ok(())
+    }
+}
+
+/// Sends one request after the other until the end; counts those answered in the window.
+async fn client(target: Arc<InProcess>, next: Arc<AtomicU64>, counted: Instant, end: Instant) -> (u64, u64, Latencies) {
+    let (mut answered, mut requests, mut latencies) = (0, 0, Latencies::new());
+    while Instant::now() < end {
+        let sent = Instant::now();
+        let answer = target.ask(next.fetch_add(1, Ordering::Relaxed)).await;
+        let done = Instant::now();
+        if (counted..end).contains(&done) {
+            requests += 1;
+            if answer.is_ok() {
+                answered += 1;
+                latencies.record(Nanos((done - sent).as_nanos() as i64));
+            }
+        }
+        if answer.is_err() {
+            // Refused: the next attempt would be as well, at once.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    (answered, requests, latencies)
+}

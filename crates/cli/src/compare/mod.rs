@@ -1,0 +1,219 @@
+//! `ripieno compare`: policies side by side on a model of your own, on this machine, in one interleaved run.
+//!
+//! Each contestant is a runtime of its own with its own device threads and its own copy of the model; only one has
+//! load at a time. They take turns, round after round, so that whatever else the machine does meanwhile befalls all alike; what
+//! is compared are medians over rounds. Requests go straight into the runtime: protocol and network cost every policy the
+//! same and are measured elsewhere.
+
+mod contest;
+mod requests;
+
+use crate::devices::DeviceArgs;
+use crate::output::{self, print_json};
+use anyhow::{Context, ensure};
+use clap::Args;
+use contest::{Contest, Contestant, Load, Outcome};
+use indicatif::{ProgressBar, ProgressStyle};
+use requests::RequestArgs;
+use ripieno_report::{Format, Table, number};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Policies side by side, live on this machine: the same model, device and requests, in one interleaved run.
+///
+/// For example, cells against padding and merging, with all they can take and at 200 requests/s:
+///
+///   ripieno compare models/repository --model sentiment --policy cellular --policy bucketed,width=10
+///       --policy graph-merge --rate 200
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct CompareArgs {
+    /// The model repository.
+    repository: PathBuf,
+
+    /// The model.
+    #[arg(long, value_name = "NAME")]
+    model: String,
+
+    /// A contestant: a policy, and its options after commas; repeat it for each.
+    #[arg(long = "policy", value_name = "NAME[,KEY=VALUE]...", required = true)]
+    policies: Vec<Contestant>,
+
+    /// Open-loop Poisson load of so many requests a second; may be repeated. Without it, all that they can take.
+    #[arg(long = "rate", value_name = "R")]
+    rates: Vec<f64>,
+
+    /// Requests that are always outstanding where no rate is given.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    outstanding: u16,
+
+    /// How often each contestant has its turn under each load.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+
+    /// How long a turn takes, in seconds; its first fifth is not counted.
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    seconds: f64,
+
+    /// How long a request may take before it counts as failed, in seconds. The model's own SLO holds as well.
+    #[arg(long, value_name = "S", default_value_t = 30.0)]
+    timeout: f64,
+
+    #[command(flatten)]
+    requests: RequestArgs,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    /// How to print the results.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// Everything measured.
+#[derive(Serialize)]
+struct Comparison {
+    model: String,
+    rounds: u16,
+    seconds: f64,
+    device: String,
+    results: Vec<Row>,
+}
+
+/// One contestant under one load: medians over the rounds.
+#[derive(Serialize)]
+struct Row {
+    policy: String,
+    /// None: as much as it can take.
+    offered_rps: Option<f64>,
+    answered_rps: f64,
+    answered_rps_min: f64,
+    answered_rps_max: f64,
+    bad_rate: f64,
+    p50_ms: f64,
+    p90_ms: f64,
+    p99_ms: f64,
+    mean_ms: f64,
+    rows_per_task: f64,
+    tasks_per_s: f64,
+    busy_fraction: f64,
+    useless_fraction: f64,
+    rows_gathered_per_row: f64,
+    tasks_without_copy_fraction: f64,
+}
+
+pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
+    ensure!((0.2..=3600.0).contains(&args.seconds), "--seconds must be between 0.2 and 3600");
+    ensure!((0.001..=3600.0).contains(&args.timeout), "--timeout must be between 0.001 and 3600");
+    let odd = args.rates.iter().find(|rate| !(rate.is_finite() && **rate > 0.0 && **rate <= 1e7));
+    ensure!(odd.is_none(), "--rate must be above 0 and at most 10,000,000");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
+    let comparison = runtime.block_on(compare(args))?;
+    match args.format {
+        Format::Json => print_json(&comparison),
+        Format::Table => output::print(show(&comparison)),
+    }
+}
+
+async fn compare(args: &CompareArgs) -> anyhow::Result<Comparison> {
+    let mut contests = Vec::new();
+    for contestant in &args.policies {
+        contests.push(Contest::start(contestant, &args.repository, &args.model, &args.devices, &args.requests).await?);
+    }
+    let mut loads: Vec<Load> = args.rates.iter().copied().map(Load::Rate).collect();
+    if loads.is_empty() {
+        loads.push(Load::Saturated(usize::from(args.outstanding)));
+    }
+    let turns = contests.len() * loads.len() * usize::from(args.rounds);
+    let bar = ProgressBar::new(turns as u64);
+    bar.set_style(ProgressStyle::with_template("  {msg} [{bar:30}] {pos}/{len} turns, {eta} left")?);
+    let mut results = Vec::new();
+    for load in loads {
+        let mut outcomes: Vec<Vec<Outcome>> = contests.iter().map(|_| Vec::new()).collect();
+        for round in 0..args.rounds {
+            for (contest, outcomes) in contests.iter().zip(&mut outcomes) {
+                bar.set_message(contest.title().to_owned());
+                let seed = u64::from(round);
+                let (span, timeout) = (Duration::from_secs_f64(args.seconds), Duration::from_secs_f64(args.timeout));
+                outcomes.push(contest.turn(load, span, timeout, seed).await?);
+                bar.inc(1);
+            }
+        }
+        let rows = contests.iter().zip(outcomes).map(|(contest, outcomes)| row(contest.title(), load, &outcomes));
+        results.extend(rows);
+    }
+    bar.finish_and_clear();
+    let device = contests[0].device().to_owned();
+    for contest in contests {
+        contest.stop().await?;
+    }
+    Ok(Comparison { model: args.model.clone(), rounds: args.rounds, seconds: args.seconds, device, results })
+}
+
+fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
+    let median = |value: &dyn Fn(&Outcome) -> f64| {
+        let mut values: Vec<f64> = outcomes.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let rates = outcomes.iter().map(|outcome| outcome.answered_rps);
+    Row {
+        policy: policy.to_owned(),
+        offered_rps: load.rate(),
+        answered_rps: median(&|outcome| outcome.answered_rps),
+        answered_rps_min: rates.clone().fold(f64::INFINITY, f64::min),
+        answered_rps_max: rates.fold(0.0, f64::max),
+        bad_rate: median(&|outcome| outcome.bad_rate),
+        p50_ms: median(&|outcome| outcome.p50_ms),
+        p90_ms: median(&|outcome| outcome.p90_ms),
+        p99_ms: median(&|outcome| outcome.p99_ms),
+        mean_ms: median(&|outcome| outcome.mean_ms),
+        rows_per_task: median(&|outcome| outcome.rows_per_task),
+        tasks_per_s: median(&|outcome| outcome.tasks_per_s),
+        busy_fraction: median(&|outcome| outcome.busy_fraction),
+        useless_fraction: median(&|outcome| outcome.useless_fraction),
+        rows_gathered_per_row: median(&|outcome| outcome.rows_gathered_per_row),
+        tasks_without_copy_fraction: median(&|outcome| outcome.tasks_without_copy_fraction),
+    }
+}
+
+fn show(comparison: &Comparison) -> String {
+    let Comparison { model, rounds, seconds, device, results } = comparison;
+    let headings = [
+        "policy",
+        "offered/s",
+        "answered/s",
+        "(min-max)",
+        "bad %",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "rows/task",
+        "busy %",
+        "useless rows %",
+        "gathered/row",
+        "no copy %",
+    ];
+    let mut table = Table::new(headings);
+    for row in results {
+        table.row([
+            row.policy.clone(),
+            row.offered_rps.map_or("all".to_owned(), number),
+            number(row.answered_rps),
+            format!("{}-{}", number(row.answered_rps_min), number(row.answered_rps_max)),
+            number(100.0 * row.bad_rate),
+            number(row.p50_ms),
+            number(row.p90_ms),
+            number(row.p99_ms),
+            number(row.rows_per_task),
+            number(100.0 * row.busy_fraction),
+            number(100.0 * row.useless_fraction),
+            number(row.rows_gathered_per_row),
+            number(100.0 * row.tasks_without_copy_fraction),
+        ]);
+    }
+    format!(
+        "{model} on {device}: medians of {rounds} rounds of {seconds} s, policies in turn; latencies from the due time.\n\n{table}\n"
+    )
+}
