@@ -92,7 +92,7 @@ pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
     sliced.slices.write(&folder)?;
     let text = toml(sliced.slices.blocks.iter().map(|block| block.name.as_str()));
     write(&args.output.join("model.toml"), &text)?;
-    let times = slicing::times(&sliced, engine).map_err(anyhow::Error::msg)?;
+    let times = slicing::times(&sliced, engine);
     let comparisons = if args.check { check(args, &target.engine, &sliced, &folder)? } else { Vec::new() };
     match args.format {
         Format::Json => print_json(&print::json(&sliced, &times, &comparisons))?,
