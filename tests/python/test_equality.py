@@ -1,6 +1,7 @@
 """Batching changes no answer: a thousand random requests at once, each compared with the same request alone."""
 
 import asyncio
+import os
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from repositories import Reference
 from serving import Server
 from wires import Grpc, Http
 
-REQUESTS = 1000
+# RIPIENO_REQUESTS=10000 for the long run.
+REQUESTS = int(os.environ.get("RIPIENO_REQUESTS", "1000"))
 AT_ONCE = 64
 TOLERANCE = 1e-4
 
@@ -37,6 +39,22 @@ def test_a_thousand_requests_equal_each_alone(tmp_path, engine):
     for (model, x), answer in zip(requests, answers):
         np.testing.assert_allclose(answer, references[model](image=x)["logits"], rtol=0, atol=TOLERANCE)
     assert executions < REQUESTS, "no requests shared a batch, so nothing was tested"
+
+
+@pytest.mark.parametrize("engine", ["cpu", "onnxruntime"])
+def test_newcomers_that_catch_up_with_a_running_batch_change_no_answer(tmp_path, engine):
+    """Layers of a CNN as nodes: batches are preempted between them, and merge."""
+    settings = repositories.PATIENT + '\ngranularity = "layers"\n'
+    reference = Reference(repositories.copy_demo(tmp_path, "shapes", settings))
+    random = np.random.default_rng(11)
+    sizes = random.integers(1, 5, REQUESTS // 4)
+    requests = [("shapes", random.random((rows, 3, 32, 32), dtype=np.float32)) for rows in sizes]
+    with Server(tmp_path, "--engine", engine, "--policy", "lazy") as server:
+        answers = asyncio.run(send_all(server, requests))
+        sizes = [batch["batch_size"] for row in statistics(server) for batch in row["batch_stats"]]
+    for (_, x), answer in zip(requests, answers):
+        np.testing.assert_allclose(answer, reference(image=x)["logits"], rtol=0, atol=TOLERANCE)
+    assert max(sizes) > 4, "no requests shared a batch, so nothing was tested"
 
 
 async def send_all(server, requests):
