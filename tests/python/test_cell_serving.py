@@ -80,9 +80,12 @@ def test_every_answer_equals_the_one_computed_alone(tmp_path, devices):
     for (model, inputs), answer, single in zip(asked, answers, alone):
         other_engine = references[model](**inputs)[MODELS[model]]
         if single.dtype == np.float32:
-            # Rounding differs with the batch and with the engine, and up to 256 steps pass it on.
+            # Sums are rounded otherwise in other batches and engines, by 1e-7 or so a step. On texts that mean nothing the
+            # recurrent cell passes that on and on: 4e-4 was the most in 10,000 requests of up to 256 steps.
+            tolerance = 2e-3 if model == "sentiment" else 1e-4
             for expected in (single, other_engine):
-                np.testing.assert_allclose(answer, expected, rtol=0, atol=5e-4 * np.abs(expected).max(), err_msg=model)
+                atol = tolerance * np.abs(expected).max()
+                np.testing.assert_allclose(answer, expected, rtol=0, atol=atol, err_msg=model)
         else:
             np.testing.assert_array_equal(answer, single, err_msg=model)
             np.testing.assert_array_equal(answer, other_engine, err_msg=model)

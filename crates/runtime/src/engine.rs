@@ -12,12 +12,12 @@ use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot};
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
 use crate::scheduler_thread::SchedulerThread;
-use crate::{Clock, Job, Refused, ServedModel, split};
+use crate::{Clock, Job, Refused, ServedModel, split, suitable};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
-use ripieno_model::{Model, Profile};
-use ripieno_sched::{BuildError, Limits, Options, Policy, Scheduler, Setup};
+use ripieno_model::Profile;
+use ripieno_sched::{Limits, Policy, Scheduler, Setup};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -190,10 +190,8 @@ impl Engine {
     /// `model.drop` is the core's rule and set by the caller: with `answer_late` it should be `DropRule::Never`, or
     /// the core gives up what the client would still take.
     pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
-        self.check_model(&served)?;
-        if self.0.policy.is_some_and(|policy| policy.walks.iter().any(|walk| walk.is_unfolded())) {
-            fit_batches(&mut served.model);
-        }
+        suitable::check(&served, self.0.policy, &self.0.limits).map_err(ModelRefused::Unsuitable)?;
+        suitable::fit_batches(&mut served.model, self.0.policy);
         let inner = &self.0;
         let devices = inner.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
         let devices = devices.ok_or(ModelRefused::Stopped)?;
@@ -226,7 +224,7 @@ impl Engine {
             return Err(ModelRefused::Unsuitable(text));
         }
         if !entry.unfolds {
-            check_profile(&entry.name, &profile, entry.max_batch)?;
+            suitable::check_profile(&entry.name, &profile, entry.max_batch).map_err(ModelRefused::Unsuitable)?;
         }
         self.order(Order::Profile { id, block, profile })
     }
@@ -324,41 +322,6 @@ impl Engine {
         self.0.mailbox.post(Mail::Order(order, confirm));
         confirmed.recv().map_err(|_| ModelRefused::Stopped)
     }
-
-    fn check_model(&self, served: &ServedModel) -> Result<(), ModelRefused> {
-        let (model, limits) = (&served.model, &self.0.limits);
-        let unsuitable = |text: String| Err(ModelRefused::Unsuitable(text));
-        if model.max_batch == 0 || model.max_batch > limits.batch {
-            return unsuitable(format!(
-                "model {:?}: max_batch is {}; it must be between 1 and {}",
-                model.name, model.max_batch, limits.batch
-            ));
-        }
-        if model.blocks.is_empty() || model.blocks.len() != served.loaded.blocks() {
-            return unsuitable(format!(
-                "model {:?} is described with {} blocks and loaded with {}; they must be equal and at least 1",
-                model.name,
-                model.blocks.len(),
-                served.loaded.blocks()
-            ));
-        }
-        if let Some(Err(error)) = self.0.policy.map(|policy| check_policy(policy, model, limits)) {
-            return unsuitable(error);
-        }
-        if model.walk.is_unfolded() {
-            return match model.blocks.iter().find(|block| block.max_batch() > limits.batch) {
-                Some(block) => unsuitable(format!(
-                    "model {:?}: block {:?} takes batches of up to {}; at most {} are possible",
-                    model.name,
-                    block.name,
-                    block.max_batch(),
-                    limits.batch
-                )),
-                None => Ok(()),
-            };
-        }
-        model.blocks.iter().try_for_each(|block| check_profile(&model.name, &block.profile, model.max_batch))
-    }
 }
 
 impl Inner {
@@ -406,16 +369,6 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
     Ok(())
 }
 
-fn check_profile(model: &str, profile: &Profile, max_batch: usize) -> Result<(), ModelRefused> {
-    if profile.max_batch() >= max_batch {
-        return Ok(());
-    }
-    Err(ModelRefused::Unsuitable(format!(
-        "model {model:?}: its profile ends at batch size {}, before max_batch {max_batch}",
-        profile.max_batch()
-    )))
-}
-
 fn open(
     executors: &[Arc<dyn Executor>],
     mailbox: &Arc<Mailbox>,
@@ -448,28 +401,6 @@ fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> 
     Recorder::start(&recording.path, &header).map_err(failed)
 }
 
-/// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
-/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
-fn fit_batches(model: &mut Model) {
-    if !model.walk.is_unfolded() {
-        let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
-        model.max_batch = model.max_batch.min(fitting.max(1));
-    }
-}
-
-/// Whether the policy can run the model, asked of a scheduler that is built for it alone.
-fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
-    let limits = Limits { requests: 1, models: 1, devices: 1, depth: 1, batch: limits.batch, nodes: 1 };
-    let setup = Setup { models: vec![model.clone()], devices: 1, limits };
-    match ripieno_sched::build(policy.name, &setup, &Options::new()) {
-        Ok(_) => Ok(()),
-        Err(error @ BuildError::Walk { .. }) => {
-            Err(format!("{error}; start the server with --policy and one of these"))
-        }
-        Err(error) => Err(error.to_string()),
-    }
-}
-
 /// What a job is to the core: batches of rows, or one sequence or graph, which is checked here.
 fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
     let stream = job.on_step.is_some();
@@ -497,21 +428,6 @@ fn due(arrived: Time, model: &ModelEntry, timeout: Option<Duration>) -> (Time, T
 mod tests {
     use super::*;
     use crate::testing::served;
-
-    #[test]
-    fn two_batches_of_a_whole_model_fit_into_its_slo_beside_cells() {
-        // ℓ(b) = b + 1 ms, within 100 ms.
-        let mut large = served(64, 1).model;
-        fit_batches(&mut large);
-        assert_eq!(large.max_batch, 49);
-        let mut small = served(8, 1).model;
-        fit_batches(&mut small);
-        assert_eq!(small.max_batch, 8);
-        let mut hopeless = served(8, 1).model;
-        hopeless.slo = Nanos(1);
-        fit_batches(&mut hopeless);
-        assert_eq!(hopeless.max_batch, 1);
-    }
 
     #[test]
     fn the_nearer_limit_is_the_deadline_and_late_answers_waive_only_the_slo() {

@@ -23,6 +23,7 @@ mod scheduler_thread;
 mod sharded;
 mod slip;
 mod split;
+mod suitable;
 #[cfg(test)]
 mod testing;
 mod wakeup;

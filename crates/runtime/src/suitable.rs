@@ -1,0 +1,98 @@
+//! Can this engine serve this model, and in batches of what size?
+
+use crate::ServedModel;
+use ripieno_base::Nanos;
+use ripieno_model::{Model, Profile};
+use ripieno_sched::{BuildError, Limits, Options, Policy, Setup, build};
+
+/// Why not, for whoever loads the model.
+pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limits: &Limits) -> Result<(), String> {
+    let model = &served.model;
+    if model.max_batch == 0 || model.max_batch > limits.batch {
+        return Err(format!(
+            "model {:?}: max_batch is {}; it must be between 1 and {}",
+            model.name, model.max_batch, limits.batch
+        ));
+    }
+    if model.blocks.is_empty() || model.blocks.len() != served.loaded.blocks() {
+        return Err(format!(
+            "model {:?} is described with {} blocks and loaded with {}; they must be equal and at least 1",
+            model.name,
+            model.blocks.len(),
+            served.loaded.blocks()
+        ));
+    }
+    policy.map_or(Ok(()), |policy| check_policy(policy, model, limits))?;
+    if !model.walk.is_unfolded() {
+        return model.blocks.iter().try_for_each(|block| check_profile(&model.name, &block.profile, model.max_batch));
+    }
+    // Each cell has a largest batch of its own.
+    match model.blocks.iter().find(|block| block.max_batch() > limits.batch) {
+        Some(block) => Err(format!(
+            "model {:?}: block {:?} takes batches of up to {}; at most {} are possible",
+            model.name,
+            block.name,
+            block.max_batch(),
+            limits.batch
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether a profile describes batches up to the largest.
+pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) -> Result<(), String> {
+    if profile.max_batch() >= max_batch {
+        return Ok(());
+    }
+    Err(format!(
+        "model {model:?}: its profile ends at batch size {}, before max_batch {max_batch}",
+        profile.max_batch()
+    ))
+}
+
+/// Whether the policy can run the model, asked of a scheduler that is built for it alone.
+fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
+    let limits = Limits { requests: 1, models: 1, devices: 1, depth: 1, batch: limits.batch, nodes: 1 };
+    let setup = Setup { models: vec![model.clone()], devices: 1, limits };
+    match build(policy.name, &setup, &Options::new()) {
+        Ok(_) => Ok(()),
+        Err(error @ BuildError::Walk { .. }) => {
+            Err(format!("{error}; start the server with --policy and one of these"))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
+/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
+pub(crate) fn fit_batches(model: &mut Model, policy: Option<&'static Policy>) {
+    let of_cells = policy.is_some_and(|policy| policy.walks.iter().any(|walk| walk.is_unfolded()));
+    if of_cells && !model.walk.is_unfolded() {
+        let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
+        model.max_batch = model.max_batch.min(fitting.max(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::served;
+    use ripieno_sched::find;
+
+    #[test]
+    fn two_batches_of_a_whole_model_fit_into_its_slo_beside_cells() {
+        // ℓ(b) = b + 1 ms, within 100 ms.
+        let fitted = |max_batch, slo, policy| {
+            let mut model = served(max_batch, 1).model;
+            model.slo = slo;
+            fit_batches(&mut model, Some(find(policy).unwrap()));
+            model.max_batch
+        };
+        let slo = Nanos::from_millis(100);
+        assert_eq!(
+            (fitted(64, slo, "cellular"), fitted(8, slo, "cellular"), fitted(8, Nanos(1), "cellular")),
+            (49, 8, 1)
+        );
+        assert_eq!(fitted(64, slo, "deferred"), 64);
+    }
+}
