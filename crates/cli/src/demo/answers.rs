@@ -4,12 +4,14 @@ use super::assets::IMAGES;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::Request;
+use hyper::{Request, StatusCode};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
+/// How often a question is asked at most.
+const ATTEMPTS: usize = 20;
 /// How many images are drawn, side by side.
 const DRAWN: usize = 6;
 /// Shades from nothing to full ink, two characters a pixel.
@@ -107,16 +109,24 @@ impl Http {
         Http { client, url: format!("http://{http}/v2/models/{model}/infer") }
     }
 
+    /// The answer, for which it asks again if it comes too late: the burst of all questions at once may be more than a busy
+    /// machine answers within the SLO.
     pub(super) async fn infer(self, body: Bytes) -> anyhow::Result<Bytes> {
         let Http { client, url } = self;
-        let request = Request::post(&url).header("content-type", "application/json").body(Full::new(body))?;
-        let response = client.request(request).await.with_context(|| format!("cannot reach {url}"))?;
-        let status = response.status();
-        let bytes = response.into_body().collect().await?.to_bytes();
-        if !status.is_success() {
-            bail!("{url} answers {status}: {}", String::from_utf8_lossy(&bytes));
+        let mut left = ATTEMPTS;
+        loop {
+            left -= 1;
+            let request =
+                Request::post(&url).header("content-type", "application/json").body(Full::new(body.clone()))?;
+            let response = client.request(request).await.with_context(|| format!("cannot reach {url}"))?;
+            let status = response.status();
+            let bytes = response.into_body().collect().await?.to_bytes();
+            match status {
+                _ if status.is_success() => return Ok(bytes),
+                StatusCode::GATEWAY_TIMEOUT if left > 0 => {}
+                _ => bail!("{url} answers {status}: {}", String::from_utf8_lossy(&bytes)),
+            }
         }
-        Ok(bytes)
     }
 }
 
