@@ -1,7 +1,7 @@
 //! Tables of models, for `serve`, `models` and `profile`.
 
 use ripieno_report::{Table, number};
-use ripieno_server::repository::ModelReport;
+use ripieno_server::repository::{ModelReport, ProfileReport};
 use std::fmt::Write;
 
 /// State, cost and worth of each model; below the table, what is wrong with which.
@@ -39,6 +39,9 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
     }
     let mut text = table.to_string();
     for model in models {
+        if let Some(cells) = cells(model) {
+            let _ = write!(text, "\n{}: cells {cells}", model.name);
+        }
         for warning in &model.warnings {
             let _ = write!(text, "\nwarning: {}: {warning}", model.name);
         }
@@ -47,6 +50,22 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
         }
     }
     text
+}
+
+/// The cells of a model, each with its largest batch and what one row and that batch cost; none if it has no cells.
+fn cells(model: &ModelReport) -> Option<String> {
+    let cell = |profile: &ProfileReport| {
+        let batch = profile.batch?;
+        let latency = |size: usize| profile.latency_ms.get(size - 1).copied().map_or("-".to_owned(), number);
+        Some(format!(
+            "{} (batches of up to {batch}; l(1) {} ms, l({batch}) {} ms)",
+            profile.name,
+            latency(1),
+            latency(batch)
+        ))
+    };
+    let cells: Vec<String> = model.blocks.iter().filter_map(cell).collect();
+    (!cells.is_empty()).then(|| cells.join(", "))
 }
 
 /// Inputs and outputs of each model.
@@ -61,20 +80,20 @@ pub(crate) fn tensors(models: &[ModelReport]) -> String {
 /// ℓ(b) of each model at powers of two, and of each block.
 pub(crate) fn profiles(models: &[ModelReport]) -> String {
     let mut table = Table::new(["model", "batch", "l(b) ms", "ms per row", "rows/s"]);
-    let all = models.iter().flat_map(|model| model.profile.iter().chain(&model.blocks));
-    for profile in all {
+    let named = |model: &ModelReport, profile: &ProfileReport| match profile.batch {
+        Some(_) => format!("{}/{}", model.name, profile.name),
+        None => profile.name.clone(),
+    };
+    let all = models.iter().flat_map(|model| {
+        model.profile.iter().chain(&model.blocks).map(move |profile| (named(model, profile), profile))
+    });
+    for (name, profile) in all {
         let last = profile.latency_ms.len();
         let sizes = std::iter::successors(Some(1), |size| Some(size * 2)).take_while(|&size| size < last).chain([last]);
         for size in sizes {
             let latency = profile.latency_ms[size - 1];
             let per_row = latency / size as f64;
-            table.row([
-                profile.name.clone(),
-                size.to_string(),
-                number(latency),
-                number(per_row),
-                number(1e3 / per_row),
-            ]);
+            table.row([name.clone(), size.to_string(), number(latency), number(per_row), number(1e3 / per_row)]);
         }
     }
     table.to_string()

@@ -41,7 +41,7 @@ fn every_answer_is_the_one_alone_in_any_batches_on_one_and_two_devices() {
             for devices in [1, 2] {
                 let bench = Bench::new(&*engine, model(walk), devices);
                 let mut random = Random(walk as u64 * 31 + devices as u64);
-                let sent = mixed(walk, 60, &mut random);
+                let sent = mixed(walk, 420, &mut random);
                 let requests: Vec<Vec<Tensor>> = sent.iter().map(|sent| sent.tensors(walk)).collect();
                 let answers = bench.answer_all(&requests, 20, &mut random);
                 sent.iter().zip(&answers).for_each(|(sent, answer)| check(walk, sent, answer));

@@ -188,7 +188,8 @@ impl Prepared {
     /// What the command line shows of it.
     pub fn report(&self, devices: usize) -> ModelReport {
         let plan = &self.plan;
-        let total = self.model().map(|model| model.profile());
+        // In cells a request costs as much as it is long, so there is no such sum.
+        let total = self.model().filter(|model| !model.walk.is_unfolded()).map(|model| model.profile());
         let goodput = total.as_ref().map(|profile| best_goodput(profile, plan.slo, devices.min(plan.config.instances)));
         let blocks = plan.source.blocks.iter().zip(self.profiles.iter().flatten());
         let blocks = blocks.enumerate().map(|(at, (source, profile))| {
@@ -204,7 +205,11 @@ impl Prepared {
             slo_ms: Some(plan.slo.as_millis_f64()),
             max_batch: Some(plan.source.max_batch),
             profile: total.as_ref().map(|profile| ProfileReport::new(&plan.name, self.origin, profile)),
-            blocks: if plan.source.blocks.len() > 1 { blocks.collect() } else { Vec::new() },
+            blocks: if plan.source.blocks.len() > 1 || plan.config.cells.is_some() {
+                blocks.collect()
+            } else {
+                Vec::new()
+            },
             best_goodput_rps: goodput,
             warnings: self.warnings.clone(),
             error: None,

@@ -28,7 +28,7 @@ pub(super) fn warm_up(
     if batches == 0 {
         return Ok(());
     }
-    let rows = |batch: usize| if batch % 2 == 0 { max_batch } else { 1 };
+    let rows = |batch: usize| if batch.is_multiple_of(2) { max_batch } else { 1 };
     if model.example(1).is_some() {
         return (0..batches)
             .try_for_each(|batch| run_example(engine, model, rows(batch)).map_err(|error| error.to_string()));
