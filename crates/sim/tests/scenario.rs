@@ -99,7 +99,7 @@ fn mistakes_are_named() {
     check_error(&format!("rate = 1\n{MODEL}{MODEL}"), expect![[r#"s.toml: the name "m" is used twice"#]]);
     check_error(
         &format!("rate = 1\n{MODEL}walk = \"tree\""),
-        expect![[r#"s.toml: model "m": walk = "tree"; it must be "whole" or "chain""#]],
+        expect![[r#"s.toml: model "m": walk = "tree" needs [[model.block]] tables"#]],
     );
     check_error(
         &format!("rate = 1\n{MODEL}latency_ms = [1.0]"),
@@ -248,7 +248,7 @@ fn policies_and_options_are_named() {
     check(
         "policy = \"best\"",
         expect![[
-            r#"s.toml: policy: unknown policy "best"; choose one of: serial, timeout, eager, deferred, clockwork, nexus, shepherd"#
+            r#"s.toml: policy: unknown policy "best"; choose one of: serial, timeout, eager, deferred, clockwork, nexus, shepherd, cellular, bucketed, graph-merge, lazy, lazy-oracle"#
         ]],
     );
     check(

@@ -87,6 +87,16 @@ impl Context {
         self.queue.answers(&cases.into_iter().map(job).collect::<Vec<_>>())
     }
 
+    /// The answer to `question` for each scenario, given with the name of who decides.
+    pub(super) fn ask(&self, question: Question, scenarios: &[(String, String)]) -> anyhow::Result<Vec<Answer>> {
+        let job = |(policy, scenario): &(String, String)| Job {
+            policy: policy.clone(),
+            scenario: scenario.clone(),
+            question,
+        };
+        self.queue.answers(&scenarios.iter().map(job).collect::<Vec<_>>())
+    }
+
     /// How a scenario file fares.
     pub(super) fn run(&self, name: &str, scenario: &str) -> anyhow::Result<Vec<Answer>> {
         let job = Job { policy: name.to_owned(), scenario: scenario.to_owned(), question: Question::Run };

@@ -25,6 +25,10 @@ pub(super) enum Question {
     Knee,
     /// How many devices does its rate need?
     Devices,
+    /// How does it fare, and how are the times before and after the first start distributed?
+    Delays,
+    /// What is the highest rate at which 97 % are answered and the 90th percentile is at most half a second?
+    Peak,
 }
 
 /// The answer. What the question does not ask for is left at 0 or empty.
@@ -42,6 +46,20 @@ pub(super) struct Answer {
     pub(super) batch_of_requests: Vec<f64>,
     /// For each hundredth from 0 to 100 %, the time from arrival to start.
     pub(super) delays_ms: Vec<f64>,
+    /// The same from start to answer.
+    pub(super) computing_ms: Vec<f64>,
+    /// Latencies; infinite where nothing was answered.
+    pub(super) p50_ms: f64,
+    pub(super) p90_ms: f64,
+    pub(super) p99_ms: f64,
+    pub(super) mean_batch: f64,
+    /// Requests answered within the run, a second, of models that unfold.
+    pub(super) answered_rps: f64,
+    pub(super) p99_queue_ms: f64,
+    /// Rows that were padding or came after the end, as a share.
+    pub(super) wasted: f64,
+    /// Tasks with the members of the one before, as a share.
+    pub(super) without_copy: f64,
     pub(super) windows: Vec<Interval>,
 }
 
@@ -65,6 +83,8 @@ const LIMIT: f64 = 0.01;
 /// The load at which distributions are looked at: close to what is possible and safely below it.
 const KNEE: f64 = 0.97;
 const MOST_DEVICES: usize = 4096;
+/// Beyond this a rate is not carried.
+const PEAK_P90_MS: f64 = 500.0;
 /// A goodput below this share of the bound counts as 0: so slow a run would last for ages of virtual time.
 const HOPELESS: f64 = 1e-3;
 
@@ -81,6 +101,8 @@ impl Job {
             Question::Goodput => self.goodput(),
             Question::Knee => self.knee(),
             Question::Devices => self.devices(),
+            Question::Delays => self.delays(),
+            Question::Peak => self.peak(),
         }
     }
 
@@ -116,8 +138,36 @@ impl Job {
         let mut trace = Trace::new(&scenario.setup.models);
         let summary = simulate(&scenario, Some(&mut trace))?;
         let batch_of_requests = quantiles(batches(&trace.tasks_csv()));
-        let delays_ms = quantiles(delays(&trace.requests_csv()));
+        let delays_ms = quantiles(spans(&trace.requests_csv(), 3, 2));
         Ok(Answer { goodput_rps: found.goodput_rps, batch_of_requests, delays_ms, ..summary.into() })
+    }
+
+    fn delays(&self) -> anyhow::Result<Answer> {
+        let scenario = self.parse()?;
+        let mut trace = Trace::new(&scenario.setup.models);
+        let summary = simulate(&scenario, Some(&mut trace))?;
+        let csv = trace.requests_csv();
+        let (delays_ms, computing_ms) = (quantiles(spans(&csv, 3, 2)), quantiles(spans(&csv, 2, 1)));
+        Ok(Answer { delays_ms, computing_ms, ..summary.into() })
+    }
+
+    /// Halves the distance between a rate that is carried and one that is not, until they are 1 % apart.
+    fn peak(&self) -> anyhow::Result<Answer> {
+        let scenario = self.parse()?;
+        let carried = |rate: f64| {
+            let answer: Answer = simulate_at(&scenario, rate, None)?.into();
+            anyhow::Ok(Some(answer).filter(|answer| answer.p90_ms <= PEAK_P90_MS && answer.answered_rps >= 0.97 * rate))
+        };
+        let (mut low, mut high) = (0.0, scenario.bound_rps() * 1.05);
+        let mut best = Answer::default();
+        while high - low > 0.01 * high {
+            let rate = f64::midpoint(low, high);
+            match carried(rate)? {
+                Some(answer) => (low, best) = (rate, Answer { goodput_rps: rate, ..answer }),
+                None => high = rate,
+            }
+        }
+        Ok(best)
     }
 
     /// Doubles the devices until they are enough, then halves the difference; 0 if no number was enough.
@@ -144,6 +194,7 @@ impl Job {
 
 impl From<Summary> for Answer {
     fn from(summary: Summary) -> Answer {
+        let unfolded = summary.unfolded.clone().unwrap_or_default();
         Answer {
             goodput_rps: summary.total.goodput_rps,
             worst_bad_rate: summary.worst_bad_rate,
@@ -151,6 +202,14 @@ impl From<Summary> for Answer {
             devices_used: summary.total.devices_used,
             median_batch: summary.total.median_batch,
             windows: summary.windows.iter().map(Interval::from).collect(),
+            p50_ms: summary.total.p50_ms.unwrap_or(f64::MAX),
+            p90_ms: summary.total.p90_ms.unwrap_or(f64::MAX),
+            p99_ms: summary.total.p99_ms.unwrap_or(f64::MAX),
+            mean_batch: summary.total.mean_batch,
+            answered_rps: unfolded.answered_rps,
+            p99_queue_ms: unfolded.p99_queue_ms.unwrap_or(f64::MAX),
+            wasted: unfolded.wasted_rows as f64 / unfolded.rows.max(1) as f64,
+            without_copy: unfolded.tasks_without_copy as f64 / unfolded.tasks.max(1) as f64,
             ..Answer::default()
         }
     }
@@ -171,15 +230,14 @@ fn batches(csv: &str) -> Vec<f64> {
     sizes.flat_map(|size| std::iter::repeat_n(size as f64, size)).collect()
 }
 
-/// From a trace of requests, the time from arrival to start of those that ran.
-fn delays(csv: &str) -> Vec<f64> {
-    let delay = |line: &str| {
-        let mut fields = line.rsplit(',').skip(2);
-        let start: f64 = fields.next()?.parse().ok()?;
-        let arrival: f64 = fields.next()?.parse().ok()?;
-        Some(start - arrival)
+/// From a trace of requests, the time from one field to another of those that ran. Fields are counted from the end, since a
+/// name may hold commas: the outcome is 0, the end 1, the start 2, the arrival 3.
+fn spans(csv: &str, from: usize, to: usize) -> Vec<f64> {
+    let span = |line: &str| {
+        let field = |at: usize| line.rsplit(',').nth(at)?.parse::<f64>().ok();
+        Some(field(to)? - field(from)?)
     };
-    csv.lines().skip(1).filter_map(delay).collect()
+    csv.lines().skip(1).filter_map(span).collect()
 }
 
 /// The values at 0, 1, … 100 %.

@@ -5,6 +5,7 @@
 //! where it was. What comes out is a [`Report`](item::Report): rows of paper's value, our value and ratio, and a plot.
 
 mod case;
+mod cells;
 mod context;
 mod item;
 mod job;
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
 }
 
 fn items() -> impl Iterator<Item = &'static Item> {
-    symphony::ITEMS.iter()
+    symphony::ITEMS.iter().chain(cells::ITEMS)
 }
 
 fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {

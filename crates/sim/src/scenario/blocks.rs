@@ -33,7 +33,7 @@ pub(super) fn blocks(walk: Walk, tables: &[BlockTable], max_batch: Option<usize>
     if !fits {
         let name = walk.name();
         return Err(format!(
-            "walk = {name:?} takes {expected} [[model.block]] tables, not {count}; a head has once = true"
+            "walk = {name:?} takes [[model.block]] tables: {expected}; there are {count}. A head has once = true"
         ));
     }
     if let Some(head) = tables.iter().rev().skip(1).find(|table| table.once == Some(true)) {
