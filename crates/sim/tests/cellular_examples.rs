@@ -395,7 +395,12 @@ fn early_start_and_early_leave_alone() {
         average 4.875
     "#]],
     );
-    chain("cellular", "max_tasks=1 early_leave=false", 4, &FIGURE_5, expect![[r#"
+    chain(
+        "cellular",
+        "max_tasks=1 early_leave=false",
+        4,
+        &FIGURE_5,
+        expect![[r#"
         0 1 w0 ct0 [1, 2, 3, 4]
         1 2 w0 ct0 [1, 2, 3, 4]
         2 3 w0 ct0 [1, 2, 3, 4]
@@ -410,7 +415,8 @@ fn early_start_and_early_leave_alone() {
         11 12 w0 ct0 [5, 6, 7, 8]
         done r1 5, r2 5, r3 5, r4 5, r5 12, r6 12, r7 12, r8 12
         average 7.25
-    "#]]);
+    "#]],
+    );
 }
 
 fn complete_tree(leaves: i64) -> Graph {
