@@ -240,3 +240,14 @@ fn mistakes_are_named() {
         ]],
     );
 }
+
+#[test]
+fn the_files_of_batchmaker_can_be_run() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/batchmaker");
+    for name in ["lstm", "translate", "trees"] {
+        let mut scenario = Scenario::read(&folder.join(name).with_extension("toml")).unwrap();
+        scenario.length = ripieno_sim::Length::Requests(500);
+        let summary = simulate(&scenario, None).unwrap();
+        assert_eq!((summary.total.dropped, summary.total.late), (0, 0), "{name}");
+    }
+}

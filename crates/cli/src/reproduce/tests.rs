@@ -52,6 +52,53 @@ fn the_worked_example_is_exact() {
 }
 
 #[test]
+fn the_examples_of_cellular_batching_are_exact() {
+    for (id, stated) in [("batchmaker/figure5", 25), ("late-batching/figure1", 25)] {
+        let report = (item(id).run)(&Folder::new("cells").context()).unwrap();
+        check(&report);
+        for row in &report.rows {
+            assert_eq!(row.paper.unwrap_or(row.ours), row.ours, "{id}, {}", row.name);
+        }
+        assert_eq!(report.rows.iter().filter(|row| row.paper.is_some()).count(), stated, "{id}");
+    }
+}
+
+#[test]
+fn figures_of_cells_have_their_rows() {
+    let folder = Folder::new("figures-of-cells");
+    for id in [
+        "batchmaker/figure3",
+        "batchmaker/figure9",
+        "batchmaker/figure10",
+        "batchmaker/figure15",
+        "late-batching/figure6",
+    ] {
+        check(&(item(id).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
+fn what_lazybatching_says_of_its_examples_is_exact() {
+    let folder = Folder::new("lazybatching");
+    for id in ["lazybatching/figure4", "lazybatching/figure6", "lazybatching/figure8", "lazybatching/figure10"] {
+        let report = (item(id).run)(&folder.context()).unwrap();
+        check(&report);
+        assert!(report.rows.iter().any(|row| row.paper.is_some()), "{id}");
+        for row in &report.rows {
+            assert_eq!(row.paper.unwrap_or(row.ours), row.ours, "{id}, {}", row.name);
+        }
+    }
+}
+
+#[test]
+fn figures_of_lazybatching_have_their_rows() {
+    let folder = Folder::new("figures-of-lazybatching");
+    for id in ["lazybatching/figure3", "lazybatching/figure5", "lazybatching/figure11"] {
+        check(&(item(id).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
 fn the_bounds_of_table_2_are_the_papers() {
     let folder = Folder::new("table2");
     let report = (item("symphony/table2").run)(&folder.context()).unwrap();
