@@ -9,6 +9,7 @@ mod cells;
 mod context;
 mod item;
 mod job;
+mod lazybatching;
 mod print;
 mod queue;
 mod symphony;
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
 }
 
 fn items() -> impl Iterator<Item = &'static Item> {
-    symphony::ITEMS.iter().chain(cells::ITEMS)
+    symphony::ITEMS.iter().chain(cells::ITEMS).chain(lazybatching::ITEMS)
 }
 
 fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {

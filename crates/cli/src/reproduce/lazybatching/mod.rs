@@ -1,0 +1,37 @@
+//! "LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference": its figures and sensitivity studies.
+//!
+//! Paper values are those that its text prints; its figures are pictures, and nothing is read off them. The device is the
+//! analytic model of its NPU (`ripieno_model::npu`), whose latencies of one input are calibrated to Table II. What the text
+//! leaves open (lengths of sentences but for two numbers, loads, lengths of runs) is chosen in `workload.rs`.
+
+mod cost;
+mod examples;
+mod load;
+mod sensitivity;
+mod tail;
+mod workload;
+
+use super::item::Item;
+
+pub(super) const ITEMS: &[Item] = &[
+    cost::FIGURE_3,
+    examples::FIGURE_4,
+    load::FIGURE_5,
+    examples::FIGURE_6,
+    examples::FIGURE_8,
+    examples::FIGURE_10,
+    cost::FIGURE_11,
+    load::FIGURE_12,
+    load::FIGURE_13,
+    tail::FIGURE_14,
+    tail::FIGURE_15,
+    sensitivity::FIGURE_16,
+    sensitivity::DEC_TIMESTEPS,
+    sensitivity::MAX_BATCH,
+    sensitivity::CO_LOCATED,
+    sensitivity::SENTENCES,
+];
+
+/// At the bottom of every plot.
+const SOURCE: &str = "Experiment: \"LazyBatching: An SLA-aware Batching System for Cloud Machine Learning Inference\". Values: ripieno \
+                      simulate, on an analytic model of its NPU.";

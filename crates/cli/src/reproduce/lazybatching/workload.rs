@@ -1,0 +1,324 @@
+//! Networks, loads and contenders, and what comes of a run.
+
+use crate::reproduce::context::{Context, Spread};
+use ripieno_report::plot::{Axis, Content, Look, Panel, Series};
+use ripieno_sim::{Scenario, Trace, simulate};
+use std::fmt::Write;
+
+/// The three networks of the main evaluation, by their names on the NPU and in the paper.
+pub(super) const MAIN: [(&str, &str); 3] = [("resnet50", "ResNet"), ("gnmt", "GNMT"), ("transformer", "Transformer")];
+/// The other four.
+pub(super) const OTHERS: [(&str, &str); 4] =
+    [("vgg16", "VGGNet"), ("mobilenet", "MobileNet"), ("las", "Listen-Attend-and-Spell"), ("bert", "BERT")];
+/// From low to high load, requests a second; the paper names 16 and 1,000 and the borders 256 and 500.
+pub(super) const LOADS: [f64; 6] = [16.0, 64.0, 256.0, 500.0, 1000.0, 2000.0];
+pub(super) const WINDOWS_MS: [u32; 5] = [5, 25, 45, 65, 95];
+pub(super) const SLO_MS: f64 = 100.0;
+/// 90 % of sentences by the paper's own characterisation.
+pub(super) const DEC_TIMESTEPS: u32 = 32;
+pub(super) const MAX_BATCH: usize = 64;
+/// The paper's runs, and those of `--quick`.
+const SEEDS: u64 = 20;
+const QUICK_SEEDS: u64 = 3;
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum System {
+    Serial,
+    /// Graph batching with this window in milliseconds.
+    GraphB(u32),
+    LazyB,
+    Oracle,
+}
+
+/// A model under load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Load {
+    /// By its name on the NPU.
+    pub(super) network: &'static str,
+    pub(super) lengths: Lengths,
+    pub(super) slo_ms: f64,
+    pub(super) share: f64,
+}
+
+/// How long sentences and their translations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lengths {
+    /// Log-normal, so that 70 % have fewer than 20 words and 90 % at most 30: what the paper says of English to German.
+    Paper,
+    /// English of the European Parliament up to 80 words: longer, with a heavier tail; 90 % have at most 53.
+    Parliament,
+    /// Log-normal with the median of 50 steps: about 4 s of speech, and as many letters.
+    Speech,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Case {
+    pub(super) system: System,
+    pub(super) loads: Vec<Load>,
+    pub(super) rate: f64,
+    pub(super) max_batch: usize,
+    pub(super) dec_timesteps: u32,
+    pub(super) requests: u64,
+    pub(super) seed: u64,
+}
+
+/// What came of it: by request in milliseconds, sorted.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) latencies_ms: Vec<f64>,
+    /// Requests answered within the run, a second.
+    pub(super) answered_rps: f64,
+    pub(super) mean_batch: f64,
+}
+
+/// What came of several seeds.
+#[derive(Clone, Debug)]
+pub(super) struct Outcomes(pub(super) Vec<Outcome>);
+
+impl System {
+    pub(super) fn all() -> Vec<System> {
+        let mut all = vec![System::Serial];
+        all.extend(System::graph_batching());
+        all.extend([System::LazyB, System::Oracle]);
+        all
+    }
+
+    pub(super) fn graph_batching() -> impl Iterator<Item = System> {
+        WINDOWS_MS.into_iter().map(System::GraphB)
+    }
+
+    pub(super) fn name(self) -> String {
+        match self {
+            System::Serial => "Serial".to_owned(),
+            System::GraphB(window) => format!("GraphB({window})"),
+            System::LazyB => "LazyB".to_owned(),
+            System::Oracle => "Oracle".to_owned(),
+        }
+    }
+
+    pub(super) fn look(self) -> Look {
+        match self {
+            System::Serial => Look::solid(6),
+            System::GraphB(window) => {
+                let place = WINDOWS_MS.iter().position(|&other| other == window).unwrap_or(0);
+                if place < 2 { Look::solid(1 + place) } else { Look::dashed(1 + place) }
+            }
+            System::LazyB => Look::solid(0),
+            System::Oracle => Look::dashed(0),
+        }
+    }
+
+    /// Its policy and options. Sequences need a baseline that pads them; it is the same rule otherwise.
+    fn policy(self, case: &Case) -> String {
+        let Case { max_batch, dec_timesteps, .. } = case;
+        let padded = case.loads.iter().any(Load::is_sequence);
+        let one_bucket = "width = 1048576\npad = \"longest\"\n";
+        match (self, padded) {
+            (System::Serial, false) => "policy = \"serial\"\n[policy_options]\n".to_owned(),
+            (System::Serial, true) => format!("policy = \"bucketed\"\n[policy_options]\n{one_bucket}max_batch = 1\n"),
+            (System::GraphB(window), false) => format!(
+                "policy = \"timeout\"\n[policy_options]\ngather = \"fifo\"\ndrop = \"never\"\ntimeout_ms = {window}\n\
+                 max_batch = {max_batch}\n"
+            ),
+            (System::GraphB(window), true) => format!(
+                "policy = \"bucketed\"\n[policy_options]\n{one_bucket}window_ms = {window}\nmax_batch = {max_batch}\n"
+            ),
+            (System::LazyB | System::Oracle, _) => {
+                let name = if self == System::LazyB { "lazy" } else { "lazy-oracle" };
+                format!(
+                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n"
+                )
+            }
+        }
+    }
+}
+
+impl Load {
+    pub(super) fn new(network: &'static str, slo_ms: f64) -> Load {
+        let lengths = if network == "las" { Lengths::Speech } else { Lengths::Paper };
+        Load { network, lengths, slo_ms, share: 1.0 }
+    }
+
+    fn is_sequence(&self) -> bool {
+        matches!(self.network, "gnmt" | "transformer" | "las")
+    }
+
+    fn toml(&self) -> String {
+        let Load { network, lengths, slo_ms, share } = self;
+        let mut text =
+            format!("[[model]]\nname = \"{network}\"\nnpu = \"{network}\"\nslo_ms = {slo_ms:?}\nshare = {share:?}\n");
+        if self.is_sequence() {
+            text.push_str(lengths.toml());
+        }
+        text
+    }
+}
+
+impl Lengths {
+    fn toml(self) -> &'static str {
+        match self {
+            Lengths::Paper => {
+                "lengths = { kind = \"lognormal\", mu = 2.74, sigma = 0.5, min = 1, max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 80\n"
+            }
+            Lengths::Parliament => {
+                "lengths = { kind = \"histogram\", dataset = \"europarl-en\", max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 100\n"
+            }
+            Lengths::Speech => {
+                "lengths = { kind = \"lognormal\", mu = 3.912, sigma = 0.4, min = 1, max = 200 }\n\
+                 output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 240\n"
+            }
+        }
+    }
+}
+
+impl Case {
+    /// One model with the paper's settings.
+    pub(super) fn new(system: System, network: &'static str, rate: f64) -> Case {
+        Case {
+            system,
+            loads: vec![Load::new(network, SLO_MS)],
+            rate,
+            max_batch: MAX_BATCH,
+            dec_timesteps: if network == "las" { 84 } else { DEC_TIMESTEPS },
+            requests: requests(rate),
+            seed: 1,
+        }
+    }
+
+    /// With another SLO for all its models.
+    pub(super) fn slo_ms(mut self, slo_ms: f64) -> Case {
+        self.loads.iter_mut().for_each(|load| load.slo_ms = slo_ms);
+        self
+    }
+
+    pub(super) fn toml(&self) -> String {
+        let Case { rate, requests, seed, .. } = self;
+        let mut text = format!("seed = {seed}\nrequests = {requests}\nrate = {rate:?}\n{}", self.system.policy(self));
+        for load in &self.loads {
+            let _ = write!(text, "{}", load.toml());
+        }
+        text
+    }
+
+    fn run(&self) -> anyhow::Result<Outcome> {
+        let scenario = Scenario::parse(&self.toml(), "scenario of the experiment")?;
+        let mut trace = Trace::new(&scenario.setup.models);
+        let summary = simulate(&scenario, Some(&mut trace))?;
+        let csv = trace.requests_csv();
+        let requests: Vec<(f64, f64)> = csv.lines().skip(1).filter_map(arrival_and_finish).collect();
+        let counted = &requests[(requests.len() / 10).min(requests.len().saturating_sub(1))..];
+        let mut latencies_ms: Vec<f64> = counted.iter().map(|(arrival, finish)| finish - arrival).collect();
+        latencies_ms.sort_by(f64::total_cmp);
+        let (from, to) = (counted[0].0, counted[counted.len() - 1].0);
+        let answered = requests.iter().filter(|&&(_, finish)| finish >= from && finish <= to).count();
+        Ok(Outcome {
+            latencies_ms,
+            answered_rps: answered as f64 * 1e3 / (to - from).max(1.0),
+            mean_batch: summary.total.mean_batch,
+        })
+    }
+}
+
+/// Some seconds of load, and enough requests to speak of tails.
+fn requests(rate: f64) -> u64 {
+    ((rate * 4.0) as u64).clamp(400, 6000)
+}
+
+fn arrival_and_finish(line: &str) -> Option<(f64, f64)> {
+    let mut fields = line.rsplit(',').skip(1);
+    let finish = fields.next()?.parse().ok()?;
+    let arrival = fields.nth(1)?.parse().ok()?;
+    Some((arrival, finish))
+}
+
+/// Seeds a point.
+pub(super) fn seeds(context: &Context) -> u64 {
+    if context.is_quick() { context.seeds(SEEDS).max(QUICK_SEEDS) } else { context.seeds(SEEDS) }
+}
+
+/// Each case with several seeds, on all cores.
+pub(super) fn run(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Outcomes>> {
+    let seeds = seeds(context);
+    let fewer = |requests: u64| if context.is_quick() { requests.div_ceil(2) } else { requests };
+    let seeded: Vec<_> = cases
+        .iter()
+        .flat_map(|case| (1..=seeds).map(|seed| Case { seed, requests: fewer(case.requests), ..case.clone() }))
+        .collect();
+    let outcomes = context.each(&seeded, Case::run)?;
+    Ok(outcomes.chunks(seeds as usize).map(|outcomes| Outcomes(outcomes.to_vec())).collect())
+}
+
+impl Outcome {
+    pub(super) fn mean_ms(&self) -> f64 {
+        self.latencies_ms.iter().sum::<f64>() / self.latencies_ms.len().max(1) as f64
+    }
+
+    pub(super) fn quantile_ms(&self, quantile: f64) -> f64 {
+        let last = self.latencies_ms.len().saturating_sub(1);
+        self.latencies_ms.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
+    }
+
+    /// The share of requests that took longer.
+    pub(super) fn beyond(&self, slo_ms: f64) -> f64 {
+        let within = self.latencies_ms.partition_point(|&latency| latency <= slo_ms);
+        1.0 - within as f64 / self.latencies_ms.len().max(1) as f64
+    }
+}
+
+impl Outcomes {
+    /// The mean over seeds, and the quartiles.
+    pub(super) fn spread(&self, value: impl Fn(&Outcome) -> f64) -> Spread {
+        let mut values: Vec<f64> = self.0.iter().map(value).collect();
+        values.sort_by(f64::total_cmp);
+        let quartile = |part: f64| {
+            let at = part * values.len().saturating_sub(1) as f64;
+            let (below, above) = (values[at.floor() as usize], values[at.ceil() as usize]);
+            below + (above - below) * at.fract()
+        };
+        let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+        Spread { mean, low: quartile(0.25), high: quartile(0.75) }
+    }
+
+    pub(super) fn mean_ms(&self) -> Spread {
+        self.spread(Outcome::mean_ms)
+    }
+
+    pub(super) fn answered_rps(&self) -> Spread {
+        self.spread(|outcome| outcome.answered_rps)
+    }
+
+    pub(super) fn quantile_ms(&self, quantile: f64) -> Spread {
+        self.spread(|outcome| outcome.quantile_ms(quantile))
+    }
+
+    pub(super) fn beyond(&self, slo_ms: f64) -> Spread {
+        self.spread(|outcome| outcome.beyond(slo_ms))
+    }
+}
+
+pub(super) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
+
+pub(super) fn series(system: System, points: Vec<(f64, f64)>) -> Series {
+    Series { name: system.name(), points, look: system.look(), markers: true }
+}
+
+pub(super) fn axis(label: &str) -> Axis {
+    Axis { label: label.to_owned(), from: Some(0.0), to: None }
+}
+
+pub(super) fn lines(title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Panel {
+    Panel { title: title.to_owned(), x, y, content: Content::Lines(series) }
+}
+
+/// How runs were made, for subtitles.
+pub(super) fn settings(context: &Context) -> String {
+    let requests = if context.is_quick() { "200 to 3,000" } else { "400 to 6,000" };
+    format!("Poisson arrivals, SLO 100 ms, batches up to 64, {} seeds of {requests} requests", seeds(context))
+}
