@@ -7,7 +7,7 @@ use common::stepping::{DEPTH, LONGEST, Stepping, answer_to, counting, sequence};
 use ripieno_base::ModelId;
 use ripieno_executor::Engine as Executor;
 use ripieno_runtime::{
-    Answer, Engine, EngineConfig, Failure, Job, ModelRefused, OnStep, Recording, Refused, Step, replay,
+    Answer, Engine, EngineConfig, Failure, Job, ModelRefused, OnStep, Recording, Refused, Step, Ticket, replay,
 };
 use ripieno_sched::{Limits, Options, Setup, build, find};
 use std::path::Path;
@@ -19,9 +19,13 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(600);
 
 fn config(executor: &Arc<dyn Executor>, devices: usize, requests: usize) -> EngineConfig {
+    config_with("cellular", executor, devices, requests)
+}
+
+fn config_with(policy: &str, executor: &Arc<dyn Executor>, devices: usize, requests: usize) -> EngineConfig {
     let limits = Limits { requests, models: 3, devices, depth: DEPTH, batch: 8, nodes: 64 };
     let setup = Setup { models: Vec::new(), devices, limits };
-    let scheduler = build("cellular", &setup, &Options::new()).unwrap();
+    let scheduler = build(policy, &setup, &Options::new()).unwrap();
     EngineConfig::new(scheduler, setup, vec![Arc::clone(executor); devices])
 }
 
@@ -88,21 +92,57 @@ fn a_request_is_answered_at_its_end_and_its_slot_kept_until_its_last_step_has_ru
     let full = engine.submit(job(model, &bytes).0).err().unwrap();
     assert!(matches!(full, Refused::QueueFull { bound: 1, .. }), "{full}");
     drop(release);
-    let begun = Instant::now();
-    let (second, answers) = loop {
-        let (job, answers) = job(model, &bytes);
-        match engine.submit(job) {
-            Ok(ticket) => break (ticket, answers),
-            Err(_) => assert!(begun.elapsed() < SAFETY, "the slot is never given back"),
-        }
-        std::thread::yield_now();
-    };
+    let (second, answers) = submit_when_there_is_room(&engine, model, &bytes);
     answers.recv_timeout(SAFETY).unwrap().unwrap();
     // It has been answered.
     second.cancel();
     assert!(engine.drain(SAFETY));
     // The limit is four steps: three beyond the end were queued.
     assert!(engine.model_metrics(model).unwrap().wasted_rows >= 3);
+}
+
+fn submit_when_there_is_room(engine: &Engine, model: ModelId, bytes: &[u8]) -> (Ticket, Receiver<Answer>) {
+    let begun = Instant::now();
+    loop {
+        let (job, answers) = job(model, bytes);
+        match engine.submit(job) {
+            Ok(ticket) => return (ticket, answers),
+            Err(_) => assert!(begun.elapsed() < SAFETY, "the slot is never given back"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_rest_of_a_walk_that_nobody_waits_for_is_not_run() {
+    let (executor, release) = Stepping::gated();
+    let engine = Engine::start(config(&executor, 1, 1)).unwrap();
+    let model = engine.load(counting(LONG)).unwrap();
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    let release = release;
+    let (long, answers) = job(model, &[1; LONGEST]);
+    let ticket = engine.submit(long).unwrap();
+    release.send(()).unwrap();
+    ticket.cancel();
+    assert_eq!(answers.recv_timeout(SAFETY).unwrap().unwrap_err(), Failure::Cancelled);
+    drop(release);
+    // It has its slot once the steps that were queued have run.
+    let (_, answers) = submit_when_there_is_room(&engine, model, &[7]);
+    assert_eq!(answers.recv_timeout(SAFETY).unwrap().unwrap().outputs[0].data, answer_to(&[7]));
+    let seen = engine.model_metrics(model).unwrap();
+    let of_the_second = 1 + 3;
+    assert!(seen.batch_rows.sum as usize <= DEPTH + of_the_second, "{seen:?}");
+    assert!(engine.drain(SAFETY));
+}
+
+#[test]
+fn steps_that_only_pad_are_counted() {
+    let engine = Engine::start(config_with("bucketed", &Stepping::failing(0), 1, 16)).unwrap();
+    let model = engine.load(counting(LONG)).unwrap();
+    // A bucket holds ten lengths, so a sequence of three has seven steps that do nothing.
+    assert_eq!(ask(&engine, model, &[1, 2, 3]).unwrap().outputs[0].data, answer_to(&[1, 2, 3]));
+    let seen = engine.model_metrics(model).unwrap();
+    assert_eq!((seen.padding_rows, seen.success.count), (7, 1), "{seen:?}");
 }
 
 #[test]
