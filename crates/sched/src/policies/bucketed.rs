@@ -73,6 +73,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let terms = move |model: &Model| Terms {
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
         leave: Leave::WithItsSet(padding),

@@ -83,6 +83,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let terms = move |model: &Model| Terms {
         drop: model.drop.unwrap_or(drop),
         max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         max_tasks: max_tasks.unwrap_or(5),
         join,
         leave,

@@ -31,7 +31,10 @@ pub(crate) const POLICY: Policy = Policy {
     sharded: false,
     walks: &Walk::ALL,
     knobs: &[
-        Knob { help: "the most requests in a set", ..MAX_BATCH },
+        Knob {
+            help: "the most requests in a set; a task may hold more nodes, up to the block's largest batch",
+            ..MAX_BATCH
+        },
         Knob {
             name: "merge_us_per_node",
             default: "0",
@@ -49,7 +52,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
     let terms = move |model: &Model| Terms {
         drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        max_batch: model.max_batch,
+        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
         max_tasks: usize::MAX,
         join: Join::InSets { width: None, drains: false },
         leave: Leave::WithItsSet(Padding::None),

@@ -38,8 +38,10 @@ use subgraphs::Subgraphs;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) drop: DropRule,
-    /// The most rows in a batch, and in a set.
+    /// The most rows in a task.
     pub(crate) max_batch: usize,
+    /// The most rows of the requests in a set.
+    pub(crate) set: usize,
     /// The most tasks submitted to a device in one go.
     pub(crate) max_tasks: usize,
     /// Who may join.

@@ -82,7 +82,7 @@ impl Cells {
         }
         let Some((model, bucket)) = self.next_bucket(now) else { return };
         self.sets.turn = (model.index(), bucket);
-        let cap = self.served(model).terms.max_batch;
+        let cap = self.served(model).terms.set;
         let id = self.sets.open(Some(device));
         self.devices[device.index()].set = Some(id);
         let (mut rows, mut longest, mut nodes) = (0, 0, 0);
@@ -130,7 +130,7 @@ impl Cells {
         let (model, bucket) = self.sets.turn;
         let count = self.models.len();
         if let Some(served) = &self.models[model] {
-            let full = |list: &List| list.len() >= served.terms.max_batch;
+            let full = |list: &List| list.len() >= served.terms.set;
             let drains = matches!(served.terms.join, Join::InSets { drains: true, .. });
             if drains && served.has_instance() && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
@@ -142,7 +142,7 @@ impl Cells {
             let end = range.end.min(served.buckets.len());
             let ripe = |list: &List| {
                 let waited = self.ripe_at(served, list).is_some_and(|at| at <= now);
-                waited || (!list.is_empty() && list.len() >= served.terms.max_batch)
+                waited || (!list.is_empty() && list.len() >= served.terms.set)
             };
             let found = (range.start..end).find(|&bucket| ripe(&served.buckets[bucket]))?;
             Some((ModelId(model as u16), found))
