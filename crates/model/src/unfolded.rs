@@ -116,10 +116,7 @@ impl Graph {
         let is_leaf = |node: usize| children(node).iter().all(|&child| child < 0);
         let graph = Graph::new(nodes, |node| if is_leaf(node) { leaf } else { internal }, &children)?;
         let mut parents = vec![0; nodes];
-        (0..nodes)
-            .flat_map(&children)
-            .filter(|child| **child >= 0)
-            .for_each(|&child| parents[child as usize] += 1);
+        (0..nodes).flat_map(&children).filter(|child| **child >= 0).for_each(|&child| parents[child as usize] += 1);
         let shared = (0..nodes).find(|&node| parents[node] > 1);
         let mut roots = (0..nodes).filter(|&node| parents[node] == 0);
         // Without a cycle there is at least one root, so the second one is one too many.
