@@ -68,6 +68,18 @@ pub struct Request {
     pub extent: Extent,
 }
 
+impl Request {
+    /// Fills tables before the first request comes.
+    pub(crate) const NONE: Request = Request {
+        slot: RequestSlot(0),
+        model: ModelId(0),
+        arrived: Time::ORIGIN,
+        deadline: Time::ORIGIN,
+        rows: 0,
+        extent: Extent::ONE,
+    };
+}
+
 /// The end of a task.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskDone<'a> {

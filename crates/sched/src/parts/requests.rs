@@ -1,8 +1,7 @@
 //! The table of live requests, by slot.
 
 use crate::Request;
-use ripieno_base::{ModelId, RequestSlot, Time};
-use ripieno_model::Extent;
+use ripieno_base::RequestSlot;
 
 /// Where a live request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +24,7 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) fn new(capacity: usize) -> Requests {
-        let none = Request {
-            slot: RequestSlot(0),
-            model: ModelId(0),
-            arrived: Time::ORIGIN,
-            deadline: Time::ORIGIN,
-            rows: 0,
-            extent: Extent::ONE,
-        };
-        Requests { entries: vec![(State::Free, none); capacity] }
+        Requests { entries: vec![(State::Free, Request::NONE); capacity] }
     }
 
     pub(crate) fn insert(&mut self, request: &Request, state: State) {

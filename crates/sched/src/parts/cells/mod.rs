@@ -30,7 +30,7 @@ use crate::{Action, Limits, Outbox, Request, Setup};
 use batches::Batches;
 use graphs::Graphs;
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{DropRule, Extent, Model};
+use ripieno_model::{DropRule, Model};
 use sets::Sets;
 use subgraphs::Subgraphs;
 
@@ -140,6 +140,25 @@ struct Walker {
     going: bool,
 }
 
+impl Walker {
+    /// One that waits.
+    fn new(request: Request, number: u64) -> Walker {
+        Walker {
+            request,
+            number,
+            state: State::Waiting,
+            stage: 0,
+            open: 0,
+            flying: 0,
+            lost: false,
+            set: None,
+            bound: None,
+            padded: 0,
+            going: false,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Nothing was submitted, nor is it in a set.
@@ -165,31 +184,10 @@ struct Device {
 
 impl Cells {
     fn new(limits: &Limits, devices: usize) -> Cells {
-        let none = Request {
-            slot: RequestSlot(0),
-            model: ModelId(0),
-            arrived: Time::ORIGIN,
-            deadline: Time::ORIGIN,
-            rows: 0,
-            extent: Extent::ONE,
-        };
-        let walker = Walker {
-            request: none,
-            number: 0,
-            state: State::Over,
-            stage: 0,
-            open: 0,
-            flying: 0,
-            lost: false,
-            set: None,
-            bound: None,
-            padded: 0,
-            going: false,
-        };
         let device = |at| Device { present: at < devices, held: 0, model: ModelId(0), set: None, ready: Time::ORIGIN };
         Cells {
             models: (0..limits.models).map(|_| None).collect(),
-            walkers: vec![walker; limits.requests],
+            walkers: vec![Walker { state: State::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
             graphs: Graphs::new(limits),
             batches: Batches::new(limits),

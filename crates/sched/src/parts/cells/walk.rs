@@ -19,19 +19,7 @@ impl Cells {
             "the slot of a live request was reused: {request:?}"
         );
         self.arrivals += 1;
-        *self.walker(request.slot) = Walker {
-            request: *request,
-            number: self.arrivals,
-            state: State::Waiting,
-            stage: 0,
-            open: 0,
-            flying: 0,
-            lost: false,
-            set: None,
-            bound: None,
-            padded: 0,
-            going: false,
-        };
+        *self.walker(request.slot) = Walker::new(*request, self.arrivals);
         self.wait(request.slot);
     }
 

@@ -31,7 +31,7 @@ use crate::catalogue::{BuildError, Knob, Knobs, Policy};
 use crate::shard::PerModel;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{DeviceId, IndexedHeap, Links, List, ModelId, RequestSlot, TaskId, Time};
-use ripieno_model::{DropRule, Extent, Model, Walk};
+use ripieno_model::{DropRule, Model, Walk};
 use slack::{Estimator, Predictor};
 use table::{Step, Table};
 
@@ -137,6 +137,12 @@ struct Member {
     waits: bool,
 }
 
+impl Member {
+    fn new(request: Request) -> Member {
+        Member { request, issued: Time::NEVER, step: 0, rests: false, waits: false }
+    }
+}
+
 struct LazyBatching {
     rules: Rules,
     predictor: Predictor,
@@ -155,20 +161,11 @@ struct LazyBatching {
 impl LazyBatching {
     fn new(setup: &Setup, estimator: Estimator, rules: Rules) -> LazyBatching {
         let limits = &setup.limits;
-        let none = Request {
-            slot: RequestSlot(0),
-            model: ModelId(0),
-            arrived: Time::ORIGIN,
-            deadline: Time::ORIGIN,
-            rows: 0,
-            extent: Extent::ONE,
-        };
-        let member = Member { request: none, issued: Time::NEVER, step: 0, rests: false, waits: false };
         let mut lazy = LazyBatching {
             rules,
             predictor: Predictor::new(estimator, limits),
             models: (0..limits.models).map(|_| None).collect(),
-            members: vec![member; limits.requests],
+            members: vec![Member::new(Request::NONE); limits.requests],
             links: Links::new(limits.requests),
             tables: (0..limits.devices).map(|_| Table::new(limits)).collect(),
             present: (0..limits.devices).map(|device| device < setup.devices).collect(),
@@ -374,8 +371,7 @@ impl LazyBatching {
 
 impl Scheduler for LazyBatching {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        let member = &mut self.members[request.slot.index()];
-        *member = Member { request: *request, issued: Time::NEVER, step: 0, rests: false, waits: false };
+        self.members[request.slot.index()] = Member::new(*request);
         self.enqueue(request.slot);
     }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::Limits;
 use ripieno_base::Nanos;
+use ripieno_model::Extent;
 use ripieno_model::{Block, Profile};
 use std::fmt::Write;
 
