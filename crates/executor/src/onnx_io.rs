@@ -48,7 +48,7 @@ fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, Lo
     let tensor = info.r#type.as_ref().and_then(|of| of.tensor_type.as_ref()).ok_or_else(|| {
         refuse("is not a tensor: export the model with tensors only (scikit-learn: zipmap=False)".to_owned())
     })?;
-    let datatype = datatype(tensor.elem_type).ok_or_else(|| {
+    let datatype = DataType::from_onnx(tensor.elem_type).ok_or_else(|| {
         let code = tensor.elem_type;
         refuse(format!("has the ONNX element type {code}, which no client can send: add a Cast to the model"))
     })?;
@@ -110,26 +110,6 @@ fn external_data(path: &Path, graph: &GraphProto) -> Result<Vec<String>, LoadErr
         }
     }
     Ok(locations.into_iter().cloned().collect())
-}
-
-fn datatype(elem_type: i32) -> Option<DataType> {
-    Some(match elem_type {
-        1 => DataType::Fp32,
-        2 => DataType::Uint8,
-        3 => DataType::Int8,
-        4 => DataType::Uint16,
-        5 => DataType::Int16,
-        6 => DataType::Int32,
-        7 => DataType::Int64,
-        8 => DataType::Bytes,
-        9 => DataType::Bool,
-        10 => DataType::Fp16,
-        11 => DataType::Fp64,
-        12 => DataType::Uint32,
-        13 => DataType::Uint64,
-        16 => DataType::Bf16,
-        _ => return None,
-    })
 }
 
 // The few messages of onnx.proto that matter here, under their published field numbers.

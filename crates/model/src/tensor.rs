@@ -66,6 +66,27 @@ impl DataType {
         DataType::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
+    /// The datatype of an ONNX element type (`TensorProto.DataType`); none for those that the protocol does not have.
+    pub fn from_onnx(elem_type: i32) -> Option<DataType> {
+        Some(match elem_type {
+            1 => DataType::Fp32,
+            2 => DataType::Uint8,
+            3 => DataType::Int8,
+            4 => DataType::Uint16,
+            5 => DataType::Int16,
+            6 => DataType::Int32,
+            7 => DataType::Int64,
+            8 => DataType::Bytes,
+            9 => DataType::Bool,
+            10 => DataType::Fp16,
+            11 => DataType::Fp64,
+            12 => DataType::Uint32,
+            13 => DataType::Uint64,
+            16 => DataType::Bf16,
+            _ => return None,
+        })
+    }
+
     /// Bytes of one element; none for [`DataType::Bytes`], whose elements carry a 4-byte length each.
     pub const fn size(self) -> Option<usize> {
         match self {

@@ -168,7 +168,9 @@ impl Model {
     fn spec(&self, value: usize) -> TensorSpec {
         let shape = self.travelling(value).1;
         let shape = shape.into_iter().map(|dim| dim.value().filter(|&size| size > 0).unwrap_or(-1)).collect();
-        TensorSpec { name: self.travelling(value).0, datatype: datatype(self.values[value].elem), shape }
+        // Types that the protocol does not have travel as bytes, and engines refuse them.
+        let datatype = DataType::from_onnx(self.values[value].elem).unwrap_or(DataType::Bytes);
+        TensorSpec { name: self.travelling(value).0, datatype, shape }
     }
 
     /// The name and shape under which a value travels between blocks: the batch first.
@@ -313,25 +315,5 @@ impl Slices<'_> {
         }
         file.flush().map_err(unwritten)?;
         Ok(self.file(block, weights).encode_to_vec())
-    }
-}
-
-/// The protocol's name of an element type; types that it does not have travel as bytes, and engines refuse them.
-fn datatype(elem: i32) -> DataType {
-    match elem {
-        1 => DataType::Fp32,
-        2 => DataType::Uint8,
-        3 => DataType::Int8,
-        4 => DataType::Uint16,
-        5 => DataType::Int16,
-        6 => DataType::Int32,
-        7 => DataType::Int64,
-        9 => DataType::Bool,
-        10 => DataType::Fp16,
-        11 => DataType::Fp64,
-        12 => DataType::Uint32,
-        13 => DataType::Uint64,
-        16 => DataType::Bf16,
-        _ => DataType::Bytes,
     }
 }
