@@ -4,10 +4,13 @@
 //! later requests is how long, and when within an interval one arrives. So these are examples that agree with every
 //! instant in the text, not the figures themselves.
 
+mod common;
+
+use common::options;
 use expect_test::{Expect, expect};
 use ripieno_base::{BlockId, ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Graph, Model, Profile, Steps, Walk};
-use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
+use ripieno_sched::{Limits, Request, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
 use std::fmt::Write;
@@ -68,15 +71,6 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
     let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
     let slo = Nanos::from_millis(1000);
     Model { name: "m".to_owned(), blocks, walk, slo, max_batch, instances: usize::MAX, drop: None }
-}
-
-fn options(text: &str) -> Options {
-    let option = |pair: &str| {
-        let (name, value) = pair.split_once('=').unwrap();
-        let value = value.parse().map_or(OptionValue::Text(value.to_owned()), OptionValue::Int);
-        (name.to_owned(), value)
-    };
-    text.split_whitespace().map(option).collect()
 }
 
 fn run(policy: &str, knobs: &str, model: Model, devices: usize, arrivals: &[Arrival], graphs: &[Graph]) -> String {

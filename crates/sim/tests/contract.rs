@@ -4,6 +4,9 @@
 //! lie ahead, walks are in order. Beyond them: equal inputs give equal outputs, and a policy that drops what is hopeless
 //! starts nothing that ends late on devices that run as profiled.
 
+mod common;
+
+use common::{fault, options};
 use proptest::prelude::*;
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Model, Profile, Walk};
@@ -48,25 +51,12 @@ prop_compose! {
     }
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
-    let device = || (0..DEVICES as u16).prop_map(DeviceId);
-    prop_oneof![
-        device().prop_map(Fault::Join),
-        device().prop_map(Fault::Leave),
-        device().prop_map(Fault::Lose),
-        (device(), 20..400u32).prop_map(|(device, percent)| Fault::Slow(device, percent)),
-        device().prop_map(Fault::FailNext),
-        (1..150u64).prop_map(Fault::Cancel),
-        (0..3u16).prop_map(|model| Fault::Unload(ModelId(model))),
-    ]
-}
-
 prop_compose! {
     fn case(faulty: bool)(
         mut models in prop::collection::vec(model(), 1..=3),
         devices in 1..=DEVICES,
         requests in prop::collection::vec((0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64), 1..150),
-        faults in prop::collection::vec((0..150_000i64, fault()), if faulty { 0..10 } else { 0..1 }),
+        faults in prop::collection::vec((0..150_000i64, fault(DEVICES, 150)), if faulty { 0..10 } else { 0..1 }),
         slots in 20..200usize,
         depth in 1..=2usize,
     ) -> Case {
@@ -102,16 +92,6 @@ fn run(policy: &str, options: &Options, case: &Case) -> Trace {
     assert_eq!(world.live(), 0, "requests were left over");
     checkers.finish();
     trace
-}
-
-fn options(text: &str) -> Options {
-    let option = |pair: &str| {
-        let (name, value) = pair.split_once('=').unwrap();
-        let number = value.parse().map(OptionValue::Int).or_else(|_| value.parse().map(OptionValue::Float));
-        let value = number.unwrap_or(OptionValue::Text(value.to_owned()));
-        (name.to_owned(), value)
-    };
-    text.split_whitespace().map(option).collect()
 }
 
 macro_rules! contract {

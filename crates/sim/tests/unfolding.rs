@@ -4,10 +4,13 @@
 //! The checkers follow each node of each request. Beyond them: nothing is left over, equal inputs give equal outputs, and what
 //! a policy does not serve it refuses by name.
 
+mod common;
+
+use common::{fault, options};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Graph, Model, Profile, Steps, Walk};
-use ripieno_sched::{CATALOGUE, Limits, OptionValue, Options, Setup, build};
+use ripieno_sched::{CATALOGUE, Limits, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Fault, Trace, World};
 
@@ -94,19 +97,6 @@ fn tree(parents: &[usize]) -> Graph {
     Graph::tree(children.len(), |node| &children[node], BlockId(0), BlockId(1)).unwrap()
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
-    let device = || (0..DEVICES as u16).prop_map(DeviceId);
-    prop_oneof![
-        device().prop_map(Fault::Join),
-        device().prop_map(Fault::Leave),
-        device().prop_map(Fault::Lose),
-        (device(), 20..400u32).prop_map(|(device, percent)| Fault::Slow(device, percent)),
-        device().prop_map(Fault::FailNext),
-        (1..80u64).prop_map(Fault::Cancel),
-        (0..3u16).prop_map(|model| Fault::Unload(ModelId(model))),
-    ]
-}
-
 prop_compose! {
     fn case()(
         mut models in prop::collection::vec(model(), 1..=3),
@@ -114,7 +104,7 @@ prop_compose! {
         trees in prop::collection::vec(prop::collection::vec(0..100usize, 0..25), 1..4),
         tables in prop::collection::vec(table(), 1..4),
         requests in prop::collection::vec((0..2_500i64, 0..3usize, 1..12u32, 1..15u32, 1..15u32, 0..12usize), 1..80),
-        faults in prop::collection::vec((0..150_000i64, fault()), 0..12),
+        faults in prop::collection::vec((0..150_000i64, fault(DEVICES, 80)), 0..12),
         slots in 8..90usize,
         nodes in 30..400usize,
         depth in 1..=6usize,
@@ -178,15 +168,6 @@ fn run(policy: &str, knobs: &str, case: &Case) -> Option<Trace> {
     assert_eq!(world.live(), 0, "requests were left over");
     checkers.finish();
     Some(trace)
-}
-
-fn options(text: &str) -> Options {
-    let option = |pair: &str| {
-        let (name, value) = pair.split_once('=').unwrap();
-        let value = value.parse().map_or(OptionValue::Text(value.to_owned()), OptionValue::Int);
-        (name.to_owned(), value)
-    };
-    text.split_whitespace().map(option).collect()
 }
 
 macro_rules! promises {
