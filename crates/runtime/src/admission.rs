@@ -9,7 +9,6 @@ use crate::{Refused, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
 use ripieno_executor::Loaded;
-use ripieno_model::Graph;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -23,7 +22,7 @@ pub(crate) struct Admission {
     slots: usize,
     bytes: AtomicUsize,
     max_bytes: usize,
-    /// Nodes of graphs that the core holds; see [`size_of`].
+    /// Nodes of graphs that the core holds; see [`Limits::room`](ripieno_sched::Limits::room).
     nodes: AtomicUsize,
     max_nodes: usize,
 }
@@ -35,13 +34,8 @@ pub(crate) struct Asked {
     pub(crate) parts: usize,
     /// Bytes of its inputs.
     pub(crate) bytes: usize,
-    /// Nodes of the graph that it brings; see [`size_of`].
+    /// Nodes of the graph that it brings; see [`Limits::room`](ripieno_sched::Limits::room).
     pub(crate) nodes: usize,
-}
-
-/// How many nodes a graph counts as: the core has room for twice as many inputs of nodes as nodes.
-pub(crate) fn size_of(graph: &Graph) -> usize {
-    graph.len().max(graph.edges().div_ceil(2))
 }
 
 /// What front-end threads know of a model.

@@ -1,6 +1,6 @@
 //! The handle that the front end holds: load models, submit jobs, drain, shut down.
 
-use crate::admission::{Admission, Asked, ModelEntry, size_of};
+use crate::admission::{Admission, Asked, ModelEntry};
 use crate::answer::{Answerer, Gate};
 use crate::clock::saturating_nanos;
 use crate::core::Core;
@@ -240,7 +240,7 @@ impl Engine {
         let model = self.0.registry.get(job.model).ok_or(Refused::NotLoaded)?;
         let parts = parts(&job, &model)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
-        let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| size_of(graph));
+        let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let permit = self.0.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
         let (deadline, expires) = due(arrived, &model, job.timeout);
         let hold = Arc::new(Hold::new());

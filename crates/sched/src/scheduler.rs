@@ -153,11 +153,17 @@ pub struct Limits {
     pub depth: usize,
     /// Rows in a batch, of any model.
     pub batch: usize,
-    /// Nodes, and as many inputs of nodes twice, of the graphs of all live requests; a request whose graph does not fit is refused.
+    /// Room for the graphs of all live requests: nodes, of two inputs on average at most. The driver counts it by
+    /// [`Limits::room`] and refuses a request whose graph does not fit.
     pub nodes: usize,
 }
 
 impl Limits {
+    /// How much of [`Limits::nodes`] a graph takes.
+    pub fn room(graph: &Graph) -> usize {
+        graph.len().max(graph.edges().div_ceil(2))
+    }
+
     /// The most tasks in flight.
     pub fn tasks(&self) -> usize {
         self.devices * self.depth

@@ -348,7 +348,7 @@ impl File {
         }
         let batch = models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let most = autoscale.map_or(devices, |autoscale| autoscale.max);
-        let largest = graphs.iter().map(|graph| graph.len().max(graph.edges().div_ceil(2))).max().unwrap_or(0);
+        let largest = graphs.iter().map(Limits::room).max().unwrap_or(0);
         let nodes = requests.saturating_mul(largest).min(MAX_NODES.max(largest));
         let depth = if self.queues_ahead(&models) { QUEUE } else { 2 };
         let limits = Limits { requests, models: models.len(), devices: most, depth, batch, nodes };

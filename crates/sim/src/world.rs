@@ -7,7 +7,7 @@ use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Steps};
-use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use ripieno_sched::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::iter::Peekable;
@@ -144,11 +144,11 @@ impl Unfolded {
     }
 
     fn has_room(&self, graph: &Graph) -> bool {
-        graph.len().max(graph.edges().div_ceil(2)) <= self.room
+        Limits::room(graph) <= self.room
     }
 
     fn hold(&mut self, slot: RequestSlot, graph: &Graph) {
-        let size = graph.len().max(graph.edges().div_ceil(2));
+        let size = Limits::room(graph);
         self.room -= size;
         self.held[slot.index()] = size;
     }
