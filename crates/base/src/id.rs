@@ -29,6 +29,10 @@ id!(
     DeviceId(u16)
 );
 id!(
+    /// One of the queues of a device: its tasks run in order, beside those of the device's other lanes.
+    LaneId(u16)
+);
+id!(
     /// A place in the table of live requests. The driver hands slots out and may reuse one once its request has ended.
     RequestSlot(u32)
 );

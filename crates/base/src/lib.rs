@@ -8,6 +8,6 @@ mod list;
 mod time;
 
 pub use heap::IndexedHeap;
-pub use id::{BlockId, DeviceId, ModelId, RequestSlot, TaskId};
+pub use id::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId};
 pub use list::{Links, List};
 pub use time::{Nanos, Time};

@@ -93,7 +93,8 @@ impl Service {
             _ => 1,
         };
         let nodes = if policy.walks.iter().any(|walk| walk.brings_graph()) { MAX_NODES } else { 0 };
-        Limits { requests: self.max_live, models: MAX_MODELS, devices, depth, batch: MAX_BATCH, nodes }
+        let lanes = ripieno_sched::lanes(policy, &self.options);
+        Limits { requests: self.max_live, models: MAX_MODELS, devices, lanes, depth, batch: MAX_BATCH, nodes }
     }
 }
 

@@ -4,7 +4,7 @@
 //! block before it or after it. One application of a block for one request is a *node*, counted from 0 within its block; what
 //! a request knows of its own walk is its [`Extent`], and a [`Graph`](crate::Graph) where it brings one.
 
-use crate::Profile;
+use crate::{Lengths, Profile};
 use ripieno_base::Nanos;
 
 /// A part of a model that is executed at once: the whole model, a stage, a node or a cell.
@@ -13,8 +13,10 @@ use ripieno_base::Nanos;
 pub struct Block {
     /// Name, unique within the model.
     pub name: String,
-    /// ℓ(b) of this block alone; its length is the block's largest batch.
+    /// ℓ(b) of this block alone, of the longest requests where their length matters; its length is the block's largest batch.
     pub profile: Profile,
+    /// The same of shorter requests, where their length matters.
+    pub lengths: Option<Lengths>,
     /// How often a request runs it.
     pub steps: Steps,
     /// Whether it begins with the block before it rather than after it (the backward pass of a bidirectional model).
@@ -23,17 +25,43 @@ pub struct Block {
     pub priority: u32,
     /// The batch sizes that it is compiled for, ascending; a batch is padded to the next one. Empty: every size.
     pub sizes: Vec<usize>,
+    /// Whether it may send a request on to a later block than the next one.
+    pub skips: bool,
 }
 
 impl Block {
     /// A block that a request runs once, after the one before it, in batches of any size.
     pub fn new(name: impl Into<String>, profile: Profile) -> Block {
-        Block { name: name.into(), profile, steps: Steps::Once, beside: false, priority: 0, sizes: Vec::new() }
+        Block {
+            name: name.into(),
+            profile,
+            lengths: None,
+            steps: Steps::Once,
+            beside: false,
+            priority: 0,
+            sizes: Vec::new(),
+            skips: false,
+        }
     }
 
     /// The largest batch.
     pub fn max_batch(&self) -> usize {
         self.profile.max_batch()
+    }
+
+    /// What a batch of so many rows costs that is padded to `length`.
+    pub fn cost(&self, rows: usize, length: u32) -> Nanos {
+        self.lengths.as_ref().map_or_else(|| self.profile.latency(rows), |lengths| lengths.latency(rows, length))
+    }
+
+    /// How much of its device a batch can use, in millionths: its work by time over the most that any batch attains. Work is
+    /// counted in rows, or elements of rows where their length matters. Batches that run side by side slow each other down
+    /// by the sum of their shares, once that exceeds a whole device.
+    pub fn share(&self, rows: usize, length: u32) -> u32 {
+        match &self.lengths {
+            Some(lengths) => lengths.share(rows, length),
+            None => self.profile.share(rows),
+        }
     }
 }
 
@@ -55,7 +83,8 @@ pub enum Steps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Extent {
-    /// Elements of its sequence, or nodes of its graph; at least 1.
+    /// Elements of its sequence, or nodes of its graph; at least 1. Where blocks run once, the length that its batch may be
+    /// padded to others for.
     pub length: u32,
     /// The most steps of a block that runs until its end; 0 where the model has none.
     pub limit: u32,
@@ -180,7 +209,12 @@ impl Model {
         Model { name: name.to_owned(), blocks, walk: Walk::Whole, slo, max_batch, instances: usize::MAX, drop: None }
     }
 
-    /// ℓ(b) of the whole walk, batches of at most [`Model::max_batch`] rows.
+    /// Whether a batch is padded to its longest member and costs accordingly.
+    pub fn has_lengths(&self) -> bool {
+        !self.walk.is_unfolded() && self.blocks.iter().any(|block| block.lengths.is_some())
+    }
+
+    /// ℓ(b) of the whole walk for the longest requests, batches of at most [`Model::max_batch`] rows.
     pub fn profile(&self) -> Profile {
         Profile::sum(self.blocks.iter().map(|block| &block.profile)).truncated(self.max_batch)
     }

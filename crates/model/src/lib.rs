@@ -4,6 +4,7 @@
 
 pub mod bounds;
 mod graph;
+mod lengths;
 pub mod npu;
 mod profile;
 mod tensor;
@@ -11,6 +12,7 @@ mod unfolded;
 pub mod zoo;
 
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
+pub use lengths::{Lengths, LengthsError};
 pub use profile::{Fit, Profile, ProfileError};
 pub use tensor::{DataType, TensorSpec};
 pub use unfolded::{Graph, GraphError};

@@ -5,6 +5,7 @@
 //! binary search and adding a row never makes a batch look cheaper, which a noisy measurement would otherwise do.
 
 use ripieno_base::Nanos;
+use std::cmp::Ordering;
 use std::fmt;
 
 /// Latency by batch size, for batch sizes `1..=max_batch`.
@@ -99,6 +100,18 @@ impl Profile {
         self.table.get(batch - 1).copied().unwrap_or(Nanos::MAX)
     }
 
+    /// How much of its device a batch can use, in millionths: its rows by time over the most that any batch attains.
+    pub fn share(&self, batch: usize) -> u32 {
+        let best = self.table.iter().zip(1..).map(|(&latency, rows)| Rate { work: rows, latency }).max();
+        let best = best.expect("a profile has batch sizes");
+        Rate { work: batch as u64, latency: self.latency(batch) }.over(best)
+    }
+
+    /// The smallest batch that makes good use of the device: one that attains 95 % of the most rows by time.
+    pub fn preferred(&self) -> usize {
+        (1..=self.max_batch()).find(|&batch| self.share(batch) >= 950_000).unwrap_or(self.max_batch())
+    }
+
     /// The largest batch size described.
     pub fn max_batch(&self) -> usize {
         self.table.len()
@@ -139,6 +152,48 @@ impl Profile {
         Fit { alpha_ms, beta_ms: mean_l - alpha_ms * mean_b, r_squared }
     }
 }
+
+/// Work done in a time; compared without rounding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    pub(crate) work: u64,
+    pub(crate) latency: Nanos,
+}
+
+impl Rate {
+    /// This rate in millionths of another one that is at least as high.
+    pub(crate) fn over(self, best: Rate) -> u32 {
+        let part = self.products(best);
+        (part.0 * 1_000_000 / part.1.max(1)).min(1_000_000) as u32
+    }
+
+    /// Numbers that compare as the rates do.
+    fn products(self, other: Rate) -> (u128, u128) {
+        let product = |rate: Rate, other: Rate| u128::from(rate.work) * u128::from(other.latency.0.unsigned_abs());
+        (product(self, other), product(other, self))
+    }
+}
+
+impl Ord for Rate {
+    fn cmp(&self, other: &Rate) -> Ordering {
+        let (this, that) = self.products(*other);
+        this.cmp(&that)
+    }
+}
+
+impl PartialOrd for Rate {
+    fn partial_cmp(&self, other: &Rate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Rate {
+    fn eq(&self, other: &Rate) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Rate {}
 
 impl fmt::Display for ProfileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -193,6 +248,15 @@ mod tests {
         let ms = Nanos::from_millis;
         let profile = Profile::interpolate(&[(2, ms(4)), (4, ms(8)), (5, ms(20))]).unwrap();
         assert_eq!(profile.table(), [ms(4), ms(4), ms(6), ms(8), ms(20)]);
+    }
+
+    #[test]
+    fn a_batch_uses_the_device_as_far_as_it_gains_by_its_rows() {
+        // Flat up to four rows, in proportion beyond.
+        let profile = table(&[4, 4, 4, 4, 5, 6, 7, 8]);
+        let shares: Vec<_> = (1..=8).map(|batch| profile.share(batch)).collect();
+        assert_eq!(shares, [250_000, 500_000, 750_000, 1_000_000, 1_000_000, 1_000_000, 1_000_000, 1_000_000]);
+        assert_eq!((profile.preferred(), table(&[1, 2, 3]).preferred(), table(&[3, 3, 3]).preferred()), (4, 1, 3));
     }
 
     #[test]

@@ -40,7 +40,12 @@ impl Core {
     }
 
     pub(crate) fn task_done(&mut self, done: &TaskDone<'_>) {
-        self.input(|| Event::TaskDone { task: done.task, outcome: done.outcome, ended: done.ended.to_vec() });
+        self.input(|| Event::TaskDone {
+            task: done.task,
+            outcome: done.outcome,
+            ended: done.ended.to_vec(),
+            skips: done.skips.to_vec(),
+        });
         self.scheduler.on_task_done(self.now, done);
     }
 

@@ -178,7 +178,7 @@ impl SchedulerThread {
                 self.jobs.disarm(lead);
             }
         }
-        self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended() });
+        self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: &[] });
         self.jobs.release_landed(&members);
         self.fleet.recycle(members);
     }
@@ -223,7 +223,7 @@ impl SchedulerThread {
 
     fn perform(&mut self, now: Time, action: Action) {
         match action {
-            Action::Start { task, model, block, device, not_before } => {
+            Action::Start { task, model, block, device, lane: _, not_before } => {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
                 resident.tasks += 1;

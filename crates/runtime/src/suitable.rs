@@ -52,11 +52,12 @@ pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) ->
 
 /// Whether the policy can run the model, asked of a scheduler that is built for it alone.
 fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
-    let limits = Limits { requests: 1, models: 1, devices: 1, depth: 1, batch: limits.batch, nodes: 1 };
+    let limits =
+        Limits { requests: 1, models: 1, devices: 1, lanes: limits.lanes, depth: 1, batch: limits.batch, nodes: 1 };
     let setup = Setup { models: vec![model.clone()], devices: 1, limits };
     match build(policy.name, &setup, &Options::new()) {
         Ok(_) => Ok(()),
-        Err(error @ BuildError::Walk { .. }) => {
+        Err(error @ (BuildError::Walk { .. } | BuildError::Lengths { .. } | BuildError::Skips { .. })) => {
             Err(format!("{error}; start the server with --policy and one of these"))
         }
         Err(error) => Err(error.to_string()),

@@ -23,7 +23,7 @@ fn config(executor: &Arc<dyn Executor>, devices: usize, requests: usize) -> Engi
 }
 
 fn config_with(policy: &str, executor: &Arc<dyn Executor>, devices: usize, requests: usize) -> EngineConfig {
-    let limits = Limits { requests, models: 3, devices, depth: DEPTH, batch: 8, nodes: 64 };
+    let limits = Limits { requests, models: 3, devices, lanes: 1, depth: DEPTH, batch: 8, nodes: 64 };
     let setup = Setup { models: Vec::new(), devices, limits };
     let scheduler = build(policy, &setup, &Options::new()).unwrap();
     EngineConfig::new(scheduler, setup, vec![Arc::clone(executor); devices])
@@ -183,7 +183,7 @@ fn what_the_walk_does_not_take_is_refused_without_a_slot() {
 
 #[test]
 fn a_policy_that_cannot_unfold_refuses_the_model_and_names_those_that_can() {
-    let limits = Limits { requests: 8, models: 3, devices: 1, depth: 1, batch: 8, nodes: 0 };
+    let limits = Limits { requests: 8, models: 3, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
     let scheduler = build("deferred", &setup, &Options::new()).unwrap();
     let mut config = EngineConfig::new(scheduler, setup, vec![Stepping::failing(0)]);

@@ -1,6 +1,6 @@
 //! What a scheduler may do: a few verbs, and the outbox that carries them to the driver.
 
-use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 
 /// A decision.
 ///
@@ -17,8 +17,10 @@ pub enum Action {
         model: ModelId,
         /// The block to run.
         block: BlockId,
-        /// The device to run it on, after the tasks started there before.
+        /// The device to run it on.
         device: DeviceId,
+        /// The lane of the device, which runs it after the tasks started there before.
+        lane: LaneId,
         /// The device must not begin before this instant.
         not_before: Time,
     },
@@ -71,7 +73,7 @@ pub struct Outbox {
 impl Outbox {
     /// An outbox for a scheduler built with these limits; never allocates again.
     ///
-    /// Between two drains each live request ends at most once, and each device slot receives at most one start and one
+    /// Between two drains each live request ends at most once, and each place of a lane receives at most one start and one
     /// cancellation.
     pub fn new(limits: &crate::Limits) -> Outbox {
         let capacity = limits.requests + 2 * limits.tasks();

@@ -41,10 +41,23 @@ pub struct Policy {
     pub sharded: bool,
     /// The walks that it serves.
     pub walks: &'static [Walk],
+    /// What it makes of chains.
+    pub chains: Chains,
     /// What can be set.
     pub knobs: &'static [Knob],
     /// Builds it.
     pub(crate) build: Build,
+}
+
+/// What a policy makes of chains whose requests are not all alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chains {
+    /// A batch that has begun takes no further members, or only those that suit it: lengths may differ, and blocks be skipped.
+    Any,
+    /// Batches meet at later blocks, so their padding must be the same: no model whose cost depends on the length.
+    EqualLengths,
+    /// Moreover blocks are submitted ahead: none may be skipped.
+    InStep,
 }
 
 /// Builds a policy from what was set.
@@ -85,10 +98,34 @@ pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
 impl Policy {
     /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
     pub fn check_walk(&self, model: &Model) -> Result<(), BuildError> {
-        match self.walks.contains(&model.walk) {
-            true => Ok(()),
-            false => Err(BuildError::Walk { policy: self.name, model: model.name.clone(), walk: model.walk }),
+        let (policy, name) = (self.name, || model.name.clone());
+        let chain = model.blocks.len() > 1;
+        if !self.walks.contains(&model.walk) {
+            Err(BuildError::Walk { policy, model: name(), walk: model.walk })
+        } else if chain && self.chains != Chains::Any && model.has_lengths() {
+            Err(BuildError::Lengths { policy, model: name() })
+        } else if self.chains == Chains::InStep && model.blocks.iter().any(|block| block.skips) {
+            Err(BuildError::Skips { policy, model: name() })
+        } else {
+            Ok(())
         }
+    }
+}
+
+/// The option that says how many lanes a policy uses, and its default.
+const LANES: (&str, usize) = ("buffers", 2);
+
+/// The most lanes that a device may have.
+const MAX_LANES: usize = 16;
+
+/// How many lanes of each device a policy uses with these options: a driver opens so many. One that makes no sense is
+/// refused when the policy is built.
+pub fn lanes(policy: &Policy, options: &Options) -> usize {
+    let (knob, default) = LANES;
+    match options.get(knob) {
+        _ if policy.knobs.iter().all(|known| known.name != knob) => 1,
+        Some(OptionValue::Int(lanes)) => usize::try_from(*lanes).unwrap_or(1).clamp(1, MAX_LANES),
+        _ => default,
     }
 }
 
@@ -126,7 +163,7 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
             limits.devices
         ));
     }
-    if limits.requests == 0 || limits.devices == 0 || limits.depth == 0 || limits.batch == 0 {
+    if limits.requests == 0 || limits.devices == 0 || limits.lanes == 0 || limits.depth == 0 || limits.batch == 0 {
         return fault("every limit must be at least 1".to_owned());
     }
     let bad = |model: &&Model| model.max_batch == 0 || model.max_batch > limits.batch;
@@ -270,8 +307,29 @@ pub enum BuildError {
         /// Its walk.
         walk: Walk,
     },
+    /// The policy lets batches meet at later blocks, but the model's are padded to different lengths.
+    Lengths {
+        /// The policy.
+        policy: &'static str,
+        /// The model.
+        model: String,
+    },
+    /// The policy submits blocks ahead, but requests of the model skip some.
+    Skips {
+        /// The policy.
+        policy: &'static str,
+        /// The model.
+        model: String,
+    },
     /// Models, devices and limits contradict each other.
     Setup(String),
+}
+
+/// The policies that serve chains in this way.
+fn names(serves: impl Fn(Chains) -> bool) -> String {
+    let chain = |policy: &&Policy| policy.walks.contains(&Walk::Chain) && serves(policy.chains);
+    let names: Vec<_> = CATALOGUE.iter().filter(chain).map(|policy| policy.name).collect();
+    names.join(", ")
 }
 
 impl fmt::Display for OptionValue {
@@ -305,6 +363,22 @@ impl fmt::Display for BuildError {
                     CATALOGUE.iter().filter(|other| other.walks.contains(walk)).map(|other| other.name).collect();
                 let (walk, serves) = (walk.name(), serves.join(", "));
                 write!(f, "policy {policy:?} does not serve walk {walk:?} of model {model:?}; these do: {serves}")
+            }
+            BuildError::Lengths { policy, model } => {
+                let serve = names(|chains| chains == Chains::Any);
+                write!(
+                    f,
+                    "policy {policy:?} merges batches between the blocks of model {model:?}, but they are padded to \
+                     different lengths; serve it in one piece (granularity = \"whole\"), or by one of: {serve}"
+                )
+            }
+            BuildError::Skips { policy, model } => {
+                let serve = names(|chains| chains != Chains::InStep);
+                write!(
+                    f,
+                    "policy {policy:?} submits blocks ahead, but requests of model {model:?} skip some; these policies \
+                     serve it: {serve}"
+                )
             }
             BuildError::Setup(text) => f.write_str(text),
         }

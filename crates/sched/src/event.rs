@@ -1,7 +1,7 @@
 //! Inputs as values: what a recorder writes and a replay reads.
 
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
-use ripieno_base::{RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 
 /// One call into a scheduler, or what it decided.
@@ -27,6 +27,9 @@ pub enum Event {
         outcome: Outcome,
         /// Per member, whether its walk ended.
         ended: Vec<bool>,
+        /// Per member, the block that it goes on with; empty if none skips any.
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
+        skips: Vec<BlockId>,
     },
     /// [`Scheduler::on_control`].
     Control(Control),
@@ -61,8 +64,8 @@ impl Event {
         match self {
             Event::Graph { request, graph } => scheduler.on_graph(*request, graph),
             Event::Request(request) => scheduler.on_request(now, request),
-            Event::TaskDone { task, outcome, ended } => {
-                scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended });
+            Event::TaskDone { task, outcome, ended, skips } => {
+                scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended, skips });
             }
             Event::Control(control) => scheduler.on_control(now, control.clone()),
             Event::Settle { .. } => {

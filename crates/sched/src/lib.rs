@@ -10,7 +10,7 @@
 //!
 //! let ms = |millis| Time::ORIGIN + Nanos::from_millis(millis);
 //! let model = Model::whole("resnet", Profile::linear(1.0, 5.0, 16).unwrap(), Nanos::from_millis(12));
-//! let limits = Limits { requests: 8, models: 1, devices: 1, depth: 1, batch: 16, nodes: 0 };
+//! let limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 16, nodes: 0 };
 //! let mut scheduler = build("deferred", &Setup { models: vec![model], devices: 1, limits }, &Options::new()).unwrap();
 //! let mut out = Outbox::new(&limits);
 //!
@@ -26,7 +26,7 @@
 //! let Action::Start { task, .. } = out.actions()[0] else { panic!() };
 //! assert_eq!(scheduler.members(task), [RequestSlot(0)]);
 //! out.clear();
-//! scheduler.on_task_done(ms(11), &TaskDone { task, outcome: Outcome::Ok, ended: &[] });
+//! scheduler.on_task_done(ms(11), &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
 //! scheduler.settle(ms(11), &mut out);
 //! assert_eq!(out.actions(), [Action::Finish { request: RequestSlot(0) }]);
 //! ```
@@ -40,7 +40,9 @@ mod scheduler;
 mod shard;
 
 pub use action::{Action, Outbox, Why};
-pub use catalogue::{BuildError, CATALOGUE, Knob, OptionValue, Options, Policy, build, build_halves, find};
+pub use catalogue::{
+    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, find, lanes,
+};
 pub use event::Event;
 pub use scheduler::{Control, Limits, Outcome, Request, Scheduler, Setup, TaskDone};
 pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Post, Release, Sent, ToMatchmaker};

@@ -13,9 +13,9 @@ use ripieno_model::{Extent, Graph, Model, Profile};
 /// **The driver promises**: time never goes back; one `settle` after one or more inputs of one `now`, and at or
 /// after [`next_wakeup`](Scheduler::next_wakeup); the outbox is emptied before the next input; each `Start` is
 /// answered by exactly one [`TaskDone`], a cancelled one too; a slot is reused only after its request has ended and no task
-/// in flight has it as a member; the tasks of a device end in the order of their starts.
+/// in flight has it as a member; the tasks of a lane end in the order of their starts.
 ///
-/// **The scheduler promises**: each request ends in exactly one `Finish` or `Reject`; never more tasks on a device
+/// **The scheduler promises**: each request ends in exactly one `Finish` or `Reject`; never more tasks on a lane
 /// than its depth; a cancellation only of a task in flight, and once; after `settle`, `next_wakeup() > now`; bounded
 /// output; no allocation after construction, but for [`Control`]; equal inputs give equal outputs, bit for bit.
 pub trait Scheduler: Send {
@@ -89,6 +89,9 @@ pub struct TaskDone<'a> {
     pub outcome: Outcome,
     /// For each member, whether its walk ended in this block (end token, early exit). Empty if none did.
     pub ended: &'a [bool],
+    /// For each member, the block of its chain that it goes on with: the next one, or a later one if it skips some. Empty if
+    /// none skips. Means nothing for those whose walk ended, and never given where walks unfold.
+    pub skips: &'a [BlockId],
 }
 
 /// How a task ended.
@@ -149,7 +152,9 @@ pub struct Limits {
     pub models: usize,
     /// Devices.
     pub devices: usize,
-    /// Tasks that a device holds at once, the running one included.
+    /// Lanes of each device. They run side by side and share the device.
+    pub lanes: usize,
+    /// Tasks that a lane holds at once, the running one included.
     pub depth: usize,
     /// Rows in a batch, of any model.
     pub batch: usize,
@@ -166,7 +171,7 @@ impl Limits {
 
     /// The most tasks in flight.
     pub fn tasks(&self) -> usize {
-        self.devices * self.depth
+        self.devices * self.lanes * self.depth
     }
 }
 

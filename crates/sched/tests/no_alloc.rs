@@ -8,7 +8,7 @@ use ripieno_sched::{
 };
 
 const MODELS: usize = 4;
-const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, depth: 1, batch: 16, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, lanes: 1, depth: 1, batch: 16, nodes: 0 };
 
 /// No task.
 const NONE: TaskId = TaskId(u32::MAX);
@@ -53,7 +53,7 @@ impl Driver {
                 let task = std::mem::replace(&mut self.running[device], NONE);
                 let cancelled = std::mem::take(&mut self.cancelled[device]);
                 let outcome = if cancelled { Outcome::Cancelled } else { Outcome::Ok };
-                scheduler.on_task_done(self.now, &TaskDone { task, outcome, ended: &[] });
+                scheduler.on_task_done(self.now, &TaskDone { task, outcome, ended: &[], skips: &[] });
             } else if self.now == arrival {
                 self.arrive(scheduler, models);
             }

@@ -8,7 +8,8 @@ use ripieno_sched::{
 
 const DEVICES: usize = 3;
 const DEPTH: usize = 4;
-const LIMITS: Limits = Limits { requests: 200, models: 3, devices: DEVICES, depth: DEPTH, batch: 16, nodes: 2_000 };
+const LIMITS: Limits =
+    Limits { requests: 200, models: 3, devices: DEVICES, lanes: 1, depth: DEPTH, batch: 16, nodes: 2_000 };
 
 /// A driver that allocates nothing itself.
 struct Driver {
@@ -104,7 +105,7 @@ impl Driver {
             }
         }
         let outcome = if self.draw(100) == 0 { Outcome::Failed } else { Outcome::Ok };
-        scheduler.on_task_done(self.now, &TaskDone { task, outcome, ended: &self.ended });
+        scheduler.on_task_done(self.now, &TaskDone { task, outcome, ended: &self.ended, skips: &[] });
     }
 
     fn perform(&mut self, scheduler: &dyn Scheduler) {

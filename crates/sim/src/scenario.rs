@@ -351,7 +351,7 @@ impl File {
         let largest = graphs.iter().map(Limits::room).max().unwrap_or(0);
         let nodes = requests.saturating_mul(largest).min(MAX_NODES.max(largest));
         let depth = if self.queues_ahead(&models) { QUEUE } else { 2 };
-        let limits = Limits { requests, models: models.len(), devices: most, depth, batch, nodes };
+        let limits = Limits { requests, models: models.len(), devices: most, lanes: 1, depth, batch, nodes };
         Ok(Setup { models, devices, limits })
     }
 }

@@ -343,7 +343,7 @@ impl<'a> World<'a> {
         self.events += 1;
         let ended = self.land(&running);
         let ended = if ended { &self.unfolded.as_ref().expect("the members unfold").ended[..] } else { &[] };
-        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended });
+        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips: &[] });
     }
 
     /// Notes that the members of a task are in it no more, frees the slots of those that have been answered before, and
@@ -422,7 +422,7 @@ impl<'a> World<'a> {
         let out = std::mem::take(&mut self.out);
         for action in out.actions() {
             match *action {
-                Action::Start { task, model, block, device, not_before } => {
+                Action::Start { task, model, block, device, lane: _, not_before } => {
                     self.start(task, model, block, device, not_before, observers);
                 }
                 Action::Finish { request } => self.end_request(request, End::Finished, observers),

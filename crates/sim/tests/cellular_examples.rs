@@ -76,7 +76,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
 fn run(policy: &str, knobs: &str, model: Model, devices: usize, arrivals: &[Arrival], graphs: &[Graph]) -> String {
     let nodes = arrivals.iter().filter_map(|arrival| arrival.graph).map(|graph| graphs[graph as usize].len()).sum();
     let batch = model.max_batch;
-    let limits = Limits { requests: arrivals.len(), models: 1, devices, depth: 5, batch, nodes };
+    let limits = Limits { requests: arrivals.len(), models: 1, devices, lanes: 1, depth: 5, batch, nodes };
     let setup = Setup { models: vec![model], devices, limits };
     let mut scheduler = build(policy, &setup, &options(knobs)).unwrap();
     let (mut table, mut checkers) = (Table::default(), Checkers::new(&setup));

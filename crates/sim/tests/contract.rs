@@ -79,7 +79,7 @@ prop_compose! {
         // Whatever was lost, one device comes back, so that everything can end.
         faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
         let batch = models.iter().map(|model| model.max_batch).max().unwrap();
-        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, depth, batch, nodes: 0 };
+        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, lanes: 1, depth, batch, nodes: 0 };
         Case { setup: Setup { models, devices, limits }, arrivals, faults }
     }
 }

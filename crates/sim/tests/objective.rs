@@ -44,7 +44,7 @@ fn little_goodput_is_paid_for_it() {
 #[test]
 fn clients_that_wait_for_answers_are_not_kept_waiting_for_the_slo() {
     let model = Model::whole("m", Profile::linear(0.1, 5.0, 32).unwrap(), Nanos::from_millis(20_000));
-    let limits = Limits { requests: 256, models: 1, devices: 1, depth: 1, batch: 32, nodes: 0 };
+    let limits = Limits { requests: 256, models: 1, devices: 1, lanes: 1, depth: 1, batch: 32, nodes: 0 };
     let setup = Setup { models: vec![model], devices: 1, limits };
     let options = Options::from([("objective".to_owned(), OptionValue::Text("latency".to_owned()))]);
     let mut scheduler = build("deferred", &setup, &options).unwrap();

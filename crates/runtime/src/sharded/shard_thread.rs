@@ -69,8 +69,9 @@ impl ShardThread {
             openings.arrived(request.model, request.arrived);
             shard.on_request(now, request);
         });
-        inputs +=
-            load.end_tasks(now, |task| shard.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[] }));
+        inputs += load.end_tasks(now, |task| {
+            shard.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] })
+        });
         while let Some(grant) = self.grants.pop() {
             shard.on_grant(now, grant);
             inputs += 1;

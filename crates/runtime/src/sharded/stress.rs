@@ -112,7 +112,7 @@ impl Stress {
     fn threads(&self) -> Result<Threads, BuildError> {
         let batch = self.models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let (models, devices) = (self.models.len(), self.devices);
-        let limits = Limits { requests: MAX_LIVE, models, devices, depth: 1, batch, nodes: 0 };
+        let limits = Limits { requests: MAX_LIVE, models, devices, lanes: 1, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
         let (board, events) = (Arc::new(Board::new(models)), Arc::new(ArrayQueue::new(2 * limits.tasks())));

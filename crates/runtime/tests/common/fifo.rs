@@ -1,6 +1,6 @@
 //! First in, first out: each free device takes the requests of the oldest one's model and block, up to a batch.
 
-use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use std::collections::VecDeque;
 
@@ -97,7 +97,7 @@ impl Scheduler for Fifo {
             let task = TaskId(device as u32);
             let (block, device) = (running.block, DeviceId(device as u16));
             self.running[device.index()] = Some(running);
-            out.push(Action::Start { task, model, block, device, not_before: Time::ORIGIN });
+            out.push(Action::Start { task, model, block, device, lane: LaneId(0), not_before: Time::ORIGIN });
         }
     }
 

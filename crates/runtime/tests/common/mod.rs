@@ -38,7 +38,7 @@ impl Loaded for Doubler {
 }
 
 pub fn limits(requests: usize) -> Limits {
-    Limits { requests, models: 4, devices: 2, depth: 1, batch: 8, nodes: 0 }
+    Limits { requests, models: 4, devices: 2, lanes: 1, depth: 1, batch: 8, nodes: 0 }
 }
 
 pub fn setup(devices: usize, limits: Limits) -> Setup {

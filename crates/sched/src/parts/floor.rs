@@ -12,7 +12,7 @@ use super::pool::{Candidate, Pool, Terms};
 use super::tasks::Tasks;
 use crate::shard::DeviceChoice;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
-use ripieno_base::{BlockId, DeviceId, IndexedHeap, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
 /// The rule of a policy.
@@ -244,6 +244,7 @@ impl Floor {
             model: task.model,
             block: task.block,
             device: task.device,
+            lane: LaneId(0),
             not_before: now,
         });
         self.bring_back(now, task.device);
@@ -252,12 +253,12 @@ impl Floor {
     /// Acts on a task that is done; whether its batch has left the device.
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox) -> bool {
         let task = self.tasks.get(id);
-        let last = task.block.index() + 1 == self.pool.served(task.model).model.blocks.len();
+        let blocks = self.pool.served(task.model).model.blocks.len();
         let Floor { tasks, pool, returned, .. } = self;
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, last, |member| pool.finish(member, out)),
-            Outcome::Failed => tasks.advance(id, true, |member| pool.reject(member.0, crate::Why::Failed, out)),
-            Outcome::DeviceLost | Outcome::Cancelled => tasks.advance(id, true, |member| returned.push(member)),
+            Outcome::Ok => tasks.advance(id, blocks, |member| pool.finish(member, out)),
+            Outcome::Failed => tasks.fail(id, |member| pool.reject(member.0, crate::Why::Failed, out)),
+            Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| returned.push(member)),
         };
         if going_on > 0 {
             self.start(now, id, out);

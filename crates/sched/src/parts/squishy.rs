@@ -278,7 +278,7 @@ mod tests {
     use crate::Limits;
     use ripieno_model::{DropRule, Model};
 
-    const LIMITS: Limits = Limits { requests: 4, models: 4, devices: 8, depth: 1, batch: 64, nodes: 0 };
+    const LIMITS: Limits = Limits { requests: 4, models: 4, devices: 8, lanes: 1, depth: 1, batch: 64, nodes: 0 };
 
     /// Models of ℓ(b) = αb + β ms and these SLOs.
     fn pool(models: &[(f64, f64, i64)]) -> Pool {

@@ -3,23 +3,31 @@
 use crate::{Limits, Outcome, TaskDone};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId};
 
+/// No block: the walk has ended.
+const OVER: BlockId = BlockId(u16::MAX);
+
 /// A task in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) model: ModelId,
     pub(crate) block: BlockId,
     pub(crate) device: DeviceId,
+    /// Members that run the block.
     members: u32,
+    /// Members that have skipped it and wait for a later one.
+    resting: u32,
 }
 
-/// All tasks in flight, with room for as many as the devices hold; members stand in one slice with a fixed stride.
+/// All tasks in flight, with room for as many as the devices hold; members stand in one slice with a fixed stride, those
+/// that rest after those that run.
 #[derive(Debug)]
 pub(crate) struct Tasks {
     stride: usize,
     table: Vec<Option<Task>>,
     free: Vec<TaskId>,
     members: Vec<RequestSlot>,
-    ended: Vec<bool>,
+    /// Which block each member goes on with; [`OVER`] if its walk has ended.
+    next: Vec<BlockId>,
     /// Tasks reported done since the last settle.
     done: Vec<(TaskId, Outcome)>,
 }
@@ -32,7 +40,7 @@ impl Tasks {
             table: vec![None; tasks],
             free: (0..tasks as u32).rev().map(TaskId).collect(),
             members: vec![RequestSlot(0); tasks * limits.batch],
-            ended: vec![false; tasks * limits.batch],
+            next: vec![OVER; tasks * limits.batch],
             done: Vec::with_capacity(tasks),
         }
     }
@@ -40,7 +48,7 @@ impl Tasks {
     /// Opens a task without members.
     pub(crate) fn open(&mut self, model: ModelId, device: DeviceId) -> TaskId {
         let id = self.free.pop().expect("no more tasks than the devices hold");
-        self.table[id.index()] = Some(Task { model, block: BlockId(0), device, members: 0 });
+        self.table[id.index()] = Some(Task { model, block: BlockId(0), device, members: 0, resting: 0 });
         id
     }
 
@@ -64,10 +72,15 @@ impl Tasks {
     pub(crate) fn report(&mut self, done: &TaskDone<'_>) {
         let members = self.members(done.task).len();
         assert!(members > 0, "the driver reported a task that is not in flight: {done:?}");
-        assert!(done.ended.is_empty() || done.ended.len() == members, "one flag a member: {done:?}");
-        let ended = &mut self.ended[done.task.index() * self.stride..][..members];
-        ended.fill(false);
-        ended[..done.ended.len()].copy_from_slice(done.ended);
+        let complete = |told: usize| told == 0 || told == members;
+        assert!(complete(done.ended.len()) && complete(done.skips.len()), "one entry a member: {done:?}");
+        let block = self.get(done.task).block;
+        let next = &mut self.next[done.task.index() * self.stride..][..members];
+        next.fill(BlockId(block.0 + 1));
+        next[..done.skips.len()].copy_from_slice(done.skips);
+        debug_assert!(next.iter().all(|next| *next > block), "nobody goes back: {done:?}");
+        let ended = next.iter_mut().zip(done.ended).filter(|(_, ended)| **ended);
+        ended.for_each(|(next, _)| *next = OVER);
         self.done.push((done.task, done.outcome));
     }
 
@@ -80,26 +93,112 @@ impl Tasks {
         next
     }
 
-    /// Moves on to the next block with the members whose walk goes on; `gone` is told of the others.
-    pub(crate) fn advance(&mut self, id: TaskId, last: bool, mut gone: impl FnMut(RequestSlot)) -> usize {
-        let start = id.index() * self.stride;
+    /// Moves on to the next block that a member wants, `blocks` being how many there are; `gone` is told of those whose
+    /// walk is over. Returns how many run that block.
+    pub(crate) fn advance(&mut self, id: TaskId, blocks: usize, gone: impl FnMut(RequestSlot)) -> usize {
+        self.regroup(id, |next, _| next.index() < blocks, gone)
+    }
+
+    /// The block failed those who ran it. Moves on with those who have skipped it; how many run their block.
+    pub(crate) fn fail(&mut self, id: TaskId, gone: impl FnMut(RequestSlot)) -> usize {
+        self.regroup(id, |_, rests| rests, gone)
+    }
+
+    /// Takes all members out.
+    pub(crate) fn drain(&mut self, id: TaskId, gone: impl FnMut(RequestSlot)) -> usize {
+        self.regroup(id, |_, _| false, gone)
+    }
+
+    /// Keeps members by their next block and by whether they rested, and puts those in front that come first.
+    fn regroup(
+        &mut self,
+        id: TaskId,
+        keep: impl Fn(BlockId, bool) -> bool,
+        mut gone: impl FnMut(RequestSlot),
+    ) -> usize {
         let task = self.table[id.index()].as_mut().expect("the task is open");
+        let (ran, all) = (task.members as usize, (task.members + task.resting) as usize);
+        let start = id.index() * self.stride;
+        let (members, next) = (&mut self.members[start..][..all], &mut self.next[start..][..all]);
         let mut kept = 0;
-        for at in 0..task.members as usize {
-            let member = self.members[start + at];
-            if last || self.ended[start + at] {
-                gone(member);
-            } else {
-                self.members[start + kept] = member;
+        for at in 0..all {
+            if keep(next[at], at >= ran) {
+                (members[kept], next[kept]) = (members[at], next[at]);
                 kept += 1;
+            } else {
+                gone(members[at]);
             }
         }
-        (task.members, task.block) = (kept as u32, BlockId(task.block.0 + 1));
-        kept
+        task.block = next[..kept].iter().copied().min().unwrap_or(OVER);
+        let mut front = 0;
+        for at in 0..kept {
+            if next[at] == task.block {
+                members[front..=at].rotate_right(1);
+                next[front..=at].rotate_right(1);
+                front += 1;
+            }
+        }
+        (task.members, task.resting) = (front as u32, (kept - front) as u32);
+        front
     }
 
     pub(crate) fn close(&mut self, id: TaskId) {
         self.table[id.index()] = None;
         self.free.push(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
+    const BLOCKS: usize = 4;
+
+    /// Ends the block of a task; returns who runs the next one, which that is, and who has gone.
+    fn end(
+        tasks: &mut Tasks,
+        id: TaskId,
+        outcome: Outcome,
+        ended: &[bool],
+        skips: &[u16],
+    ) -> (u16, Vec<u32>, Vec<u32>) {
+        let skips: Vec<_> = skips.iter().map(|&block| BlockId(block)).collect();
+        tasks.report(&TaskDone { task: id, outcome, ended, skips: &skips });
+        assert_eq!((tasks.take_done(0), tasks.take_done(1)), (Some((id, outcome)), None));
+        let mut gone = Vec::new();
+        let going_on = match outcome {
+            Outcome::Ok => tasks.advance(id, BLOCKS, |slot| gone.push(slot.0)),
+            _ => tasks.fail(id, |slot| gone.push(slot.0)),
+        };
+        let members: Vec<_> = tasks.members(id).iter().map(|slot| slot.0).collect();
+        assert_eq!(members.len(), going_on);
+        (tasks.get(id).block.0, members, gone)
+    }
+
+    fn task_of_four() -> (Tasks, TaskId) {
+        let mut tasks = Tasks::new(&LIMITS);
+        let id = tasks.open(ModelId(0), DeviceId(0));
+        (0..4).for_each(|slot| tasks.push(id, RequestSlot(slot)));
+        (tasks, id)
+    }
+
+    #[test]
+    fn who_skips_blocks_rests_until_the_batch_is_there() {
+        let (mut tasks, id) = task_of_four();
+        assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[1, 3, 1, 2]), (1, vec![0, 2], vec![]));
+        assert_eq!(end(&mut tasks, id, Outcome::Ok, &[true, false], &[]), (2, vec![2, 3], vec![0]));
+        assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[]), (3, vec![2, 3, 1], vec![]));
+        assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[]).2, [2, 3, 1]);
+    }
+
+    #[test]
+    fn a_failure_takes_those_who_ran_the_block() {
+        let (mut tasks, id) = task_of_four();
+        assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[3, 1, 1, 3]), (1, vec![1, 2], vec![]));
+        assert_eq!(end(&mut tasks, id, Outcome::Failed, &[], &[]), (3, vec![0, 3], vec![1, 2]));
+        let mut gone = Vec::new();
+        assert_eq!(tasks.drain(id, |slot| gone.push(slot.0)), 0);
+        assert_eq!(gone, [0, 3]);
     }
 }

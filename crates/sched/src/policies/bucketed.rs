@@ -19,7 +19,7 @@
 //! the 1,024th are one, padded to its longest member.
 
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -32,6 +32,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "sequences of similar lengths are padded to one length and run as one",
     sharded: false,
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
+    chains: Chains::InStep,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     build,
 };

@@ -25,7 +25,7 @@
 //! decoder or tree only waits with its answer.
 
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::cells::{Cell, CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -39,6 +39,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "requests join and leave a running batch at every cell",
     sharded: false,
     walks: &Walk::ALL,
+    chains: Chains::InStep,
     knobs: &[MAX_TASKS, EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],
     build,
 };

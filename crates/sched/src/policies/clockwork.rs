@@ -20,7 +20,7 @@
 //! original estimates them as the slowest of the last ten batches.
 
 use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::central::{Central, Gather};
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::pool::Terms;
@@ -34,6 +34,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "the batch whose latest start comes first, chosen some time before its device is free",
     sharded: false,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[
         Knob {
             name: "lookahead_ms",

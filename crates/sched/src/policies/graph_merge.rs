@@ -17,7 +17,7 @@
 
 use super::bucketed::InOrder;
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -30,6 +30,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "the graphs of a fixed set of requests are merged and run level by level to the end",
     sharded: false,
     walks: &Walk::ALL,
+    chains: Chains::InStep,
     knobs: &[
         Knob {
             help: "the most requests in a set; a task may hold more nodes, up to the block's largest batch",

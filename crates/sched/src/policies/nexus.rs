@@ -21,7 +21,7 @@
 //! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
 use super::{DROP, MAX_BATCH, PerModel, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::frontends::Frontends;
 use crate::parts::pool::{Aim, Terms};
@@ -38,6 +38,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "models are packed onto devices by their rates; each device runs its models in turn",
     sharded: false,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[
         Knob { name: "epoch_s", default: "10", help: "how long a plan is kept, in s" },
         Knob {

@@ -9,7 +9,7 @@
 //! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
 
 use super::{CONTROL_US, DATA_US, DROP, drop_rule, network};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::shard::{DeviceChoice, Fused, Gather, PerModel, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
@@ -21,6 +21,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "one request at a time, first come first served",
     sharded: false,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
     build,
 };

@@ -20,7 +20,7 @@
 
 use super::clockwork::{GATHER, gather};
 use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::central::Central;
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::pool::{Candidate, Terms};
@@ -35,6 +35,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "the largest batch first; one several times as large as a batch that runs aborts it",
     sharded: false,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[
         Knob {
             name: "preempt_ratio",

@@ -20,7 +20,7 @@
 use super::{
     CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
 };
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::shard::{Gather, Rules, Start, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_model::DropRule;
@@ -31,6 +31,7 @@ pub(crate) const POLICY: Policy = Policy {
     summary: "a batch starts at the last moment that keeps its size, so that it is as large as its deadline allows",
     sharded: true,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[
         Knob {
             name: "gather",

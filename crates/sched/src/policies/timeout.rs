@@ -17,7 +17,7 @@
 use super::{
     CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
 };
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::shard::{Gather, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
@@ -42,6 +42,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     summary: "a batch starts when it is full or its first request has waited for a fixed window",
     sharded: true,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     build: build_timeout,
 };
@@ -52,6 +53,7 @@ pub(crate) const EAGER: Policy = Policy {
     summary: "a free device at once takes whatever waits",
     sharded: true,
     walks: super::WHOLE,
+    chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
     build: build_eager,
 };

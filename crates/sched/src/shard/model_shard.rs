@@ -8,7 +8,7 @@ use super::messages::DeviceToken;
 use super::{Grant, Offer, Post, Queues, Release, Rules, Sent, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone};
-use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 
 /// A group of models.
@@ -131,12 +131,12 @@ impl ModelShard {
     /// Acts on a finished task: the next block for those who go on, an end for the others.
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
-        let last = self.is_last(&task);
         let (tasks, queues) = (&mut self.tasks, &mut self.queues);
+        let blocks = queues.model(task.model).blocks.len();
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, last, |member| queues.finish(member, out)),
-            Outcome::Failed => tasks.advance(id, true, |member| queues.fail(member, out)),
-            Outcome::DeviceLost | Outcome::Cancelled => tasks.advance(id, true, |member| queues.requeue(member, out)),
+            Outcome::Ok => tasks.advance(id, blocks, |member| queues.finish(member, out)),
+            Outcome::Failed => tasks.fail(id, |member| queues.fail(member, out)),
+            Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
         if going_on > 0 {
             return self.start(now, id, out, mail);
@@ -169,6 +169,7 @@ impl ModelShard {
             model: task.model,
             block: task.block,
             device: task.device,
+            lane: LaneId(0),
             not_before: now,
         });
     }

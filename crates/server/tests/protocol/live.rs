@@ -17,7 +17,7 @@ use std::sync::Arc;
 const MAX_BATCH: usize = 4;
 
 fn setup() -> Setup {
-    let limits = Limits { requests: 64, models: 4, devices: 1, depth: 2, batch: 64, nodes: 0 };
+    let limits = Limits { requests: 64, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
     Setup { models: vec![], devices: 1, limits }
 }
 

@@ -116,7 +116,10 @@ impl Scenario {
 /// The key of the scenario that a policy's complaint is about.
 fn key_of(error: &BuildError) -> Option<String> {
     match error {
-        BuildError::UnknownPolicy(_) | BuildError::Walk { .. } => Some("policy".to_owned()),
+        BuildError::UnknownPolicy(_)
+        | BuildError::Walk { .. }
+        | BuildError::Lengths { .. }
+        | BuildError::Skips { .. } => Some("policy".to_owned()),
         BuildError::UnknownKnob { name, .. } => Some(format!("policy_options.{name}")),
         BuildError::BadValue { knob, .. } => Some(format!("policy_options.{knob}")),
         BuildError::Setup(_) => None,

@@ -2,7 +2,7 @@
 
 use super::{Cells, Join, Leave, State, Walker};
 use crate::{Action, Outbox, TaskDone};
-use ripieno_base::{BlockId, DeviceId, ModelId, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
 use ripieno_model::Steps;
 
 impl Cells {
@@ -24,7 +24,7 @@ impl Cells {
             }
             let task = self.submit(model, block, device);
             let not_before = self.devices[device.index()].ready.max(now);
-            out.push(Action::Start { task, model, block, device, not_before });
+            out.push(Action::Start { task, model, block, device, lane: LaneId(0), not_before });
         }
     }
 

@@ -27,10 +27,10 @@ mod table;
 mod tests;
 
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::shard::PerModel;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
-use ripieno_base::{DeviceId, IndexedHeap, Links, List, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, Links, List, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
 use slack::{Estimator, Predictor};
 use table::{Step, Table};
@@ -46,6 +46,7 @@ pub(crate) const LAZY: Policy = Policy {
     summary: "newcomers catch up with a running batch node by node while no SLO is at stake by a conservative estimate",
     sharded: false,
     walks: WALKS,
+    chains: Chains::EqualLengths,
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], ESTIMATOR],
     build: build_lazy,
 };
@@ -56,6 +57,7 @@ pub(crate) const ORACLE: Policy = Policy {
     summary: "as \"lazy\", but the prediction uses the exact cost of the batches that would run",
     sharded: false,
     walks: WALKS,
+    chains: Chains::EqualLengths,
     knobs: KNOBS,
     build: build_oracle,
 };
@@ -132,14 +134,16 @@ struct Member {
     issued: Time,
     /// Steps of the present block that have run.
     step: u32,
-    /// Whether the present block is over for it.
+    /// Whether the present block is over for it, or it has skipped it.
     rests: bool,
+    /// While it rests, the block that it goes on with.
+    next: BlockId,
     waits: bool,
 }
 
 impl Member {
     fn new(request: Request) -> Member {
-        Member { request, issued: Time::NEVER, step: 0, rests: false, waits: false }
+        Member { request, issued: Time::NEVER, step: 0, rests: false, next: BlockId(0), waits: false }
     }
 }
 
@@ -243,7 +247,7 @@ impl LazyBatching {
         let table = &mut tables[device];
         let model = table.top().model;
         let served = models[model.index()].as_mut().expect("a model stays while its requests live");
-        table.end_node(&served.model, members, links, done.ended, |slot| {
+        table.end_node(&served.model, members, links, done, |slot| {
             pending.push(Action::Finish { request: slot });
         });
         table.settle_top(links, members);
@@ -258,9 +262,9 @@ impl LazyBatching {
         let table = &mut tables[device];
         let model = table.top().model;
         table.drop_running(links, members, |slot| pending.push(Action::Reject { request: slot, why: Why::Failed }));
-        let served = models[model.index()].as_mut().expect("a model stays while its requests live");
-        table.move_on(&served.model, members, links);
+        table.move_on(members, links);
         table.settle_top(links, members);
+        let served = models[model.index()].as_mut().expect("a model stays while its requests live");
         if !table.holds(model) {
             served.tables -= 1;
         }
@@ -364,6 +368,7 @@ impl LazyBatching {
             model: top.model,
             block: top.block,
             device: DeviceId(device as u16),
+            lane: LaneId(0),
             not_before: Time::ORIGIN,
         });
     }

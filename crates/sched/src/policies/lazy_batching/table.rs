@@ -1,7 +1,7 @@
 //! The BatchTable of a device: a stack of sub-batches, each at one node.
 
 use super::Member;
-use crate::Limits;
+use crate::{Limits, TaskDone};
 use ripieno_base::{BlockId, Links, List, ModelId, RequestSlot};
 use ripieno_model::{Model, Steps};
 
@@ -119,35 +119,35 @@ impl Table {
         }
     }
 
-    /// The node has run: each of its members takes a step, and leaves if its walk is over. `ended` as in
-    /// [`TaskDone`](crate::TaskDone).
+    /// The node has run: each of its members takes a step, and leaves if its walk is over.
     pub(super) fn end_node(
         &mut self,
         model: &Model,
         members: &mut [Member],
         links: &mut Links,
-        ended: &[bool],
+        done: &TaskDone<'_>,
         mut finish: impl FnMut(RequestSlot),
     ) {
         let top = self.stack.last_mut().expect("a node ran");
-        let (steps, last) = (model.blocks[top.block.index()].steps, top.block.index() + 1 == model.blocks.len());
+        let (steps, after) = (model.blocks[top.block.index()].steps, BlockId(top.block.0 + 1));
         for (at, &slot) in self.running.iter().enumerate() {
             let member = &mut members[slot.index()];
-            let ended = ended.get(at).copied().unwrap_or(false);
+            let ended = done.ended.get(at).copied().unwrap_or(false);
             member.step += 1;
             member.rests = member.step >= member.request.extent.steps(steps) || ended;
+            member.next = done.skips.get(at).copied().unwrap_or(after);
             // An early exit ends the walk wherever it shows; the end of a decoder that something follows does not.
-            if member.rests && (last || (ended && steps != Steps::UntilEnd)) {
+            if member.rests && (member.next.index() == model.blocks.len() || (ended && steps != Steps::UntilEnd)) {
                 top.members.remove(links, slot.0);
                 self.rows[top.model.index()] -= member.request.rows as usize;
                 finish(slot);
             }
         }
-        self.move_on(model, members, links);
+        self.move_on(members, links);
     }
 
-    /// Moves the top sub-batch to its next node once all its members have done with this one.
-    pub(super) fn move_on(&mut self, model: &Model, members: &mut [Member], links: &Links) {
+    /// Moves the top sub-batch to the next node that a member wants once all have done with this one.
+    pub(super) fn move_on(&mut self, members: &mut [Member], links: &Links) {
         self.step = Step::Idle;
         self.running.clear();
         let top = self.stack.last_mut().expect("a node ran");
@@ -157,11 +157,11 @@ impl Table {
         }
         let slots = |list: &List| std::iter::successors(list.front(), |&slot| links.next(slot));
         if slots(&top.members).all(|slot| members[slot as usize].rests) {
-            top.block = BlockId(top.block.0 + 1);
-            debug_assert!(top.block.index() < model.blocks.len());
+            let next = slots(&top.members).map(|slot| members[slot as usize].next).min();
+            top.block = next.expect("the sub-batch is not empty");
             for slot in slots(&top.members) {
                 let member = &mut members[slot as usize];
-                (member.step, member.rests) = (0, false);
+                (member.step, member.rests) = (0, member.next != top.block);
             }
         }
     }

@@ -5,7 +5,7 @@ use ripieno_model::Extent;
 use ripieno_model::{Block, Profile};
 use std::fmt::Write;
 
-const LIMITS: Limits = Limits { requests: 4, models: 1, devices: 1, depth: 1, batch: 4, nodes: 0 };
+const LIMITS: Limits = Limits { requests: 4, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
 
 /// Eight nodes of 1 ms.
 fn lazy(slo_ms: i64) -> LazyBatching {
@@ -32,7 +32,7 @@ fn arrive(lazy: &mut LazyBatching, slot: u32, arrived: Time, slo_ms: i64) {
 /// The running node has ended; everything is decided anew.
 fn border(lazy: &mut LazyBatching, now: Time) {
     if lazy.tables[0].step == Step::Running {
-        lazy.on_task_done(now, &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[] });
+        lazy.on_task_done(now, &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] });
     }
     lazy.settle(now, &mut Outbox::new(&LIMITS));
 }
@@ -116,8 +116,29 @@ fn what_a_lost_device_held_goes_back_to_its_place_in_the_queue() {
     border(&mut lazy, ms(0));
     arrive(&mut lazy, 2, ms(1), 1000);
     lazy.on_control(ms(1), Control::DeviceLeft(DeviceId(0)));
-    lazy.on_task_done(ms(1), &TaskDone { task: TaskId(0), outcome: Outcome::DeviceLost, ended: &[] });
+    lazy.on_task_done(ms(1), &TaskDone { task: TaskId(0), outcome: Outcome::DeviceLost, ended: &[], skips: &[] });
     lazy.on_control(ms(1), Control::DeviceJoined(DeviceId(0)));
     border(&mut lazy, ms(1));
     assert_eq!(stack(&lazy), "[1-2:A]");
+}
+
+#[test]
+fn who_skips_nodes_rests_until_its_sub_batch_is_there() {
+    let mut lazy = lazy(1000);
+    (0..3).for_each(|slot| arrive(&mut lazy, slot, ms(0), 1000));
+    lazy.settle(ms(0), &mut Outbox::new(&LIMITS));
+    let skips = [BlockId(1), BlockId(3), BlockId(3)];
+    lazy.on_task_done(
+        ms(1),
+        &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[false, false, true], skips: &skips },
+    );
+    let mut ran = Vec::new();
+    for now in 1..=3 {
+        let mut out = Outbox::new(&LIMITS);
+        lazy.settle(ms(now), &mut out);
+        ran.push((stack(&lazy), lazy.members(TaskId(0)).iter().map(|slot| slot.0).collect::<Vec<_>>()));
+        lazy.on_task_done(ms(now + 1), &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] });
+    }
+    let expected = [("[0-1:B]", vec![0]), ("[0-1:C]", vec![0]), ("[0-1:D]", vec![0, 1])];
+    assert_eq!(ran, expected.map(|(stack, members)| (stack.to_owned(), members)));
 }

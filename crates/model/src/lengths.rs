@@ -1,0 +1,149 @@
+//! What a block costs where the length of its requests matters: a batch is padded to its longest member.
+//!
+//! Profiles of a few lengths are the truth, as batch sizes are in a [`Profile`]; in between, time grows along a line.
+
+use crate::Profile;
+use crate::profile::Rate;
+use ripieno_base::Nanos;
+use std::fmt;
+
+/// ℓ(b) by the length that batches are padded to.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Lengths {
+    /// By length, ascending; all with the same largest batch.
+    table: Box<[(u32, Profile)]>,
+    /// Rows and length that make the best use of the device.
+    best: (usize, u32),
+}
+
+/// Why profiles do not make a table by length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LengthsError {
+    /// There is no length at all.
+    Empty,
+    /// A length is zero, or not above the one before it.
+    NotAscending {
+        /// The offending length.
+        length: u32,
+    },
+    /// A profile has not as many batch sizes as the first one.
+    Uneven {
+        /// Its length.
+        length: u32,
+    },
+    /// A batch of a longer length costs less than the same of a shorter one.
+    Falls {
+        /// The longer length.
+        length: u32,
+    },
+}
+
+impl Lengths {
+    /// A table of profiles by length: ascending lengths, equal batch sizes, and no cost that falls with the length.
+    pub fn new(table: Vec<(u32, Profile)>) -> Result<Lengths, LengthsError> {
+        let Some((first, rest)) = table.split_first() else { return Err(LengthsError::Empty) };
+        if first.0 == 0 {
+            return Err(LengthsError::NotAscending { length: 0 });
+        }
+        for ((before, shorter), (length, profile)) in std::iter::once(first).chain(rest).zip(rest) {
+            let length = *length;
+            if length <= *before {
+                return Err(LengthsError::NotAscending { length });
+            }
+            if profile.max_batch() != shorter.max_batch() {
+                return Err(LengthsError::Uneven { length });
+            }
+            if profile.table().iter().zip(shorter.table()).any(|(long, short)| long < short) {
+                return Err(LengthsError::Falls { length });
+            }
+        }
+        let points = || table.iter().flat_map(|(length, profile)| (1..=profile.max_batch()).map(move |b| (b, *length)));
+        let mut lengths = Lengths { best: (1, first.0), table: table.clone().into() };
+        lengths.best = points().max_by_key(|&(rows, length)| lengths.rate(rows, length)).expect("a profile has sizes");
+        Ok(lengths)
+    }
+
+    /// ℓ(b) of batches that are padded to `length`: along the line between the two lengths around it, rounded down, that of
+    /// the shortest below it, and in proportion to the length beyond the longest.
+    pub fn latency(&self, rows: usize, length: u32) -> Nanos {
+        let at = self.table.partition_point(|&(known, _)| known < length);
+        let cost = |at: usize| self.table[at].1.latency(rows);
+        let last = self.table.len() - 1;
+        let (above, below) = match at {
+            0 => return cost(0),
+            at if at > last => return cost(last).scale(u64::from(length), u64::from(self.table[last].0)),
+            at => (at, at - 1),
+        };
+        let (low, high) = (self.table[below].0, self.table[above].0);
+        let rise = (cost(above) - cost(below)).scale(u64::from(length - low), u64::from(high - low));
+        cost(below) + rise
+    }
+
+    /// How much of its device a batch can use, in millionths, as [`Block::share`](crate::Block::share) says.
+    pub fn share(&self, rows: usize, length: u32) -> u32 {
+        let (best_rows, best_length) = self.best;
+        self.rate(rows, length).over(self.rate(best_rows, best_length))
+    }
+
+    /// The profiles by length.
+    pub fn table(&self) -> &[(u32, Profile)] {
+        &self.table
+    }
+
+    fn rate(&self, rows: usize, length: u32) -> Rate {
+        Rate { work: rows as u64 * u64::from(length), latency: self.latency(rows, length) }
+    }
+}
+
+impl fmt::Display for LengthsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LengthsError::Empty => f.write_str("latencies by length need at least one length"),
+            LengthsError::NotAscending { length } => {
+                write!(f, "lengths must ascend from 1, but {length} does not")
+            }
+            LengthsError::Uneven { length } => {
+                write!(f, "the latencies of length {length} are not as many as those of the first length")
+            }
+            LengthsError::Falls { length } => {
+                write!(f, "length {length} has a batch that costs less than the same of a shorter length")
+            }
+        }
+    }
+}
+
+impl std::error::Error for LengthsError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(millis: &[i64]) -> Profile {
+        Profile::from_table(&millis.iter().map(|&ms| Nanos::from_millis(ms)).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn cost_grows_along_a_line_between_known_lengths() {
+        let lengths =
+            Lengths::new(vec![(8, profile(&[2, 2])), (16, profile(&[2, 4])), (32, profile(&[4, 8]))]).unwrap();
+        let micros = |rows, length| lengths.latency(rows, length).0 / 1_000;
+        assert_eq!(
+            [1, 8, 12, 16, 20, 32, 64].map(|length| micros(2, length)),
+            [2_000, 2_000, 3_000, 4_000, 5_000, 8_000, 16_000]
+        );
+        assert_eq!(lengths.latency(3, 8), Nanos::MAX);
+        // The work of a device that is full: eight elements in a millisecond.
+        assert_eq!([lengths.share(1, 8), lengths.share(2, 8), lengths.share(1, 16)], [500_000, 1_000_000, 1_000_000]);
+    }
+
+    #[test]
+    fn a_table_that_is_none_is_refused() {
+        let refused = |table| Lengths::new(table).unwrap_err();
+        assert_eq!(refused(vec![]), LengthsError::Empty);
+        assert_eq!(refused(vec![(0, profile(&[1]))]), LengthsError::NotAscending { length: 0 });
+        assert_eq!(refused(vec![(4, profile(&[1])), (4, profile(&[1]))]), LengthsError::NotAscending { length: 4 });
+        assert_eq!(refused(vec![(4, profile(&[1])), (8, profile(&[1, 2]))]), LengthsError::Uneven { length: 8 });
+        assert_eq!(refused(vec![(4, profile(&[2])), (8, profile(&[1]))]), LengthsError::Falls { length: 8 });
+    }
+}
