@@ -3,6 +3,7 @@
 pub(crate) mod bucketed;
 pub(crate) mod cellular;
 pub(crate) mod clockwork;
+pub(crate) mod dvabatch;
 pub(crate) mod graph_merge;
 pub(crate) mod lazy_batching;
 pub(crate) mod nexus;

@@ -1,0 +1,3 @@
+//! dva
+mod batch_table;
+mod stage_executors;

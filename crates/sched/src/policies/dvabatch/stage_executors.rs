@@ -1,0 +1,229 @@
+//! Stage executors and their buffer pairs: which stage may run on which pair, so that no tensor is read while it is written or
+//! overwritten while it is still wanted.
+//!
+//! Stage i of a pair reads the pair's buffer before it and writes the one after it, which stage i + 1 reads. When a stage has
+//! run on a pair, its input buffer there is *invalid*: the batch is further on in the same pair, and whoever follows may
+//! write this buffer, but not read it yet. The stage then has to find another pair that it could use and so become *active*
+//! again; only then does it legitimise the pair for the stage before it. The last stage is active again at once, so with a
+//! single pair everybody stays *inactive* until the batch has left the last stage: serial work. With two or more pairs the
+//! stages work as a pipeline, and with as many batches as they like in whatever order, since an executor that has pulled an
+//! item *checks* the very pair that this item is in.
+//!
+//! Beyond the paper: `split` leaves several items in one buffer, which are read one after the other, so a buffer with items
+//! that nobody has read is not written; a stage may have several executors (lanes that run the same stage for inputs of
+//! different lengths side by side); and an item of which nobody goes on frees its pair at once.
+//!
+//! A pure state machine, tested over all interleavings of small configurations.
+
+/// What is being done with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Buffer {
+    /// Nothing: it may be read and written.
+    Available,
+    /// The pair is used further on: it may be written, but not read.
+    Invalid,
+    InReading,
+    /// It is written; and whether it was invalid before, and is so again afterwards.
+    InWriting(bool),
+}
+
+/// What an executor does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Executor {
+    /// It has a pair that it could use, and may pull an item.
+    Active,
+    /// It has pulled an item of this pair, which is not legitimate yet.
+    Checking(Pair),
+    /// It runs an item of this pair, merged with one of the other pair.
+    Working(Pair, Option<Pair>),
+    /// There is no pair that it could use.
+    Inactive,
+}
+
+/// A buffer pair.
+pub(super) type Pair = u8;
+
+/// When a stage tells the one before it that it may use a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Legitimation {
+    /// Once the stage is active again.
+    WhenActive,
+    /// As soon as its work is done: the rule of Figure 10, which fails.
+    #[cfg(test)]
+    AtCompletion,
+}
+
+/// All executors of a model on a device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct StageExecutors {
+    stages: usize,
+    pairs: usize,
+    /// Executors of each stage.
+    width: usize,
+    executors: Vec<Executor>,
+    /// By boundary and pair; boundary i is before stage i, the last one behind the last stage.
+    buffers: Vec<Buffer>,
+    /// By boundary and pair, items that nobody has read.
+    unread: Vec<u16>,
+    /// By stage and pair: to be legitimised for the stage before, once this one is active.
+    owed: Vec<bool>,
+    rule: Legitimation,
+    /// Whether items that nobody has read are protected; false only to see the tests fail.
+    protects: bool,
+}
+
+impl StageExecutors {
+    pub(super) fn new(stages: usize, pairs: usize, width: usize) -> StageExecutors {
+        assert!(stages > 0 && pairs > 0 && pairs <= usize::from(Pair::MAX) && width > 0);
+        StageExecutors {
+            stages,
+            pairs,
+            width,
+            executors: vec![Executor::Active; stages * width],
+            buffers: vec![Buffer::Available; (stages + 1) * pairs],
+            unread: vec![0; (stages + 1) * pairs],
+            owed: vec![false; stages * pairs],
+            rule: Legitimation::WhenActive,
+            protects: true,
+        }
+    }
+
+    /// Whether an item may be put before a stage in a pair: nobody uses the buffer or still wants what is in it.
+    pub(super) fn takes(&self, stage: usize, pair: Pair) -> bool {
+        let idle = matches!(self.buffer(stage, pair), Buffer::Available | Buffer::Invalid);
+        idle && self.unread[self.at(stage, pair)] == 0
+    }
+
+    /// An item stands before a stage: queries that have come, or parts of a batch beyond its first.
+    pub(super) fn put(&mut self, stage: usize, pair: Pair) {
+        let at = self.at(stage, pair);
+        self.unread[at] += 1;
+    }
+
+    /// Whether a stage could begin at once with the item that stands before it in `pair`, merged with the one in `merged`.
+    pub(super) fn may_start(&self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
+        let executors = &self.executors[stage * self.width..][..self.width];
+        let bound = executors.contains(&Executor::Checking(pair)) || executors.contains(&Executor::Active);
+        bound && self.is_ready(stage, pair, merged)
+    }
+
+    /// An active executor pulls an item of a pair; false if none is active.
+    pub(super) fn pull(&mut self, stage: usize, pair: Pair) -> bool {
+        self.change(stage, Executor::Active, Executor::Checking(pair))
+    }
+
+    /// An executor that has pulled an item of `pair` begins with it; false if the pair is not legitimate yet.
+    pub(super) fn check(&mut self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
+        if !self.is_ready(stage, pair, merged) {
+            return false;
+        }
+        assert!(self.change(stage, Executor::Checking(pair), Executor::Working(pair, merged)), "an executor pulled it");
+        for from in [Some(pair), merged].into_iter().flatten() {
+            let at = self.at(stage, from);
+            self.buffers[at] = Buffer::InReading;
+            self.unread[at] -= 1;
+        }
+        let to = self.at(stage + 1, pair);
+        self.buffers[to] = Buffer::InWriting(self.buffers[to] == Buffer::Invalid);
+        true
+    }
+
+    /// An executor is done with the item of `pair`; `goes_on`: whether any of it stands before the next stage now.
+    pub(super) fn complete(&mut self, stage: usize, pair: Pair, goes_on: bool) {
+        let working = self.executors[stage * self.width..][..self.width].iter_mut();
+        let found = working.into_iter().find(|state| matches!(state, Executor::Working(of, _) if *of == pair));
+        let executor = found.expect("an executor works on this pair");
+        let Executor::Working(_, merged) = std::mem::replace(executor, Executor::Inactive) else { unreachable!() };
+        let to = self.at(stage + 1, pair);
+        let Buffer::InWriting(invalid) = self.buffers[to] else { unreachable!("the output was being written") };
+        self.buffers[to] = if invalid { Buffer::Invalid } else { Buffer::Available };
+        self.unread[to] += u16::from(goes_on);
+        let from = self.at(stage, pair);
+        self.buffers[from] = if goes_on { Buffer::Invalid } else { Buffer::Available };
+        self.owed[stage * self.pairs + usize::from(pair)] = true;
+        if let Some(merged) = merged {
+            let from = self.at(stage, merged);
+            self.buffers[from] = Buffer::Available;
+            self.owed[stage * self.pairs + usize::from(merged)] = true;
+        }
+        self.settle();
+    }
+
+    /// Forgets everything: the device has lost it.
+    pub(super) fn clear(&mut self) {
+        self.executors.fill(Executor::Active);
+        self.buffers.fill(Buffer::Available);
+        self.unread.fill(0);
+        self.owed.fill(false);
+    }
+
+    /// Lets executors become active that can, from the last stage to the first, since each may legitimise pairs for the one
+    /// before it.
+    fn settle(&mut self) {
+        for stage in (0..self.stages).rev() {
+            let last = stage + 1 == self.stages;
+            let usable = last || (0..self.pairs).any(|pair| self.is_legitimate(stage, pair as Pair));
+            let executors = &mut self.executors[stage * self.width..][..self.width];
+            let mut wakes = false;
+            if usable {
+                for executor in executors.iter_mut().filter(|executor| **executor == Executor::Inactive) {
+                    (*executor, wakes) = (Executor::Active, true);
+                }
+            }
+            #[cfg(test)]
+            let wakes = wakes || self.rule == Legitimation::AtCompletion;
+            if wakes {
+                self.legitimise(stage);
+            }
+        }
+    }
+
+    /// Tells the stage before that it may use the pairs that this stage is done with: all items of them.
+    fn legitimise(&mut self, stage: usize) {
+        for pair in 0..self.pairs {
+            let (input, before) = (self.at(stage, pair as Pair), self.at(stage.saturating_sub(1), pair as Pair));
+            let wanted = self.buffers[input] == Buffer::InReading || self.unread[input] > 0;
+            if self.owed[stage * self.pairs + pair] && !wanted {
+                self.owed[stage * self.pairs + pair] = false;
+                self.buffers[before] = match self.buffers[before] {
+                    Buffer::Invalid if stage > 0 => Buffer::Available,
+                    Buffer::InWriting(_) if stage > 0 => Buffer::InWriting(false),
+                    other => other,
+                };
+            }
+        }
+    }
+
+    /// Whether a stage could use a pair.
+    fn is_legitimate(&self, stage: usize, pair: Pair) -> bool {
+        let output = self.buffer(stage + 1, pair);
+        let writable = matches!(output, Buffer::Available | Buffer::Invalid);
+        let wanted = self.protects && self.unread[self.at(stage + 1, pair)] > 0;
+        self.buffer(stage, pair) == Buffer::Available && writable && !wanted
+    }
+
+    fn is_ready(&self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
+        let readable = |pair: Pair| {
+            self.buffer(stage, pair) == Buffer::Available && self.unread[self.at(stage, pair)] > 0
+        };
+        readable(pair) && merged.is_none_or(readable) && self.is_legitimate(stage, pair)
+    }
+
+    /// Moves one executor of a stage from a state to another.
+    fn change(&mut self, stage: usize, from: Executor, to: Executor) -> bool {
+        let executors = &mut self.executors[stage * self.width..][..self.width];
+        let found = executors.iter_mut().find(|executor| **executor == from);
+        found.map(|executor| *executor = to).is_some()
+    }
+
+    fn buffer(&self, boundary: usize, pair: Pair) -> Buffer {
+        self.buffers[self.at(boundary, pair)]
+    }
+
+    fn at(&self, boundary: usize, pair: Pair) -> usize {
+        boundary * self.pairs + usize::from(pair)
+    }
+}
+
+#[cfg(test)]
+mod tests;
