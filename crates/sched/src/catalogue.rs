@@ -88,6 +88,8 @@ pub const CATALOGUE: &[Policy] = &[
     policies::graph_merge::POLICY,
     policies::lazy_batching::LAZY,
     policies::lazy_batching::ORACLE,
+    policies::delay_batch::POLICY,
+    policies::dvabatch::POLICY,
 ];
 
 /// The policy of this name.

@@ -123,7 +123,7 @@ macro_rules! contract {
                     for model in &mut case.setup.models {
                         model.drop = Some(DropRule::Hopeless);
                     }
-                    let blind = ["serial", "cellular", "bucketed", "graph-merge", "lazy", "lazy-oracle"].contains(&$policy);
+                    let blind = ["serial", "cellular", "bucketed", "graph-merge", "lazy", "lazy-oracle", "delay-batch", "dva"].contains(&$policy);
                     let knows_deadlines = !$options.contains("fifo") && !blind;
                     let late = run($policy, &options($options), &case).requests_csv().contains("late");
                     prop_assert!(!(late && knows_deadlines));
@@ -171,6 +171,14 @@ contract! {
     lazy_remaining: "lazy" "estimator=remaining issue=gated drop=expired max_batch=3";
     lazy_oracle: "lazy-oracle" "drop=hopeless";
     lazy_oracle_gated: "lazy-oracle" "issue=gated";
+    delay_batch: "delay-batch" "window_ms=3 drop=expired";
+    delay_batch_ahead: "delay-batch" "window_ms=1 dispatch=start";
+    zero_batch_ahead: "delay-batch" "dispatch=start drop=hopeless";
+    dva: "dva" "";
+    dva_comp_wait: "dva" "stretch=comp-wait comp_wait_ms=20 window_ms=2 drop=expired";
+    dva_serial: "dva" "buffers=1 diversity=operator drop=hopeless";
+    dva_load: "dva" "buffers=3 diversity=load max_batch=4";
+    dva_input: "dva" "diversity=input groups=3 window_ms=1.5";
 }
 
 proptest! {

@@ -2,6 +2,7 @@
 
 pub(crate) mod cells;
 pub(crate) mod central;
+pub(crate) mod fifo;
 pub(crate) mod floor;
 pub(crate) mod frontends;
 pub(crate) mod pool;

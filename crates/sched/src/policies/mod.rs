@@ -3,6 +3,7 @@
 pub(crate) mod bucketed;
 pub(crate) mod cellular;
 pub(crate) mod clockwork;
+pub(crate) mod delay_batch;
 pub(crate) mod dvabatch;
 pub(crate) mod graph_merge;
 pub(crate) mod lazy_batching;

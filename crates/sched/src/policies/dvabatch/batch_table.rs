@@ -78,6 +78,10 @@ impl BatchTable {
         self.rows[id.index()].as_ref().expect("the batch is in the table")
     }
 
+    pub(super) fn contains(&self, id: BatchId) -> bool {
+        self.rows[id.index()].is_some()
+    }
+
     /// The batches, in no order that means anything.
     pub(super) fn ids(&self) -> impl Iterator<Item = BatchId> + '_ {
         self.rows.iter().zip(0..).filter(|(row, _)| row.is_some()).map(|(_, id)| BatchId(id))

@@ -1,3 +1,580 @@
-//! dva
+//! "dva": batches that others join, that are split, and that run beside each other, as the model's profiles say.
+//!
+//! Source: "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN Services on GPUs",
+//! sections 5 to 7.
+//!
+//! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and runs stage by stage on this lane.
+//! 2. Policy I, where a model's cost depends on the length of its requests: those that wait are divided into a few groups
+//!    by length, with the least padding, and the groups run side by side.
+//! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in halves if the stages that are
+//!    left take a batch at least twice as long as a half, halves likewise; the parts run one after the other to the end.
+//! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
+//!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
+//! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares.
+//!
+//! State: a queue a model; a batch table, batch queues and stage executors for each model on each device. It ignores deadlines but
+//! for rule 4 and for `drop`, and arrivals to come.
+//!
+//! Choices where the paper leaves freedom. Whether newcomers may join is decided by what all together would wait more or less by
+//! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Whoever can run beside
+//! the batch at no cost to it does not join it. An idle device waits for nothing, unless `window_ms` is given; policy I
+//! waits for a first stage at the largest batch where the device is busy, as in the paper. Members of a batch that skip a stage
+//! go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
+//! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
+
 mod batch_table;
+mod clusters;
+mod pipeline;
+mod rules;
 mod stage_executors;
+#[cfg(test)]
+mod tests;
+
+use super::{DROP, MAX_BATCH, WHOLE as WALKS, drop_rule};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::parts::fifo::Fifo;
+use crate::shard::PerModel;
+use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use clusters::Clusters;
+use pipeline::{Books, Pipeline, Run};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{DropRule, Model};
+use rules::{Diversity, Join, Plan, Stretch, Terms, WHOLE};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "dva",
+    source: "DVABatch, sections 5 to 7",
+    summary: "batches are divided by length, split where stages prefer smaller ones, and joined by newcomers while they run",
+    sharded: false,
+    walks: WALKS,
+    chains: Chains::Any,
+    knobs: &[
+        Knob {
+            name: "buffers",
+            default: "2",
+            help: "buffer pairs, that is, batches that may run side by side on a device, each on a lane of it; with 1 all \
+                   stages run one after the other",
+        },
+        Knob {
+            name: "diversity",
+            default: "auto",
+            help: "what batches are formed for: \"input\" = different lengths, \"operator\" = stages that prefer different \
+                   batch sizes, \"load\" = uneven arrivals; \"auto\" = as the model's profiles say",
+        },
+        Knob { name: "groups", default: "2", help: "the most groups by length that waiting requests are divided into" },
+        Knob {
+            name: "split",
+            default: "true",
+            help: "whether batches are split where later stages prefer smaller ones",
+        },
+        Knob {
+            name: "stretch",
+            default: "gain",
+            help: "when newcomers may join a batch that runs: \"gain\" = if all together wait less by the profiles, \
+                   \"comp-wait\" = until it has run for comp_wait_ms, \"never\"",
+        },
+        Knob {
+            name: "comp_wait_ms",
+            default: "half of what a batch of 8 takes",
+            help: "how long after its begin a batch may be joined with stretch = \"comp-wait\", in ms",
+        },
+        Knob {
+            name: "window_ms",
+            default: "none; with lengths on a busy device, what the first stage takes at the largest batch",
+            help: "how long the first request of a batch waits for others, in ms, even on an idle device",
+        },
+        MAX_BATCH,
+        Knob { default: "never", ..DROP },
+    ],
+    build,
+};
+
+/// The most groups.
+const MAX_GROUPS: usize = 16;
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let diversities = [
+        ("auto", None),
+        ("input", Some(Diversity::Input)),
+        ("operator", Some(Diversity::Operator)),
+        ("load", Some(Diversity::Load)),
+    ];
+    let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
+    let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
+    let options = Options {
+        lanes: knobs.count("buffers", None)?.unwrap_or(2).min(setup.limits.lanes),
+        drop: drop_rule(knobs, DropRule::Never)?,
+        terms: Terms {
+            diversity: knobs.choice("diversity", &diversities, None)?,
+            groups: knobs.count("groups", None)?.unwrap_or(2).min(MAX_GROUPS),
+            splits: knobs.flag("split", true)?,
+            stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
+            comp_wait: None,
+            window: None,
+            max_batch: None,
+        },
+        comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,
+        window: PerModel::read(&setup.models, |model| millis("window_ms", model))?,
+        max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
+    };
+    Ok(Box::new(DvaBatch::new(setup, options)))
+}
+
+/// What the options say.
+struct Options {
+    lanes: usize,
+    drop: DropRule,
+    terms: Terms,
+    comp_wait: PerModel<Option<Nanos>>,
+    window: PerModel<Option<Nanos>>,
+    max_batch: PerModel<Option<usize>>,
+}
+
+impl Options {
+    fn terms(&self, model: &Model) -> Terms {
+        let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
+        Terms { comp_wait, window, max_batch: self.max_batch.of(model), ..self.terms }
+    }
+}
+
+/// A model that is served.
+#[derive(Debug)]
+struct Served {
+    model: Model,
+    plan: Plan,
+    drop: DropRule,
+    /// By device.
+    pipelines: Vec<Pipeline>,
+    retired: bool,
+}
+
+/// A lane of a device, and the model whose batch and its parts run on it.
+#[derive(Clone, Debug, Default)]
+struct Lane {
+    owner: Option<ModelId>,
+    batches: usize,
+    run: Option<Run>,
+    /// How much of the device the task can use.
+    share: u32,
+    members: Vec<RequestSlot>,
+}
+
+#[derive(Clone, Debug)]
+struct Device {
+    present: bool,
+    /// Whether it has lost what it held; nothing starts until all its tasks have ended.
+    lost: bool,
+    lanes: Vec<Lane>,
+}
+
+impl Device {
+    fn runs(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.run.is_some())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.owner.is_none())
+    }
+
+    fn free_lane(&self) -> Option<u8> {
+        self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| lane as u8)
+    }
+
+    /// How much of it the running tasks can use.
+    fn shares(&self) -> u32 {
+        self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
+    }
+
+    /// Whether a task of this share would slow down nobody: nothing runs, or there is room for both.
+    fn has_room(&self, share: u32) -> bool {
+        !self.runs() || self.shares() + share <= WHOLE
+    }
+}
+
+struct DvaBatch {
+    options: Options,
+    models: Vec<Option<Served>>,
+    fifo: Fifo,
+    devices: Vec<Device>,
+    clusters: Clusters,
+    /// Answers since the last settle.
+    pending: Vec<Action>,
+    /// When a window ends for which something could start.
+    window_ends: Time,
+}
+
+impl DvaBatch {
+    fn new(setup: &Setup, options: Options) -> DvaBatch {
+        let limits = &setup.limits;
+        let lane = Lane { members: Vec::with_capacity(limits.batch), ..Lane::default() };
+        let device = |present| Device { present, lost: false, lanes: vec![lane.clone(); options.lanes] };
+        let mut dva = DvaBatch {
+            models: (0..limits.models).map(|_| None).collect(),
+            fifo: Fifo::new(limits.requests, limits.models),
+            devices: (0..limits.devices).map(|id| device(id < setup.devices)).collect(),
+            clusters: Clusters::new(limits.batch, options.terms.groups),
+            pending: Vec::with_capacity(limits.requests),
+            window_ends: Time::NEVER,
+            options,
+        };
+        // A clone of an empty vector has no room.
+        for lane in dva.devices.iter_mut().flat_map(|device| &mut device.lanes) {
+            lane.members.reserve_exact(limits.batch);
+        }
+        for (model, id) in setup.models.iter().zip(0..) {
+            dva.load(ModelId(id), model.clone());
+        }
+        dva
+    }
+
+    fn load(&mut self, id: ModelId, model: Model) {
+        let place = &mut self.models[id.index()];
+        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
+        let plan = Plan::new(&model, &self.options.terms(&model));
+        let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
+        let pipeline = || Pipeline::new(model.blocks.len(), self.options.lanes, queries);
+        let pipelines = self.devices.iter().map(|_| pipeline()).collect();
+        let drop = model.drop.unwrap_or(self.options.drop);
+        *place = Some(Served { plan, drop, pipelines, retired: false, model });
+    }
+
+    fn served(&self, id: ModelId) -> &Served {
+        self.models[id.index()].as_ref().expect("the model is loaded")
+    }
+
+    fn served_mut(&mut self, id: ModelId) -> &mut Served {
+        self.models[id.index()].as_mut().expect("the model is loaded")
+    }
+
+    fn enqueue(&mut self, slot: RequestSlot) {
+        let request = *self.fifo.request(slot);
+        let served = self.models[request.model.index()].as_ref().expect("the model is loaded");
+        self.fifo.push(slot, served.drop, served.plan.alone(&served.model, &request));
+    }
+
+    fn reject(&mut self, slot: RequestSlot, why: Why) {
+        self.pending.push(Action::Reject { request: slot, why });
+    }
+
+    /// The device has lost all that it held, or is to go: its requests start over elsewhere.
+    fn abandon(&mut self, device: usize) {
+        self.devices[device].lost = false;
+        let DvaBatch { models, fifo, devices, pending, .. } = self;
+        for lane in &mut devices[device].lanes {
+            (lane.owner, lane.batches, lane.run) = (None, 0, None);
+        }
+        for served in models.iter_mut().flatten() {
+            let Served { model, plan, drop, pipelines, retired } = served;
+            pipelines[device].clear(fifo, |fifo, slot| {
+                if *retired {
+                    pending.push(Action::Reject { request: slot, why: Why::Unloaded });
+                } else {
+                    let alone = plan.alone(model, fifo.request(slot));
+                    fifo.push(slot, *drop, alone);
+                }
+            });
+        }
+    }
+
+    /// A stage of a lane's batch has run.
+    fn finish_stage(&mut self, device: usize, lane: usize, done: &TaskDone<'_>) {
+        let DvaBatch { models, fifo, devices, pending, .. } = self;
+        let lane = &mut devices[device].lanes[lane];
+        let run = lane.run.take().expect("the driver reports tasks that were started");
+        let owner = lane.owner.expect("a lane that runs has an owner");
+        let Served { model, plan, pipelines, .. } =
+            models[owner.index()].as_mut().expect("a model stays while it runs");
+        let mut books = Books { fifo, model, plan };
+        let pipeline = &mut pipelines[device];
+        let grown = if done.outcome == Outcome::Ok {
+            pipeline.end(&mut books, &run, &lane.members, done, |slot| pending.push(Action::Finish { request: slot }))
+        } else {
+            let rejects = lane.members.iter().map(|&slot| Action::Reject { request: slot, why: Why::Failed });
+            pending.extend(rejects);
+            pipeline.fail(&mut books, &run, &lane.members)
+        };
+        lane.batches = lane.batches.checked_add_signed(grown).expect("no more batches end than there are");
+        if lane.batches == 0 {
+            lane.owner = None;
+        }
+    }
+
+    /// Forms and starts batches on devices that have nothing to do, then goes on with those that run, then fills up lanes.
+    fn place(&mut self, now: Time, out: &mut Outbox) {
+        for device in 0..self.devices.len() {
+            if self.is_open(device) && self.devices[device].is_idle() {
+                self.fill(now, device, out);
+            }
+        }
+        for device in 0..self.devices.len() {
+            if !self.is_open(device) {
+                continue;
+            }
+            for lane in 0..self.options.lanes {
+                if self.devices[device].lanes[lane].run.is_none() && self.devices[device].lanes[lane].owner.is_some() {
+                    self.stretch(now, device, lane);
+                    self.run_next(device, lane, out);
+                }
+            }
+            self.fill(now, device, out);
+        }
+    }
+
+    fn is_open(&self, device: usize) -> bool {
+        self.devices[device].present && !self.devices[device].lost
+    }
+
+    /// Starts batches on the free lanes of a device as long as they fit beside what runs there.
+    fn fill(&mut self, now: Time, device: usize, out: &mut Outbox) {
+        while let Some(lane) = self.devices[device].free_lane() {
+            if !self.begin_formed(now, device, lane, out) && !self.form(now, device) {
+                break;
+            }
+        }
+    }
+
+    /// Starts a batch that has been formed and waits for its turn; whether it did.
+    fn begin_formed(&mut self, now: Time, device: usize, lane: u8, out: &mut Outbox) -> bool {
+        let DvaBatch { models, devices, .. } = self;
+        let mut formed = models.iter_mut().zip(0..).filter_map(|(served, id)| {
+            let served = served.as_mut()?;
+            Some((served.pipelines[device].formed()?, ModelId(id), served))
+        });
+        let Some((batch, id, served)) = formed.next() else { return false };
+        let pipeline = &mut served.pipelines[device];
+        let (rows, length) = (pipeline.batch(batch).rows, pipeline.batch(batch).length);
+        let share = served.plan.share(&served.model, 0, rows, length);
+        if !devices[device].has_room(share) || !pipeline.takes(lane) {
+            return false;
+        }
+        pipeline.begin(now, batch, lane);
+        let place = &mut devices[device].lanes[usize::from(lane)];
+        (place.owner, place.batches) = (Some(id), 1);
+        self.run_next(device, usize::from(lane), out);
+        true
+    }
+
+    /// Forms batches of the model whose first request has waited longest, of those that may start one on a device. Whether it
+    /// did.
+    fn form(&mut self, now: Time, device: usize) -> bool {
+        if self.has_formed(device) {
+            return false;
+        }
+        let mut after = None;
+        while let Some(key) = self.fifo.next_model(after) {
+            match self.may_form(now, device, key.1) {
+                Some(0) => return false,
+                Some(count) => {
+                    self.commit(now, device, key.1, count);
+                    return true;
+                }
+                None => after = Some(key),
+            }
+        }
+        false
+    }
+
+    /// Whether a batch waits for its turn on a device: nobody overtakes it.
+    fn has_formed(&self, device: usize) -> bool {
+        self.models.iter().flatten().any(|served| served.pipelines[device].formed().is_some())
+    }
+
+    /// How many of a model's oldest requests may form batches on a device now; 0 if it must wait for the device to have room,
+    /// and everybody behind it too; none if it waits for something else.
+    fn may_form(&mut self, now: Time, device: usize, id: ModelId) -> Option<usize> {
+        let DvaBatch { models, fifo, devices, window_ends, .. } = self;
+        let Served { model, plan, pipelines, .. } = models[id.index()].as_ref().expect("the model is loaded");
+        let pipeline = &pipelines[device];
+        let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
+        if pipeline.is_empty() && in_use >= model.instances.max(1) {
+            return None;
+        }
+        let head = fifo.head(id).expect("a model with a head was asked for");
+        // A request that is wider than the limit runs alone.
+        let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
+        let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(pipeline.rows));
+        let full = fifo.waiting(id).nth(count).is_some() || rows + pipeline.rows >= plan.max_batch;
+        let window_end = head.arrived + plan.windows[usize::from(!devices[device].is_idle())];
+        if window_end > now && !full {
+            *window_ends = (*window_ends).min(window_end);
+            return None;
+        }
+        (count > 0).then(|| self.fitting_beside(device, id, count))
+    }
+
+    /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
+    /// They stand divided in [`DvaBatch::clusters`].
+    fn fitting_beside(&mut self, device: usize, id: ModelId, count: usize) -> usize {
+        let DvaBatch { models, fifo, devices, clusters, .. } = self;
+        let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
+        let mut fits = |count: usize| {
+            let member = |request: &Request| (request.extent.length, request.rows, request.slot);
+            clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups);
+            let (length, rows, _) = clusters.groups().next().expect("there is a request");
+            devices[device].has_room(plan.share(model, 0, rows, length))
+        };
+        if fits(count) {
+            return count;
+        }
+        if devices[device].shares() >= WHOLE || !fits(1) {
+            return 0;
+        }
+        let (mut low, mut high) = (1, count - 1);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        fits(low);
+        low
+    }
+
+    /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
+    fn commit(&mut self, now: Time, device: usize, id: ModelId, count: usize) {
+        let DvaBatch { models, fifo, clusters, .. } = self;
+        let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("the model is loaded");
+        let mut taken = 0;
+        for (length, rows, members) in clusters.groups() {
+            let sealed = plan.will_split(model, 1, rows, length);
+            let batch = pipelines[device].open(now, members.len(), length, sealed);
+            for &(_, _, slot) in members {
+                fifo.take(slot);
+                pipelines[device].add(fifo, batch, slot);
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, count, "the groups are those of the requests that were chosen");
+    }
+
+    /// Policy III: lets newcomers join the batch of a lane that stands at a border, if that is good.
+    fn stretch(&mut self, now: Time, device: usize, lane: usize) {
+        let id = self.devices[device].lanes[lane].owner.expect("a lane with a batch was asked for");
+        if self.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
+            return;
+        }
+        let beside = self.devices[device].free_lane().map(|_| self.devices[device].shares());
+        let DvaBatch { models, fifo, .. } = self;
+        let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("a model stays while it runs");
+        let pipeline = &mut pipelines[device];
+        let Some((batch, stage)) = pipeline.stretchable(lane as u8).filter(|_| plan.stretch != Stretch::Never) else {
+            return;
+        };
+        let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows));
+        if newcomers == 0 {
+            return;
+        }
+        let (rows, begun, members) =
+            (pipeline.batch(batch).rows, pipeline.batch(batch).begun, pipeline.batch(batch).members);
+        let join = Join { stage, members: members.len(), rows, newcomers, new_rows };
+        let apart = plan.share(model, stage, rows, 1) + plan.share(model, 0, new_rows, 1);
+        let fits_beside = plan.stretch == Stretch::Gain && beside.is_some_and(|shares| shares + apart <= WHOLE);
+        let (then, before) = plan.ends(model, now, &join);
+        let punctual = |slot: u32| fifo.request(RequestSlot(slot)).deadline;
+        let harmed = members.iter(&fifo.links).any(|slot| punctual(slot) >= before && punctual(slot) < then);
+        if fits_beside || harmed || !plan.stretches(model, now, begun, &join) {
+            return;
+        }
+        pipeline.stretch(batch, newcomers, plan.will_split(model, stage, rows + new_rows, 1));
+        for _ in 0..newcomers {
+            let slot = fifo.head(id).expect("so many wait").slot;
+            fifo.take(slot);
+            pipeline.add(fifo, batch, slot);
+        }
+    }
+
+    /// Starts the next stage of a lane's batches.
+    fn run_next(&mut self, device: usize, lane: usize, out: &mut Outbox) {
+        let DvaBatch { models, fifo, devices, .. } = self;
+        let place = &mut devices[device].lanes[lane];
+        let owner = place.owner.expect("a lane with a batch was asked for");
+        let Served { model, plan, pipelines, .. } =
+            models[owner.index()].as_mut().expect("a model stays while it runs");
+        let Some(run) = pipelines[device].next(lane as u8) else { return };
+        place.members.clear();
+        place.members.extend(pipelines[device].members(&fifo.links, run.item));
+        let rows = place.members.iter().map(|&slot| fifo.request(slot).rows as usize).sum();
+        let length = pipelines[device].batch(run.item.id).length;
+        place.share = plan.share(model, run.stage, rows, length);
+        place.run = Some(run);
+        out.push(Action::Start {
+            task: TaskId((device * self.options.lanes + lane) as u32),
+            model: owner,
+            block: BlockId(run.stage as u16),
+            device: DeviceId(device as u16),
+            lane: LaneId(lane as u16),
+            not_before: Time::ORIGIN,
+        });
+    }
+}
+
+impl Scheduler for DvaBatch {
+    fn on_request(&mut self, _now: Time, request: &Request) {
+        self.fifo.accept(request);
+        self.enqueue(request.slot);
+    }
+
+    fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
+        let (device, lane) = (done.task.index() / self.options.lanes, done.task.index() % self.options.lanes);
+        match done.outcome {
+            Outcome::Ok | Outcome::Failed => self.finish_stage(device, lane, done),
+            Outcome::DeviceLost | Outcome::Cancelled => {
+                self.devices[device].lanes[lane].run = None;
+                self.devices[device].lost = true;
+            }
+        }
+        let state = &self.devices[device];
+        if (state.lost || !state.present) && !state.runs() {
+            self.abandon(device);
+        }
+    }
+
+    fn on_control(&mut self, _now: Time, control: Control) {
+        match control {
+            Control::DeviceJoined(device) => self.devices[device.index()].present = true,
+            Control::DeviceLeft(device) => {
+                self.devices[device.index()].present = false;
+                if !self.devices[device.index()].runs() {
+                    self.abandon(device.index());
+                }
+            }
+            // The rules are about shares of a device, however fast it is.
+            Control::DeviceSlowed { .. } => {}
+            Control::ModelLoaded(id, model) => self.load(id, *model),
+            Control::ModelUnloaded(id) => {
+                self.served_mut(id).retired = true;
+                while let Some(slot) = self.fifo.head(id).map(|request| request.slot) {
+                    self.fifo.take(slot);
+                    self.reject(slot, Why::Unloaded);
+                }
+            }
+            Control::ProfileReplaced { model, block, profile } => {
+                self.served_mut(model).model.blocks[block.index()].profile = profile;
+                let served = self.served(model);
+                let plan = Plan::new(&served.model, &self.options.terms(&served.model));
+                self.served_mut(model).plan = plan;
+            }
+            Control::Cancelled(slot) => {
+                if self.fifo.take(slot) {
+                    self.reject(slot, Why::Cancelled);
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        while let Some((slot, why)) = self.fifo.pop_late(now) {
+            self.reject(slot, why);
+        }
+        self.pending.drain(..).for_each(|action| out.push(action));
+        self.window_ends = Time::NEVER;
+        self.place(now, out);
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.fifo.next_wakeup().min(self.window_ends)
+    }
+
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        let (device, lane) = (task.index() / self.options.lanes, task.index() % self.options.lanes);
+        &self.devices[device].lanes[lane].members
+    }
+}

@@ -203,9 +203,8 @@ impl StageExecutors {
     }
 
     fn is_ready(&self, stage: usize, pair: Pair, merged: Option<Pair>) -> bool {
-        let readable = |pair: Pair| {
-            self.buffer(stage, pair) == Buffer::Available && self.unread[self.at(stage, pair)] > 0
-        };
+        let readable =
+            |pair: Pair| self.buffer(stage, pair) == Buffer::Available && self.unread[self.at(stage, pair)] > 0;
         readable(pair) && merged.is_none_or(readable) && self.is_legitimate(stage, pair)
     }
 

@@ -1,0 +1,150 @@
+//! Policy I: waiting requests divided by length into a few groups, each padded to its longest member.
+//!
+//! Groups are stretches of the list sorted by length, so the best division is found exactly: the least padded area for the
+//! first j requests in g groups is the least over where the last group begins. Requests of one length stay together, since a
+//! cut between them saves nothing.
+
+use ripieno_base::RequestSlot;
+
+/// Scratch room; never grows beyond the largest batch.
+#[derive(Debug)]
+pub(super) struct Clusters {
+    /// The requests by length, and among equals in the order in which they came.
+    requests: Vec<(u32, u32, RequestSlot)>,
+    /// By length, ascending: the length, where its requests end, and the rows of all up to there.
+    lengths: Vec<(u32, usize, u64)>,
+    /// By group and lengths: the least area of the first lengths in so many groups.
+    area: Vec<u64>,
+    /// Where the last group of that begins.
+    cut: Vec<usize>,
+    /// Ends of the groups among the requests.
+    ends: Vec<usize>,
+    groups: usize,
+    stride: usize,
+}
+
+impl Clusters {
+    pub(super) fn new(capacity: usize, groups: usize) -> Clusters {
+        Clusters {
+            requests: Vec::with_capacity(capacity),
+            lengths: Vec::with_capacity(capacity),
+            area: vec![0; (groups + 1) * (capacity + 1)],
+            cut: vec![0; (groups + 1) * (capacity + 1)],
+            ends: Vec::with_capacity(groups),
+            groups,
+            stride: capacity + 1,
+        }
+    }
+
+    /// Divides requests, given by length, rows and slot, into at most `groups` groups; as few as give the least area.
+    pub(super) fn divide(&mut self, requests: impl Iterator<Item = (u32, u32, RequestSlot)>, groups: usize) {
+        self.requests.clear();
+        self.requests.extend(requests);
+        // Sorted by insertion: stable, and without room of its own.
+        for at in 1..self.requests.len() {
+            let to = self.requests[..at].partition_point(|other| other.0 <= self.requests[at].0);
+            self.requests[to..=at].rotate_right(1);
+        }
+        self.lengths.clear();
+        let mut rows = 0;
+        for (at, &(length, more, _)) in self.requests.iter().enumerate() {
+            rows += u64::from(more);
+            match self.lengths.last_mut().filter(|last| last.0 == length) {
+                Some(last) => (last.1, last.2) = (at + 1, rows),
+                None => self.lengths.push((length, at + 1, rows)),
+            }
+        }
+        self.partition(groups.min(self.groups));
+    }
+
+    /// The groups, the shortest requests first: length, rows, and members.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (u32, usize, &[(u32, u32, RequestSlot)])> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| {
+            let members = &self.requests[start..end];
+            let rows = members.iter().map(|member| member.1 as usize).sum();
+            (members[members.len() - 1].0, rows, members)
+        })
+    }
+
+    fn partition(&mut self, groups: usize) {
+        let (count, stride) = (self.lengths.len(), self.stride);
+        let Clusters { lengths, area, cut, .. } = self;
+        let rows_before = |at: usize| if at == 0 { 0 } else { lengths[at - 1].2 };
+        let padded = |from: usize, to: usize| u64::from(lengths[to - 1].0) * (rows_before(to) - rows_before(from));
+        for to in 1..=count {
+            (area[stride + to], cut[stride + to]) = (padded(0, to), 0);
+        }
+        for group in 2..=groups {
+            for to in group..=count {
+                let of = |from: usize| area[(group - 1) * stride + from] + padded(from, to);
+                let from = (group - 1..to).min_by_key(|&from| of(from)).expect("a length for each group");
+                (area[group * stride + to], cut[group * stride + to]) = (of(from), from);
+            }
+        }
+        let of = |group: usize| area[group * stride + count];
+        let best = (1..=groups.min(count)).min_by_key(|&group| of(group)).unwrap_or(0);
+        self.ends.clear();
+        let mut to = count;
+        for group in (1..=best).rev() {
+            self.ends.push(lengths[to - 1].1);
+            to = cut[group * stride + to];
+        }
+        self.ends.reverse();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn divide(lengths: &[u32], groups: usize) -> Vec<Vec<u32>> {
+        let mut clusters = Clusters::new(16, 4);
+        let requests = lengths.iter().zip(0..).map(|(&length, slot)| (length, 1, RequestSlot(slot)));
+        clusters.divide(requests, groups);
+        clusters.groups().map(|(_, _, members)| members.iter().map(|member| member.2.0).collect()).collect()
+    }
+
+    #[test]
+    fn the_cut_is_where_it_saves_most() {
+        assert_eq!(divide(&[9, 2, 2, 8, 3], 2), [vec![1, 2, 4], vec![3, 0]]);
+        assert_eq!(divide(&[2, 2, 2, 4], 2), [vec![0, 1, 2], vec![3]]);
+        assert_eq!(divide(&[5, 5, 5], 4), [vec![0, 1, 2]]);
+        assert_eq!(divide(&[7, 1], 1), [vec![1, 0]]);
+        assert_eq!(divide(&[], 2), Vec::<Vec<u32>>::new());
+    }
+
+    /// Every division into so many groups, against the best of all.
+    #[test]
+    fn no_division_has_less_area() {
+        let mut random = 1u64;
+        for _ in 0..300 {
+            let mut draw = |below: u64| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (random >> 33) % below
+            };
+            let count = 1 + draw(9) as usize;
+            let mut requests: Vec<_> =
+                (0..count as u32).map(|slot| (1 + draw(20) as u32, 1 + draw(3) as u32, RequestSlot(slot))).collect();
+            let groups = 1 + draw(4) as usize;
+            let mut clusters = Clusters::new(16, 4);
+            clusters.divide(requests.iter().copied(), groups);
+            let found: u64 = clusters.groups().map(|(length, rows, _)| u64::from(length) * rows as u64).sum();
+            requests.sort_by_key(|request| request.0);
+            let area = |part: &[(u32, u32, RequestSlot)]| {
+                part.iter().map(|request| u64::from(request.1)).sum::<u64>()
+                    * part.last().map_or(0, |last| u64::from(last.0))
+            };
+            let cuts = |mask: u32| {
+                let (mut sum, mut start) = (0, 0);
+                for at in (0..count).filter(|at| *at + 1 == count || mask & (1 << at) != 0) {
+                    sum += area(&requests[start..=at]);
+                    start = at + 1;
+                }
+                sum
+            };
+            let masks = (0..1u32 << (count - 1)).filter(|mask| mask.count_ones() < groups as u32);
+            assert_eq!(found, masks.map(cuts).min().unwrap(), "{requests:?} in {groups}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A model on a device: its batches, who is in them, and on which lane each runs.
+//!
+//! The table and the executors keep the paper's books; here they meet the requests. A batch and all that is split from it
+//! run on one lane, one stage at a time, whoever is furthest first: so the parts of a split run one after the other, each to
+//! its end. A lane has the buffer pair of its number; newcomers that catch up with a batch use one more, so that one batch of
+//! the model can be stretched at a time.
+
+use super::batch_table::{BatchId, BatchTable, Item};
+use super::rules::Plan;
+use super::stage_executors::{Pair, StageExecutors};
+use crate::TaskDone;
+use crate::parts::fifo::Fifo;
+use ripieno_base::{Links, List, RequestSlot, Time};
+use ripieno_model::Model;
+
+/// What is known of a batch beside its row in the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
+    /// In the order of their positions.
+    pub(super) members: List,
+    pub(super) rows: usize,
+    /// What its members are padded to.
+    pub(super) length: u32,
+    /// None until it begins.
+    pub(super) lane: Option<u8>,
+    pub(super) begun: Time,
+}
+
+impl Batch {
+    fn new(length: u32) -> Batch {
+        Batch { members: List::default(), rows: 0, length, lane: None, begun: Time::NEVER }
+    }
+}
+
+/// Where the requests and the model of a pipeline are written down.
+pub(super) struct Books<'a> {
+    pub(super) fifo: &'a mut Fifo,
+    pub(super) model: &'a Model,
+    pub(super) plan: &'a Plan,
+}
+
+/// A stage of an item that a lane runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) item: Item,
+    pub(super) stage: usize,
+    pair: Pair,
+}
+
+/// The batches of a model on a device.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    table: BatchTable,
+    executors: StageExecutors,
+    batches: Vec<Batch>,
+    /// Rows of all batches.
+    pub(super) rows: usize,
+    /// The batch that newcomers catch up with.
+    stretched: Option<BatchId>,
+    /// The pair of those who catch up.
+    spare: Pair,
+    /// Who of the task that has just ended skips to which stage: stage, place in the task, and slot.
+    skipping: Vec<(usize, usize, RequestSlot)>,
+}
+
+impl Pipeline {
+    pub(super) fn new(stages: usize, lanes: usize, queries: usize) -> Pipeline {
+        Pipeline {
+            table: BatchTable::new(stages, queries),
+            executors: StageExecutors::new(stages, lanes + 1, lanes),
+            batches: vec![Batch::new(1); queries],
+            rows: 0,
+            stretched: None,
+            spare: lanes as Pair,
+            skipping: Vec::with_capacity(queries),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    pub(super) fn batch(&self, id: BatchId) -> &Batch {
+        &self.batches[id.index()]
+    }
+
+    /// *new*: a batch before the first stage, on no lane yet. Its members are to be added.
+    pub(super) fn open(&mut self, now: Time, queries: usize, length: u32, sealed: bool) -> BatchId {
+        let id = self.table.new_batch(queries as u16, now, sealed);
+        self.batches[id.index()] = Batch::new(length);
+        id
+    }
+
+    /// Adds a request to a batch, behind its other members.
+    pub(super) fn add(&mut self, fifo: &mut Fifo, id: BatchId, slot: RequestSlot) {
+        let request = *fifo.request(slot);
+        let batch = &mut self.batches[id.index()];
+        batch.members.push_back(&mut fifo.links, slot.0);
+        batch.rows += request.rows as usize;
+        self.rows += request.rows as usize;
+    }
+
+    /// The first batch that has been formed and is on no lane yet.
+    pub(super) fn formed(&self) -> Option<BatchId> {
+        self.table.queue(0).iter().map(|item| item.id).find(|&id| self.batch(id).lane.is_none())
+    }
+
+    /// Whether a batch may begin on a free lane.
+    pub(super) fn takes(&self, lane: u8) -> bool {
+        self.executors.takes(0, lane)
+    }
+
+    /// A batch that has been formed begins on a free lane.
+    pub(super) fn begin(&mut self, now: Time, id: BatchId, lane: u8) {
+        let batch = &mut self.batches[id.index()];
+        (batch.lane, batch.begun) = (Some(lane), now);
+        self.executors.put(0, lane);
+    }
+
+    /// The batch of a lane that newcomers could join, and the stage that it stands before: the latest one, all of it at a
+    /// border, none of it about to be split or split off.
+    pub(super) fn stretchable(&self, lane: u8) -> Option<(BatchId, usize)> {
+        let id = self.table.latest().filter(|&id| self.batch(id).lane == Some(lane) && !self.table.row(id).sealed)?;
+        let free = self.stretched.is_none() && self.executors.takes(0, self.spare);
+        let stage = self.table.border(id).filter(|&stage| free && stage > 0)?;
+        Some((id, stage))
+    }
+
+    /// *stretch*: newcomers join a batch. They are to be added.
+    pub(super) fn stretch(&mut self, id: BatchId, newcomers: usize, sealed: bool) {
+        self.table.stretch(id, newcomers as u16, sealed);
+        self.executors.put(0, self.spare);
+        self.stretched = Some(id);
+    }
+
+    /// Takes the item of a lane that is furthest and may run.
+    pub(super) fn next(&mut self, lane: u8) -> Option<Run> {
+        for stage in (0..self.table.stages()).rev() {
+            for (place, item) in self.table.queue(stage).iter().enumerate() {
+                if self.batch(item.id).lane != Some(lane) {
+                    continue;
+                }
+                let joins = self.stretched == Some(item.id);
+                let pair = if joins && item.start > 0 { self.spare } else { lane };
+                let merged = (joins && item.start == 0).then_some(self.spare);
+                if self.executors.may_start(stage, pair, merged) {
+                    let item = self.table.pull(stage, place);
+                    let begun = self.executors.pull(stage, pair) && self.executors.check(stage, pair, merged);
+                    assert!(begun, "an executor may start what it said it may: {item:?} at stage {stage}");
+                    return Some(Run { item, stage, pair });
+                }
+            }
+        }
+        None
+    }
+
+    /// The members of an item.
+    pub(super) fn members<'a>(&self, links: &'a Links, item: Item) -> impl Iterator<Item = RequestSlot> + use<'a> {
+        let members = self.batch(item.id).members;
+        let slots = std::iter::successors(members.front(), |&slot| links.next(slot));
+        slots.skip(usize::from(item.start)).take(usize::from(item.num)).map(RequestSlot)
+    }
+
+    /// A stage has run: who ends leaves, who skips goes on as a batch of its own, and a batch before the next stage is split
+    /// if that is better. `finish` is told of those whose walk is over. Returns by how many the lane's batches have grown.
+    pub(super) fn end(
+        &mut self,
+        books: &mut Books<'_>,
+        run: &Run,
+        members: &[RequestSlot],
+        done: &TaskDone<'_>,
+        mut finish: impl FnMut(RequestSlot),
+    ) -> isize {
+        let Run { item: Item { id, .. }, stage, .. } = *run;
+        let mut left = 0;
+        self.skipping.clear();
+        for (at, &slot) in members.iter().enumerate() {
+            let next = done.skips.get(at).map_or(stage + 1, |block| block.index());
+            let over = done.ended.get(at).copied().unwrap_or(false) || next >= self.table.stages();
+            if over || next > stage + 1 {
+                self.remove(books, id, slot);
+                left += 1;
+            }
+            if over {
+                self.rows -= books.fifo.request(slot).rows as usize;
+                finish(slot);
+            } else if next > stage + 1 {
+                self.skipping.push((next, at, slot));
+            }
+        }
+        let Batch { length, lane, begun, .. } = *self.batch(id);
+        let skipped = Batch { lane, begun, ..Batch::new(length) };
+        let created = self.table.row(id).created;
+        let (next, gone) = self.hand_on(run, left);
+        let mut grown = -isize::from(gone);
+        self.skipping.sort_unstable();
+        while let Some(&(to, ..)) = self.skipping.first() {
+            grown += self.skip(books, to, created, skipped);
+        }
+        if let Some(stage) = next.filter(|&stage| self.table.border(id) == Some(stage)) {
+            grown += self.split(books, id, stage);
+        }
+        grown
+    }
+
+    /// A stage has failed: its members leave. Returns by how many the lane's batches have grown.
+    pub(super) fn fail(&mut self, books: &mut Books<'_>, run: &Run, members: &[RequestSlot]) -> isize {
+        for &slot in members {
+            self.remove(books, run.item.id, slot);
+            self.rows -= books.fifo.request(slot).rows as usize;
+        }
+        -isize::from(self.hand_on(run, members.len()).1)
+    }
+
+    /// Everything is lost; `gone` is told of all members.
+    pub(super) fn clear(&mut self, fifo: &mut Fifo, mut gone: impl FnMut(&mut Fifo, RequestSlot)) {
+        for id in self.table.ids() {
+            while let Some(slot) = self.batches[id.index()].members.pop_front(&mut fifo.links) {
+                gone(fifo, RequestSlot(slot));
+            }
+        }
+        self.table.clear();
+        self.executors.clear();
+        (self.rows, self.stretched) = (0, None);
+    }
+
+    /// A stage is done, and `left` of its members have left the batch: where it goes on, and whether nothing is left of it.
+    fn hand_on(&mut self, run: &Run, left: usize) -> (Option<usize>, bool) {
+        let id = run.item.id;
+        let goes_on = usize::from(run.item.num) > left;
+        self.executors.complete(run.stage, run.pair, goes_on);
+        if self.stretched == Some(id) && (run.item.start == 0 || !goes_on) {
+            self.stretched = None;
+        }
+        let next = self.table.update(run.item, run.stage, left as u16);
+        (next, !self.table.contains(id))
+    }
+
+    fn remove(&mut self, books: &mut Books<'_>, id: BatchId, slot: RequestSlot) {
+        let batch = &mut self.batches[id.index()];
+        batch.members.remove(&mut books.fifo.links, slot.0);
+        batch.rows -= books.fifo.request(slot).rows as usize;
+    }
+
+    /// Makes a batch of the first of those who skip, and of all who skip to the same stage.
+    fn skip(&mut self, books: &mut Books<'_>, to: usize, created: Time, batch: Batch) -> isize {
+        let count = self.skipping.iter().take_while(|(stage, ..)| *stage == to).count();
+        let id = self.table.skip_to(to, count as u16, created);
+        let place = &mut self.batches[id.index()];
+        *place = batch;
+        for (_, _, slot) in self.skipping.drain(..count) {
+            place.members.push_back(&mut books.fifo.links, slot.0);
+            place.rows += books.fifo.request(slot).rows as usize;
+        }
+        self.executors.put(to, batch.lane.expect("a batch that runs is on a lane"));
+        1 + self.split(books, id, to)
+    }
+
+    /// *split*, by policy II: halves, and halves of halves. Returns how many batches there are more.
+    fn split(&mut self, books: &mut Books<'_>, id: BatchId, stage: usize) -> isize {
+        let batch = *self.batch(id);
+        let (mut at, mut first, mut next) = (0, 0, batch.members.front());
+        while let Some(slot) = next.filter(|_| first < batch.rows.div_ceil(2)) {
+            first += books.fifo.request(RequestSlot(slot)).rows as usize;
+            (at, next) = (at + 1, books.fifo.links.next(slot));
+        }
+        let parts = (first, batch.rows - first);
+        if next.is_none() || !books.plan.splits(books.model, stage, parts, batch.length) {
+            return 0;
+        }
+        let other = self.table.split(id, stage, at);
+        self.batches[other.index()] = Batch { members: List::default(), rows: 0, ..batch };
+        while let Some(slot) = next {
+            next = books.fifo.links.next(slot);
+            self.remove(books, id, RequestSlot(slot));
+            let part = &mut self.batches[other.index()];
+            part.members.push_back(&mut books.fifo.links, slot);
+            part.rows += books.fifo.request(RequestSlot(slot)).rows as usize;
+        }
+        self.executors.put(stage, batch.lane.expect("a batch that runs is on a lane"));
+        1 + self.split(books, id, stage) + self.split(books, other, stage)
+    }
+}
