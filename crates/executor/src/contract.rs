@@ -52,19 +52,35 @@ pub trait Loaded: Send + Sync {
     ///
     /// Called at submission, before the request takes a slot. Checks all that the walk demands beyond
     /// [`inputs`](Loaded::inputs): one sequence or tree a request, a length within the bound, a table of nodes that is a
-    /// tree or graph, ids that the cells know. A request of a walk that does not unfold runs each block once.
+    /// tree or graph, ids that the cells know. A request of a walk that does not unfold runs each block once; its length is 1
+    /// unless its tensors have one.
     fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         Ok((Extent::ONE, None))
     }
 
-    /// A request of about this length made of zeros and ones, to try the model with and to measure its cells; none where
-    /// requests do not unfold, or none can be made up.
+    /// Where the inputs have the length of the request, of a walk that does not unfold; none if requests do not differ in
+    /// length.
+    fn lengths(&self) -> Option<&InputLengths> {
+        None
+    }
+
+    /// A request of about this length, to try the model with and to measure it; none where requests neither unfold nor differ
+    /// in length, or none can be made up.
     fn example(&self, _length: u32) -> Option<Vec<Tensor>> {
         None
     }
 
     /// For the engine's own devices, which downcast it.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Which dimension of each input is the length of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputLengths {
+    /// The longest request.
+    pub max: u32,
+    /// In the order of the inputs; none of an input that has no such dimension.
+    pub dims: Vec<Option<usize>>,
 }
 
 /// A device: runs its tasks one after the other, in the order of submission.
@@ -192,7 +208,7 @@ pub struct Progress {
     /// Said once for each walk, also if its last two tasks run on two devices: by the one that ends later. A block that runs
     /// until its end says so as well when it has come to it, even if a further block follows; then there are no outputs yet.
     pub ended: bool,
-    /// Its outputs, if its walk ended. Empty after an end that a further block follows.
+    /// Its outputs, if its walk ended, as long as the request itself. Empty after an end that a further block follows.
     pub outputs: Vec<Tensor>,
     /// If its entry asks for a stream: what this step adds to the outputs that hold every step, as [1, 1, …] under the
     /// output's name, in the order in which steps run. The last step has it, too, beside the outputs.

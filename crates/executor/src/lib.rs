@@ -16,6 +16,7 @@ mod mailbox;
 mod model;
 mod onnx_io;
 mod onnxruntime;
+mod padding;
 mod plan;
 mod profile;
 mod rows;
@@ -23,11 +24,13 @@ mod source;
 mod tensor;
 mod worker;
 
-pub use contract::{Device, Engine, Entry, Loaded, Member, Progress, Sink, Task, TaskResult};
+pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Task, TaskResult};
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
-pub use profile::{Measurement, Step, measure, run_example};
-pub use source::{AnswerSource, BlockSource, Initial, Link, ModelSource, Source, StepLimit, Take};
+pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
+pub use source::{
+    AnswerSource, BlockSource, Initial, InputLength, Lengths, Link, ModelSource, OutputLength, Source, StepLimit, Take,
+};
 pub use tensor::Tensor;

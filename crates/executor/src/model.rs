@@ -2,7 +2,7 @@
 
 use crate::onnx_io::{self, OnnxIo};
 use crate::plan::{BlockIo, Plan};
-use crate::{ExecError, LoadError, Loaded, ModelSource, RequestError, Tensor};
+use crate::{ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
@@ -45,12 +45,23 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         match &self.plan.cells {
             Some(cells) => cells.wiring.describe(inputs),
-            None => Ok((Extent::ONE, None)),
+            None => {
+                let extent = self.plan.padding.as_ref().map_or(Ok(Extent::ONE), |padding| padding.describe(inputs))?;
+                Ok((extent, None))
+            }
         }
     }
 
+    fn lengths(&self) -> Option<&InputLengths> {
+        self.plan.padding.as_ref().map(|padding| &padding.lengths)
+    }
+
     fn example(&self, length: u32) -> Option<Vec<Tensor>> {
-        self.plan.cells.as_ref()?.wiring.example(length)
+        match (&self.plan.cells, &self.plan.padding) {
+            (Some(cells), _) => cells.wiring.example(length),
+            (None, Some(padding)) => padding.example(length),
+            (None, None) => None,
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

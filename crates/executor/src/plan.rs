@@ -4,6 +4,7 @@
 //! indexes tables, and every value the block after which nobody needs it, so that a device can forget it then.
 
 use crate::cells::{self, Cells};
+use crate::padding::{Ends, Padding};
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) blocks: Vec<BlockPlan>,
     /// Where its walk unfolds. Then each tensor of each block is a value of its own.
     pub(crate) cells: Option<Arc<Cells>>,
+    /// Where requests differ in length.
+    pub(crate) padding: Option<Padding>,
 }
 
 /// A tensor between blocks.
@@ -60,28 +63,47 @@ impl Plan {
     /// taken any more.
     pub(crate) fn link(source: &ModelSource, blocks: &[BlockIo]) -> Result<Plan, LoadError> {
         check_source(source)?;
+        let named = |cause: String| LoadError(format!("model '{}': {cause}", source.name));
         if source.walk.is_unfolded() {
-            return cells::link(source, blocks);
+            return match source.lengths.inputs.first() {
+                Some(input) => Err(named(format!(
+                    "input '{}' has a length_dim, but a walk of cells pads nothing; remove it",
+                    input.tensor
+                ))),
+                None => cells::link(source, blocks),
+            };
         }
         let mut linker = Linker::default();
         for (at, block) in blocks.iter().enumerate() {
-            linker.add(at, block).map_err(|cause| LoadError(format!("model '{}': {cause}", source.name)))?;
+            linker.add(at, block).map_err(named)?;
         }
+        let vocabulary = blocks.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
         let Linker { mut values, blocks, inputs, outputs, .. } = linker;
         for &value in &outputs {
             values[value].last_use = blocks.len();
         }
-        let specs = |numbers: &[usize]| numbers.iter().map(|&value| values[value].spec.clone()).collect();
+        let specs = |numbers: &[usize]| -> Vec<TensorSpec> {
+            numbers.iter().map(|&value| values[value].spec.clone()).collect()
+        };
+        let (brought, given) = (specs(&inputs), specs(&outputs));
+        let ends = Ends {
+            inputs: (&brought, &inputs),
+            outputs: (&given, &outputs),
+            values: values.len(),
+            vocabulary,
+        };
+        let padding = Padding::link(source, &ends).map_err(named)?;
         Ok(Plan {
             name: source.name.clone(),
             max_batch: source.max_batch,
-            inputs: specs(&inputs),
-            outputs: specs(&outputs),
+            inputs: brought,
+            outputs: given,
             input_values: inputs,
             output_values: outputs,
             values,
             blocks,
             cells: None,
+            padding,
         })
     }
 }

@@ -3,11 +3,12 @@
 //! Measured through the same contract that serving uses, so that gathering and scattering count. Batch sizes double;
 //! in between the profile is a straight line. Each size is run until its median has enough samples or its share of the
 //! time is spent, and sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
+//! Where requests differ in length, all of it is done at several lengths, the longest first.
 
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
-use ripieno_model::{DataType, Extent, Graph, Profile, Steps, TensorSpec};
+use ripieno_model::{DataType, Extent, Graph, Profile, ProfileError, Steps, TensorSpec};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -21,6 +22,16 @@ pub struct Measurement {
     pub budget: Duration,
     /// The inputs of one request of one row; if none, ones and zeros, with 1 for every dimension that is not fixed.
     pub example: Option<Arc<[Tensor]>>,
+}
+
+/// What a block costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockProfile {
+    /// ℓ(b), of the longest requests where they differ in length.
+    pub profile: Profile,
+    /// ℓ(b) of batches padded to each of these lengths, ascending, the longest last; empty where requests do not differ in
+    /// length.
+    pub lengths: Vec<(u32, Profile)>,
 }
 
 /// One batch size measured, for a progress bar.
@@ -42,17 +53,65 @@ const WARM_UPS: usize = 2;
 /// No batch is so slow; a device that does not answer for so long is broken.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Lengths below the longest at which a model is measured, at most.
+const SHORTER_LENGTHS: usize = 5;
+
 /// Measures ℓ(b) of each block for 1 to `max_batch` rows.
 pub fn measure(
     engine: &dyn Engine,
     model: &Arc<dyn Loaded>,
     measurement: &Measurement,
     progress: &mut dyn FnMut(Step),
-) -> Result<Vec<Profile>, LoadError> {
-    let inputs = match &measurement.example {
-        Some(example) => Arc::clone(example),
-        None => example_inputs(&**model)?,
+) -> Result<Vec<BlockProfile>, LoadError> {
+    let Some(lengths) = model.lengths().map(|lengths| lengths_below(lengths.max)) else {
+        let inputs = measurement.example.clone().map_or_else(|| example_inputs(&**model), Ok)?;
+        let profiles = measure_one(engine, model, inputs, measurement, progress)?;
+        return Ok(profiles.into_iter().map(|profile| BlockProfile { profile, lengths: Vec::new() }).collect());
     };
+    let mut blocks: Vec<Vec<(u32, Profile)>> = vec![Vec::new(); model.blocks()];
+    let total: u32 = lengths.iter().sum();
+    for (round, &length) in lengths.iter().enumerate() {
+        let share = Measurement { budget: measurement.budget * length / total, ..measurement.clone() };
+        let mut of_all = |step: Step| {
+            let (done, sizes) = (step.done + round * step.sizes, lengths.len() * step.sizes);
+            progress(Step { done, sizes, ..step });
+        };
+        let profiles = measure_one(engine, model, example_of_length(&**model, length)?, &share, &mut of_all)?;
+        blocks.iter_mut().zip(profiles).for_each(|(block, profile)| block.push((length, profile)));
+    }
+    blocks.into_iter().map(block_profile).collect()
+}
+
+/// The longest length, then powers of two below it.
+fn lengths_below(longest: u32) -> Vec<u32> {
+    let powers = (0..u32::BITS - 1).rev().map(|bit| 1 << bit).filter(|&length| length < longest);
+    [longest].into_iter().chain(powers.take(SHORTER_LENGTHS)).collect()
+}
+
+/// Profiles by length, the longest first, made never to fall with the length.
+fn block_profile(mut lengths: Vec<(u32, Profile)>) -> Result<BlockProfile, LoadError> {
+    lengths.reverse();
+    for at in 1..lengths.len() {
+        let higher = |(a, b): (&Nanos, &Nanos)| *a.max(b);
+        let table: Vec<Nanos> =
+            lengths[at - 1].1.table().iter().zip(lengths[at].1.table()).map(higher).collect();
+        lengths[at].1 = Profile::from_table(&table).map_err(unusable)?;
+    }
+    let longest = lengths.last().map(|(_, profile)| profile.clone());
+    Ok(BlockProfile { profile: longest.expect("there is a longest length"), lengths })
+}
+
+fn unusable(cause: ProfileError) -> LoadError {
+    LoadError(format!("the measured latencies are unusable: {cause}"))
+}
+
+fn measure_one(
+    engine: &dyn Engine,
+    model: &Arc<dyn Loaded>,
+    inputs: Arc<[Tensor]>,
+    measurement: &Measurement,
+    progress: &mut dyn FnMut(Step),
+) -> Result<Vec<Profile>, LoadError> {
     let stand = Stand::new(engine, model, inputs)?;
     let sizes = sizes(measurement.max_batch);
     let ends = Instant::now() + measurement.budget;
@@ -70,8 +129,7 @@ pub fn measure(
     }
     let profile = |points: Vec<(usize, Nanos)>| {
         let points = extrapolated(points, measurement.max_batch);
-        Profile::interpolate(&points)
-            .map_err(|cause| LoadError(format!("the measured latencies are unusable: {cause}")))
+        Profile::interpolate(&points).map_err(unusable)
     };
     points.into_iter().map(profile).collect()
 }
@@ -84,8 +142,71 @@ pub fn run_example(engine: &dyn Engine, model: &Arc<dyn Loaded>, batch: usize) -
     outcome.map_err(|cause| LoadError(format!("an example request cannot run: a batch of {batch}: {cause}")))
 }
 
+/// Whether padding leaves answers as they are: a short request beside one of the longest, and alone.
+///
+/// A model that takes no mask, or forgets it in one place, answers otherwise to the same request in other company; nobody
+/// would notice but its users.
+pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(), LoadError> {
+    let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
+    let short = (longest / 3).max(1);
+    let stand = Stand::new(engine, model, example_of_length(&**model, short)?)?;
+    let beside = Entry::of(example_of_length(&**model, longest)?);
+    let failed = |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
+    let alone = stand.answers(&[&stand.example]).map_err(failed)?;
+    let padded = stand.answers(&[&stand.example, &beside]).map_err(failed)?;
+    for (alone, padded) in alone[0].iter().zip(&padded[0]) {
+        compare_padded(alone, padded).map_err(LoadError)?;
+    }
+    Ok(())
+}
+
+/// The most that padding may change a number, relative to the largest number of its tensor.
+const PADDING_TOLERANCE: f64 = 1e-3;
+
+fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
+    let name = &alone.name;
+    if let Some(dim) = alone.shape.iter().zip(&padded.shape).position(|(alone, padded)| alone != padded) {
+        return Err(format!(
+            "output '{name}' is as long as the batch is padded: {:?} beside a longer request, {:?} alone; add an [[output]] \
+             with name = \"{name}\" and length_dim = {dim}",
+            padded.shape, alone.shape
+        ));
+    }
+    let differs = difference(alone, padded);
+    if differs <= PADDING_TOLERANCE {
+        return Ok(());
+    }
+    Err(format!(
+        "output '{name}' changes by {differs:.1e} of its largest number when a request is padded: the model does not mask what \
+         it is padded with; export it with an attention mask as a further input (length_dim and pad = 0), or remove length_dim"
+    ))
+}
+
+/// The largest difference, relative to the largest number; of what are no 32-bit floats, whether the bytes differ.
+fn difference(a: &Tensor, b: &Tensor) -> f64 {
+    if a.datatype != DataType::Fp32 {
+        return if a.data == b.data { 0.0 } else { 1.0 };
+    }
+    let numbers = |tensor: &Tensor| -> Vec<f64> {
+        tensor.data.as_chunks().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect()
+    };
+    let (a, b) = (numbers(a), numbers(b));
+    let largest = a.iter().fold(f64::MIN_POSITIVE, |largest, number| number.abs().max(largest));
+    let apart = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, |most: f64, gap| {
+        if gap.is_nan() { f64::INFINITY } else { most.max(gap) }
+    });
+    apart / largest
+}
+
+fn example_of_length(model: &dyn Loaded, length: u32) -> Result<Arc<[Tensor]>, LoadError> {
+    let example = model.example(length).map(Arc::from);
+    example.ok_or_else(|| LoadError("no example of its inputs can be made up: a shape is too large".to_owned()))
+}
+
 fn example_inputs(model: &dyn Loaded) -> Result<Arc<[Tensor]>, LoadError> {
-    match model.example(EXAMPLE_LENGTH) {
+    // What needs most room and time is what shows first that a batch cannot run.
+    let length = model.lengths().map_or(EXAMPLE_LENGTH, |lengths| lengths.max);
+    match model.example(length) {
         Some(example) => Ok(example.into()),
         None => model.inputs().iter().map(example_of).collect(),
     }
@@ -205,15 +326,32 @@ impl Stand {
         Ok(())
     }
 
+    /// Runs one batch of these requests, of a walk that does not unfold; their outputs.
+    fn answers(&self, requests: &[&Entry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
+        let entries: Vec<Arc<Entry>> = requests.iter().map(|&entry| Arc::new(entry.clone())).collect();
+        let mut outputs = Vec::new();
+        for &(block, _) in &self.tasks {
+            let member = |(slot, entry): (u32, &Arc<Entry>)| Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)));
+            let members = (0..).zip(&entries).map(member).collect();
+            let result = self.result(Task { id: TaskId(0), model: ModelId(0), block, members, not_before: None })?;
+            outputs = result.outcome?.into_iter().map(|progress| progress.outputs).collect();
+        }
+        Ok(outputs)
+    }
+
     fn run(&self, task: Task) -> Result<Nanos, ExecError> {
-        self.device.submit(task).map_err(|_| ExecError("the device is idle, yet refuses a task".to_owned()))?;
-        let result = self.results.recv_timeout(PATIENCE).map_err(|cause| match cause {
-            RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {PATIENCE:?}")),
-            RecvTimeoutError::Disconnected => ExecError("the device is gone".to_owned()),
-        })?;
+        let result = self.result(task)?;
         result.outcome?;
         let taken = result.finished.saturating_duration_since(result.started);
         Ok(Nanos(i64::try_from(taken.as_nanos()).unwrap_or(i64::MAX).max(1)))
+    }
+
+    fn result(&self, task: Task) -> Result<TaskResult, ExecError> {
+        self.device.submit(task).map_err(|_| ExecError("the device is idle, yet refuses a task".to_owned()))?;
+        self.results.recv_timeout(PATIENCE).map_err(|cause| match cause {
+            RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {PATIENCE:?}")),
+            RecvTimeoutError::Disconnected => ExecError("the device is gone".to_owned()),
+        })
     }
 }
 
@@ -237,6 +375,21 @@ mod tests {
         assert_eq!(sizes(1), [1]);
         assert_eq!(sizes(6), [1, 2, 4, 6]);
         assert_eq!(sizes(8), [1, 2, 4, 8]);
+    }
+
+    #[test]
+    fn lengths_halve_down_from_the_longest() {
+        assert_eq!(lengths_below(1), [1]);
+        assert_eq!(lengths_below(6), [6, 4, 2, 1]);
+        assert_eq!(lengths_below(128), [128, 64, 32, 16, 8, 4]);
+    }
+
+    #[test]
+    fn a_longer_batch_never_costs_less() {
+        let table = |ns: [i64; 2]| Profile::from_table(&ns.map(Nanos)).unwrap();
+        let block = block_profile(vec![(8, table([9, 30])), (4, table([12, 20])), (2, table([1, 2]))]).unwrap();
+        assert_eq!(block.lengths, [(2, table([1, 2])), (4, table([12, 20])), (8, table([12, 30]))]);
+        assert_eq!(block.profile, table([12, 30]));
     }
 
     #[test]

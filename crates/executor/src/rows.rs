@@ -5,6 +5,7 @@
 //! either. The price: rows that are still wanted keep their whole batch in memory.
 
 use crate::buffer::{AlignedBuffer, is_aligned};
+use crate::padding::Axis;
 use crate::{ExecError, Tensor};
 use bytes::Bytes;
 use ripieno_model::DataType;
@@ -130,6 +131,37 @@ impl Rows {
         &self.batch.data[self.batch.byte_range(&self.range)]
     }
 
+    /// The shape of each of these rows.
+    pub(crate) fn row_shape(&self) -> &[i64] {
+        self.batch.row_shape()
+    }
+
+    /// The first `to` elements along a dimension, which must be `from` long. Copies unless that is all of them, or the
+    /// first bytes of one row.
+    pub(crate) fn cut(&self, dim: usize, from: i64, to: i64) -> Result<Rows, String> {
+        let Batch { datatype, shape, .. } = &*self.batch;
+        let size = datatype.size().ok_or("strings cannot be cut")?;
+        if shape.get(dim) != Some(&from) {
+            return Err(format!("its shape {shape:?} should be {from} long in dimension {dim}, as the batch is"));
+        }
+        if from == to {
+            return Ok(self.clone());
+        }
+        let count = |dims: &[i64]| dims.iter().map(|&dim| dim as usize).product::<usize>();
+        let inner = count(&shape[dim + 1..]) * size;
+        let (long, short) = (from as usize * inner, to as usize * inner);
+        let bytes = self.batch.byte_range(&self.range);
+        let data = match self.count() * count(&shape[1..dim]) {
+            1 => self.batch.data.slice(bytes.start..bytes.start + short),
+            _ => self.batch.data[bytes].chunks_exact(long.max(1)).flat_map(|part| &part[..short]).copied().collect(),
+        };
+        let mut shape = shape.clone();
+        (shape[0], shape[dim]) = (self.count() as i64, to);
+        let batch = Batch::new(*datatype, shape, data)?;
+        let range = 0..batch.rows();
+        Ok(Rows { batch: Arc::new(batch), range })
+    }
+
     /// These rows as a tensor of their own, not copied.
     pub(crate) fn to_tensor(&self, name: &Arc<str>) -> Tensor {
         let mut shape = self.batch.shape.clone();
@@ -185,6 +217,46 @@ impl<'a> Input<'a> {
 }
 
 impl<'a> Input<'a> {
+    /// Puts the members' rows side by side, each made as long as `row_shape` says: padding follows what is shorter.
+    pub(crate) fn pad(
+        name: &'a str,
+        members: &[&'a Rows],
+        (axis, row_shape): (&Axis, &'a [i64]),
+        buffer: &'a mut AlignedBuffer,
+    ) -> Result<(Input<'a>, usize), ExecError> {
+        if members.iter().all(|member| member.row_shape() == row_shape) {
+            return Input::gather(name, members, buffer);
+        }
+        let (at, datatype) = (axis.dim - 1, members[0].batch.datatype);
+        let fits = |member: &&Rows| {
+            let shape = member.row_shape();
+            let alike = |(dim, (a, b)): (usize, (&i64, &i64))| if dim == at { (1..=*b).contains(a) } else { a == b };
+            shape.len() == row_shape.len() && shape.iter().zip(row_shape).enumerate().all(alike)
+        };
+        if let Some(other) = members.iter().find(|member| !fits(member)) {
+            return Err(ExecError(format!(
+                "requests of different shapes cannot share a batch: input '{name}' has rows of {:?} where {row_shape:?} is the \
+                 longest",
+                other.row_shape()
+            )));
+        }
+        let count = |dims: &[i64]| dims.iter().map(|&dim| dim as usize).product::<usize>();
+        let inner = count(&row_shape[at + 1..]) * axis.pad.len();
+        let (outer, long) = (count(&row_shape[..at]), row_shape[at] as usize * inner);
+        let rows = members.iter().map(|member| member.count()).sum();
+        let bytes = rows * outer * long;
+        let mut places = buffer.first_mut(bytes).chunks_exact_mut(long.max(1));
+        for member in members {
+            let short = member.row_shape()[at] as usize * inner;
+            for (part, place) in member.bytes().chunks_exact(short.max(1)).zip(&mut places) {
+                let (own, rest) = place.split_at_mut(short);
+                own.copy_from_slice(part);
+                rest.chunks_exact_mut(axis.pad.len()).for_each(|element| element.copy_from_slice(&axis.pad));
+            }
+        }
+        Ok((Input { name, datatype, row_shape, rows, data: buffer.first(bytes) }, rows))
+    }
+
     /// Puts single rows side by side, all of which must be of the declared kind and fixed in size. Returns also how many
     /// had to be copied into `buffer` for it.
     pub(crate) fn assemble(
@@ -317,6 +389,34 @@ mod tests {
         assert_eq!(copied(&[Part::Any, row(0)]), (vec![0.0, 1.0], 2));
         assert_eq!(copied(&[Part::Any]), (vec![0.0], 1));
         assert_eq!(copied(&[row(0), Part::Fill(&7f32.to_le_bytes())]), (vec![1.0, 7.0], 2));
+    }
+
+    #[test]
+    fn shorter_rows_are_padded_at_their_end_and_cut_back() {
+        // Rows of [2, length, 1] and padding along the second of these.
+        let member = |length: usize, from: u8| {
+            let data = Bytes::from((from..from + 2 * length as u8).collect::<Vec<u8>>());
+            Rows::of_tensor(&Tensor {
+                name: "x".into(),
+                datatype: DataType::Uint8,
+                shape: vec![1, 2, length as i64, 1],
+                data,
+            })
+            .unwrap()
+        };
+        let (short, long) = (member(1, 10), member(3, 20));
+        let (mut buffer, axis) = (AlignedBuffer::default(), Axis { dim: 2, pad: vec![9] });
+        let padded = [10, 9, 9, 11, 9, 9, 20, 21, 22, 23, 24, 25];
+        let (input, copied) = Input::pad("x", &[&short, &long], (&axis, &[2, 3, 1]), &mut buffer).unwrap();
+        assert_eq!((input.data, input.rows, copied), (&padded[..], 2, 2));
+        let batch = Batch::new(DataType::Uint8, vec![2, 2, 3, 1], Bytes::copy_from_slice(input.data)).unwrap();
+        let batch = Arc::new(batch);
+        let cut = |row: usize, to| Rows::of_batch(&batch, row..row + 1).cut(2, 3, to).unwrap();
+        assert_eq!((cut(0, 1).bytes(), cut(0, 1).row_shape()), (&[10, 11][..], &[2, 1, 1][..]));
+        assert_eq!((cut(1, 3).bytes(), cut(1, 2).bytes()), (&[20, 21, 22, 23, 24, 25][..], &[20, 21, 23, 24][..]));
+        assert!(Rows::of_batch(&batch, 0..1).cut(1, 3, 1).unwrap_err().contains("should be 3 long in dimension 1"));
+        let refused = Input::pad("x", &[&short, &long], (&axis, &[2, 2, 1]), &mut buffer).unwrap_err();
+        assert!(refused.0.contains("cannot share a batch"), "{refused}");
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct ModelSource {
     pub answers: Vec<AnswerSource>,
     /// The longest request: elements of a sequence, nodes of a tree or graph.
     pub max_length: u32,
+    /// Of a model of walk `whole` or `chain` whose requests differ in length: where the length stands in its tensors.
+    pub lengths: Lengths,
     /// How long a block that runs until its end may go on.
     pub limit: StepLimit,
 }
@@ -43,12 +45,44 @@ impl ModelSource {
             outputs: Vec::new(),
             answers: Vec::new(),
             max_length: ModelSource::MAX_LENGTH,
+            lengths: Lengths::default(),
             limit: StepLimit::default(),
         }
     }
 
     /// The longest request of a model that names no bound.
     pub const MAX_LENGTH: u32 = 1024;
+}
+
+/// Where the length of a request stands in its tensors. Nothing where requests do not differ in length.
+///
+/// Requests of several lengths share a batch: their inputs are padded to the longest one's length, and outputs are cut back.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lengths {
+    /// The inputs that are padded; they must agree on the length.
+    pub inputs: Vec<InputLength>,
+    /// The outputs that are cut back.
+    pub outputs: Vec<OutputLength>,
+}
+
+/// An input of which one dimension is the length of the request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputLength {
+    /// The input.
+    pub tensor: String,
+    /// Which of its dimensions; never the first, which is the batch.
+    pub dim: usize,
+    /// What it is padded with at its end.
+    pub pad: f64,
+}
+
+/// An output of which one dimension is the length of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputLength {
+    /// The output.
+    pub tensor: String,
+    /// Which of its dimensions; never the first, which is the batch.
+    pub dim: usize,
 }
 
 /// One block of a model; a cell where the walk unfolds.

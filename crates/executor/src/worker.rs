@@ -27,6 +27,8 @@ pub(crate) trait Runner: Send {
 pub(crate) struct Call<'a> {
     pub(crate) block: usize,
     pub(crate) rows: usize,
+    /// The length that its members are padded to; 1 where requests do not differ in length.
+    pub(crate) length: u32,
     /// From when on the task could have run, had the device been idle.
     pub(crate) ready: Instant,
     /// In the block's order.
@@ -78,7 +80,16 @@ struct Attached {
 /// A walk between two blocks.
 struct Walk {
     model: ModelId,
+    course: Course,
+}
+
+/// What a walk has with it.
+struct Course {
     values: Values,
+    /// The request's own length.
+    length: u32,
+    /// What it was padded to in its first block.
+    padded: u32,
 }
 
 /// A request's part of each value of the plan, as far as it is there and still needed.
@@ -118,15 +129,16 @@ impl Worker {
                 0 => begin(&plan, &mut self.slots, member),
                 _ => resume(&plan, &mut self.slots, member, task.model),
             })
-            .collect::<Result<Vec<Values>, ExecError>>()?;
-        let (outputs, copied) = attached.run(block, &walks, ready)?;
+            .collect::<Result<Vec<Course>, ExecError>>()?;
+        let length = padded_length(&plan, block, &mut walks)?;
+        let (outputs, copied) = attached.run(block, &walks, length, ready)?;
         self.copies.count(copied, block > 0 && copied == 0);
         scatter(&plan, block, &task.members, &mut walks, outputs)?;
         if block + 1 == plan.blocks.len() {
-            return walks.iter().map(|values| finish(&plan, values)).collect();
+            return walks.iter().map(|course| finish(&plan, course)).collect();
         }
-        for (member, values) in task.members.iter().zip(walks) {
-            self.slots.insert(member.slot, Walk { model: task.model, values });
+        for (member, course) in task.members.iter().zip(walks) {
+            self.slots.insert(member.slot, Walk { model: task.model, course });
         }
         Ok(vec![Progress::default(); task.members.len()])
     }
@@ -154,8 +166,25 @@ fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
     Ok(block)
 }
 
-/// The values that a request brings.
-fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<Values, ExecError> {
+/// The length of a batch: in the first block its longest member's, later what all its members were padded to there.
+fn padded_length(plan: &Plan, block: usize, walks: &mut [Course]) -> Result<u32, ExecError> {
+    if block == 0 {
+        let longest = walks.iter().map(|course| course.length).max().unwrap_or(1);
+        walks.iter_mut().for_each(|course| course.padded = longest);
+    }
+    let padded = walks[0].padded;
+    match walks.iter().find(|course| course.padded != padded) {
+        Some(other) => Err(ExecError(format!(
+            "requests that were padded to {padded} and to {} in the first block of model '{}' cannot share a batch of block \
+             {block}: what a block leaves cannot be padded",
+            other.padded, plan.name
+        ))),
+        None => Ok(padded),
+    }
+}
+
+/// What a request brings.
+fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<Course, ExecError> {
     slots.remove(&member.slot);
     let mut values: Values = vec![None; plan.values.len()];
     let brought: &[Tensor] = member.entry.as_deref().map_or(&[], |entry| &entry.inputs);
@@ -172,23 +201,26 @@ fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -
         }
         values[value] = Some(rows);
     }
-    Ok(values)
+    let described = plan.padding.as_ref().map(|padding| padding.describe(brought)).transpose();
+    let extent = described.map_err(|cause| ExecError(format!("model '{}': {cause}", plan.name)))?;
+    let length = extent.map_or(1, |extent| extent.length);
+    Ok(Course { values, length, padded: length })
 }
 
-/// The values that the blocks before have left.
+/// What the blocks before have left.
 fn resume(
     plan: &Plan,
     slots: &mut HashMap<RequestSlot, Walk>,
     member: &Member,
     model: ModelId,
-) -> Result<Values, ExecError> {
+) -> Result<Course, ExecError> {
     let walk = slots.remove(&member.slot).filter(|walk| walk.model == model).ok_or_else(|| {
         ExecError(format!(
             "slot {} has no walk through model '{}' on this device: its first block must run here first",
             member.slot.0, plan.name
         ))
     })?;
-    match walk.values.iter().flatten().find(|rows| rows.count() != member.rows) {
+    match walk.course.values.iter().flatten().find(|rows| rows.count() != member.rows) {
         Some(rows) => Err(ExecError(format!(
             "slot {} walks through model '{}' with {} rows, not {}",
             member.slot.0,
@@ -196,7 +228,7 @@ fn resume(
             rows.count(),
             member.rows
         ))),
-        None => Ok(walk.values),
+        None => Ok(walk.course),
     }
 }
 
@@ -218,35 +250,57 @@ impl Attached {
     }
 
     /// Runs a block over the walks in their order. Returns its outputs and how many rows were copied.
-    fn run(&mut self, block: usize, walks: &[Values], ready: Instant) -> Result<(Vec<Batch>, usize), ExecError> {
+    fn run(
+        &mut self,
+        block: usize,
+        walks: &[Course],
+        length: u32,
+        ready: Instant,
+    ) -> Result<(Vec<Batch>, usize), ExecError> {
         let plan = &self.ready.plan;
+        let taken = &plan.blocks[block].inputs;
+        let shapes: Vec<Vec<i64>> = taken.iter().map(|&value| padded_shape(plan, value, walks, length)).collect();
         let mut copied = 0;
-        let mut inputs = Vec::with_capacity(plan.blocks[block].inputs.len());
-        for (&value, buffer) in plan.blocks[block].inputs.iter().zip(&mut self.buffers[block]) {
+        let mut inputs = Vec::with_capacity(taken.len());
+        for ((&value, shape), buffer) in taken.iter().zip(&shapes).zip(&mut self.buffers[block]) {
             let members = members_of(plan, block, value, walks)?;
-            let (input, rows) = Input::gather(&plan.values[value].name, &members, buffer)?;
+            let name = &plan.values[value].name;
+            let (input, rows) = match plan.padding.as_ref().and_then(|padding| padding.axis(value)) {
+                Some(axis) => Input::pad(name, &members, (axis, shape), buffer)?,
+                None => Input::gather(name, &members, buffer)?,
+            };
             copied += rows;
             inputs.push(input);
         }
         let rows = rows_of(walks);
-        let outputs = self.ready.runner.run(&Call { block, rows, ready, inputs: &inputs })?;
+        let outputs = self.ready.runner.run(&Call { block, rows, length, ready, inputs: &inputs })?;
         Ok((outputs, copied))
     }
 }
 
-fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &'a [Values]) -> Result<Vec<&'a Rows>, ExecError> {
+/// The shape that rows of a value are padded to; nothing where they are not padded.
+fn padded_shape(plan: &Plan, value: usize, walks: &[Course], length: u32) -> Vec<i64> {
+    let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value));
+    let first = walks.first().and_then(|course| course.values[value].as_ref());
+    let Some((axis, first)) = axis.zip(first) else { return Vec::new() };
+    let mut shape = first.row_shape().to_vec();
+    shape[axis.dim - 1] = i64::from(length);
+    shape
+}
+
+fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &'a [Course]) -> Result<Vec<&'a Rows>, ExecError> {
     let missing = || {
         ExecError(format!(
             "block {block} of model '{}' takes '{}', which no block before it has left: the blocks must run in order",
             plan.name, plan.values[value].name
         ))
     };
-    walks.iter().map(|values| values[value].as_ref().ok_or_else(missing)).collect()
+    walks.iter().map(|course| course.values[value].as_ref().ok_or_else(missing)).collect()
 }
 
 /// The rows of a batch; all values of a walk have the same number of rows.
-fn rows_of(walks: &[Values]) -> usize {
-    walks.iter().map(|values| values.iter().flatten().next().map_or(0, Rows::count)).sum()
+fn rows_of(walks: &[Course]) -> usize {
+    walks.iter().map(|course| course.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
 /// Gives each walk its rows of the outputs, and forgets what no later block takes.
@@ -254,7 +308,7 @@ fn scatter(
     plan: &Plan,
     block: usize,
     members: &[Member],
-    walks: &mut [Values],
+    walks: &mut [Course],
     outputs: Vec<Batch>,
 ) -> Result<(), ExecError> {
     let rows: usize = members.iter().map(|member| member.rows).sum();
@@ -269,13 +323,13 @@ fn scatter(
         }
         let batch = Arc::new(batch);
         let mut at = 0;
-        for (member, values) in members.iter().zip(walks.iter_mut()) {
-            values[value] = Some(Rows::of_batch(&batch, at..at + member.rows));
+        for (member, course) in members.iter().zip(walks.iter_mut()) {
+            course.values[value] = Some(Rows::of_batch(&batch, at..at + member.rows));
             at += member.rows;
         }
     }
-    for values in walks {
-        for (held, value) in values.iter_mut().zip(&plan.values) {
+    for course in walks {
+        for (held, value) in course.values.iter_mut().zip(&plan.values) {
             if value.last_use <= block {
                 *held = None;
             }
@@ -285,11 +339,15 @@ fn scatter(
 }
 
 /// The answer to a request whose walk is over.
-fn finish(plan: &Plan, values: &Values) -> Result<Progress, ExecError> {
+fn finish(plan: &Plan, course: &Course) -> Result<Progress, ExecError> {
     let output = |&value: &usize| {
         let name = &plan.values[value].name;
         let missing = || ExecError(format!("no block of model '{}' gave output '{name}'", plan.name));
-        values[value].as_ref().map(|rows| rows.to_tensor(name)).ok_or_else(missing)
+        let rows = course.values[value].as_ref().ok_or_else(missing)?;
+        let Some(padding) = &plan.padding else { return Ok(rows.to_tensor(name)) };
+        let own = padding.cut(value, rows, course.length, course.padded);
+        let own = own.map_err(|cause| ExecError(format!("output '{name}' of model '{}': {cause}", plan.name)))?;
+        Ok(own.to_tensor(name))
     };
     let outputs = plan.output_values.iter().map(output).collect::<Result<_, _>>()?;
     Ok(Progress::ended(outputs))

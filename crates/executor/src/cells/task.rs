@@ -44,7 +44,7 @@ pub(crate) fn execute(
         }
         inputs.push(input);
     }
-    let outputs = runner.run(&Call { block, rows: seats.len(), ready, inputs: &inputs })?;
+    let outputs = runner.run(&Call { block, rows: seats.len(), length: 1, ready, inputs: &inputs })?;
     copies.count(copied, carried && copied == 0);
     let outputs = check_outputs(plan, block, outputs, seats.len())?;
     seats.iter().enumerate().map(|(row, seat)| alight(wiring, block, seat, (&outputs, row))).collect()

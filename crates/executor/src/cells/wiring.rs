@@ -216,6 +216,7 @@ impl Linker<'_> {
             output_values: Vec::new(),
             blocks,
             cells: Some(Arc::new(Cells { wiring, arena: super::Arena::default() })),
+            padding: None,
         }
     }
 
@@ -577,7 +578,7 @@ fn names(specs: &[TensorSpec]) -> String {
 }
 
 /// A number as an element; none if the datatype cannot hold it.
-fn bytes_of(datatype: DataType, number: f64) -> Option<Vec<u8>> {
+pub(crate) fn bytes_of(datatype: DataType, number: f64) -> Option<Vec<u8>> {
     macro_rules! whole {
         ($($name:ident: $int:ty),*) => {
             match datatype {

@@ -143,3 +143,26 @@ join = [
 save("cell_internal", join, [floats("h0", STATE), floats("h1", STATE)], [NEXT], [CARRIED, ("turn", TURN)])
 head = [helper.make_node("Sub", ["a", "b"], ["score"])]
 save("cell_head", head, [floats("a", STATE), floats("b", STATE)], [floats("score", STATE)])
+
+# The mean of looked-up rows, as far as a mask says that they count, and twice each row: whole, in two blocks, and without a mask.
+# Rows are as many as a request is long.
+IDS, MASK = tensor("ids", ID, ["batch", "length"]), tensor("mask", ID, ["batch", "length"])
+LONG, MEAN = floats("h", ["batch", "length", 3]), floats("mean", ["batch", 3])
+TOKENS = floats("tokens", ["batch", "length", 3])
+LOOK = helper.make_node("Gather", ["embedding", "ids"], ["h"])
+TWICE = helper.make_node("Add", ["h", "h"], ["tokens"])
+pool = [
+    helper.make_node("Cast", ["mask"], ["counts"], to=TensorProto.FLOAT),
+    helper.make_node("Unsqueeze", ["counts", "last_axis"], ["column"]),
+    helper.make_node("Mul", ["h", "column"], ["counted"]),
+    helper.make_node("ReduceSum", ["counted", "along"], ["sum"], keepdims=0),
+    helper.make_node("ReduceSum", ["counts", "along"], ["count"], keepdims=1),
+    helper.make_node("Div", ["sum", "count"], ["mean"]),
+    TWICE,
+]
+axes = [("last_axis", np.array([2])), ("along", np.array([1]))]
+save("pool", [LOOK, *pool], [IDS, MASK], [MEAN, TOKENS], [LOOKED_UP, *axes])
+save("pool_first", [LOOK], [IDS], [LONG], [LOOKED_UP])
+save("pool_second", pool, [LONG, MASK], [MEAN, TOKENS], axes)
+blind = [LOOK, helper.make_node("ReduceMean", ["h"], ["mean"], axes=[1], keepdims=0), TWICE]
+save("pool_blind", blind, [IDS], [MEAN, TOKENS], [LOOKED_UP])
