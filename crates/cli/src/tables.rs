@@ -77,9 +77,9 @@ pub(crate) fn tensors(models: &[ModelReport]) -> String {
     table.to_string()
 }
 
-/// ℓ(b) of each model at powers of two, and of each block.
+/// ℓ(b) of each model at powers of two, and of each block; by length, where requests differ in length.
 pub(crate) fn profiles(models: &[ModelReport]) -> String {
-    let mut table = Table::new(["model", "batch", "l(b) ms", "ms per row", "rows/s"]);
+    let mut table = Table::new(["model", "length", "batch", "l(b) ms", "ms per row", "rows/s"]);
     let named = |model: &ModelReport, profile: &ProfileReport| match profile.batch {
         Some(_) => format!("{}/{}", model.name, profile.name),
         None => profile.name.clone(),
@@ -88,12 +88,17 @@ pub(crate) fn profiles(models: &[ModelReport]) -> String {
         model.profile.iter().chain(&model.blocks).map(move |profile| (named(model, profile), profile))
     });
     for (name, profile) in all {
-        let last = profile.latency_ms.len();
-        let sizes = std::iter::successors(Some(1), |size| Some(size * 2)).take_while(|&size| size < last).chain([last]);
-        for size in sizes {
-            let latency = profile.latency_ms[size - 1];
-            let per_row = latency / size as f64;
-            table.row([name.clone(), size.to_string(), number(latency), number(per_row), number(1e3 / per_row)]);
+        let lengths = profile.lengths.iter().map(|of| (of.length.to_string(), &of.latency_ms));
+        let whole = profile.lengths.is_empty().then(|| ("-".to_owned(), &profile.latency_ms));
+        for (length, latency_ms) in whole.into_iter().chain(lengths) {
+            let last = latency_ms.len();
+            let doubled = std::iter::successors(Some(1), |size| Some(size * 2));
+            for size in doubled.take_while(|&size| size < last).chain([last]) {
+                let latency = latency_ms[size - 1];
+                let per_row = latency / size as f64;
+                let numbers = [number(latency), number(per_row), number(1e3 / per_row)];
+                table.row([name.clone(), length.clone(), size.to_string()].into_iter().chain(numbers));
+            }
         }
     }
     table.to_string()

@@ -31,6 +31,7 @@ pub use error::{ExecError, LoadError, RequestError};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
 pub use source::{
-    AnswerSource, BlockSource, Initial, InputLength, Lengths, Link, ModelSource, OutputLength, Source, StepLimit, Take,
+    AnswerSource, BlockSource, Initial, InputLength, LengthDims, Link, ModelSource, OutputLength, Source, StepLimit,
+    Take,
 };
 pub use tensor::Tensor;

@@ -68,8 +68,9 @@ impl Padding {
         for InputLength { tensor, dim, pad } in &said.inputs {
             let at = find("input", tensor, *dim, inputs)?;
             let datatype = inputs[at].datatype;
-            let pad = bytes_of(datatype, *pad)
-                .ok_or_else(|| format!("input '{tensor}' is {datatype}, which cannot be padded with {pad}; change pad"))?;
+            let pad = bytes_of(datatype, *pad).ok_or_else(|| {
+                format!("input '{tensor}' is {datatype}, which cannot be padded with {pad}; change pad")
+            })?;
             padding.lengths.dims[at] = Some(*dim);
             padding.axes[input_values[at]] = Some(Axis { dim: *dim, pad });
         }
@@ -165,7 +166,10 @@ fn vocabulary(spec: &TensorSpec, ends: &Ends<'_>) -> Option<i64> {
 fn find(kind: &str, name: &str, dim: usize, specs: &[TensorSpec]) -> Result<usize, String> {
     let Some(at) = specs.iter().position(|spec| spec.name == name) else {
         let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-        return Err(format!("length_dim stands at {kind} '{name}', which the model does not have; it has {}", names.join(", ")));
+        return Err(format!(
+            "length_dim stands at {kind} '{name}', which the model does not have; it has {}",
+            names.join(", ")
+        ));
     };
     let TensorSpec { shape, datatype, .. } = &specs[at];
     if *datatype == DataType::Bytes {
@@ -186,7 +190,7 @@ fn find(kind: &str, name: &str, dim: usize, specs: &[TensorSpec]) -> Result<usiz
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Lengths;
+    use crate::source::LengthDims;
     use bytes::Bytes;
 
     fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
@@ -197,7 +201,7 @@ mod tests {
         let input = |&(tensor, dim, pad): &(&str, usize, f64)| InputLength { tensor: tensor.to_owned(), dim, pad };
         let output = |&(tensor, dim): &(&str, usize)| OutputLength { tensor: tensor.to_owned(), dim };
         let lengths =
-            Lengths { inputs: inputs.iter().map(input).collect(), outputs: outputs.iter().map(output).collect() };
+            LengthDims { inputs: inputs.iter().map(input).collect(), outputs: outputs.iter().map(output).collect() };
         let source = ModelSource { lengths, max_length: 8, ..ModelSource::new("m", Vec::new(), 4) };
         let specs = [
             spec("ids", DataType::Int64, &[-1, -1]),
@@ -259,7 +263,9 @@ mod tests {
         let numbers = |at: usize| -> Vec<i64> {
             example[at].data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect()
         };
-        assert!(numbers(0).iter().all(|id| (0..5).contains(id)) && numbers(0).windows(2).any(|pair| pair[0] != pair[1]));
+        assert!(
+            numbers(0).iter().all(|id| (0..5).contains(id)) && numbers(0).windows(2).any(|pair| pair[0] != pair[1])
+        );
         assert_eq!((numbers(1), &example[2].shape[..]), (vec![1; 4], &[1, 3, 4][..]));
         assert_eq!(padding.example(100).unwrap()[0].shape, [1, 8]);
     }

@@ -86,12 +86,7 @@ impl Plan {
             numbers.iter().map(|&value| values[value].spec.clone()).collect()
         };
         let (brought, given) = (specs(&inputs), specs(&outputs));
-        let ends = Ends {
-            inputs: (&brought, &inputs),
-            outputs: (&given, &outputs),
-            values: values.len(),
-            vocabulary,
-        };
+        let ends = Ends { inputs: (&brought, &inputs), outputs: (&given, &outputs), values: values.len(), vocabulary };
         let padding = Padding::link(source, &ends).map_err(named)?;
         Ok(Plan {
             name: source.name.clone(),

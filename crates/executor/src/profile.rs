@@ -8,7 +8,7 @@
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
-use ripieno_model::{DataType, Extent, Graph, Profile, ProfileError, Steps, TensorSpec};
+use ripieno_model::{DataType, Extent, Graph, Lengths, Profile, ProfileError, Steps, TensorSpec};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
@@ -29,9 +29,8 @@ pub struct Measurement {
 pub struct BlockProfile {
     /// ℓ(b), of the longest requests where they differ in length.
     pub profile: Profile,
-    /// ℓ(b) of batches padded to each of these lengths, ascending, the longest last; empty where requests do not differ in
-    /// length.
-    pub lengths: Vec<(u32, Profile)>,
+    /// The same of batches that are padded to less; none where requests do not differ in length.
+    pub lengths: Option<Lengths>,
 }
 
 /// One batch size measured, for a progress bar.
@@ -66,7 +65,7 @@ pub fn measure(
     let Some(lengths) = model.lengths().map(|lengths| lengths_below(lengths.max)) else {
         let inputs = measurement.example.clone().map_or_else(|| example_inputs(&**model), Ok)?;
         let profiles = measure_one(engine, model, inputs, measurement, progress)?;
-        return Ok(profiles.into_iter().map(|profile| BlockProfile { profile, lengths: Vec::new() }).collect());
+        return Ok(profiles.into_iter().map(|profile| BlockProfile { profile, lengths: None }).collect());
     };
     let mut blocks: Vec<Vec<(u32, Profile)>> = vec![Vec::new(); model.blocks()];
     let total: u32 = lengths.iter().sum();
@@ -93,12 +92,13 @@ fn block_profile(mut lengths: Vec<(u32, Profile)>) -> Result<BlockProfile, LoadE
     lengths.reverse();
     for at in 1..lengths.len() {
         let higher = |(a, b): (&Nanos, &Nanos)| *a.max(b);
-        let table: Vec<Nanos> =
-            lengths[at - 1].1.table().iter().zip(lengths[at].1.table()).map(higher).collect();
+        let table: Vec<Nanos> = lengths[at - 1].1.table().iter().zip(lengths[at].1.table()).map(higher).collect();
         lengths[at].1 = Profile::from_table(&table).map_err(unusable)?;
     }
-    let longest = lengths.last().map(|(_, profile)| profile.clone());
-    Ok(BlockProfile { profile: longest.expect("there is a longest length"), lengths })
+    let longest = lengths.last().map(|(_, profile)| profile.clone()).expect("there is a longest length");
+    let lengths =
+        Lengths::new(lengths).map_err(|cause| LoadError(format!("the measured lengths are unusable: {cause}")))?;
+    Ok(BlockProfile { profile: longest, lengths: Some(lengths) })
 }
 
 fn unusable(cause: ProfileError) -> LoadError {
@@ -151,7 +151,8 @@ pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(),
     let short = (longest / 3).max(1);
     let stand = Stand::new(engine, model, example_of_length(&**model, short)?)?;
     let beside = Entry::of(example_of_length(&**model, longest)?);
-    let failed = |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
+    let failed =
+        |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
     let alone = stand.answers(&[&stand.example]).map_err(failed)?;
     let padded = stand.answers(&[&stand.example, &beside]).map_err(failed)?;
     for (alone, padded) in alone[0].iter().zip(&padded[0]) {
@@ -192,9 +193,11 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
     };
     let (a, b) = (numbers(a), numbers(b));
     let largest = a.iter().fold(f64::MIN_POSITIVE, |largest, number| number.abs().max(largest));
-    let apart = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, |most: f64, gap| {
-        if gap.is_nan() { f64::INFINITY } else { most.max(gap) }
-    });
+    let apart = a
+        .iter()
+        .zip(&b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |most: f64, gap| if gap.is_nan() { f64::INFINITY } else { most.max(gap) });
     apart / largest
 }
 
@@ -388,7 +391,8 @@ mod tests {
     fn a_longer_batch_never_costs_less() {
         let table = |ns: [i64; 2]| Profile::from_table(&ns.map(Nanos)).unwrap();
         let block = block_profile(vec![(8, table([9, 30])), (4, table([12, 20])), (2, table([1, 2]))]).unwrap();
-        assert_eq!(block.lengths, [(2, table([1, 2])), (4, table([12, 20])), (8, table([12, 30]))]);
+        let raised = Lengths::new(vec![(2, table([1, 2])), (4, table([12, 20])), (8, table([12, 30]))]).unwrap();
+        assert_eq!(block.lengths, Some(raised));
         assert_eq!(block.profile, table([12, 30]));
     }
 

@@ -5,7 +5,7 @@
 //! tensor, because one name means another value at each step.
 
 use ripieno_base::BlockId;
-use ripieno_model::{Extent, Profile, Steps, TensorSpec, Walk};
+use ripieno_model::{Extent, Lengths, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;
 
 /// What to load.
@@ -28,7 +28,7 @@ pub struct ModelSource {
     /// The longest request: elements of a sequence, nodes of a tree or graph.
     pub max_length: u32,
     /// Of a model of walk `whole` or `chain` whose requests differ in length: where the length stands in its tensors.
-    pub lengths: Lengths,
+    pub lengths: LengthDims,
     /// How long a block that runs until its end may go on.
     pub limit: StepLimit,
 }
@@ -45,7 +45,7 @@ impl ModelSource {
             outputs: Vec::new(),
             answers: Vec::new(),
             max_length: ModelSource::MAX_LENGTH,
-            lengths: Lengths::default(),
+            lengths: LengthDims::default(),
             limit: StepLimit::default(),
         }
     }
@@ -58,7 +58,7 @@ impl ModelSource {
 ///
 /// Requests of several lengths share a batch: their inputs are padded to the longest one's length, and outputs are cut back.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Lengths {
+pub struct LengthDims {
     /// The inputs that are padded; they must agree on the length.
     pub inputs: Vec<InputLength>,
     /// The outputs that are cut back.
@@ -92,8 +92,10 @@ pub struct BlockSource {
     pub name: String,
     /// The ONNX file; none for an emulated block.
     pub path: Option<PathBuf>,
-    /// ℓ(b), where it is known beforehand; emulated blocks need it.
+    /// ℓ(b), where it is known beforehand, of the longest requests; emulated blocks need it.
     pub profile: Option<Profile>,
+    /// The same of shorter requests, where it depends on their length.
+    pub lengths: Option<Lengths>,
     /// How often a request runs it.
     pub steps: Steps,
     /// Whether it begins with the block before it rather than after it. Only the scheduler needs to know.
@@ -117,6 +119,7 @@ impl BlockSource {
             name: name.into(),
             path: None,
             profile: None,
+            lengths: None,
             steps: Steps::Once,
             beside: false,
             backward: false,

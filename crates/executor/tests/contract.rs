@@ -281,6 +281,6 @@ fn latencies_can_be_measured(fixture: &Fixture) {
     let mut sizes = Vec::new();
     let profiles = measure(&*fixture.engine, &model, &measurement, &mut |step| sizes.push(step.batch)).unwrap();
     assert_eq!(profiles.len(), 2);
-    assert!(profiles.iter().all(|profile| profile.max_batch() == 6 && profile.latency(1) > Nanos::ZERO));
+    assert!(profiles.iter().all(|of| of.profile.max_batch() == 6 && of.profile.latency(1) > Nanos::ZERO));
     assert!([1, 2, 4, 6].starts_with(&sizes) && !sizes.is_empty(), "{sizes:?}");
 }

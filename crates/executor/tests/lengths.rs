@@ -3,9 +3,9 @@
 mod common;
 
 use common::*;
-use ripieno_base::{Nanos, RequestSlot};
+use ripieno_base::{Nanos, RequestSlot, TaskId};
 use ripieno_executor::*;
-use ripieno_model::DataType;
+use ripieno_model::{DataType, Lengths, Profile};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const LONGEST: u32 = 12;
 fn pool(files_of: &[&str]) -> ModelSource {
     let input = |tensor: &str| InputLength { tensor: tensor.to_owned(), dim: 1, pad: 0.0 };
     let inputs = if files_of == ["pool_blind"] { vec![input("ids")] } else { vec![input("ids"), input("mask")] };
-    let lengths = Lengths { inputs, outputs: vec![OutputLength { tensor: "tokens".to_owned(), dim: 1 }] };
+    let lengths = LengthDims { inputs, outputs: vec![OutputLength { tensor: "tokens".to_owned(), dim: 1 }] };
     ModelSource { lengths, max_length: LONGEST, ..files(files_of) }
 }
 
@@ -88,7 +88,7 @@ fn a_padded_batch_answers_as_each_request_alone() {
 #[test]
 fn an_emulated_model_pads_and_cuts_as_well() {
     let fixture = emulated();
-    let lengths = Lengths {
+    let lengths = LengthDims {
         inputs: vec![InputLength { tensor: "x".to_owned(), dim: 1, pad: 7.0 }],
         outputs: vec![OutputLength { tensor: "y".to_owned(), dim: 1 }],
     };
@@ -98,8 +98,36 @@ fn an_emulated_model_pads_and_cuts_as_well() {
     let member = |(slot, row): (usize, &Vec<f32>)| wide_request(slot as u32, row, row.len());
     let answers = stand.run(0, rows.iter().enumerate().map(member).collect()).unwrap();
     for (row, answer) in rows.iter().zip(answers) {
-        assert_eq!((&answer.outputs[0].shape[..], floats(&answer.outputs[0])), (&[1, row.len() as i64][..], row.clone()));
+        assert_eq!(
+            (&answer.outputs[0].shape[..], floats(&answer.outputs[0])),
+            (&[1, row.len() as i64][..], row.clone())
+        );
     }
+}
+
+/// A short batch takes 5 ms, a long one ten minutes.
+#[test]
+fn an_emulated_batch_takes_as_long_as_its_longest_member() {
+    let fixture = emulated();
+    let flat = |ms| Profile::from_table(&[Nanos::from_millis(ms); MAX_BATCH]).unwrap();
+    let lengths = LengthDims {
+        inputs: vec![InputLength { tensor: "x".to_owned(), dim: 1, pad: 0.0 }],
+        outputs: vec![OutputLength { tensor: "y".to_owned(), dim: 1 }],
+    };
+    let mut source = ModelSource { lengths, max_length: LONGEST, ..fixture.any_width.clone() };
+    source.blocks[0].profile = Some(flat(600_000));
+    source.blocks[0].lengths = Some(Lengths::new(vec![(2, flat(5)), (LONGEST, flat(600_000))]).unwrap());
+    let stand = Stand::new(&*fixture.engine, &source);
+    let batch = |lengths: &[usize]| {
+        let member = |(slot, &length): (usize, &usize)| wide_request(slot as u32, &numbers(length, slot), length);
+        task(0, 0, lengths.iter().enumerate().map(member).collect())
+    };
+    stand.device.submit(batch(&[1, 2])).unwrap();
+    let short = stand.result();
+    assert!(short.outcome.is_ok() && short.finished - short.started >= Duration::from_millis(5));
+    stand.device.submit(batch(&[1, 12])).unwrap();
+    stand.device.cancel(TaskId(0));
+    assert!(stand.result().outcome.is_err(), "it cannot have ended by itself");
 }
 
 #[test]
@@ -172,10 +200,10 @@ fn latencies_are_measured_by_length() {
     let blocks = measure(&*engine, &model, &measurement, &mut |step| told.push((step.done, step.sizes))).unwrap();
     assert_eq!(blocks.len(), 2);
     for block in &blocks {
-        let lengths: Vec<u32> = block.lengths.iter().map(|&(length, _)| length).collect();
-        assert_eq!(lengths, [1, 2, 4, 8, 12]);
-        assert_eq!(block.profile, block.lengths[4].1);
-        assert!(block.lengths.iter().all(|(_, profile)| profile.max_batch() == 4 && profile.latency(1) > Nanos::ZERO));
+        let table = block.lengths.as_ref().unwrap().table();
+        assert_eq!(table.iter().map(|&(length, _)| length).collect::<Vec<u32>>(), [1, 2, 4, 8, 12]);
+        assert_eq!(block.profile, table[4].1);
+        assert!(table.iter().all(|(_, profile)| profile.max_batch() == 4 && profile.latency(1) > Nanos::ZERO));
     }
     assert_eq!(told.last().map(|&(_, sizes)| sizes), Some(15));
     run_example(&*engine, &model, 4).unwrap();

@@ -45,10 +45,12 @@ pub(crate) struct ModelEntry {
     pub(crate) max_batch: usize,
     pub(crate) blocks: usize,
     pub(crate) answer_late: bool,
-    /// Checks requests that unfold.
+    /// Checks requests that unfold or differ in length.
     pub(crate) loaded: Arc<dyn Loaded>,
     /// Whether requests differ in how often they run a block.
     pub(crate) unfolds: bool,
+    /// Whether they differ in length, and are padded to share a batch.
+    pub(crate) has_lengths: bool,
     max_queue: usize,
     /// ℓ(B)/B for the largest batch B: what a queued row costs when batches are full.
     latency_per_row: Nanos,
@@ -137,6 +139,7 @@ impl ModelEntry {
             answer_late: served.answer_late,
             loaded: Arc::clone(&served.loaded),
             unfolds: model.walk.is_unfolded(),
+            has_lengths: served.loaded.lengths().is_some(),
             max_queue: served.max_queue,
             latency_per_row: full_batch.scale(1, model.max_batch as u64),
             live: AtomicUsize::new(0),

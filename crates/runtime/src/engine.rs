@@ -404,11 +404,12 @@ fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> 
 /// What a job is to the core: batches of rows, or one sequence or graph, which is checked here.
 fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
     let stream = job.on_step.is_some();
+    let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
     if !model.unfolds {
         let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
-        return Ok(parts.map(|(rows, inputs)| Part::new(rows, Entry { stream, ..Entry::of(inputs) })).collect());
+        let part = |(rows, inputs)| Part::new(rows, Entry { extent, stream, ..Entry::of(inputs) });
+        return Ok(parts.map(part).collect());
     }
-    let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
     if job.rows != 1 {
         let rows = job.rows;
         return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));

@@ -9,7 +9,7 @@ use crate::metrics::DeviceMetrics;
 use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Device, Member, Progress, Task, TaskResult};
-use ripieno_model::{Profile, Steps};
+use ripieno_model::{Block, Steps};
 use ripieno_sched::{Limits, Outcome};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,15 +19,13 @@ pub(crate) struct Start<'a> {
     pub(crate) task: TaskId,
     pub(crate) model: ModelId,
     pub(crate) block: BlockId,
-    /// How often a request runs the block.
-    pub(crate) steps: Steps,
+    /// What is known of the block.
+    pub(crate) spec: &'a Block,
     pub(crate) device: DeviceId,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
     /// Which node each runs, or nothing if each runs its first step.
     pub(crate) nodes: &'a [u32],
-    /// ℓ(b) of the block.
-    pub(crate) profile: &'a Profile,
 }
 
 /// The open devices, shared with the threads that load models: attaching may be slow and must not hold up others.
@@ -61,6 +59,8 @@ struct Flying {
     members: Vec<RequestSlot>,
     nodes: Vec<u32>,
     rows: usize,
+    /// What its members are padded to; 1 where requests do not differ in length.
+    length: u32,
     cancelled: bool,
 }
 
@@ -99,19 +99,21 @@ impl Fleet {
         let members = start.members.iter().enumerate().map(|(at, &slot)| board(slot, node(at), start.device, jobs));
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
+        let length = pad(start, jobs);
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.extend_from_slice(start.members);
         let mut nodes = self.spare_nodes.pop().unwrap_or_default();
         nodes.extend_from_slice(start.nodes);
         let flying = Flying {
             model: start.model,
-            steps: start.steps,
+            steps: start.spec.steps,
             device: start.device,
             not_before: start.not_before,
-            latency: start.profile.latency(rows),
+            latency: start.spec.cost(rows, length),
             members: kept,
             nodes,
             rows,
+            length,
             cancelled: false,
         };
         let before = self.flying.insert(start.task, flying);
@@ -149,6 +151,7 @@ impl Fleet {
         } else {
             let (_, call, _) = jobs.owner(flying.members[0]);
             call.model.metrics.on_batch(flying.rows, times.execution);
+            count_elements(&flying, jobs);
             self.alight(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
         };
         let Flying { model, members, mut nodes, .. } = flying;
@@ -226,6 +229,35 @@ fn board(slot: RequestSlot, node: u32, device: DeviceId, jobs: &mut JobTable) ->
     part.flying += 1;
     let entry = part.introduce(device).then(|| Arc::clone(&part.entry));
     Member { slot, rows: part.rows, node, entry }
+}
+
+/// What the members of a task are padded to: in the first block the longest of them, later as they were there.
+fn pad(start: &Start<'_>, jobs: &mut JobTable) -> u32 {
+    let (_, call, part) = jobs.owner(start.members[0]);
+    if !call.model.has_lengths {
+        return 1;
+    }
+    if start.block != BlockId(0) {
+        return call.parts[part].padded;
+    }
+    let lengths = start.members.iter().map(|&slot| jobs.part(slot).entry.extent.length);
+    let longest = lengths.max().unwrap_or(1);
+    start.members.iter().for_each(|&slot| jobs.part(slot).padded = longest);
+    longest
+}
+
+/// Counts what a task computed of its requests, and what only filled the shorter ones up.
+fn count_elements(flying: &Flying, jobs: &mut JobTable) {
+    let useful = |&slot: &RequestSlot| {
+        let part = jobs.part(slot);
+        part.rows as u64 * u64::from(part.entry.extent.length)
+    };
+    let useful: u64 = flying.members.iter().map(useful).sum();
+    let (_, call, _) = jobs.owner(flying.members[0]);
+    if call.model.has_lengths {
+        let padding = flying.rows as u64 * u64::from(flying.length) - useful;
+        call.model.metrics.on_elements(useful, padding);
+    }
 }
 
 /// One part waits no longer.

@@ -187,6 +187,8 @@ pub(crate) struct ModelMetrics {
     rows: AtomicU64,
     wasted: AtomicU64,
     padding: AtomicU64,
+    useful_elements: AtomicU64,
+    padding_elements: AtomicU64,
     /// Parts of requests that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
     queue_delay: Histogram,
@@ -226,6 +228,10 @@ pub struct ModelSnapshot {
     pub wasted_rows: u64,
     /// Of these rows, steps beyond the end of a sequence, which only fill a batch up.
     pub padding_rows: u64,
+    /// Of requests that differ in length: what the batches computed of them, as rows times length.
+    pub useful_elements: u64,
+    /// Likewise, what the batches computed only to fill shorter requests up to the longest beside them.
+    pub padding_elements: u64,
     /// Duration of a batch.
     pub execution: HistogramSnapshot,
     /// Deadline minus the start of the first batch; what was started too late counts at most 0.
@@ -263,6 +269,8 @@ impl ModelMetrics {
             rows: AtomicU64::new(0),
             wasted: AtomicU64::new(0),
             padding: AtomicU64::new(0),
+            useful_elements: AtomicU64::new(0),
+            padding_elements: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queue_delay: Histogram::new(&DURATIONS_NS),
             batch_rows: Histogram::new(&ROWS),
@@ -295,6 +303,12 @@ impl ModelMetrics {
     pub(crate) fn on_lost_rows(&self, wasted: usize, padding: usize) {
         self.wasted.fetch_add(wasted as u64, Relaxed);
         self.padding.fetch_add(padding as u64, Relaxed);
+    }
+
+    /// A batch of requests that differ in length computed so much of them, and so much for nothing.
+    pub(crate) fn on_elements(&self, useful: u64, padding: u64) {
+        self.useful_elements.fetch_add(useful, Relaxed);
+        self.padding_elements.fetch_add(padding, Relaxed);
     }
 
     /// The first batch of a request (or part) has run.
@@ -333,6 +347,8 @@ impl ModelMetrics {
             batch_rows,
             wasted_rows: self.wasted.load(Relaxed),
             padding_rows: self.padding.load(Relaxed),
+            useful_elements: self.useful_elements.load(Relaxed),
+            padding_elements: self.padding_elements.load(Relaxed),
             execution: self.execution.snapshot(),
             slack: self.slack.snapshot(),
             response: self.response.snapshot(),

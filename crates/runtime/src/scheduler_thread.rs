@@ -23,7 +23,7 @@ use crate::slip::Slip;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
-use ripieno_model::{Model, Profile, Steps};
+use ripieno_model::{Block, Model};
 use ripieno_sched::{Action, Control, Outcome, Request, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -58,24 +58,20 @@ pub(crate) struct Resident {
     /// Tasks in flight; those queued ahead may outlive the last part.
     tasks: usize,
     leaving: bool,
-    /// How often a request runs each block.
-    steps: Vec<Steps>,
-    /// ℓ(b) of each block.
-    profiles: Vec<Profile>,
+    blocks: Vec<Block>,
     slip: Slip,
 }
 
 impl Resident {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
-        let steps = model.blocks.iter().map(|block| block.steps).collect();
-        let profiles = model.blocks.iter().map(|block| block.profile.clone()).collect();
-        Resident { entry, live: 0, tasks: 0, leaving: false, steps, profiles, slip: Slip::new(model.slo) }
+        let (blocks, slip) = (model.blocks.clone(), Slip::new(model.slo));
+        Resident { entry, live: 0, tasks: 0, leaving: false, blocks, slip }
     }
 
     /// By how much deadlines are planned ahead: the slip of every block of the walk. Steps follow each other on the
     /// device without a decision between them, so an unfolded walk slips once.
     fn margin(&self) -> Nanos {
-        let blocks = if self.entry.unfolds { 1 } else { self.profiles.len() as i64 };
+        let blocks = if self.entry.unfolds { 1 } else { self.blocks.len() as i64 };
         self.slip.margin() * blocks
     }
 }
@@ -197,7 +193,7 @@ impl SchedulerThread {
             }
             Order::Profile { id, block, profile } => {
                 if let Some(resident) = &mut self.residents[id.index()] {
-                    resident.profiles[block.index()] = profile.clone();
+                    resident.blocks[block.index()].profile = profile.clone();
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
@@ -227,8 +223,8 @@ impl SchedulerThread {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
                 resident.tasks += 1;
-                let (steps, profile) = (resident.steps[block.index()], &resident.profiles[block.index()]);
-                let start = Start { task, model, block, steps, device, not_before, members, nodes, profile };
+                let spec = &resident.blocks[block.index()];
+                let start = Start { task, model, block, spec, device, not_before, members, nodes };
                 self.fleet.start(&start, &mut self.jobs);
             }
             Action::Finish { request } => self.finish(now, request),

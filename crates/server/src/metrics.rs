@@ -85,6 +85,10 @@ fn requests(text: &mut Text, rows: &[Row]) {
     text.per_model(("ripieno_wasted_rows_total", "counter", help), rows, |row| row.model.wasted_rows);
     let help = "Executed rows beyond the end of a sequence, which only fill a batch up.";
     text.per_model(("ripieno_padding_rows_total", "counter", help), rows, |row| row.model.padding_rows);
+    let help = "Of requests that differ in length: rows times length of what the batches computed of them.";
+    text.per_model(("ripieno_useful_elements_total", "counter", help), rows, |row| row.model.useful_elements);
+    let help = "Likewise what was computed only to fill shorter requests up to the longest of their batch.";
+    text.per_model(("ripieno_padding_elements_total", "counter", help), rows, |row| row.model.padding_elements);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
     let help = "Requests (or parts of large ones) that wait or run.";

@@ -7,6 +7,7 @@
 use crate::stats::Statistics;
 use parking_lot::RwLock;
 use ripieno_base::{ModelId, Nanos};
+use ripieno_executor::InputLengths;
 use ripieno_model::TensorSpec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct ServedEntry {
     pub max_batch: usize,
     /// Whether it has outputs that grow step by step, and so can answer one request with many messages.
     pub streams: bool,
+    /// Where the inputs have the length of a request, if requests differ in length and are padded.
+    pub lengths: Option<InputLengths>,
     /// The latency target.
     pub slo: Nanos,
     /// What it did so far; starts as `Statistics::default()`.
@@ -237,6 +240,7 @@ mod tests {
             outputs: vec![],
             max_batch: 1,
             streams: false,
+            lengths: None,
             slo: Nanos::from_millis(10),
             stats: Statistics::default(),
         }))

@@ -72,6 +72,7 @@ pub(super) struct Outcome {
     pub(super) tasks_per_s: f64,
     pub(super) busy_fraction: f64,
     pub(super) useless_fraction: f64,
+    pub(super) padding_fraction: f64,
     pub(super) rows_gathered_per_row: f64,
     pub(super) tasks_without_copy_fraction: f64,
 }
@@ -126,6 +127,8 @@ struct Counters {
     tasks: u64,
     rows: f64,
     useless: u64,
+    /// Of requests that differ in length, elements computed of them, and for nothing.
+    elements: (u64, u64),
     busy_ns: u64,
     gathered: u64,
     without_copy: u64,
@@ -189,6 +192,8 @@ impl Contest {
         ensure!(answered > 0, "{}: nothing was answered in a turn", self.title);
         let seconds = (after.at - before.at).as_secs_f64();
         let (tasks, rows) = ((after.tasks - before.tasks) as f64, after.rows - before.rows);
+        let useful = after.elements.0 - before.elements.0;
+        let padding = after.elements.1 - before.elements.1;
         let busy_ns = (after.busy_ns - before.busy_ns) as f64;
         Ok(Outcome {
             answered_rps: answered as f64 / window.as_secs_f64(),
@@ -200,6 +205,7 @@ impl Contest {
             rows_per_task: rows / tasks.max(1.0),
             tasks_per_s: tasks / seconds,
             busy_fraction: busy_ns / (seconds * 1e9 * f64::from(self.devices)),
+            padding_fraction: padding as f64 / ((useful + padding) as f64).max(1.0),
             useless_fraction: (after.useless - before.useless) as f64 / rows.max(1.0),
             rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
             tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
@@ -246,6 +252,7 @@ impl Contest {
             tasks: devices.iter().map(|device| device.batches).sum(),
             rows: model.batch_rows.sum as f64,
             useless: model.wasted_rows + model.padding_rows,
+            elements: (model.useful_elements, model.padding_elements),
             busy_ns: devices.iter().map(|device| device.busy_ns).sum(),
             gathered: devices.iter().map(|device| device.rows_gathered).sum(),
             without_copy: devices.iter().map(|device| device.tasks_without_copy).sum(),

@@ -99,6 +99,8 @@ struct Row {
     tasks_per_s: f64,
     busy_fraction: f64,
     useless_fraction: f64,
+    /// Of what was computed of requests that differ in length, the part that only filled shorter ones up.
+    padding_fraction: f64,
     rows_gathered_per_row: f64,
     tasks_without_copy_fraction: f64,
 }
@@ -173,6 +175,7 @@ fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
         tasks_per_s: median(&|outcome| outcome.tasks_per_s),
         busy_fraction: median(&|outcome| outcome.busy_fraction),
         useless_fraction: median(&|outcome| outcome.useless_fraction),
+        padding_fraction: median(&|outcome| outcome.padding_fraction),
         rows_gathered_per_row: median(&|outcome| outcome.rows_gathered_per_row),
         tasks_without_copy_fraction: median(&|outcome| outcome.tasks_without_copy_fraction),
     }
@@ -192,6 +195,7 @@ fn show(comparison: &Comparison) -> String {
         "rows/task",
         "busy %",
         "useless rows %",
+        "padding %",
         "gathered/row",
         "no copy %",
     ];
@@ -209,6 +213,7 @@ fn show(comparison: &Comparison) -> String {
             number(row.rows_per_task),
             number(100.0 * row.busy_fraction),
             number(100.0 * row.useless_fraction),
+            number(100.0 * row.padding_fraction),
             number(row.rows_gathered_per_row),
             number(100.0 * row.tasks_without_copy_fraction),
         ]);

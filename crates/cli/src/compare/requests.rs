@@ -3,7 +3,7 @@
 use crate::bench::inputs::{Filling, ShapeArg, Tensor, requests as filled};
 use anyhow::{Context, ensure};
 use clap::Args;
-use ripieno_executor::Tensor as Input;
+use ripieno_executor::{InputLengths, Tensor as Input};
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_server::registry::ServedEntry;
 use ripieno_workload::{Children, Histogram, Lengths, Random, complete_tree, parse_tree, stream, tree_shapes, unit};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// What requests look like.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RequestArgs {
-    /// Rows of each request, for models that run whole.
+    /// Rows of each request, for models that run whole or in a chain.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     rows: u16,
 
@@ -20,7 +20,7 @@ pub(crate) struct RequestArgs {
     #[arg(long = "shape", value_name = "NAME:DIMS")]
     shapes: Vec<ShapeArg>,
 
-    /// Lengths of sequences: a number; europarl, the lengths of English sentences scaled to a mean of 24; or
+    /// Lengths of sequences and of requests that are padded: a number; europarl, the lengths of English sentences scaled to a mean of 24; or
     /// MU,SIGMA,MIN,MAX of a log-normal law.
     #[arg(long, value_name = "LENGTHS", default_value = "europarl", value_parser = lengths)]
     lengths: Lengths,
@@ -61,6 +61,9 @@ impl RequestArgs {
     /// Requests for this model.
     pub(super) fn build(&self, entry: &ServedEntry) -> anyhow::Result<Vec<Arc<[Input]>>> {
         let unfolds = entry.inputs.iter().any(|input| input.name == "children" || input.shape.get(1) == Some(&-1));
+        if let Some(lengths) = &entry.lengths {
+            return self.padded(entry, lengths);
+        }
         if !unfolds || entry.max_batch > 1 {
             let rows = usize::from(self.rows);
             let filling = Filling { rows, shapes: self.shapes.clone(), seed: self.seed, ..Filling::default() };
@@ -74,6 +77,24 @@ impl RequestArgs {
             let tree = bring_trees.then(|| &trees[(unit(&mut random) * trees.len() as f64) as usize % trees.len()]);
             let length = tree.map_or_else(|| self.lengths.draw(&mut random) as usize, Vec::len);
             entry.inputs.iter().map(|spec| self.unfolded(spec, length, tree, &mut random)).collect()
+        };
+        (0..VARIANTS).map(request).collect()
+    }
+
+    /// Requests that differ in length; none is longer than the model takes.
+    fn padded(&self, entry: &ServedEntry, lengths: &InputLengths) -> anyhow::Result<Vec<Arc<[Input]>>> {
+        let mut random = stream(self.seed, 1);
+        let request = |_| {
+            let length = i64::from(self.lengths.draw(&mut random).clamp(1, lengths.max));
+            let input = |(spec, dim): (&TensorSpec, &Option<usize>)| {
+                let mut shape: Vec<i64> = spec.shape.iter().map(|&size| size.max(1)).collect();
+                shape[0] = i64::from(self.rows);
+                dim.iter().for_each(|&dim| shape[dim] = length);
+                // A mask says what counts: all of it.
+                let mask = spec.name.contains("mask");
+                self.filled(spec, shape, |random| if mask { 1.0 } else { unit(random) }, &mut random)
+            };
+            entry.inputs.iter().zip(&lengths.dims).map(input).collect()
         };
         (0..VARIANTS).map(request).collect()
     }
@@ -105,11 +126,22 @@ impl RequestArgs {
             let data = children.map(|child| child as f64);
             return numbers(spec, vec![1, length as i64, arity], data);
         }
+        self.filled(spec, shape, unit, random)
+    }
+
+    /// A tensor of numbers below 1, or of whole numbers below the vocabulary; 1 stays 1.
+    fn filled(
+        &self,
+        spec: &TensorSpec,
+        shape: Vec<i64>,
+        draw: impl Fn(&mut Random) -> f64,
+        random: &mut Random,
+    ) -> anyhow::Result<Input> {
         let elements = shape.iter().product::<i64>() as usize;
         let float = matches!(spec.datatype, DataType::Fp32 | DataType::Fp64);
-        let values: Vec<f64> = (0..elements)
-            .map(|_| if float { unit(random) } else { (unit(random) * f64::from(self.vocabulary)).floor() })
-            .collect();
+        let whole = |drawn: f64| if drawn < 1.0 { (drawn * f64::from(self.vocabulary)).floor() } else { drawn };
+        let values: Vec<f64> =
+            (0..elements).map(|_| draw(random)).map(|it| if float { it } else { whole(it) }).collect();
         numbers(spec, shape, values.into_iter())
     }
 }

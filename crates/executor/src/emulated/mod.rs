@@ -18,7 +18,7 @@ use crate::worker::{Call, Ready, Runner};
 use crate::{BlockSource, Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ripieno_model::{DataType, Profile, TensorSpec};
+use ripieno_model::{Block, DataType, TensorSpec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -68,8 +68,8 @@ impl Engine for EmulatedEngine {
             true => Plan::link(&cells::unlinked(source), &ios)?,
             false => Plan::link(source, &ios)?,
         };
-        let profiles = source.blocks.iter().map(|block| profile(source, block)).collect::<Result<_, _>>()?;
-        Ok(Arc::new(LoadedModel { plan: Arc::new(plan), own: Profiles(profiles) }))
+        let costs = source.blocks.iter().map(|block| cost(source, block)).collect::<Result<_, _>>()?;
+        Ok(Arc::new(LoadedModel { plan: Arc::new(plan), own: Costs(costs) }))
     }
 
     fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -80,11 +80,11 @@ impl Engine for EmulatedEngine {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
             prepare: Box::new(move |loaded| {
-                let model = LoadedModel::<Profiles>::of(loaded, NAME)?;
+                let model = LoadedModel::<Costs>::of(loaded, NAME)?;
                 let plan = Arc::clone(&model.plan);
-                let profiles = model.own.0.clone();
+                let costs = model.own.0.clone();
                 let (busy_until, abort) = (Arc::clone(&busy_until), Arc::clone(&stop));
-                let runner = EmulatedRunner { plan: Arc::clone(&plan), profiles, busy_until, abort };
+                let runner = EmulatedRunner { plan: Arc::clone(&plan), costs, busy_until, abort };
                 Ok(Ready { plan, runner: Box::new(runner) })
             }),
             enter: Box::new(|body| body()),
@@ -94,10 +94,10 @@ impl Engine for EmulatedEngine {
     }
 }
 
-/// ℓ(b) of each block.
-struct Profiles(Vec<Profile>);
+/// What each block costs.
+struct Costs(Vec<Block>);
 
-fn profile(source: &ModelSource, block: &BlockSource) -> Result<Profile, LoadError> {
+fn cost(source: &ModelSource, block: &BlockSource) -> Result<Block, LoadError> {
     let (model, name) = (&source.name, &block.name);
     let profile = block.profile.clone().ok_or_else(|| {
         LoadError(format!(
@@ -113,7 +113,7 @@ fn profile(source: &ModelSource, block: &BlockSource) -> Result<Profile, LoadErr
             source.max_batch
         )));
     }
-    Ok(profile)
+    Ok(Block { lengths: block.lengths.clone(), ..Block::new(name, profile) })
 }
 
 /// All blocks but the last hand the inputs on; the last answers.
@@ -151,7 +151,7 @@ fn check_spec(source: &ModelSource, key: &str, spec: &TensorSpec) -> Result<Tens
 
 struct EmulatedRunner {
     plan: Arc<Plan>,
-    profiles: Vec<Profile>,
+    costs: Vec<Block>,
     /// When the device's last batch ended, on time; shared by the models of one device.
     busy_until: Arc<Mutex<Instant>>,
     /// Ends the wait of a task that is cancelled.
@@ -160,12 +160,12 @@ struct EmulatedRunner {
 
 impl Runner for EmulatedRunner {
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
-        let profile = &self.profiles[call.block];
-        if call.rows > profile.max_batch() {
-            let (rows, longest) = (call.rows, profile.max_batch());
+        let cost = &self.costs[call.block];
+        if call.rows > cost.max_batch() {
+            let (rows, longest) = (call.rows, cost.max_batch());
             return Err(ExecError(format!("a batch of {rows} is beyond the latency profile, which ends at {longest}")));
         }
-        let latency = Duration::from_nanos(profile.latency(call.rows).0.unsigned_abs());
+        let latency = Duration::from_nanos(cost.cost(call.rows, call.length).0.unsigned_abs());
         let end = call.ready.max(*self.busy_until.lock()) + latency;
         *self.busy_until.lock() = end;
         let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {

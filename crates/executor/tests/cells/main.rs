@@ -216,7 +216,7 @@ fn cells_are_measured_on_an_example() {
                 Measurement { max_batch: 4, budget: std::time::Duration::from_millis(200), example: None };
             let profiles = measure(&*engine, &model, &measurement, &mut |_| {}).unwrap();
             assert_eq!(profiles.len(), model.blocks());
-            assert!(profiles.iter().all(|profile| profile.max_batch() == 4 && profile.latency(1) > Nanos::ZERO));
+            assert!(profiles.iter().all(|of| of.profile.max_batch() == 4 && of.profile.latency(1) > Nanos::ZERO));
         }
     }
 }

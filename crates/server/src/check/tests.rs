@@ -18,6 +18,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         outputs: vec![spec("y", DataType::Fp32, &[-1, 2]), spec("z", DataType::Int64, &[-1])],
         max_batch: 8,
         streams: false,
+        lengths: None,
         slo: Nanos::from_millis(10),
         stats: Statistics::default(),
     }

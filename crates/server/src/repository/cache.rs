@@ -1,12 +1,13 @@
 //! Measured profiles, kept between runs.
 //!
-//! A measurement takes seconds and holds a device, so it is made once for each model file, device and largest batch, and
-//! kept beside the model in `.ripieno/`, where it moves and disappears with the model; a folder that cannot be written
+//! A measurement takes seconds and holds a device, so it is made once for each model file, device, largest batch and longest
+//! request, and kept beside the model in `.ripieno/`, where it moves and disappears with the model; a folder that cannot be written
 //! (an image layer, a read-only mount) falls back to the user's cache folder. A cached file is a hint: one that is corrupt or
 //! belongs to something else is reported and measured anew, and a file appears whole or not at all.
 
 use ripieno_base::Nanos;
-use ripieno_model::Profile;
+use ripieno_executor::BlockProfile;
+use ripieno_model::{Lengths, Profile};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -30,6 +31,9 @@ pub struct ProfileKey {
     device: String,
     model_sha256: Vec<String>,
     max_batch: usize,
+    /// The longest request, where they differ in length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_length: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -37,18 +41,28 @@ struct Record {
     key: ProfileKey,
     /// ℓ(1), ℓ(2), … of each block.
     blocks_ns: Vec<Vec<i64>>,
+    /// The same by length, of blocks whose requests differ in length.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    lengths_ns: Vec<Vec<(u32, Vec<i64>)>>,
 }
 
 impl ProfileKey {
     /// The key of a model whose blocks lie in `files`, on the device that calls itself `device`.
     pub fn new(device: &str, files: &[PathBuf], max_batch: usize) -> Result<ProfileKey, String> {
         let model_sha256 = files.iter().map(|file| hash_of(file)).collect::<Result<_, _>>()?;
-        Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch })
+        Ok(ProfileKey { format: FORMAT, device: device.to_owned(), model_sha256, max_batch, max_length: None })
+    }
+
+    /// The same of a model whose requests are up to so long.
+    pub fn with_lengths(self, max_length: Option<u32>) -> ProfileKey {
+        ProfileKey { max_length, ..self }
     }
 
     /// The name of the file that a profile of this key is kept in.
     fn file_name(&self) -> String {
-        let words = format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
+        let mut words =
+            format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
+        words.extend(self.max_length.map(|length| format!("\n{length}")));
         format!("profile-{}.json", short_hash(&words))
     }
 }
@@ -60,7 +74,7 @@ impl ProfileCache {
     }
 
     /// The profiles of the model's blocks, if they were measured before.
-    pub fn read(&self, key: &ProfileKey) -> Option<Vec<Profile>> {
+    pub fn read(&self, key: &ProfileKey) -> Option<Vec<BlockProfile>> {
         let name = key.file_name();
         self.folders.iter().map(|folder| folder.join(&name)).filter(|path| path.is_file()).find_map(|path| {
             let profiles = read_file(&path, key);
@@ -72,9 +86,15 @@ impl ProfileCache {
     }
 
     /// Keeps the profiles; in the first folder that can be written.
-    pub fn write(&self, key: &ProfileKey, profiles: &[Profile]) -> Result<PathBuf, String> {
-        let in_nanos = |profile: &Profile| profile.table().iter().map(|latency| latency.0).collect();
-        let record = Record { key: key.clone(), blocks_ns: profiles.iter().map(in_nanos).collect() };
+    pub fn write(&self, key: &ProfileKey, blocks: &[BlockProfile]) -> Result<PathBuf, String> {
+        let in_nanos = |profile: &Profile| profile.table().iter().map(|latency| latency.0).collect::<Vec<i64>>();
+        let by_length =
+            |lengths: &Lengths| lengths.table().iter().map(|(of, profile)| (*of, in_nanos(profile))).collect();
+        let record = Record {
+            key: key.clone(),
+            blocks_ns: blocks.iter().map(|block| in_nanos(&block.profile)).collect(),
+            lengths_ns: blocks.iter().filter_map(|block| block.lengths.as_ref()).map(by_length).collect(),
+        };
         let json = serde_json::to_vec_pretty(&record).map_err(|error| error.to_string())?;
         let mut causes = Vec::new();
         for folder in &self.folders {
@@ -88,7 +108,7 @@ impl ProfileCache {
     }
 }
 
-fn read_file(path: &Path, key: &ProfileKey) -> Result<Vec<Profile>, String> {
+fn read_file(path: &Path, key: &ProfileKey) -> Result<Vec<BlockProfile>, String> {
     if fs::metadata(path).map_err(|error| error.to_string())?.len() > LARGEST_FILE {
         return Err(format!("it is larger than {LARGEST_FILE} bytes"));
     }
@@ -97,14 +117,30 @@ fn read_file(path: &Path, key: &ProfileKey) -> Result<Vec<Profile>, String> {
     if record.key != *key {
         return Err("it belongs to another model, device or batch size".to_owned());
     }
-    if record.blocks_ns.is_empty() || record.blocks_ns.iter().any(|block| block.len() != key.max_batch) {
+    let (blocks, lengths) = (record.blocks_ns, record.lengths_ns);
+    if blocks.is_empty() || blocks.iter().any(|block| block.len() != key.max_batch) {
         return Err(format!("it does not hold {} latencies for each block", key.max_batch));
     }
-    let profile = |block: &Vec<i64>| {
-        let latencies: Vec<Nanos> = block.iter().map(|&latency| Nanos(latency)).collect();
-        Profile::from_table(&latencies).map_err(|error| format!("it is corrupt: {error}"))
+    if lengths.len() != if key.max_length.is_some() { blocks.len() } else { 0 } {
+        return Err("it does not hold the lengths of each block".to_owned());
+    }
+    let by_length =
+        lengths.iter().map(|block| read_lengths(block).map(Some)).chain(std::iter::repeat_with(|| Ok(None)));
+    let block = |(latencies, lengths): (&Vec<i64>, Result<_, String>)| {
+        Ok(BlockProfile { profile: read_profile(latencies)?, lengths: lengths? })
     };
-    record.blocks_ns.iter().map(profile).collect()
+    blocks.iter().zip(by_length).map(block).collect()
+}
+
+fn read_profile(latencies: &[i64]) -> Result<Profile, String> {
+    let latencies: Vec<Nanos> = latencies.iter().map(|&latency| Nanos(latency)).collect();
+    Profile::from_table(&latencies).map_err(|error| format!("it is corrupt: {error}"))
+}
+
+fn read_lengths(block: &[(u32, Vec<i64>)]) -> Result<Lengths, String> {
+    let profile = |(length, latencies): &(u32, Vec<i64>)| Ok((*length, read_profile(latencies)?));
+    let table = block.iter().map(profile).collect::<Result<Vec<_>, String>>()?;
+    Lengths::new(table).map_err(|error| format!("it is corrupt: {error}"))
 }
 
 /// Makes the folder of a cached file, and keeps it out of the user's repository as other tools' caches do.
@@ -190,8 +226,8 @@ mod tests {
     use super::*;
     use crate::repository::fixture::Folder;
 
-    fn profile() -> Profile {
-        Profile::linear(1.0, 2.0, 4).unwrap()
+    fn profile() -> BlockProfile {
+        BlockProfile { profile: Profile::linear(1.0, 2.0, 4).unwrap(), lengths: None }
     }
 
     fn cache(folders: &[PathBuf]) -> ProfileCache {
@@ -215,6 +251,23 @@ mod tests {
         for other in [ProfileKey::new("cpu", &[model], 4), ProfileKey::new("gpu", &[], 4)] {
             assert_eq!(cache.read(&other.unwrap()), None);
         }
+    }
+
+    #[test]
+    fn profiles_by_length_are_kept_apart() {
+        let folder = Folder::new();
+        let cache = cache(&[folder.path().to_owned()]);
+        let key = |longest| ProfileKey::new("cpu", &[], 4).unwrap().with_lengths(longest);
+        let linear = |alpha_ms| Profile::linear(alpha_ms, 2.0, 4).unwrap();
+        let lengths = Lengths::new(vec![(8, linear(1.0)), (16, linear(1.5))]).unwrap();
+        let block = BlockProfile { profile: linear(1.5), lengths: Some(lengths) };
+        cache.write(&key(None), &[profile()]).unwrap();
+        let path = cache.write(&key(Some(16)), &[block.clone(), block.clone()]).unwrap();
+        assert_eq!(cache.read(&key(Some(16))), Some(vec![block.clone(), block]));
+        assert_eq!((cache.read(&key(None)), cache.read(&key(Some(32)))), (Some(vec![profile()]), None));
+        let good = fs::read_to_string(&path).unwrap();
+        fs::write(&path, good.replace("lengths_ns", "length_ns")).unwrap();
+        assert_eq!(cache.read(&key(Some(16))), None);
     }
 
     #[test]

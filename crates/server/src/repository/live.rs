@@ -252,6 +252,7 @@ fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
         outputs: prepared.loaded.outputs().to_vec(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
+        lengths: prepared.loaded.lengths().cloned(),
         slo: prepared.plan.slo,
         stats: Default::default(),
     }

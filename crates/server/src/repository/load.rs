@@ -11,9 +11,9 @@ use super::slicing;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, Loaded, Measurement, Step, measure};
+use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measurement, Step, check_padding, measure};
 use ripieno_model::bounds::best_goodput;
-use ripieno_model::{Block, Model, Profile, TensorSpec, Walk};
+use ripieno_model::{Block, Lengths, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::ServedModel;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,8 +46,8 @@ pub struct Prepared {
     pub plan: Plan,
     /// The model in memory.
     pub loaded: Arc<dyn Loaded>,
-    /// ℓ(b) of each block; none if it was not to be measured.
-    pub profiles: Option<Vec<Profile>>,
+    /// What each block costs; none if it was not to be measured.
+    pub profiles: Option<Vec<BlockProfile>>,
     /// "given", "cached" or "measured".
     pub origin: &'static str,
     /// What is odd about it.
@@ -80,6 +80,9 @@ impl Loader {
         let (loaded, warning) = self.load(&mut plan, profiling)?;
         check_batch_dimension(&plan, &*loaded)?;
         plan.check_declared(loaded.inputs(), loaded.outputs())?;
+        if !self.target.emulates() {
+            check_padding(&*self.target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
+        }
         let (profiles, origin) = self.profiles(&plan, &loaded, profiling)?;
         if profiling != Profiling::Never && origin != "measured" && !self.target.emulates() {
             warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
@@ -117,12 +120,13 @@ impl Loader {
         plan: &Plan,
         loaded: &Arc<dyn Loaded>,
         profiling: Profiling,
-    ) -> Result<(Option<Vec<Profile>>, &'static str), String> {
+    ) -> Result<(Option<Vec<BlockProfile>>, &'static str), String> {
         if let Some(given) = plan.given_profiles() {
             return Ok((Some(given), "given"));
         }
         let engine = &self.target.engine;
-        let key = ProfileKey::new(&engine.device_key(), &plan.files(), plan.source.max_batch)?;
+        let key = ProfileKey::new(&engine.device_key(), &plan.files(), plan.source.max_batch)?
+            .with_lengths(loaded.lengths().map(|lengths| lengths.max));
         let cache = ProfileCache::beside(&plan.folder);
         if profiling != Profiling::Always
             && let Some(cached) = cache.read(&key).filter(|cached| cached.len() == plan.source.blocks.len())
@@ -139,10 +143,12 @@ impl Loader {
         Ok((Some(measured), "measured"))
     }
 
-    fn measure(&self, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Vec<Profile>, String> {
+    fn measure(&self, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Vec<BlockProfile>, String> {
         let _one_at_a_time = self.measuring.lock();
         let max_batch = plan.source.max_batch;
-        let measurement = Measurement { max_batch, budget: self.target.measure_for, example: None };
+        // All lengths together take as long again as the longest alone would.
+        let budget = if loaded.lengths().is_some() { 2 * self.target.measure_for } else { self.target.measure_for };
+        let measurement = Measurement { max_batch, budget, example: None };
         let mut step = |step: Step| (self.progress)(&plan.name, step.done, step.sizes);
         let measured = measure(&*self.target.engine, loaded, &measurement, &mut step);
         measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
@@ -153,12 +159,13 @@ impl Prepared {
     /// The model as the scheduler sees it; none if it has no profile.
     pub fn model(&self) -> Option<Model> {
         let (config, source) = (&self.plan.config, &self.plan.source);
-        let block = |(at, (source, profile)): (usize, (&BlockSource, &Profile))| Block {
+        let block = |(at, (source, cost)): (usize, (&BlockSource, &BlockProfile))| Block {
+            lengths: cost.lengths.clone(),
             steps: source.steps,
             beside: source.beside,
             priority: source.priority,
             sizes: source.sizes.clone(),
-            ..Block::new(&source.name, profile.truncated(self.largest_batch(at, profile)))
+            ..Block::new(&source.name, cost.profile.truncated(self.largest_batch(at, &cost.profile)))
         };
         Some(Model {
             name: self.plan.name.clone(),
@@ -192,9 +199,11 @@ impl Prepared {
         let total = self.model().filter(|model| !model.walk.is_unfolded()).map(|model| model.profile());
         let goodput = total.as_ref().map(|profile| best_goodput(profile, plan.slo, devices.min(plan.config.instances)));
         let blocks = plan.source.blocks.iter().zip(self.profiles.iter().flatten());
-        let blocks = blocks.enumerate().map(|(at, (source, profile))| {
-            let largest = plan.config.cells.is_some().then(|| self.largest_batch(at, profile));
-            ProfileReport { batch: largest, ..ProfileReport::new(&source.name, self.origin, profile) }
+        let blocks = blocks.enumerate().map(|(at, (source, cost))| {
+            let largest = plan.config.cells.is_some().then(|| self.largest_batch(at, &cost.profile));
+            let lengths = cost.lengths.as_ref().map_or(&[][..], Lengths::table);
+            let report = ProfileReport::new(&source.name, self.origin, &cost.profile).with_lengths(lengths);
+            ProfileReport { batch: largest, ..report }
         });
         ModelReport {
             name: plan.name.clone(),
@@ -204,7 +213,9 @@ impl Prepared {
             outputs: self.loaded.outputs().iter().map(describe).collect(),
             slo_ms: Some(plan.slo.as_millis_f64()),
             max_batch: Some(plan.source.max_batch),
-            profile: total.as_ref().map(|profile| ProfileReport::new(&plan.name, self.origin, profile)),
+            profile: total.as_ref().map(|profile| {
+                ProfileReport::new(&plan.name, self.origin, profile).with_lengths(&self.total_by_length())
+            }),
             blocks: if plan.source.blocks.len() > 1 || plan.config.cells.is_some() {
                 blocks.collect()
             } else {
@@ -214,6 +225,20 @@ impl Prepared {
             warnings: self.warnings.clone(),
             error: None,
         }
+    }
+
+    /// What all blocks cost together, by length; nothing where requests do not differ in length.
+    fn total_by_length(&self) -> Vec<(u32, Profile)> {
+        let blocks = self.profiles.iter().flatten().map(|cost| cost.lengths.as_ref().map(Lengths::table));
+        let Some(blocks) = blocks.collect::<Option<Vec<_>>>() else { return Vec::new() };
+        let Some(first) = blocks.first() else { return Vec::new() };
+        let lengths = first.iter().enumerate();
+        // All blocks are measured together, at the same lengths.
+        let total = |(at, (length, _)): (usize, &(u32, Profile))| {
+            let of_length = blocks.iter().filter_map(|table| table.get(at).map(|(_, profile)| profile));
+            (*length, Profile::sum(of_length))
+        };
+        lengths.map(total).collect()
     }
 
     fn slo_warning(&self) -> Option<String> {

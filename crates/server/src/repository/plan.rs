@@ -4,10 +4,12 @@
 //! may be, and the SLO. A device that runs models needs their files; an emulated one needs their latencies instead, from
 //! `model.toml` or from the published tables.
 
-use super::config::{BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, ModelConfig, nearest};
+use super::config::{
+    BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig, ModelConfig, nearest,
+};
 use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, Engine, ModelSource};
+use ripieno_executor::{BlockProfile, BlockSource, Engine, ModelSource};
 use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_model::{Profile, TensorSpec};
 use std::path::PathBuf;
@@ -88,6 +90,9 @@ impl Plan {
         if let Some(cells) = &config.cells {
             walk_in_cells(&mut source, cells);
         }
+        if let Some(LengthsConfig { max_length, dims }) = &config.lengths {
+            (source.max_length, source.lengths) = (*max_length, dims.clone());
+        }
         let (name, version, folder) = (found.name.clone(), found.version.clone(), found.folder.clone());
         Ok(Plan { name, version, folder, config, source, slo })
     }
@@ -103,8 +108,12 @@ impl Plan {
     }
 
     /// The profiles given beforehand, if every block has one.
-    pub fn given_profiles(&self) -> Option<Vec<Profile>> {
-        self.source.blocks.iter().map(|block| block.profile.clone()).collect()
+    pub fn given_profiles(&self) -> Option<Vec<BlockProfile>> {
+        let given = |block: &BlockSource| {
+            let lengths = block.lengths.clone();
+            block.profile.clone().map(|profile| BlockProfile { profile, lengths })
+        };
+        self.source.blocks.iter().map(given).collect()
     }
 
     /// Compares what the owner declares with what the loaded model has.

@@ -48,6 +48,18 @@ pub struct ProfileReport {
     /// Of a cell, the most rows in one batch: as configured, or the best size by measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,
+    /// ℓ(1), ℓ(2), …; of the longest requests, where they differ in length.
+    pub latency_ms: Vec<f64>,
+    /// The same of batches padded to less, by length; empty where requests do not differ in length.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lengths: Vec<LengthReport>,
+}
+
+/// What batches padded to one length cost.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LengthReport {
+    /// The length.
+    pub length: u32,
     /// ℓ(1), ℓ(2), …
     pub latency_ms: Vec<f64>,
 }
@@ -82,9 +94,19 @@ impl ProfileReport {
             beta_ms: fit.beta_ms,
             r_squared: fit.r_squared,
             batch: None,
-            latency_ms: profile.table().iter().map(|latency| latency.as_millis_f64()).collect(),
+            latency_ms: millis(profile),
+            lengths: Vec::new(),
         }
     }
+
+    pub(super) fn with_lengths(self, lengths: &[(u32, Profile)]) -> ProfileReport {
+        let report = |(length, profile): &(u32, Profile)| LengthReport { length: *length, latency_ms: millis(profile) };
+        ProfileReport { lengths: lengths.iter().map(report).collect(), ..self }
+    }
+}
+
+fn millis(profile: &Profile) -> Vec<f64> {
+    profile.table().iter().map(|latency| latency.as_millis_f64()).collect()
 }
 
 /// A tensor for people.

@@ -109,7 +109,7 @@ fn measured(slices: &Slices<'_>, engine: &dyn Engine) -> Result<Vec<u64>, String
     let example = loaded.inputs().iter().map(example).collect::<Result<Vec<_>, _>>()?;
     let measurement = Measurement { max_batch: MEASURED_BATCH, budget: MEASURE_FOR, example: Some(example.into()) };
     let profiles = measure(engine, &loaded, &measurement, &mut |_| {}).map_err(|error| error.to_string())?;
-    Ok(profiles.iter().map(|profile| profile.latency(MEASURED_BATCH).max(Nanos(1)).0.unsigned_abs()).collect())
+    Ok(profiles.iter().map(|block| block.profile.latency(MEASURED_BATCH).max(Nanos(1)).0.unsigned_abs()).collect())
 }
 
 /// The blocks of a folder as a chain.

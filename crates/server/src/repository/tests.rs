@@ -1,6 +1,7 @@
 //! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
 
 mod cells;
+mod lengths;
 mod reload;
 
 use super::fixture::Folder;

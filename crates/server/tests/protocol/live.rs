@@ -41,6 +41,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         outputs,
         max_batch: MAX_BATCH,
         streams: false,
+        lengths: None,
         slo: Nanos::from_millis(60_000),
         stats: Default::default(),
     };

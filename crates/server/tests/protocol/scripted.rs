@@ -140,6 +140,7 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         outputs,
         max_batch: 8,
         streams: name == "counting",
+        lengths: None,
         slo: Nanos::from_millis(100),
         stats: Default::default(),
     };

@@ -83,10 +83,19 @@ pub(super) fn read(
     })
 }
 
-/// Refuses keys of cells where nothing repeats.
-pub(super) fn refuse(keys: &Keys<'_>, blocks: &[Keys<'_>], outputs: &[Keys<'_>]) -> Result<(), String> {
+/// Refuses keys of cells where nothing repeats; `max_length` also goes with inputs that have a length.
+pub(super) fn refuse(
+    keys: &Keys<'_>,
+    blocks: &[Keys<'_>],
+    outputs: &[Keys<'_>],
+    has_lengths: bool,
+) -> Result<(), String> {
     let belongs = "belongs to a walk of cells; write walk = \"repeat\", for example, or remove it";
-    let of_model = ["max_length", "extra_steps", "max_steps"].map(|key| (keys, key));
+    if keys.has("max_length") && !has_lengths {
+        let fix = "belongs to a walk of cells or to inputs with a length_dim; write one of the two, or remove it";
+        return Err(keys.wrong("max_length", fix));
+    }
+    let of_model = ["extra_steps", "max_steps"].map(|key| (keys, key));
     let of_blocks = blocks.iter().flat_map(|block| CELL_KEYS.map(|key| (block, key)));
     let of_outputs = outputs.iter().flat_map(|output| ["from", "take"].map(|key| (output, key)));
     match of_model.into_iter().chain(of_blocks).chain(of_outputs).find(|(keys, key)| keys.has(key)) {

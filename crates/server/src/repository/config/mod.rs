@@ -5,6 +5,7 @@
 
 mod cells;
 mod keys;
+mod lengths;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use toml::de::DeTable;
 
 pub use cells::{CellConfig, CellsConfig};
 pub(crate) use keys::nearest;
+pub use lengths::LengthsConfig;
 
 /// The latency target of a model that names none.
 pub const DEFAULT_SLO_MS: f64 = 100.0;
@@ -69,8 +71,8 @@ const BLOCK_KEYS: [&str; 12] = [
     "end",
     "once",
 ];
-const TENSOR_KEYS: [&str; 3] = ["name", "datatype", "shape"];
-const OUTPUT_KEYS: [&str; 5] = ["name", "datatype", "shape", "from", "take"];
+const INPUT_KEYS: [&str; 5] = ["name", "datatype", "shape", "length_dim", "pad"];
+const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
 
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,6 +103,8 @@ pub struct ModelConfig {
     pub blocks: Vec<BlockConfig>,
     /// How it walks, if it is made of cells.
     pub cells: Option<CellsConfig>,
+    /// Where the length of a request stands, if requests differ in length and are padded.
+    pub lengths: Option<LengthsConfig>,
     /// Inputs as declared.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
@@ -195,15 +199,20 @@ impl ModelConfig {
 fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     let answer_late = keys.one_of("late", &[("answer", true), ("refuse", false)])?.unwrap_or(false);
     let (blocks, outputs) = (keys.tables("block", &BLOCK_KEYS)?, keys.tables("output", &OUTPUT_KEYS)?);
+    let inputs = keys.tables("input", &INPUT_KEYS)?;
+    let lengths = lengths::read(keys, &inputs, &outputs)?;
     let cells = match keys.one_of("walk", &Walk::ALL.map(|walk| (walk.name(), walk)))? {
         Some(walk) if walk.is_unfolded() => Some(cells::read(keys, walk, &blocks, &outputs)?),
         _ => {
-            cells::refuse(keys, &blocks, &outputs)?;
+            cells::refuse(keys, &blocks, &outputs, lengths.is_some())?;
             None
         }
     };
-    // Of a model in cells the datatype and shape are known from its cells; an emulated one needs them.
-    let declared = outputs.iter().filter(|output| cells.is_none() || output.has("datatype") || output.has("shape"));
+    // Of a model in cells the datatype and shape are known from its cells; an emulated one needs them. A length stands in
+    // tensors that the model's file describes.
+    let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
+    let declared = outputs.iter().filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim")));
+    let brought = inputs.iter().filter(|input| typed(input) || !input.has("length_dim"));
     Ok(ModelConfig {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
@@ -217,9 +226,10 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         latency: read_latency(keys)?,
         granularity: read_granularity(keys)?,
         blocks: blocks.iter().map(read_block).collect::<Result<_, _>>()?,
-        inputs: keys.tables("input", &TENSOR_KEYS)?.iter().map(read_tensor).collect::<Result<_, _>>()?,
+        inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
         cells,
+        lengths,
     })
 }
 
@@ -338,6 +348,13 @@ fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
         (Some(walk), _) if walk.is_unfolded() && config.granularity != Granularity::Whole => {
             Err(keys.wrong("granularity", "cuts a model in one file; a walk of cells is cut already; remove it"))
         }
+        (walk, _) if config.lengths.is_some() && walk.is_some_and(Walk::is_unfolded) => {
+            Err(keys.wrong("walk", "steps along the elements and pads nothing; remove every length_dim"))
+        }
+        (_, _) if config.lengths.is_some() && config.granularity == Granularity::Cells => Err(keys.wrong(
+            "granularity",
+            "makes cells, which step along the elements and pad nothing; remove every length_dim",
+        )),
         (Some(Walk::Chain), 0) => Err(keys.wrong("walk", "needs the chain's parts; add a [[block]] section for each")),
         (Some(Walk::Whole), 2..) => {
             Err(keys.wrong("walk", "a model of several [[block]] is a chain; write walk = \"chain\""))

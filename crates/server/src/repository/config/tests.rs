@@ -168,13 +168,58 @@ fn latencies_become_profiles_of_the_wanted_length() {
 }
 
 #[test]
+fn lengths_stand_in_dimensions_of_tensors() {
+    let text = r#"
+        max_length = 128
+        [[input]]
+        name = "ids"
+        length_dim = 1
+        [[input]]
+        name = "mask"
+        datatype = "INT64"
+        shape = [-1, -1]
+        length_dim = 1
+        pad = -1
+        [[output]]
+        name = "tokens"
+        length_dim = 2
+    "#;
+    let config = parse(text).unwrap();
+    let LengthsConfig { max_length, dims } = config.lengths.unwrap();
+    let inputs: Vec<_> = dims.inputs.iter().map(|input| (input.tensor.as_str(), input.dim, input.pad)).collect();
+    assert_eq!((max_length, &inputs[..]), (128, &[("ids", 1, 0.0), ("mask", 1, -1.0)][..]));
+    assert_eq!((dims.outputs[0].tensor.as_str(), dims.outputs[0].dim), ("tokens", 2));
+    // What only says where the length stands is no declaration of a type.
+    assert_eq!((config.inputs.len(), config.outputs.len()), (1, 0));
+    let input = "max_length = 8\n[[input]]\nname = \"ids\"\n";
+    let cases = [
+        (
+            text.replace("max_length = 128", ""),
+            "length_dim needs the longest request beside it; add for example max_length",
+        ),
+        (format!("{input}length_dim = 0"), "length_dim = 0: must be a whole number from 1"),
+        (format!("{input}length_dim = 1\npad = \"0\""), "pad = \"0\": must be a number, without quotes"),
+        (
+            format!("{input}pad = 0\ndatatype = \"INT64\"\nshape = [-1, -1]"),
+            "pad = 0: fills what is shorter than others; write length_dim = 1 beside it",
+        ),
+        ("max_length = 8".to_owned(), "belongs to a walk of cells or to inputs with a length_dim"),
+        (format!("granularity = \"cells\"\n{input}length_dim = 1"), "pad nothing; remove every length_dim"),
+        ("[[input]]\nlength_dim = 1".to_owned(), "the key name is missing"),
+    ];
+    for (text, words) in cases {
+        assert!(error(&text).contains(words), "{}", error(&text));
+    }
+}
+
+#[test]
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
     let guide = include_str!("../../../../../docs/models.md");
-    for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&TENSOR_KEYS).chain(&OUTPUT_KEYS) {
+    for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&INPUT_KEYS).chain(&OUTPUT_KEYS) {
         assert!(guide.contains(&format!("`{key}`")) || guide.contains(&format!("`[[{key}]]`")), "{key}");
     }
     let examples: Vec<&str> = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 11);
+    assert_eq!(examples.len(), 12);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }
