@@ -1,6 +1,6 @@
 //! What can be seen of a run from outside.
 
-use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use ripieno_sched::{Request, Why};
 
@@ -19,7 +19,7 @@ pub trait Observer {
     /// A task was started.
     fn started(&mut self, _now: Time, _run: &Run<'_>) {}
 
-    /// A task has ended; `run` is as it was at its start.
+    /// A task has ended; `run` is as it was at its start, and where a device has several lanes with its real times.
     fn done(&mut self, _now: Time, _run: &Run<'_>) {}
 
     /// A task that has not ended was cancelled; it ends at the next instant.
@@ -43,11 +43,15 @@ pub struct Run<'a> {
     pub block: BlockId,
     /// The device.
     pub device: DeviceId,
+    /// The lane of the device.
+    pub lane: LaneId,
     /// Rows in the batch.
     pub rows: usize,
-    /// When the device begins with it.
+    /// The length that its rows are padded to, where it matters.
+    pub length: u32,
+    /// When the device begins with it; where it has several lanes, not before this until the task is done.
     pub start: Time,
-    /// When the device is done with it.
+    /// When the device is done with it. Where it has several lanes, that is not known before; never if it was lost.
     pub end: Time,
     /// The slots of the members, in batch order.
     pub slots: &'a [RequestSlot],
@@ -55,6 +59,10 @@ pub struct Run<'a> {
     pub nodes: &'a [u32],
     /// The ids of the members, in batch order.
     pub ids: &'a [u64],
+    /// Of a task of a chain that is done, whose walk has ended in it; empty if none has.
+    pub ended: &'a [bool],
+    /// Of a task of a chain that is done, the block that each member goes on with; empty if none skips any.
+    pub skips: &'a [BlockId],
 }
 
 /// How a request ended.

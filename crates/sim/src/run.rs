@@ -122,7 +122,7 @@ fn run(
     horizon: Time,
     trace: Option<&mut Trace>,
 ) -> Result<Summary, SimError> {
-    let setup = &scenario.setup;
+    let setup = &scenario.effective_setup();
     let mut scheduler = build(&scenario.policy, setup, &scenario.effective_options())?;
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
     let names = setup.models.iter().map(|model| model.name.clone());

@@ -191,6 +191,15 @@ impl Scenario {
         options
     }
 
+    /// The setup with as many lanes on each device as the policy uses.
+    pub fn effective_setup(&self) -> Setup {
+        let mut setup = self.setup.clone();
+        if let Ok(policy) = ripieno_sched::find(&self.policy) {
+            setup.limits.lanes = ripieno_sched::lanes(policy, &self.policy_options);
+        }
+        setup
+    }
+
     /// Whether the policy runs steps beyond the end of sequences whose length is known.
     pub(crate) fn pads(&self) -> bool {
         let off = |value: &OptionValue| matches!(value, OptionValue::Bool(false)) || value.to_string() == "\"false\"";

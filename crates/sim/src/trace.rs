@@ -13,6 +13,8 @@ pub struct Trace {
     models: Vec<Model>,
     requests: Vec<Fate>,
     tasks: Vec<((Time, DeviceId), String)>,
+    /// Whether the ends of tasks are not known at their starts, since devices have several lanes.
+    shared: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -27,7 +29,7 @@ struct Fate {
 impl Trace {
     /// An empty trace of a run with these models.
     pub fn new(models: &[Model]) -> Trace {
-        Trace { models: models.to_vec(), requests: Vec::new(), tasks: Vec::new() }
+        Trace { models: models.to_vec(), requests: Vec::new(), tasks: Vec::new(), shared: false }
     }
 
     /// `id,model,arrival_ms,start_ms,finish_ms,outcome`, by id: ids count arrivals from 1. `start_ms` is empty if the
@@ -77,6 +79,15 @@ impl Trace {
         )
     }
 
+    fn add(&mut self, run: &Run<'_>, end: Time) {
+        for &id in run.ids {
+            self.requests[id as usize - 1].start.get_or_insert(run.start);
+        }
+        let key = (run.start, run.device);
+        let at = self.tasks.partition_point(|(other, _)| *other <= key);
+        self.tasks.insert(at, (key, self.line(run, end)));
+    }
+
     fn fate(&mut self, id: u64, model: ModelId, arrival: Time) -> &mut Fate {
         let index = id as usize - 1;
         while self.requests.len() <= index {
@@ -97,15 +108,22 @@ impl Observer for Trace {
     }
 
     fn started(&mut self, _now: Time, run: &Run<'_>) {
-        for &id in run.ids {
-            self.requests[id as usize - 1].start.get_or_insert(run.start);
+        self.shared = run.end == Time::NEVER;
+        if !self.shared {
+            self.add(run, run.end);
         }
-        let key = (run.start, run.device);
-        let at = self.tasks.partition_point(|(other, _)| *other <= key);
-        self.tasks.insert(at, (key, self.line(run, run.end)));
+    }
+
+    fn done(&mut self, now: Time, run: &Run<'_>) {
+        if self.shared {
+            self.add(run, now);
+        }
     }
 
     fn cancelled(&mut self, now: Time, run: &Run<'_>) {
+        if self.shared {
+            return;
+        }
         let (planned, stopped) = (self.line(run, run.end), self.line(run, now.max(run.start)));
         let task = self.tasks.iter_mut().rev().find(|(_, line)| *line == planned);
         task.expect("a task was started before it was cancelled").1 = stopped;

@@ -3,14 +3,20 @@
 //! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
+mod shared;
+mod unfolded;
+
+use crate::lanes::Lanes;
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Graph, Model, Steps};
-use ripieno_sched::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use crate::route::{Carried, Route};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{Extent, Graph, Model};
+use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::iter::Peekable;
+use unfolded::Unfolded;
 
 /// A request that will arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +35,14 @@ pub struct Arrival {
     pub output: u32,
     /// Where its graph stands among the [`World::with_graphs`], if it brings one.
     pub graph: Option<u32>,
+    /// Which blocks of a chain it runs: hidden from the scheduler until they have run.
+    pub route: Route,
 }
 
 impl Arrival {
     /// A request of one row that runs each block once.
     pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
-        Arrival { at, model, rows: 1, deadline, extent: Extent::ONE, output: 0, graph: None }
+        Arrival { at, model, rows: 1, deadline, extent: Extent::ONE, output: 0, graph: None, route: Route::ALL }
     }
 }
 
@@ -90,7 +98,11 @@ pub struct World<'a> {
     graphs: &'a [Graph],
     /// What requests that unfold need besides; none if no model has such a walk.
     unfolded: Option<Unfolded>,
+    /// What requests of chains carry besides; none where they are all alike.
+    carried: Option<Carried>,
     devices: Vec<EmulatedDevice>,
+    /// By device, its lanes; none where each device has one only, whose tasks end when they were expected to.
+    lanes: Vec<Lanes>,
     tasks: Vec<Option<Running>>,
     ends: BinaryHeap<Reverse<(Time, u64, TaskId)>>,
     loaded: Vec<bool>,
@@ -122,38 +134,6 @@ impl Gather<'_> {
     }
 }
 
-/// Of requests that unfold, by slot.
-struct Unfolded {
-    /// At which step of a block that runs until its end it ends.
-    output: Vec<u32>,
-    /// In how many tasks it stands, once for each of its nodes.
-    flying: Vec<u32>,
-    /// The flags of the task that is being reported.
-    ended: Vec<bool>,
-    /// Room for nodes and inputs of graphs, and what is left of it.
-    room: usize,
-    held: Vec<usize>,
-}
-
-impl Unfolded {
-    fn new(setup: &Setup) -> Option<Unfolded> {
-        let (slots, room) = (setup.limits.requests, setup.limits.nodes);
-        let ended = Vec::with_capacity(setup.limits.batch);
-        let unfolds = setup.models.iter().any(|model| model.walk.is_unfolded());
-        unfolds.then(|| Unfolded { output: vec![0; slots], flying: vec![0; slots], ended, room, held: vec![0; slots] })
-    }
-
-    fn has_room(&self, graph: &Graph) -> bool {
-        Limits::room(graph) <= self.room
-    }
-
-    fn hold(&mut self, slot: RequestSlot, graph: &Graph) {
-        let size = Limits::room(graph);
-        self.room -= size;
-        self.held[slot.index()] = size;
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct EmulatedDevice {
     present: bool,
@@ -162,12 +142,25 @@ struct EmulatedDevice {
     fail_next: bool,
 }
 
+/// What the scheduler wants to be started.
+struct Start {
+    task: TaskId,
+    model: ModelId,
+    block: BlockId,
+    device: DeviceId,
+    lane: LaneId,
+    not_before: Time,
+}
+
 #[derive(Debug)]
 struct Running {
     model: ModelId,
     block: BlockId,
     device: DeviceId,
+    lane: LaneId,
     rows: usize,
+    /// What a batch of requests of different lengths is padded to.
+    length: u32,
     start: Time,
     end: Time,
     /// Which start this is: a lost task's end must not be taken for that of a later task with the same id.
@@ -197,7 +190,9 @@ impl<'a> World<'a> {
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
             graphs: &[],
             unfolded: Unfolded::new(setup),
+            carried: Carried::is_needed(setup).then(|| Carried::new(setup)),
             devices: (0..limits.devices).map(device).collect(),
+            lanes: if limits.lanes > 1 { vec![Lanes::new(limits.lanes); limits.devices] } else { Vec::new() },
             tasks: (0..limits.tasks()).map(|_| None).collect(),
             ends: BinaryHeap::with_capacity(limits.tasks()),
             loaded: vec![true; setup.models.len()],
@@ -208,6 +203,12 @@ impl<'a> World<'a> {
             link: None,
             gather: None,
         }
+    }
+
+    /// The same world, in which requests may leave chains early or skip blocks.
+    pub fn with_routes(mut self, setup: &Setup) -> World<'a> {
+        self.carried.get_or_insert_with(|| Carried::new(setup));
+        self
     }
 
     /// The same world, but batches take time to reach their devices.
@@ -251,13 +252,21 @@ impl<'a> World<'a> {
         loop {
             let arrival = arrivals.peek().map_or(Time::NEVER, |arrival| arrival.at);
             let end = self.ends.peek().map_or(Time::NEVER, |&Reverse((at, ..))| at);
-            let due = arrival.min(end).min(self.scheduler.next_wakeup());
+            let (ending, beginning) = if self.lanes.is_empty() { (Time::NEVER, Time::NEVER) } else { self.lanes_due() };
+            let due = arrival.min(end).min(ending).min(self.scheduler.next_wakeup());
             let next = due.min(controller.next_at(due));
+            if beginning < next {
+                self.advance_lanes(beginning);
+                continue;
+            }
             if next == Time::NEVER {
                 break;
             }
             assert!(next >= self.now, "time would go back from {:?} to {next:?}", self.now);
             self.now = next;
+            if !self.lanes.is_empty() {
+                self.end_on_lanes(observers);
+            }
             while let Some((task, serial)) = self.pop_end() {
                 self.end_task(task, serial, observers);
             }
@@ -299,6 +308,9 @@ impl<'a> World<'a> {
         let Arrival { model, rows, deadline, extent, .. } = *arrival;
         let request = Request { slot, model, arrived: self.now, deadline, rows, extent };
         self.live[slot.index()] = Some((self.arrived, request));
+        if let Some(carried) = &mut self.carried {
+            carried.accept(slot, arrival);
+        }
         if self.unfolded.is_some() {
             each(observers, |observer| observer.unfolds(slot, arrival.output, graph));
         }
@@ -327,6 +339,7 @@ impl<'a> World<'a> {
             return;
         }
         let device = self.tasks[id.index()].as_ref().map_or(0, |running| running.device.index());
+        self.take_off_lane(id, device);
         let failed = std::mem::take(&mut self.devices[device].fail_next);
         let cancelled = self.tasks[id.index()].as_ref().is_some_and(|running| running.cancelled);
         let outcome = match (cancelled, failed) {
@@ -339,29 +352,19 @@ impl<'a> World<'a> {
 
     fn report(&mut self, id: TaskId, outcome: Outcome, observers: &mut [&mut dyn Observer]) {
         let Some(running) = self.tasks[id.index()].take() else { return };
-        each(observers, |observer| observer.done(self.now, &running.as_run(id)));
         self.events += 1;
-        let ended = self.land(&running);
-        let ended = if ended { &self.unfolded.as_ref().expect("the members unfold").ended[..] } else { &[] };
-        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips: &[] });
-    }
-
-    /// Notes that the members of a task are in it no more, frees the slots of those that have been answered before, and
-    /// says whether the walk of any has ended in it.
-    fn land(&mut self, running: &Running) -> bool {
-        let Some(unfolded) = &mut self.unfolded else { return false };
-        let until_end = self.models[running.model.index()].blocks[running.block.index()].steps == Steps::UntilEnd;
-        unfolded.ended.clear();
-        for (at, slot) in running.slots.iter().map(|slot| slot.index()).enumerate() {
-            let step = running.nodes.get(at).map_or(1, |node| node + 1);
-            unfolded.ended.push(until_end && step == unfolded.output[slot]);
-            unfolded.flying[slot] -= 1;
-            if unfolded.flying[slot] == 0 && self.live[slot].is_none() {
-                unfolded.room += std::mem::take(&mut unfolded.held[slot]);
-                self.free.push(RequestSlot(slot as u32));
+        let model = &self.models[running.model.index()];
+        let (ended, skips): (&[bool], &[BlockId]) = match &mut self.carried {
+            Some(carried) if outcome == Outcome::Ok && !model.walk.is_unfolded() => {
+                carried.land(running.block, model.blocks.len(), &running.slots)
             }
-        }
-        unfolded.ended.contains(&true)
+            _ => (&[], &[]),
+        };
+        let run = Run { ended, skips, ..running.as_run(id) };
+        each(observers, |observer| observer.done(self.now, &run));
+        let landed = self.unfolded.as_mut().map(|unfolded| unfolded.land(model, &running, &self.live, &mut self.free));
+        let ended = landed.filter(|_| model.walk.is_unfolded()).unwrap_or(ended);
+        self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips });
     }
 
     /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
@@ -412,6 +415,7 @@ impl<'a> World<'a> {
         self.devices[device.index()].busy_until = self.now;
         for id in 0..self.tasks.len() {
             if self.tasks[id].as_ref().is_some_and(|running| running.device == device) {
+                self.take_off_lane(TaskId(id as u32), device.index());
                 self.report(TaskId(id as u32), Outcome::DeviceLost, observers);
             }
         }
@@ -422,8 +426,8 @@ impl<'a> World<'a> {
         let out = std::mem::take(&mut self.out);
         for action in out.actions() {
             match *action {
-                Action::Start { task, model, block, device, lane: _, not_before } => {
-                    self.start(task, model, block, device, not_before, observers);
+                Action::Start { task, model, block, device, lane, not_before } => {
+                    self.start(&Start { task, model, block, device, lane, not_before }, observers);
                 }
                 Action::Finish { request } => self.end_request(request, End::Finished, observers),
                 Action::Reject { request, why } => self.end_request(request, End::Rejected(why), observers),
@@ -436,15 +440,8 @@ impl<'a> World<'a> {
         each(observers, |observer| observer.settled(self.now, next_wakeup));
     }
 
-    fn start(
-        &mut self,
-        id: TaskId,
-        model: ModelId,
-        block: BlockId,
-        device: DeviceId,
-        not_before: Time,
-        observers: &mut [&mut dyn Observer],
-    ) {
+    fn start(&mut self, start: &Start, observers: &mut [&mut dyn Observer]) {
+        let Start { task: id, model, block, device, lane, not_before } = *start;
         let slots = self.scheduler.members(id).to_vec();
         let nodes = self.scheduler.nodes(id).to_vec();
         if let Some(unfolded) = &mut self.unfolded {
@@ -453,36 +450,46 @@ impl<'a> World<'a> {
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
+        let length = self.carried.as_mut().map_or(1, |carried| carried.pad(block, &slots, |slot| &request(slot).1));
         // Inputs are fetched for the first block; the others find theirs on the device.
         let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];
         let start = (self.now + way).max(not_before).max(state.busy_until);
         let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
-        let latency = self.models[model.index()].blocks[block.index()].profile.latency(rows) + gather;
-        let end = start + latency.scale(u64::from(state.percent), 100).max(Nanos(1));
-        state.busy_until = end;
+        let latency = self.models[model.index()].blocks[block.index()].cost(rows, length) + gather;
+        let alone = latency.scale(u64::from(state.percent), 100).max(Nanos(1));
         self.starts += 1;
-        let running = Running {
+        let serial = self.starts;
+        let mut running = Running {
             model,
             block,
             device,
+            lane,
             rows,
+            length,
             start,
-            end,
-            serial: self.starts,
+            end: start + alone,
+            serial,
             cancelled: false,
             slots,
             nodes,
             ids,
         };
-        each(observers, |observer| observer.started(self.now, &running.as_run(id)));
+        if self.lanes.is_empty() {
+            state.busy_until = running.end;
+            self.ends.push(Reverse((running.end, serial, id)));
+        } else {
+            running.end = Time::NEVER;
+            self.put_on_lane(id, &running, alone);
+        }
+        let run = running.as_run(id);
+        each(observers, |observer| observer.started(self.now, &run));
         if id.index() >= self.tasks.len() {
             // Shards number their tasks apart from each other.
             self.tasks.resize_with(id.index() + 1, || None);
         }
         let replaced = self.tasks[id.index()].replace(running);
         assert!(replaced.is_none(), "a task was started that is in flight already: {id:?}");
-        self.ends.push(Reverse((end, self.starts, id)));
     }
 
     /// Stops a task. The scheduler hears of it at the next instant, since it settles once an instant.
@@ -502,7 +509,7 @@ impl<'a> World<'a> {
         // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
         if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.flying[slot.index()] == 0) {
             if let Some(unfolded) = &mut self.unfolded {
-                unfolded.room += std::mem::take(&mut unfolded.held[slot.index()]);
+                unfolded.release(slot);
             }
             self.free.push(slot);
         }
@@ -512,8 +519,10 @@ impl<'a> World<'a> {
 
 impl Running {
     fn as_run(&self, task: TaskId) -> Run<'_> {
-        let Running { model, block, device, rows, start, end, .. } = *self;
-        Run { task, model, block, device, rows, start, end, slots: &self.slots, nodes: &self.nodes, ids: &self.ids }
+        let Running { model, block, device, lane, rows, length, start, end, .. } = *self;
+        let Running { slots, nodes, ids, .. } = self;
+        let (ended, skips) = (&[][..], &[][..]);
+        Run { task, model, block, device, lane, rows, length, start, end, slots, nodes, ids, ended, skips }
     }
 }
 

@@ -1,18 +1,19 @@
 //! The promises of the scheduler contract, over every policy and its main options, on random worlds with faults.
 //!
 //! The checkers panic when a promise breaks: each request ends exactly once, no device holds more than its depth, wake-ups
-//! lie ahead, walks are in order. Beyond them: equal inputs give equal outputs, and a policy that drops what is hopeless
+//! lie ahead, walks are in order (also of those that leave a chain early or skip a block), and a batch that has begun is
+//! padded alike. Beyond them: equal inputs give equal outputs, and a policy that drops what is hopeless
 //! starts nothing that ends late on devices that run as profiled.
 
 mod common;
 
 use common::{fault, options};
 use proptest::prelude::*;
-use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{Block, DropRule, Model, Profile, Walk};
-use ripieno_sched::{CATALOGUE, Limits, OptionValue, Options, Setup, build};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
+use ripieno_sched::{CATALOGUE, Chains, Limits, OptionValue, Options, Setup, build, find, lanes};
 use ripieno_sim::checkers::Checkers;
-use ripieno_sim::{Arrival, Fault, Trace, World};
+use ripieno_sim::{Arrival, Fault, Route, Trace, World};
 
 const DEVICES: usize = 5;
 
@@ -55,7 +56,9 @@ prop_compose! {
     fn case(faulty: bool)(
         mut models in prop::collection::vec(model(), 1..=3),
         devices in 1..=DEVICES,
-        requests in prop::collection::vec((0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64), 1..150),
+        requests in prop::collection::vec(
+            (0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64, 1..=40u32, prop_oneof![3 => Just(9), 1 => 0..4u16]), 1..150
+        ),
         faults in prop::collection::vec((0..150_000i64, fault(DEVICES, 150)), if faulty { 0..10 } else { 0..1 }),
         slots in 20..200usize,
         depth in 1..=2usize,
@@ -64,13 +67,19 @@ prop_compose! {
             model.name = format!("m{index}");
         }
         let mut at = 0;
-        let arrivals = requests.iter().map(|&(gap, model, rows, percent)| {
+        let arrivals = requests.iter().map(|&(gap, model, rows, percent, length, odd)| {
             at += gap;
             let model_id = model % models.len();
             let model = &models[model_id];
             let deadline = micros(at) + Nanos(model.slo.0 * percent / 100);
             let rows = rows.min(model.max_batch as u32);
-            Arrival { rows, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
+            // Some leave after the first block or skip the second one.
+            let route = match odd {
+                0 | 1 => Route::ALL.ending_after(BlockId(odd)),
+                2 => Route::ALL.skipping(BlockId(0), BlockId(2)),
+                _ => Route::ALL,
+            };
+            Arrival { rows, route, extent: Extent { length, limit: 0 }, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
         }).collect();
         let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
         let mut faults: Vec<_> =
@@ -84,10 +93,38 @@ prop_compose! {
     }
 }
 
+/// The case with what the policy makes of it: lanes, and of chains the lengths and skips that it serves.
+fn suited(policy: &str, options: &Options, case: &Case) -> Case {
+    let policy = find(policy).unwrap();
+    let mut case = case.clone();
+    case.setup.limits.lanes = lanes(policy, options);
+    let shortened = |profile: &Profile, percent: u64| {
+        let table: Vec<_> = profile.table().iter().map(|cost| cost.scale(percent, 100).max(Nanos(1))).collect();
+        Profile::from_table(&table).unwrap()
+    };
+    for model in &mut case.setup.models {
+        let chain = model.blocks.len() > 1;
+        for block in &mut model.blocks {
+            block.skips = policy.chains != Chains::InStep;
+            if policy.chains == Chains::Any || !chain {
+                let table = vec![(10, shortened(&block.profile, 30)), (40, block.profile.clone())];
+                block.lengths = Some(Lengths::new(table).unwrap());
+            }
+        }
+    }
+    let skips = Route::ALL.skipping(BlockId(0), BlockId(2));
+    for arrival in case.arrivals.iter_mut().filter(|arrival| policy.chains == Chains::InStep && arrival.route == skips)
+    {
+        arrival.route = Route::ALL;
+    }
+    case
+}
+
 fn run(policy: &str, options: &Options, case: &Case) -> Trace {
+    let case = suited(policy, options, case);
     let mut scheduler = build(policy, &case.setup, options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
-    let mut world = World::new(scheduler.as_mut(), &case.setup);
+    let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
     world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut trace]);
     assert_eq!(world.live(), 0, "requests were left over");
     checkers.finish();

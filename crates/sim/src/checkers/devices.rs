@@ -1,43 +1,80 @@
-//! Never more tasks on a device than its depth, none on a device that is not there, never two at a time.
+//! Never more tasks on a lane than its depth, none on a device that is not there, never two at a time on a lane, and they end
+//! in the order of their starts.
 
 use crate::observer::{Observer, Run};
-use ripieno_base::Time;
+use ripieno_base::{TaskId, Time};
 use ripieno_sched::Setup;
+use std::collections::VecDeque;
 
-/// Counts the tasks on each device.
+/// Counts the tasks on each lane.
 #[derive(Debug)]
 pub struct Devices {
     depth: usize,
+    lanes: usize,
+    /// By device and lane.
     held: Vec<usize>,
     busy_until: Vec<Time>,
+    /// The same, the tasks in the order of their starts; none where ends are known at the start, which orders them.
+    order: Vec<VecDeque<TaskId>>,
 }
 
 impl Devices {
     pub(crate) fn new(setup: &Setup) -> Devices {
-        let devices = setup.limits.devices;
-        Devices { depth: setup.limits.depth, held: vec![0; devices], busy_until: vec![Time::ORIGIN; devices] }
+        let limits = &setup.limits;
+        let all = limits.devices * limits.lanes;
+        Devices {
+            depth: limits.depth,
+            lanes: limits.lanes,
+            held: vec![0; all],
+            busy_until: vec![Time::ORIGIN; all],
+            order: vec![VecDeque::new(); if limits.lanes > 1 { all } else { 0 }],
+        }
     }
 
     /// After a run no device may hold a task.
     pub fn finish(&self) {
         assert!(self.held.iter().all(|&held| held == 0), "tasks were left on devices: {:?}", self.held);
     }
+
+    fn lane(&self, run: &Run<'_>) -> usize {
+        let lane = usize::from(run.lane.0);
+        assert!(lane < self.lanes, "{:?} has no {:?}", run.device, run.lane);
+        usize::from(run.device.0) * self.lanes + lane
+    }
+
+    fn check_order(&mut self, now: Time, lane: usize, run: &Run<'_>) {
+        let at = self.order[lane].iter().position(|&task| task == run.task).expect("what ends was started");
+        self.order[lane].remove(at);
+        // What was cancelled or lost has no end of its own.
+        if now == run.end {
+            assert!(at == 0, "{:?} ended at {now:?} before an earlier task of {:?}", run.task, run.lane);
+            assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.lane);
+            self.busy_until[lane] = now;
+        }
+    }
 }
 
 impl Observer for Devices {
     fn started(&mut self, now: Time, run: &Run<'_>) {
-        let device = run.device.index();
-        self.held[device] += 1;
-        assert!(self.held[device] <= self.depth, "{:?} holds more than {} tasks at {now:?}", run.device, self.depth);
-        assert!(run.start >= self.busy_until[device], "two tasks at a time on {:?} at {now:?}", run.device);
-        self.busy_until[device] = run.end;
+        let lane = self.lane(run);
+        self.held[lane] += 1;
+        assert!(self.held[lane] <= self.depth, "{:?} holds more than {} tasks at {now:?}", run.device, self.depth);
+        match self.order.get_mut(lane) {
+            Some(order) => order.push_back(run.task),
+            None => {
+                assert!(run.start >= self.busy_until[lane], "two tasks at a time on {:?} at {now:?}", run.device);
+                self.busy_until[lane] = run.end;
+            }
+        }
     }
 
     fn done(&mut self, now: Time, run: &Run<'_>) {
-        let device = run.device.index();
-        self.held[device] -= 1;
-        if self.held[device] == 0 {
-            self.busy_until[device] = self.busy_until[device].min(now);
+        let lane = self.lane(run);
+        self.held[lane] -= 1;
+        if !self.order.is_empty() {
+            self.check_order(now, lane, run);
+        } else if self.held[lane] == 0 {
+            self.busy_until[lane] = self.busy_until[lane].min(now);
         }
     }
 }

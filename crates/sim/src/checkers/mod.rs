@@ -5,6 +5,7 @@
 mod cancels;
 mod conservation;
 mod devices;
+mod padding;
 mod unfolding;
 mod wakeups;
 mod walks;
@@ -12,6 +13,7 @@ mod walks;
 pub use cancels::Cancels;
 pub use conservation::Conservation;
 pub use devices::Devices;
+pub use padding::Padding;
 pub use unfolding::Unfolding;
 pub use wakeups::Wakeups;
 pub use walks::Walks;
@@ -23,7 +25,7 @@ use ripieno_sched::{Request, Setup};
 
 /// All checkers.
 #[derive(Debug)]
-pub struct Checkers(Conservation, Devices, Wakeups, Walks, Cancels, Unfolding);
+pub struct Checkers(Conservation, Devices, Wakeups, Walks, Cancels, Unfolding, Padding);
 
 impl Checkers {
     /// Checkers for a run with this setup.
@@ -35,6 +37,7 @@ impl Checkers {
             Walks::new(setup),
             Cancels::new(setup),
             Unfolding::new(setup),
+            Padding::new(setup),
         )
     }
 
@@ -60,6 +63,7 @@ macro_rules! each {
         $checkers.3.$event($($argument),*);
         $checkers.4.$event($($argument),*);
         $checkers.5.$event($($argument),*);
+        $checkers.6.$event($($argument),*);
     }};
 }
 

@@ -1,5 +1,5 @@
 //! A batch is not empty, not larger than its model allows, of one model, and every member walks its blocks in order, once
-//! each; `unfolding.rs` follows walks that unfold.
+//! each, but for those that it skips or leaves when a block says so; `unfolding.rs` follows walks that unfold.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, ModelId, Time};
@@ -40,6 +40,19 @@ impl Observer for Walks {
                 "{run:?} at {now:?}, but {slot:?} is at {next:?}"
             );
             next.1 = BlockId(run.block.0 + 1);
+        }
+    }
+
+    fn done(&mut self, _now: Time, run: &Run<'_>) {
+        if run.skips.is_empty() && run.ended.is_empty() {
+            return;
+        }
+        for (slot, &skip) in run.slots.iter().zip(run.skips) {
+            self.next[slot.index()].1 = skip;
+        }
+        let blocks = self.models[run.model.index()].blocks.len();
+        for (slot, _) in run.slots.iter().zip(run.ended).filter(|(_, ended)| **ended) {
+            self.next[slot.index()].1 = BlockId(blocks as u16);
         }
     }
 

@@ -37,7 +37,7 @@ impl Scenario {
 
     /// Whether the policy and its options exist and fit. `file` names the scenario in the error.
     pub fn check_policy(&self, file: &str) -> Result<(), ScenarioError> {
-        let problem = match build(&self.policy, &self.setup, &self.effective_options()) {
+        let problem = match build(&self.policy, &self.effective_setup(), &self.effective_options()) {
             Ok(_) => return Ok(()),
             Err(error) => match key_of(&error) {
                 Some(key) => format!("{key}: {error}"),

@@ -1,0 +1,190 @@
+//! A device whose lanes run side by side.
+//!
+//! Each running task can use a part of the device. While the parts do not exceed the whole, tasks run as if alone; beyond
+//! that all of them progress at the same fraction of their speed alone. So the end of a task is not known when it begins:
+//! it moves whenever a neighbour begins or ends.
+
+use ripieno_base::{LaneId, Nanos, TaskId, Time};
+use std::collections::VecDeque;
+
+/// A whole device, in the unit of shares.
+const WHOLE: u64 = 1_000_000;
+/// Work is counted in these parts of a nanosecond, so that a task that is slowed down again and again loses nothing.
+const PARTS: u128 = 1_000_000;
+
+/// A task as a lane gets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) task: TaskId,
+    /// Not before this.
+    pub(crate) earliest: Time,
+    /// How long it takes alone.
+    pub(crate) alone: Nanos,
+    /// The part of the device that it can use, in millionths.
+    pub(crate) share: u32,
+}
+
+/// A task on the device.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    lane: usize,
+    task: TaskId,
+    began: Time,
+    share: u64,
+    left: u128,
+}
+
+/// The lanes of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Lanes {
+    /// What waits on each lane.
+    waiting: Vec<VecDeque<Job>>,
+    /// At most one a lane, in the order in which they began.
+    running: Vec<Running>,
+    /// Up to when the work of those is counted.
+    since: Time,
+}
+
+impl Lanes {
+    pub(crate) fn new(lanes: usize) -> Lanes {
+        Lanes { waiting: vec![VecDeque::new(); lanes], running: Vec::with_capacity(lanes), since: Time::ORIGIN }
+    }
+
+    /// Takes a task; it begins after those that its lane holds.
+    pub(crate) fn push(&mut self, now: Time, lane: LaneId, job: Job) {
+        self.waiting[lane.index()].push_back(job);
+        self.advance(now);
+    }
+
+    /// The next instant at which a task ends, if none begins before.
+    pub(crate) fn next_end(&self) -> Time {
+        let crowd = self.crowd();
+        let end = |running: &Running| {
+            let span = (running.left * u128::from(crowd)).div_ceil(PARTS * u128::from(WHOLE));
+            self.since + Nanos(span as i64)
+        };
+        self.running.iter().map(end).min().unwrap_or(Time::NEVER)
+    }
+
+    /// How many lanes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The next instant at which a task begins on a lane that is free; [`Time::NEVER`] if none waits there.
+    pub(crate) fn next_begin(&self) -> Time {
+        let free = |&lane: &usize| self.running.iter().all(|running| running.lane != lane);
+        let heads = (0..self.waiting.len()).filter(free).filter_map(|lane| self.waiting[lane].front());
+        heads.map(|job| job.earliest).min().unwrap_or(Time::NEVER)
+    }
+
+    /// Lets the running tasks work until `now`, and begins those that may.
+    pub(crate) fn advance(&mut self, now: Time) {
+        let crowd = u128::from(self.crowd());
+        let span = (now - self.since).0 as u128;
+        for running in &mut self.running {
+            running.left = running.left.saturating_sub(span * PARTS * u128::from(WHOLE) / crowd);
+        }
+        self.since = now;
+        for lane in 0..self.waiting.len() {
+            if self.running.iter().any(|running| running.lane == lane) {
+                continue;
+            }
+            let Some(Job { task, alone, share, .. }) = self.waiting[lane].pop_front_if(|job| job.earliest <= now)
+            else {
+                continue;
+            };
+            let left = alone.0 as u128 * PARTS;
+            self.running.push(Running { lane, task, began: now, share: u64::from(share.max(1)), left });
+        }
+    }
+
+    /// The next task that has ended, and when it had begun. Who waits for its lane begins at once.
+    pub(crate) fn pop_ended(&mut self, now: Time) -> Option<(TaskId, Time)> {
+        let at = self.running.iter().position(|running| running.left == 0)?;
+        let Running { task, began, .. } = self.running.remove(at);
+        self.advance(now);
+        Some((task, began))
+    }
+
+    /// Takes a task off the device, running or not; when it had begun.
+    pub(crate) fn remove(&mut self, now: Time, task: TaskId) -> Option<Time> {
+        self.waiting.iter_mut().for_each(|lane| lane.retain(|job| job.task != task));
+        let at = self.running.iter().position(|running| running.task == task)?;
+        let began = self.running.remove(at).began;
+        self.advance(now);
+        Some(began)
+    }
+
+    /// By how much tasks are slowed down: the sum of their shares, a whole at least.
+    fn crowd(&self) -> u64 {
+        self.running.iter().map(|running| running.share).sum::<u64>().max(WHOLE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: f64) -> Time {
+        Time::ORIGIN + Nanos::from_millis_f64(millis)
+    }
+
+    fn job(task: u32, earliest: f64, alone_ms: f64, share: u32) -> Job {
+        Job { task: TaskId(task), earliest: at(earliest), alone: Nanos::from_millis_f64(alone_ms), share }
+    }
+
+    /// Runs until nothing is left: task, begin and end in milliseconds.
+    fn drain(lanes: &mut Lanes) -> Vec<(u32, f64, f64)> {
+        let mut ended = Vec::new();
+        loop {
+            let now = lanes.next_end().min(lanes.next_begin());
+            if now == Time::NEVER {
+                return ended;
+            }
+            lanes.advance(now);
+            while let Some((task, began)) = lanes.pop_ended(now) {
+                ended.push((task.0, began.as_millis_f64(), now.as_millis_f64()));
+            }
+        }
+    }
+
+    #[test]
+    fn tasks_that_fit_beside_each_other_run_as_if_alone() {
+        let mut lanes = Lanes::new(2);
+        lanes.push(at(0.0), LaneId(0), job(0, 0.0, 2.0, 750_000));
+        lanes.push(at(0.0), LaneId(1), job(1, 0.0, 4.0, 250_000));
+        assert_eq!(drain(&mut lanes), [(0, 0.0, 2.0), (1, 0.0, 4.0)]);
+    }
+
+    #[test]
+    fn beyond_a_whole_device_all_slow_down_alike() {
+        let mut lanes = Lanes::new(2);
+        lanes.push(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
+        // Alone for 1 ms, then two at half speed: the other one has done half of its 4 ms when the first ends at 5.
+        lanes.push(at(0.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
+        assert_eq!(drain(&mut lanes), [(0, 0.0, 5.0), (1, 1.0, 7.0)]);
+    }
+
+    #[test]
+    fn tasks_of_a_lane_run_one_after_the_other() {
+        let mut lanes = Lanes::new(2);
+        for task in 0..3 {
+            lanes.push(at(0.0), LaneId(0), job(task, 0.0, 1.0, 1_000_000));
+        }
+        lanes.push(at(0.0), LaneId(1), job(3, 0.0, 1.0, 500_000));
+        assert_eq!(drain(&mut lanes), [(0, 0.0, 1.5), (3, 0.0, 1.5), (1, 1.5, 2.5), (2, 2.5, 3.5)]);
+    }
+
+    #[test]
+    fn what_is_taken_off_makes_room() {
+        let mut lanes = Lanes::new(2);
+        lanes.push(at(0.0), LaneId(0), job(0, 0.0, 4.0, 1_000_000));
+        lanes.push(at(0.0), LaneId(1), job(1, 0.0, 4.0, 1_000_000));
+        lanes.push(at(0.0), LaneId(1), job(2, 0.0, 1.0, 1_000_000));
+        lanes.advance(at(2.0));
+        assert_eq!(lanes.remove(at(2.0), TaskId(2)), None);
+        assert_eq!(lanes.remove(at(2.0), TaskId(1)), Some(at(0.0)));
+        assert_eq!(drain(&mut lanes), [(0, 0.0, 5.0)]);
+    }
+}

@@ -1,0 +1,53 @@
+//! Devices with several lanes: where tasks begin and end when their neighbours let them.
+
+use super::{Running, World};
+use crate::lanes::Job;
+use crate::observer::Observer;
+use ripieno_base::{Nanos, TaskId, Time};
+
+impl World<'_> {
+    /// When a task on a lane ends next, and when one could begin that waits for its inputs.
+    pub(super) fn lanes_due(&self) -> (Time, Time) {
+        let due = |(ending, beginning): (Time, Time), lanes: &crate::lanes::Lanes| {
+            (ending.min(lanes.next_end()), beginning.min(lanes.next_begin()))
+        };
+        self.lanes.iter().fold((Time::NEVER, Time::NEVER), due)
+    }
+
+    /// Lets all devices work until `now`.
+    pub(super) fn advance_lanes(&mut self, now: Time) {
+        self.now = now;
+        self.lanes.iter_mut().for_each(|lanes| lanes.advance(now));
+    }
+
+    pub(super) fn end_on_lanes(&mut self, observers: &mut [&mut dyn Observer]) {
+        for device in 0..self.lanes.len() {
+            self.lanes[device].advance(self.now);
+            while let Some((task, began)) = self.lanes[device].pop_ended(self.now) {
+                let running = self.tasks[task.index()].as_mut().expect("what ends was started");
+                (running.start, running.end) = (began, self.now);
+                let serial = running.serial;
+                self.end_task(task, serial, observers);
+            }
+        }
+    }
+
+    pub(super) fn put_on_lane(&mut self, task: TaskId, running: &Running, alone: Nanos) {
+        let Running { model, block, device, lane, rows, length, start, .. } = *running;
+        let share = self.models[model.index()].blocks[block.index()].share(rows, length);
+        let lanes = &mut self.lanes[device.index()];
+        assert!(lane.index() < lanes.len(), "{task:?} was started on {lane:?} of {device:?}, which has none such");
+        lanes.push(self.now, lane, Job { task, earliest: start, alone, share });
+    }
+
+    /// Takes a task off its lane that did not come to its end.
+    pub(super) fn take_off_lane(&mut self, task: TaskId, device: usize) {
+        let Some(lanes) = self.lanes.get_mut(device) else { return };
+        let began = lanes.remove(self.now, task);
+        if let Some(running) = &mut self.tasks[task.index()]
+            && running.end == Time::NEVER
+        {
+            running.start = began.unwrap_or(self.now);
+        }
+    }
+}
