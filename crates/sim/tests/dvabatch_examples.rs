@@ -17,7 +17,7 @@ struct Table {
 }
 
 impl Observer for Table {
-    fn started(&mut self, _now: Time, run: &Run<'_>) {
+    fn done(&mut self, _now: Time, run: &Run<'_>) {
         let operator = char::from(b'A' + run.block.0 as u8);
         writeln!(self.rows, "{} {} {operator} {:?}", millis(run.start), millis(run.end), run.ids).unwrap();
     }
