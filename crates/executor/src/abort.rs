@@ -10,14 +10,14 @@ use parking_lot::{Condvar, Mutex};
 use ripieno_base::TaskId;
 use std::time::Instant;
 
-/// Shared by a device's thread and those that submit to it.
+/// Shared by a lane's thread and those that submit to it.
 #[derive(Default)]
 pub(crate) struct Abort {
     state: Mutex<State>,
     asked: Condvar,
 }
 
-/// As many entries as the device holds tasks.
+/// As many entries as the lane holds tasks.
 #[derive(Default)]
 struct State {
     /// The tasks held, and whether each shall stop.
@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Abort {
-    /// The device is about to hold a task.
+    /// The lane is about to hold a task.
     pub(crate) fn hold(&self, id: TaskId) {
         self.state.lock().held.push((id, false));
     }
@@ -36,7 +36,7 @@ impl Abort {
         self.state.lock().running = Some(id);
     }
 
-    /// The device does not hold the task any more.
+    /// The lane does not hold the task any more.
     pub(crate) fn release(&self, id: TaskId) {
         let mut state = self.state.lock();
         state.held.retain(|&(held, _)| held != id);
@@ -53,21 +53,31 @@ impl Abort {
 
     /// Waits until `instant`. Returns early, with the error that the task is to report, if the task that runs shall stop.
     pub(crate) fn wait_until(&self, instant: Instant) -> Result<(), ExecError> {
+        self.wait(|| Some(instant).filter(|&instant| instant > Instant::now()))
+    }
+
+    /// Waits until an instant that may change: `end` tells it, and is asked again after a [`nudge`](Abort::nudge) and at that
+    /// instant; none ends the wait. Returns early as above.
+    pub(crate) fn wait(&self, mut end: impl FnMut() -> Option<Instant>) -> Result<(), ExecError> {
         let mut state = self.state.lock();
         loop {
             if state.running.is_some_and(|running| state.held.contains(&(running, true))) {
                 return Err(ExecError("the task was cancelled".to_owned()));
             }
+            let Some(instant) = end() else { return Ok(()) };
             let left = instant.saturating_duration_since(Instant::now());
             match left.checked_sub(SPIN) {
                 Some(sleep) if !sleep.is_zero() => {
                     self.asked.wait_for(&mut state, sleep);
                 }
-                _ => break,
+                _ => parking_lot::MutexGuard::unlocked(&mut state, || crate::clock::wait_until(instant)),
             }
         }
-        drop(state);
-        crate::clock::wait_until(instant);
-        Ok(())
+    }
+
+    /// Has a [`wait`](Abort::wait) ask again when it is over.
+    pub(crate) fn nudge(&self) {
+        let _state = self.state.lock();
+        self.asked.notify_all();
     }
 }

@@ -1,14 +1,14 @@
 //! The executor contract: load a model once, open devices, give them tasks, hear of each exactly once.
 //!
 //! An executor executes batches; it never chooses them, and it knows nothing of deadlines or policies. Three nouns:
-//! an [`Engine`] turns files into a [`Loaded`] model, a [`Device`] runs tasks of the models attached to it in FIFO order,
-//! asynchronously, and a [`TaskResult`] comes back through the device's sink for every task accepted.
+//! an [`Engine`] turns files into a [`Loaded`] model, a [`Device`] runs tasks of the models attached to it asynchronously, those
+//! of each of its lanes in FIFO order, and a [`TaskResult`] comes back through the device's sink for every task accepted.
 
 use crate::{
     ModelSource, Tensor,
     error::{ExecError, LoadError, RequestError},
 };
-use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
@@ -25,8 +25,9 @@ pub trait Engine: Send + Sync {
     /// Reads and checks a model. Slow; call it away from any thread that serves.
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError>;
 
-    /// Opens a device of this kind. `sink` is called once for every accepted task, from the device's own thread.
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError>;
+    /// Opens a device of this kind with so many lanes, at least one. `sink` is called once for every accepted task, from the
+    /// threads of the lanes.
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError>;
 }
 
 /// Receives the result of each task.
@@ -83,11 +84,19 @@ pub struct InputLengths {
     pub dims: Vec<Option<usize>>,
 }
 
-/// A device: runs its tasks one after the other, in the order of submission.
+/// A device: runs the tasks of each of its lanes one after the other, in the order of submission.
+///
+/// Lanes run side by side and share the device: threads on a CPU, streams on a GPU. They share the walks as well: a request's
+/// next block may run on another lane, once the task before has ended.
 ///
 /// Shared between the thread that submits and those that attach, since attaching may be slow.
 pub trait Device: Send + Sync {
-    /// The most tasks it holds at once, the running one included.
+    /// How many lanes it has.
+    fn lanes(&self) -> usize {
+        1
+    }
+
+    /// The most tasks that each lane holds at once, the running one included.
     fn depth(&self) -> usize;
 
     /// Makes a model runnable here as `id`. Takes effect after the tasks submitted before.
@@ -99,7 +108,7 @@ pub trait Device: Send + Sync {
     /// Forgets a model. Takes effect after the tasks submitted before.
     fn detach(&self, id: ModelId);
 
-    /// Queues a task, or hands it back if `depth` tasks are held already.
+    /// Queues a task on its lane, or hands it back if that holds `depth` tasks already, or is none.
     fn submit(&self, task: Task) -> Result<(), Task>;
 
     /// Asks to stop a task. Its result still comes, once: an error if it was stopped, its outputs if it was done before or
@@ -131,6 +140,8 @@ pub struct Task {
     pub model: ModelId,
     /// The block.
     pub block: BlockId,
+    /// The lane that runs it.
+    pub lane: LaneId,
     /// The requests, in batch order. Where walks unfold, one may stand here several times, each time with another node.
     pub members: Vec<Member>,
     /// Do not begin before this instant.
@@ -141,8 +152,8 @@ pub struct Task {
 ///
 /// The state of a walk between its tasks is kept under the request's slot. Where walks unfold it is shared by all devices
 /// that the same [`Loaded`] is attached to, so that tasks of one request may run on several: whoever submits sees to it
-/// that what a task takes has been left by a task that has ended, or by one before it on the same device. In a chain the
-/// state stays on the device that ran the first block.
+/// that what a task takes has been left by a task that has ended, or by one before it on the same lane. In a chain the
+/// state stays on the device that ran the first block, for all of its lanes.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// The request's slot.
@@ -178,12 +189,14 @@ pub struct Entry {
     pub graph: Option<Arc<Graph>>,
     /// Whether each step's part of the answer is wanted as it is there, in [`Progress::step`].
     pub stream: bool,
+    /// Whether it runs every block of a chain, whatever the model's conditions say: to measure and try them all.
+    pub straight: bool,
 }
 
 impl Entry {
     /// Of a request that runs each block once.
     pub fn of(inputs: Arc<[Tensor]>) -> Entry {
-        Entry { inputs, extent: Extent::ONE, graph: None, stream: false }
+        Entry { inputs, extent: Extent::ONE, graph: None, stream: false, straight: false }
     }
 }
 
@@ -203,11 +216,13 @@ pub struct TaskResult {
 /// What a task did for one member.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// Its walk ended here: its last block, step or node is done.
+    /// Its walk ended here: its last block, step or node is done, or a condition of the model ended it early.
     ///
     /// Said once for each walk, also if its last two tasks run on two devices: by the one that ends later. A block that runs
     /// until its end says so as well when it has come to it, even if a further block follows; then there are no outputs yet.
     pub ended: bool,
+    /// Its walk goes on with this block, which is later than the next one.
+    pub skip: Option<BlockId>,
     /// Its outputs, if its walk ended, as long as the request itself. Empty after an end that a further block follows.
     pub outputs: Vec<Tensor>,
     /// If its entry asks for a stream: what this step adds to the outputs that hold every step, as [1, 1, …] under the
@@ -218,6 +233,6 @@ pub struct Progress {
 impl Progress {
     /// The end of a walk.
     pub fn ended(outputs: Vec<Tensor>) -> Progress {
-        Progress { ended: true, outputs, step: Vec::new() }
+        Progress { ended: true, outputs, ..Progress::default() }
     }
 }

@@ -1,12 +1,13 @@
 //! The executor contract and its engines, one folder each: `cpu`, `onnxruntime`, `emulated`.
 //!
-//! Engines compute synchronously; `lane` makes an asynchronous device of one, and `worker` does for all of them what
+//! Engines compute synchronously; `lane` makes an asynchronous device of them, and `worker` does for all of them what
 //! a task asks beside computing: keeping walks, gathering and scattering rows.
 
 mod abort;
 mod buffer;
 mod cells;
 mod clock;
+mod conditions;
 mod contract;
 mod cpu;
 mod emulated;
@@ -22,8 +23,10 @@ mod profile;
 mod rows;
 mod source;
 mod tensor;
+mod turns;
 mod worker;
 
+pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
 pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Task, TaskResult};
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};

@@ -1,8 +1,8 @@
-//! The way into a device's thread: one bounded queue for tasks, attachments and detachments, so that they keep their
+//! The way into the thread of a device's lane: one bounded queue for tasks, attachments and detachments, so that they keep their
 //! order.
 //!
 //! A channel from the standard library would bound all messages together, but here two bounds are wanted: tasks are
-//! handed back once the device holds its depth (never a wait, since a scheduler's thread submits), while attachments
+//! handed back once the lane holds its depth (never a wait, since a scheduler's thread submits), while attachments
 //! are rare and slow, so that their sender simply waits. The count of tasks held includes the running one and is lowered
 //! before its result is reported, so that whoever hears of a result may submit the next task at once.
 
@@ -13,9 +13,10 @@ use ripieno_base::ModelId;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// A message to a device's thread.
+/// A message to a lane's thread.
 pub(crate) enum Message {
-    Attach(ModelId, Result<Ready, ExecError>),
+    /// A model, and the number of the attachment.
+    Attach(ModelId, u64, Result<Ready, ExecError>),
     Detach(ModelId),
     /// A task, and when it was accepted.
     Run(Task, Instant),

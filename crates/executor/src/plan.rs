@@ -4,6 +4,7 @@
 //! indexes tables, and every value the block after which nobody needs it, so that a device can forget it then.
 
 use crate::cells::{self, Cells};
+use crate::conditions::{Conditions, Linked, hidden};
 use crate::padding::{Ends, Padding};
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
@@ -40,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) cells: Option<Arc<Cells>>,
     /// Where requests differ in length.
     pub(crate) padding: Option<Padding>,
+    /// Where walks may end early or skip blocks.
+    pub(crate) conditions: Option<Conditions>,
 }
 
 /// A tensor between blocks.
@@ -78,7 +81,9 @@ impl Plan {
             linker.add(at, block).map_err(named)?;
         }
         let vocabulary = blocks.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
-        let Linker { mut values, blocks, inputs, outputs, .. } = linker;
+        let Linker { mut values, blocks, inputs, mut outputs, .. } = linker;
+        let hidden = hidden(source);
+        outputs.retain(|&output| !hidden.contains(&*values[output].name));
         for &value in &outputs {
             values[value].last_use = blocks.len();
         }
@@ -88,6 +93,8 @@ impl Plan {
         let (brought, given) = (specs(&inputs), specs(&outputs));
         let ends = Ends { inputs: (&brought, &inputs), outputs: (&given, &outputs), values: values.len(), vocabulary };
         let padding = Padding::link(source, &ends).map_err(named)?;
+        let linked = Linked { source, values: &values, blocks: &blocks, inputs: &inputs, outputs: &outputs };
+        let conditions = Conditions::link(&linked).map_err(named)?;
         Ok(Plan {
             name: source.name.clone(),
             max_batch: source.max_batch,
@@ -99,6 +106,7 @@ impl Plan {
             blocks,
             cells: None,
             padding,
+            conditions,
         })
     }
 }
@@ -165,7 +173,7 @@ impl Linker {
     }
 }
 
-fn compatible(a: &TensorSpec, b: &TensorSpec) -> bool {
+pub(crate) fn compatible(a: &TensorSpec, b: &TensorSpec) -> bool {
     let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
     a.datatype == b.datatype && a.shape.len() == b.shape.len() && a.shape.iter().zip(&b.shape).all(agree)
 }

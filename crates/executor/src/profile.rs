@@ -7,7 +7,7 @@
 
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
 use ripieno_model::{DataType, Extent, Graph, Lengths, Profile, ProfileError, Steps, TensorSpec};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -150,7 +150,7 @@ pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(),
     let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
     let short = (longest / 3).max(1);
     let stand = Stand::new(engine, model, example_of_length(&**model, short)?)?;
-    let beside = Entry::of(example_of_length(&**model, longest)?);
+    let beside = Entry { straight: true, ..Entry::of(example_of_length(&**model, longest)?) };
     let failed =
         |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
     let alone = stand.answers(&[&stand.example]).map_err(failed)?;
@@ -281,13 +281,13 @@ impl Stand {
     fn new(engine: &dyn Engine, model: &Arc<dyn Loaded>, inputs: Arc<[Tensor]>) -> Result<Stand, LoadError> {
         let (sender, results) = sync_channel(1);
         // Only one task is out at a time; should the receiver be gone, nobody wants the result.
-        let device = engine.open(Arc::new(move |result| drop(sender.send(result))))?;
+        let device = engine.open(1, Arc::new(move |result| drop(sender.send(result))))?;
         device.attach(ModelId(0), Arc::clone(model));
         let refused = |cause| LoadError(format!("the example request is refused: {cause}"));
         let (extent, graph) = model.describe(&inputs).map_err(refused)?;
         let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
         let tasks = tasks(&**model, extent, graph.as_ref());
-        let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false };
+        let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false, straight: true };
         Ok(Stand { device, results, example, tasks, blocks: model.blocks() })
     }
 
@@ -323,7 +323,8 @@ impl Stand {
                 ..Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();
-            let taken = self.run(Task { id: TaskId(0), model: ModelId(0), block, members, not_before: None })?;
+            let taken =
+                self.run(Task { id: TaskId(0), model: ModelId(0), block, lane: LaneId(0), members, not_before: None })?;
             samples[block.index()].push(taken);
         }
         Ok(())
@@ -336,7 +337,14 @@ impl Stand {
         for &(block, _) in &self.tasks {
             let member = |(slot, entry): (u32, &Arc<Entry>)| Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)));
             let members = (0..).zip(&entries).map(member).collect();
-            let result = self.result(Task { id: TaskId(0), model: ModelId(0), block, members, not_before: None })?;
+            let result = self.result(Task {
+                id: TaskId(0),
+                model: ModelId(0),
+                block,
+                lane: LaneId(0),
+                members,
+                not_before: None,
+            })?;
             outputs = result.outcome?.into_iter().map(|progress| progress.outputs).collect();
         }
         Ok(outputs)

@@ -131,6 +131,10 @@ impl Rows {
         &self.batch.data[self.batch.byte_range(&self.range)]
     }
 
+    pub(crate) fn datatype(&self) -> DataType {
+        self.batch.datatype
+    }
+
     /// The shape of each of these rows.
     pub(crate) fn row_shape(&self) -> &[i64] {
         self.batch.row_shape()

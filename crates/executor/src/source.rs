@@ -4,9 +4,11 @@
 //! its blocks together by the names of their tensors and needs no [`Link`]; a walk that unfolds names the origin of each
 //! tensor, because one name means another value at each step.
 
+use crate::conditions::{Condition, Rule};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Lengths, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What to load.
 #[derive(Clone, Debug)]
@@ -31,6 +33,8 @@ pub struct ModelSource {
     pub lengths: LengthDims,
     /// How long a block that runs until its end may go on.
     pub limit: StepLimit,
+    /// Decides who leaves a chain on the way, beside the rules of the blocks.
+    pub condition: Option<Arc<dyn Condition>>,
 }
 
 impl ModelSource {
@@ -47,6 +51,7 @@ impl ModelSource {
             max_length: ModelSource::MAX_LENGTH,
             lengths: LengthDims::default(),
             limit: StepLimit::default(),
+            condition: None,
         }
     }
 
@@ -110,6 +115,15 @@ pub struct BlockSource {
     pub links: Vec<Link>,
     /// Of a block that runs until its end: the output, one BOOL or number a row, that is not zero at the last step.
     pub end: Option<String>,
+    /// Of a chain: a walk ends after this block if the rule holds for all of its rows.
+    pub exit: Option<Rule>,
+    /// Of a chain: a walk goes on with this later block if the rule holds for all of its rows.
+    pub skip: Option<(Rule, BlockId)>,
+    /// Where walks may end: the model's output and the tensor of this block that stands for it. One that is not listed comes
+    /// under its own name.
+    pub exit_outputs: Vec<(String, String)>,
+    /// Outputs that only a [`Condition`] looks at: clients do not get them. What rules compare is hidden anyway.
+    pub hidden: Vec<String>,
 }
 
 impl BlockSource {
@@ -127,6 +141,10 @@ impl BlockSource {
             sizes: Vec::new(),
             links: Vec::new(),
             end: None,
+            exit: None,
+            skip: None,
+            exit_outputs: Vec::new(),
+            hidden: Vec::new(),
         }
     }
 }

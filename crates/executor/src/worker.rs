@@ -1,8 +1,8 @@
-//! What happens on a device's thread for one task: fetch the members' values, gather, run, scatter.
+//! What happens on a lane's thread for one task: fetch the members' values, gather, run, scatter.
 //!
-//! The state of a walk lives here, under the slots of its members, from its first block to its last. A task takes the
-//! state of its members out and puts it back only if it succeeds and the walk goes on, so nothing is left behind by a
-//! walk that ended or failed. One that was given up between blocks leaves its state until its slot runs a first block
+//! The state of a walk lives under the slots of its members, from its first block to its last, for all lanes of a device. A task
+//! takes the state of its members out and puts it back only if it succeeds and the walk goes on, so nothing is left behind by a
+//! walk that ended or failed, and no lock is held while a block runs. One that was given up between blocks leaves its state until its slot runs a first block
 //! again or its model is detached: there are never more states than slots. Where walks unfold, `cells` keeps their state
 //! instead, with the model, for all of its devices.
 
@@ -10,7 +10,8 @@ use crate::buffer::AlignedBuffer;
 use crate::cells;
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
-use crate::{ExecError, Member, Progress, Task, Tensor};
+use crate::{ExecError, Member, Progress, Task, Tensor, Verdict};
+use parking_lot::Mutex;
 use ripieno_base::{ModelId, RequestSlot};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,12 +42,16 @@ pub(crate) struct Ready {
     pub(crate) runner: Box<dyn Runner>,
 }
 
-/// The models and walks on one device.
+/// The models on one lane, and the walks on its device.
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
-    slots: HashMap<RequestSlot, Walk>,
+    slots: Slots,
     copies: Arc<Copies>,
 }
+
+/// The walks on one device that are between two blocks.
+#[derive(Clone, Default)]
+pub(crate) struct Slots(Arc<Mutex<HashMap<RequestSlot, Walk>>>);
 
 /// What a device has copied so far.
 #[derive(Debug, Default)]
@@ -73,13 +78,16 @@ impl Copies {
 
 struct Attached {
     ready: Ready,
+    /// The number of the attachment, the same on all lanes of the device.
+    attachment: u64,
     /// For each block and each of its inputs, where batches are gathered.
     buffers: Vec<Vec<AlignedBuffer>>,
 }
 
 /// A walk between two blocks.
 struct Walk {
-    model: ModelId,
+    /// Which attachment of its model it goes through.
+    attachment: u64,
     course: Course,
 }
 
@@ -90,24 +98,28 @@ struct Course {
     length: u32,
     /// What it was padded to in its first block.
     padded: u32,
+    /// Whether conditions do not matter to it.
+    straight: bool,
 }
 
 /// A request's part of each value of the plan, as far as it is there and still needed.
 type Values = Vec<Option<Rows>>;
 
 impl Worker {
-    pub(crate) fn new(copies: Arc<Copies>) -> Worker {
-        Worker { models: HashMap::new(), slots: HashMap::new(), copies }
+    pub(crate) fn new(copies: Arc<Copies>, slots: Slots) -> Worker {
+        Worker { models: HashMap::new(), slots, copies }
     }
 
-    pub(crate) fn attach(&mut self, id: ModelId, model: Result<Ready, ExecError>) {
+    pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<Ready, ExecError>) {
         self.detach(id);
-        self.models.insert(id, model.map(Attached::new));
+        self.models.insert(id, model.map(|ready| Attached::new(ready, attachment)));
     }
 
+    /// Forgets the model, and what was left by walks through it. Other lanes may still run some, and forget them in their turn.
     pub(crate) fn detach(&mut self, id: ModelId) {
-        self.models.remove(&id);
-        self.slots.retain(|_, walk| walk.model != id);
+        if let Some(Ok(attached)) = self.models.remove(&id) {
+            self.slots.0.lock().retain(|_, walk| walk.attachment != attached.attachment);
+        }
     }
 
     pub(crate) fn execute(&mut self, task: &Task, ready: Instant) -> Result<Vec<Progress>, ExecError> {
@@ -122,25 +134,28 @@ impl Worker {
             let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
             return cells::execute(&plan, cells, engine, task, ready, &self.copies);
         }
-        let mut walks = task
-            .members
-            .iter()
-            .map(|member| match block {
-                0 => begin(&plan, &mut self.slots, member),
-                _ => resume(&plan, &mut self.slots, member, task.model),
-            })
-            .collect::<Result<Vec<Course>, ExecError>>()?;
+        let attachment = attached.attachment;
+        let mut slots = self.slots.0.lock();
+        let courses = task.members.iter().map(|member| match block {
+            0 => begin(&plan, &mut slots, member),
+            _ => resume(&plan, &mut slots, member, attachment),
+        });
+        let mut walks = courses.collect::<Result<Vec<Course>, ExecError>>()?;
+        drop(slots);
         let length = padded_length(&plan, block, &mut walks)?;
         let (outputs, copied) = attached.run(block, &walks, length, ready)?;
         self.copies.count(copied, block > 0 && copied == 0);
         scatter(&plan, block, &task.members, &mut walks, outputs)?;
-        if block + 1 == plan.blocks.len() {
-            return walks.iter().map(|course| finish(&plan, course)).collect();
+        let progress =
+            walks.iter().map(|course| progress(&plan, block, course)).collect::<Result<Vec<Progress>, ExecError>>()?;
+        forget(&plan, block, &mut walks);
+        let mut slots = self.slots.0.lock();
+        for ((member, course), progress) in task.members.iter().zip(walks).zip(&progress) {
+            if !progress.ended {
+                slots.insert(member.slot, Walk { attachment, course });
+            }
         }
-        for (member, course) in task.members.iter().zip(walks) {
-            self.slots.insert(member.slot, Walk { model: task.model, course });
-        }
-        Ok(vec![Progress::default(); task.members.len()])
+        Ok(progress)
     }
 }
 
@@ -204,7 +219,8 @@ fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -
     let described = plan.padding.as_ref().map(|padding| padding.describe(brought)).transpose();
     let extent = described.map_err(|cause| ExecError(format!("model '{}': {cause}", plan.name)))?;
     let length = extent.map_or(1, |extent| extent.length);
-    Ok(Course { values, length, padded: length })
+    let straight = member.entry.as_ref().is_some_and(|entry| entry.straight);
+    Ok(Course { values, length, padded: length, straight })
 }
 
 /// What the blocks before have left.
@@ -212,9 +228,9 @@ fn resume(
     plan: &Plan,
     slots: &mut HashMap<RequestSlot, Walk>,
     member: &Member,
-    model: ModelId,
+    attachment: u64,
 ) -> Result<Course, ExecError> {
-    let walk = slots.remove(&member.slot).filter(|walk| walk.model == model).ok_or_else(|| {
+    let walk = slots.remove(&member.slot).filter(|walk| walk.attachment == attachment).ok_or_else(|| {
         ExecError(format!(
             "slot {} has no walk through model '{}' on this device: its first block must run here first",
             member.slot.0, plan.name
@@ -233,7 +249,7 @@ fn resume(
 }
 
 impl Attached {
-    fn new(ready: Ready) -> Attached {
+    fn new(ready: Ready, attachment: u64) -> Attached {
         let plan = &ready.plan;
         let buffer = |&value: &usize| {
             let spec = &plan.values[value].spec;
@@ -246,7 +262,7 @@ impl Attached {
             let buffers = block.inputs.iter().map(|value| AlignedBuffer::with_capacity(buffer(value).unwrap_or(0)));
             buffers.collect()
         });
-        Attached { buffers: buffers.collect(), ready }
+        Attached { buffers: buffers.collect(), attachment, ready }
     }
 
     /// Runs a block over the walks in their order. Returns its outputs and how many rows were copied.
@@ -303,7 +319,7 @@ fn rows_of(walks: &[Course]) -> usize {
     walks.iter().map(|course| course.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
-/// Gives each walk its rows of the outputs, and forgets what no later block takes.
+/// Gives each walk its rows of the outputs.
 fn scatter(
     plan: &Plan,
     block: usize,
@@ -328,6 +344,11 @@ fn scatter(
             at += member.rows;
         }
     }
+    Ok(())
+}
+
+/// Forgets what no later block takes.
+fn forget(plan: &Plan, block: usize, walks: &mut [Course]) {
     for course in walks {
         for (held, value) in course.values.iter_mut().zip(&plan.values) {
             if value.last_use <= block {
@@ -335,20 +356,39 @@ fn scatter(
             }
         }
     }
-    Ok(())
 }
 
-/// The answer to a request whose walk is over.
-fn finish(plan: &Plan, course: &Course) -> Result<Progress, ExecError> {
-    let output = |&value: &usize| {
-        let name = &plan.values[value].name;
+/// What a block did for a member: its walk is over, be it early, or it goes on with the next block or a later one.
+fn progress(plan: &Plan, block: usize, course: &Course) -> Result<Progress, ExecError> {
+    if block + 1 == plan.blocks.len() {
+        return finish(plan, course, &plan.output_values);
+    }
+    let Some(conditions) = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !course.straight) else {
+        return Ok(Progress::default());
+    };
+    let outputs = plan.blocks[block].outputs.iter().filter_map(|&value| {
+        let rows = course.values[value].clone()?;
+        Some((&*plan.values[value].name, rows))
+    });
+    let verdict = conditions.judge(block, &outputs.collect::<Vec<_>>(), |value| course.values[value].clone());
+    match verdict.map_err(|cause| ExecError(format!("block {block} of model '{}': {cause}", plan.name)))? {
+        Verdict::Go => Ok(Progress::default()),
+        Verdict::Exit => finish(plan, course, conditions.answer(block)),
+        Verdict::Skip(to) => Ok(Progress { skip: Some(to), ..Progress::default() }),
+    }
+}
+
+/// The answer to a request whose walk is over, made of these values.
+fn finish(plan: &Plan, course: &Course, values: &[usize]) -> Result<Progress, ExecError> {
+    let output = |(&output, &value): (&usize, &usize)| {
+        let name = &plan.values[output].name;
         let missing = || ExecError(format!("no block of model '{}' gave output '{name}'", plan.name));
         let rows = course.values[value].as_ref().ok_or_else(missing)?;
         let Some(padding) = &plan.padding else { return Ok(rows.to_tensor(name)) };
-        let own = padding.cut(value, rows, course.length, course.padded);
+        let own = padding.cut(output, rows, course.length, course.padded);
         let own = own.map_err(|cause| ExecError(format!("output '{name}' of model '{}': {cause}", plan.name)))?;
         Ok(own.to_tensor(name))
     };
-    let outputs = plan.output_values.iter().map(output).collect::<Result<_, _>>()?;
+    let outputs = plan.output_values.iter().zip(values).map(output).collect::<Result<_, _>>()?;
     Ok(Progress::ended(outputs))
 }

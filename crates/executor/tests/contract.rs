@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ripieno_base::{ModelId, Nanos, TaskId};
+use ripieno_base::{LaneId, ModelId, Nanos, TaskId};
 use ripieno_executor::*;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -26,7 +26,7 @@ macro_rules! contract {
     };
 }
 
-contract!(cpu onnxruntime emulated => {
+contract!(cpu onnxruntime emulated cpu_of_two_lanes onnxruntime_of_two_lanes emulated_of_two_lanes => {
     a_batch_answers_as_each_request_alone
     requests_of_several_rows_keep_their_rows
     a_chain_answers_as_the_whole
@@ -46,7 +46,7 @@ contract!(cpu onnxruntime emulated => {
 });
 
 fn a_batch_answers_as_each_request_alone(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    let stand = fixture.stand(&fixture.whole);
     let rows: Vec<Vec<f32>> = (0..MAX_BATCH).map(|seed| numbers(4, seed)).collect();
     let members = || rows.iter().enumerate().map(|(slot, row)| request(slot as u32, row));
     let together = stand.run(0, members().collect()).unwrap();
@@ -60,7 +60,7 @@ fn a_batch_answers_as_each_request_alone(fixture: &Fixture) {
 }
 
 fn requests_of_several_rows_keep_their_rows(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    let stand = fixture.stand(&fixture.whole);
     let requests: Vec<Vec<f32>> = [1, 3, 2].iter().map(|rows| numbers(rows * 4, *rows)).collect();
     let members = requests.iter().enumerate().map(|(slot, rows)| request(slot as u32, rows)).collect();
     for (rows, progress) in requests.iter().zip(stand.run(0, members).unwrap()) {
@@ -71,7 +71,7 @@ fn requests_of_several_rows_keep_their_rows(fixture: &Fixture) {
 }
 
 fn a_chain_answers_as_the_whole(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.chain);
+    let stand = fixture.stand(&fixture.chain);
     let rows: Vec<Vec<f32>> = (0..3).map(|seed| numbers(4, seed)).collect();
     let members: Vec<Member> = rows.iter().enumerate().map(|(slot, row)| request(slot as u32, row)).collect();
     let first = stand.run(0, members.clone()).unwrap();
@@ -84,7 +84,7 @@ fn a_chain_answers_as_the_whole(fixture: &Fixture) {
 }
 
 fn nothing_is_copied_while_the_members_stay(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.chain);
+    let stand = fixture.stand(&fixture.chain);
     let members: Vec<Member> = (0..3).map(|slot| request(slot, &numbers(4, slot as usize))).collect();
     stand.run(0, members.clone()).unwrap();
     assert_eq!(stand.device.rows_gathered(), 3);
@@ -93,7 +93,7 @@ fn nothing_is_copied_while_the_members_stay(fixture: &Fixture) {
 }
 
 fn members_may_leave_and_join_between_blocks(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.chain);
+    let stand = fixture.stand(&fixture.chain);
     let row = |slot: u32| numbers(4, slot as usize);
     let members: Vec<Member> = (0..4).map(|slot| request(slot, &row(slot))).collect();
     stand.run(0, members.clone()).unwrap();
@@ -111,7 +111,7 @@ fn members_may_leave_and_join_between_blocks(fixture: &Fixture) {
 }
 
 fn tasks_run_in_the_order_of_submission(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    let stand = fixture.stand(&fixture.whole);
     let (mut submitted, mut done, mut last) = (0, 0, Instant::now());
     while done < 50 {
         if submitted < 50 && stand.device.submit(task(submitted, 0, vec![request(0, &numbers(4, 1))])).is_ok() {
@@ -136,7 +136,7 @@ fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
         // Once the test is over, nobody says so, and nothing is held up any more.
         let _ = leaving.lock().unwrap().recv_timeout(PATIENCE);
     });
-    let device = fixture.engine.open(sink).unwrap();
+    let device = fixture.engine.open(fixture.lanes, sink).unwrap();
     device.attach(ModelId(0), model);
     let one = |id: u32| task(id, 0, vec![request(0, &numbers(4, 1))]);
     device.submit(one(0)).unwrap();
@@ -154,7 +154,7 @@ fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
 }
 
 fn each_accepted_task_ends_once_even_on_drop(fixture: &Fixture) {
-    let Stand { device, results, .. } = Stand::new(&*fixture.engine, &fixture.whole);
+    let Stand { device, results, .. } = fixture.stand(&fixture.whole);
     let mut accepted = Vec::new();
     for id in 0..100 {
         if device.submit(task(id, 0, vec![request(id, &numbers(4, 1))])).is_ok() {
@@ -176,7 +176,7 @@ fn a_cancelled_task_that_waits_is_never_begun(fixture: &Fixture) {
         ended_sender.send((result.id, result.outcome.map_err(|error| error.to_string()))).unwrap();
         let _ = leaving.lock().unwrap().recv_timeout(PATIENCE);
     });
-    let device = fixture.engine.open(sink).unwrap();
+    let device = fixture.engine.open(fixture.lanes, sink).unwrap();
     device.attach(ModelId(0), model);
     let next = || {
         let (id, outcome) = ended.recv_timeout(PATIENCE).unwrap();
@@ -201,7 +201,7 @@ fn a_cancelled_task_that_waits_is_never_begun(fixture: &Fixture) {
 }
 
 fn models_come_and_go_in_order(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    let stand = fixture.stand(&fixture.whole);
     let ask = || stand.run(0, vec![request(0, &numbers(4, 1))]);
     ask().unwrap();
     stand.device.detach(ModelId(0));
@@ -214,11 +214,8 @@ fn models_come_and_go_in_order(fixture: &Fixture) {
 }
 
 fn a_model_may_be_on_several_devices(fixture: &Fixture) {
-    let first = Stand::new(&*fixture.engine, &fixture.whole);
-    let (sender, results) = channel();
-    let device = fixture.engine.open(Arc::new(move |result| drop(sender.send(result)))).unwrap();
-    device.attach(ModelId(0), Arc::clone(&first.model));
-    let second = Stand { device, results, model: Arc::clone(&first.model) };
+    let first = fixture.stand(&fixture.whole);
+    let second = Stand::of_model(&*fixture.engine, Arc::clone(&first.model), fixture.lanes);
     let x = numbers(4, 1);
     for stand in [&first, &second] {
         let answer = stand.run(0, vec![request(0, &x)]).unwrap();
@@ -227,7 +224,7 @@ fn a_model_may_be_on_several_devices(fixture: &Fixture) {
 }
 
 fn different_widths_cannot_share_a_batch(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.any_width);
+    let stand = fixture.stand(&fixture.any_width);
     let member = |slot: u32, width: usize| wide_request(slot, &numbers(width, 1), width);
     let error = stand.run(0, vec![member(0, 5), member(1, 7)]).unwrap_err();
     assert_eq!(error.0, "requests of different shapes cannot share a batch: input 'x' has rows of [5] and of [7]");
@@ -238,7 +235,7 @@ fn different_widths_cannot_share_a_batch(fixture: &Fixture) {
 }
 
 fn a_wrong_request_fails_and_says_why(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    let stand = fixture.stand(&fixture.whole);
     let good = request(0, &numbers(4, 1));
     let with = |tensor: Tensor| Member { entry: entry(tensor), ..good.clone() };
     let tensor = good.entry.as_ref().unwrap().inputs[0].clone();
@@ -259,7 +256,7 @@ fn a_wrong_request_fails_and_says_why(fixture: &Fixture) {
 }
 
 fn a_batch_beyond_the_maximum_fails(fixture: &Fixture) {
-    let stand = Stand::new(&*fixture.engine, &fixture.whole);
+    let stand = fixture.stand(&fixture.whole);
     let rows = MAX_BATCH + 1;
     let error = stand.run(0, vec![request(0, &numbers(rows * 4, 1))]).unwrap_err();
     assert!(error.0.contains("has 17 rows, but it must have 1 to 16"), "{error}");
@@ -283,4 +280,89 @@ fn latencies_can_be_measured(fixture: &Fixture) {
     assert_eq!(profiles.len(), 2);
     assert!(profiles.iter().all(|of| of.profile.max_batch() == 6 && of.profile.latency(1) > Nanos::ZERO));
     assert!([1, 2, 4, 6].starts_with(&sizes) && !sizes.is_empty(), "{sizes:?}");
+}
+
+/// The receiver of the first lane's result waits for the second lane's: it would wait for ever if lanes held each other up.
+#[test]
+fn lanes_run_beside_each_other_and_each_holds_its_depth() {
+    for fixture in [cpu_of_two_lanes(), onnxruntime_of_two_lanes(), emulated_of_two_lanes()] {
+        let model = fixture.engine.load(&fixture.whole).unwrap();
+        let (beside, came) = channel();
+        let (ended_sender, ended) = channel();
+        let came = std::sync::Mutex::new(came);
+        let beside = std::sync::Mutex::new(beside);
+        let sink: Sink = Arc::new(move |result: TaskResult| {
+            let met = match result.id {
+                TaskId(0) => came.lock().unwrap().recv_timeout(PATIENCE).is_ok(),
+                _ => beside.lock().unwrap().send(()).is_ok(),
+            };
+            ended_sender.send((result.id.0, met && result.outcome.is_ok())).unwrap();
+        });
+        let device = fixture.engine.open(2, sink).unwrap();
+        device.attach(ModelId(0), model);
+        assert_eq!((device.lanes(), device.depth()), (2, 2));
+        let on = |lane: u16, id: u32| Task { lane: LaneId(lane), ..task(id, 0, vec![request(id, &numbers(4, 1))]) };
+        device.submit(on(0, 0)).unwrap();
+        device.submit(on(1, 1)).unwrap();
+        let mut ends = [ended.recv_timeout(PATIENCE).unwrap(), ended.recv_timeout(PATIENCE).unwrap()];
+        ends.sort_unstable();
+        assert_eq!(ends, [(0, true), (1, true)]);
+        assert_eq!(device.submit(on(2, 2)).unwrap_err().id, TaskId(2), "there is no such lane");
+    }
+}
+
+/// Walks in turn on both lanes at once, in batches that change from block to block.
+#[test]
+fn walks_go_from_lane_to_lane_while_others_run() {
+    for fixture in [cpu_of_two_lanes(), onnxruntime_of_two_lanes(), emulated_of_two_lanes()] {
+        let stand = fixture.stand(&fixture.chain);
+        let row = |slot: u32| numbers(4, slot as usize);
+        for round in 0..30u32 {
+            let slots: Vec<u32> = (0..8).map(|at| round * 8 + at).collect();
+            let submit = |id: u32, block: u16, slots: &[u32]| {
+                let members = slots.iter().map(|&slot| match block {
+                    0 => request(slot, &row(slot)),
+                    _ => later(&request(slot, &row(slot))),
+                });
+                let lane = LaneId(((id + round) % 2) as u16);
+                stand.device.submit(Task { lane, ..task(id, block, members.collect()) }).unwrap();
+            };
+            submit(0, 0, &slots[..3]);
+            submit(1, 0, &slots[3..]);
+            for _ in 0..2 {
+                stand.result().outcome.unwrap();
+            }
+            let crossed: Vec<u32> = (0..8).map(|at| slots[at * 3 % 8]).collect();
+            submit(2, 1, &crossed[..5]);
+            submit(3, 1, &crossed[5..]);
+            for _ in 0..2 {
+                let result = stand.result();
+                let of = if result.id == TaskId(2) { &crossed[..5] } else { &crossed[5..] };
+                for (&slot, progress) in of.iter().zip(result.outcome.unwrap()) {
+                    assert_close(&floats(&progress.outputs[0]), &(fixture.answer)(&row(slot)));
+                }
+            }
+        }
+    }
+}
+
+/// One thread runs one batch at a time, however many lanes it has; the others wait and can be cancelled.
+#[test]
+fn a_device_of_one_thread_takes_its_lanes_in_turn() {
+    let fixture = Fixture { lanes: 2, ..cpu() };
+    let stand = fixture.stand(&fixture.whole);
+    let mut spans = Vec::new();
+    for id in 0..40u32 {
+        let batch = (0..8).map(|slot| request(100 * (id % 2) + slot, &numbers(4, 1))).collect();
+        stand.device.submit(Task { lane: LaneId((id % 2) as u16), ..task(id, 0, batch) }).unwrap();
+        if id % 2 == 1 {
+            for _ in 0..2 {
+                let result = stand.result();
+                result.outcome.unwrap();
+                spans.push((result.started, result.finished));
+            }
+        }
+    }
+    spans.sort_unstable();
+    assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "two batches ran at once");
 }

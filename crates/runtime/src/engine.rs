@@ -160,7 +160,7 @@ impl Engine {
         let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
         let registry = Arc::new(Registry::new(limits.models));
         let metrics: Arc<[DeviceMetrics]> = (0..setup.devices).map(|_| DeviceMetrics::default()).collect();
-        let devices: Devices = open(&config.devices, &mailbox, limits.depth)?.into();
+        let devices: Devices = open(&config.devices, &mailbox, &limits)?.into();
         let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
         let thread = SchedulerThread {
             clock,
@@ -360,8 +360,13 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
             config.devices.len()
         ));
     }
-    if limits.requests == 0 || limits.requests >= u32::MAX as usize || limits.batch == 0 || limits.depth == 0 {
-        return fault("the bounds of requests, batch and depth must be at least 1".to_owned());
+    if limits.requests == 0
+        || limits.requests >= u32::MAX as usize
+        || limits.batch == 0
+        || limits.depth == 0
+        || limits.lanes == 0
+    {
+        return fault("the bounds of requests, batch, lanes and depth must be at least 1".to_owned());
     }
     if limits.models > ID_SPACE || limits.devices > ID_SPACE {
         return fault(format!("there are ids for {ID_SPACE} models and as many devices; lower the bounds"));
@@ -372,17 +377,18 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
 fn open(
     executors: &[Arc<dyn Executor>],
     mailbox: &Arc<Mailbox>,
-    depth: usize,
+    limits: &Limits,
 ) -> Result<Vec<Box<dyn Device>>, StartError> {
     let open_one = |(at, executor): (usize, &Arc<dyn Executor>)| {
         let mailbox = Arc::clone(mailbox);
         let sink: Sink = Arc::new(move |result| mailbox.post(Mail::Done(result)));
-        let device = executor.open(sink).map_err(|error| StartError::Device { device: at, error })?;
-        if device.depth() < depth {
-            let held = device.depth();
+        let device = executor.open(limits.lanes, sink).map_err(|error| StartError::Device { device: at, error })?;
+        if device.depth() < limits.depth || device.lanes() < limits.lanes {
+            let (held, lanes, name) = (device.depth(), device.lanes(), executor.name());
             return Err(StartError::Config(format!(
-                "device {at} ({}) holds {held} tasks at once, but the scheduler is built for {depth}; lower the depth",
-                executor.name()
+                "device {at} ({name}) has {lanes} lanes of {held} tasks, but the scheduler is built for {} of {}; lower the \
+                 lanes or the depth",
+                limits.lanes, limits.depth
             )));
         }
         Ok(device)
@@ -415,7 +421,7 @@ fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
         return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
     }
     let (inputs, graph) = (Arc::clone(&job.inputs), graph.map(Arc::new));
-    Ok(vec![Part::new(1, Entry { inputs, extent, graph, stream })])
+    Ok(vec![Part::new(1, Entry { inputs, extent, graph, stream, straight: false })])
 }
 
 /// When an answer is due, and when the client is told that it is too late.

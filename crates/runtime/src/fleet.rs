@@ -1,13 +1,14 @@
 //! The devices and the tasks that they hold.
 //!
-//! A device runs its tasks in the order of their starts, and a policy may queue several ahead, so that the device goes
+//! A lane of a device runs its tasks in the order of their starts, and a policy may queue several ahead, so that the lane goes
 //! from one to the next without waiting for a decision. What that means for a request whose end is found while further
 //! steps of it are queued: it is answered at once, its steps still run, report nothing, and count as waste.
 
+use crate::coverage::Coverage;
 use crate::jobs::{Call, JobTable, Stage};
 use crate::metrics::DeviceMetrics;
 use crate::{Clock, Step, admission::ModelEntry};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Device, Member, Progress, Task, TaskResult};
 use ripieno_model::{Block, Steps};
 use ripieno_sched::{Limits, Outcome};
@@ -22,6 +23,7 @@ pub(crate) struct Start<'a> {
     /// What is known of the block.
     pub(crate) spec: &'a Block,
     pub(crate) device: DeviceId,
+    pub(crate) lane: LaneId,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
     /// Which node each runs, or nothing if each runs its first step.
@@ -37,8 +39,12 @@ pub(crate) struct Fleet {
     devices: Devices,
     metrics: Arc<[DeviceMetrics]>,
     flying: HashMap<TaskId, Flying>,
-    /// When the last task of each device ended.
+    /// Lanes of each device.
+    lanes: usize,
+    /// When the last task of each lane ended, device by device.
     idle_since: Vec<Time>,
+    /// Of each device.
+    coverage: Vec<Coverage>,
     /// Results taken in so far.
     landings: u64,
     /// Member lists of ended tasks, to be filled again.
@@ -47,12 +53,18 @@ pub(crate) struct Fleet {
     spare_nodes: Vec<Vec<u32>>,
     /// Per member of the task that ended last, whether its walk ended.
     ended: Vec<bool>,
+    /// Per member of the task that ended last, the block that it goes on with.
+    skips: Vec<BlockId>,
+    /// Whether one of them goes on with a later block than the next one.
+    skipped: bool,
 }
 
 struct Flying {
     model: ModelId,
+    block: BlockId,
     steps: Steps,
     device: DeviceId,
+    lane: LaneId,
     not_before: Time,
     /// How long it takes according to its profile.
     latency: Nanos,
@@ -78,7 +90,9 @@ impl Fleet {
     pub(crate) fn new(clock: Clock, devices: Devices, metrics: Arc<[DeviceMetrics]>, limits: &Limits) -> Fleet {
         Fleet {
             clock,
-            idle_since: vec![Time::ORIGIN; devices.len()],
+            lanes: limits.lanes,
+            idle_since: vec![Time::ORIGIN; devices.len() * limits.lanes],
+            coverage: devices.iter().map(|_| Coverage::new(limits.lanes)).collect(),
             devices,
             metrics,
             flying: HashMap::with_capacity(limits.tasks()),
@@ -86,6 +100,8 @@ impl Fleet {
             spare: Vec::with_capacity(limits.tasks()),
             spare_nodes: Vec::with_capacity(limits.tasks()),
             ended: Vec::with_capacity(limits.batch),
+            skips: Vec::with_capacity(limits.batch),
+            skipped: false,
         }
     }
 
@@ -106,8 +122,10 @@ impl Fleet {
         nodes.extend_from_slice(start.nodes);
         let flying = Flying {
             model: start.model,
+            block: start.block,
             steps: start.spec.steps,
             device: start.device,
+            lane: start.lane,
             not_before: start.not_before,
             latency: start.spec.cost(rows, length),
             members: kept,
@@ -119,9 +137,10 @@ impl Fleet {
         let before = self.flying.insert(start.task, flying);
         assert!(before.is_none(), "task {} is in flight already", start.task.0);
         let not_before = self.clock.instant(start.not_before);
-        let task = Task { id: start.task, model: start.model, block: start.block, members, not_before };
+        let Start { task: id, model, block, lane, .. } = *start;
+        let task = Task { id, model, block, lane, members, not_before };
         let accepted = self.devices[start.device.index()].submit(task).is_ok();
-        assert!(accepted, "a policy gave device {} more tasks than its depth", start.device.0);
+        assert!(accepted, "a policy gave lane {} of device {} more tasks than its depth", lane.0, start.device.0);
     }
 
     /// Asks the device to stop a task, whose result is then discarded, whatever it is. A device that cannot stop reports
@@ -137,14 +156,17 @@ impl Fleet {
         let TaskResult { id: task, outcome, started, finished } = result;
         let flying = self.flying.remove(&task).expect("a device reports each task once");
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
-        // A task that waited in the device's queue could not begin before the one ahead of it ended.
+        // A task that waited in the lane's queue could not begin before the one ahead of it ended.
         let device = flying.device.index();
-        let idle_since = std::mem::replace(&mut self.idle_since[device], finished);
+        let lane = device * self.lanes + flying.lane.index();
+        let idle_since = std::mem::replace(&mut self.idle_since[lane], finished);
         let expected = flying.not_before.max(idle_since) + flying.latency;
         self.landings += 1;
         let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings };
-        self.metrics[device].on_batch(times.execution);
+        self.metrics[device].on_batch(self.coverage[device].add(started, finished));
         self.ended.clear();
+        self.skips.clear();
+        self.skipped = false;
         let outcome = if flying.cancelled {
             flying.members.iter().for_each(|&slot| forget(slot, jobs));
             Outcome::Cancelled
@@ -181,6 +203,11 @@ impl Fleet {
                     // The end of a walk is news only where the core cannot know it: an early exit, or an end token.
                     let told = progress.ended && (!call.model.unfolds || flying.steps == Steps::UntilEnd);
                     self.ended.push(told);
+                    let next = BlockId(flying.block.0 + 1);
+                    self.skips.push(progress.skip.unwrap_or(next));
+                    self.skipped |= progress.skip.is_some();
+                    let early = told && !call.model.unfolds && next.index() < call.model.blocks;
+                    call.model.metrics.on_leaving(early, progress.skip.is_some());
                     progressed(call, part, told, progress);
                 }
                 Outcome::Ok
@@ -199,6 +226,11 @@ impl Fleet {
     /// none did.
     pub(crate) fn ended(&self) -> &[bool] {
         if self.ended.contains(&true) { &self.ended } else { &[] }
+    }
+
+    /// Per member of the task that landed last, the block that it goes on with; empty if none skips any.
+    pub(crate) fn skips(&self) -> &[BlockId] {
+        if self.skipped { &self.skips } else { &[] }
     }
 
     /// Gives back a member list.
@@ -303,7 +335,7 @@ fn alight<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a 
 
 /// Notes what a task did for a part, and passes its step on.
 fn progressed(call: &mut Call, at: usize, over: bool, progress: Progress) {
-    let Progress { ended, outputs, step } = progress;
+    let Progress { ended, outputs, step, .. } = progress;
     if let Some(answerer) = call.answerer.as_mut().filter(|_| !step.is_empty()) {
         answerer.step(Step { outputs: step, last: ended });
     }

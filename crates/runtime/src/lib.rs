@@ -9,6 +9,7 @@ mod answer;
 mod api;
 mod clock;
 mod core;
+mod coverage;
 mod engine;
 mod fleet;
 mod jobs;

@@ -189,6 +189,8 @@ pub(crate) struct ModelMetrics {
     padding: AtomicU64,
     useful_elements: AtomicU64,
     padding_elements: AtomicU64,
+    early_exits: AtomicU64,
+    skips: AtomicU64,
     /// Parts of requests that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
     queue_delay: Histogram,
@@ -232,6 +234,10 @@ pub struct ModelSnapshot {
     pub useful_elements: u64,
     /// Likewise, what the batches computed only to fill shorter requests up to the longest beside them.
     pub padding_elements: u64,
+    /// Requests (or parts of large ones) whose walk a condition ended before the last block.
+    pub early_exits: u64,
+    /// How often a condition sent a request (or part) on to a later block than the next one.
+    pub skips: u64,
     /// Duration of a batch.
     pub execution: HistogramSnapshot,
     /// Deadline minus the start of the first batch; what was started too late counts at most 0.
@@ -271,6 +277,8 @@ impl ModelMetrics {
             padding: AtomicU64::new(0),
             useful_elements: AtomicU64::new(0),
             padding_elements: AtomicU64::new(0),
+            early_exits: AtomicU64::new(0),
+            skips: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queue_delay: Histogram::new(&DURATIONS_NS),
             batch_rows: Histogram::new(&ROWS),
@@ -311,6 +319,16 @@ impl ModelMetrics {
         self.padding_elements.fetch_add(padding, Relaxed);
     }
 
+    /// A member of a batch may have left on the way.
+    pub(crate) fn on_leaving(&self, early: bool, skipped: bool) {
+        if early {
+            self.early_exits.fetch_add(1, Relaxed);
+        }
+        if skipped {
+            self.skips.fetch_add(1, Relaxed);
+        }
+    }
+
     /// The first batch of a request (or part) has run.
     pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
         self.queue_delay.add(queued.0);
@@ -349,6 +367,8 @@ impl ModelMetrics {
             padding_rows: self.padding.load(Relaxed),
             useful_elements: self.useful_elements.load(Relaxed),
             padding_elements: self.padding_elements.load(Relaxed),
+            early_exits: self.early_exits.load(Relaxed),
+            skips: self.skips.load(Relaxed),
             execution: self.execution.snapshot(),
             slack: self.slack.snapshot(),
             response: self.response.snapshot(),

@@ -174,7 +174,7 @@ impl SchedulerThread {
                 self.jobs.disarm(lead);
             }
         }
-        self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: &[] });
+        self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: self.fleet.skips() });
         self.jobs.release_landed(&members);
         self.fleet.recycle(members);
     }
@@ -219,12 +219,12 @@ impl SchedulerThread {
 
     fn perform(&mut self, now: Time, action: Action) {
         match action {
-            Action::Start { task, model, block, device, lane: _, not_before } => {
+            Action::Start { task, model, block, device, lane, not_before } => {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
                 resident.tasks += 1;
                 let spec = &resident.blocks[block.index()];
-                let start = Start { task, model, block, spec, device, not_before, members, nodes };
+                let start = Start { task, model, block, spec, device, lane, not_before, members, nodes };
                 self.fleet.start(&start, &mut self.jobs);
             }
             Action::Finish { request } => self.finish(now, request),

@@ -89,6 +89,10 @@ fn requests(text: &mut Text, rows: &[Row]) {
     text.per_model(("ripieno_useful_elements_total", "counter", help), rows, |row| row.model.useful_elements);
     let help = "Likewise what was computed only to fill shorter requests up to the longest of their batch.";
     text.per_model(("ripieno_padding_elements_total", "counter", help), rows, |row| row.model.padding_elements);
+    let help = "Requests (or parts of large ones) that a condition answered before the last block.";
+    text.per_model(("ripieno_early_exits_total", "counter", help), rows, |row| row.model.early_exits);
+    let help = "How often a condition sent a request (or part) past a block.";
+    text.per_model(("ripieno_skips_total", "counter", help), rows, |row| row.model.skips);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
     let help = "Requests (or parts of large ones) that wait or run.";

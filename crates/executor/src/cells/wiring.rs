@@ -217,6 +217,7 @@ impl Linker<'_> {
             blocks,
             cells: Some(Arc::new(Cells { wiring, arena: super::Arena::default() })),
             padding: None,
+            conditions: None,
         }
     }
 

@@ -4,13 +4,15 @@
 //! floats, 32-bit and 8-bit integers; `convert` keeps that from clients, and models that need more are refused with a
 //! pointer to the other engine.
 //!
-//! Each device owns a pool of rten threads and runs its whole loop inside, on one of them: from there a batch starts
-//! without waking a thread. Rejected: calling into the pool for each batch, which costs two thread switches each.
+//! Each device owns a pool of rten threads. A device of one lane runs its whole loop inside, on one of them: from there a batch
+//! starts without waking a thread. Several lanes share the pool and call into it for each batch, which costs two thread switches
+//! each: so a batch that is alone has all threads of the device, and two share them, and lanes that have nothing to do hold
+//! none. Rejected: a pool for each lane, with its part of the threads, where a batch alone would run on that part.
 
 mod convert;
 mod gemm;
 
-use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
+use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, read_blocks};
 use crate::onnx_io::OnnxIo;
 use crate::plan::Plan;
@@ -77,17 +79,19 @@ impl Engine for CpuEngine {
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))
     }
 
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let pool = Arc::new(ThreadPool::with_num_threads(self.options.threads));
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let (lanes, threads) = (lanes.max(1), self.options.threads);
+        let pool = Arc::new(ThreadPool::with_num_threads(threads));
         let outer = Arc::clone(&pool);
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
-            prepare: Box::new(move |loaded| prepare(loaded, &pool)),
-            enter: Box::new(move |body| outer.run(body)),
-            abort: Arc::default(),
+            prepare: Box::new(move |loaded, _| prepare(loaded, &pool)),
+            enter: if lanes == 1 { Arc::new(move |body| outer.run(body)) } else { Arc::new(|body| body()) },
+            aborts: (0..lanes).map(|_| Arc::default()).collect(),
+            at_once: threads,
         };
-        Lane::open(options, sink)
+        Lanes::open(options, sink)
     }
 }
 

@@ -2,26 +2,28 @@
 //!
 //! Demonstrations, tests and whole clusters run without an accelerator, under the very timing that a scheduler plans
 //! with. A batch ends ℓ(b) after it could have begun, counted from the end of the batch before if that came later, so
-//! that late wake-ups do not add up and a saturated device yields exactly what its profile promises.
+//! that late wake-ups do not add up and a saturated device yields exactly what its profile promises. Lanes share the device
+//! (`sharing`).
 //!
 //! An output is answered with the input of its name, else with the first input that is declared like it, else with
 //! zeros, so that a client can tell its own answer from another's.
 
 mod cells;
+mod sharing;
 
 use crate::abort::Abort;
-use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
+use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::LoadedModel;
 use crate::plan::{BlockIo, Plan};
 use crate::rows::{Batch, Input};
 use crate::worker::{Call, Ready, Runner};
 use crate::{BlockSource, Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use bytes::Bytes;
-use parking_lot::Mutex;
 use ripieno_model::{Block, DataType, TensorSpec};
+use sharing::Sharing;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NAME: &str = "emulated";
 
@@ -66,32 +68,41 @@ impl Engine for EmulatedEngine {
         let ios = block_ios(source)?;
         let plan = match source.walk.is_unfolded() {
             true => Plan::link(&cells::unlinked(source), &ios)?,
-            false => Plan::link(source, &ios)?,
+            false => Plan::link(&unconditional(source), &ios)?,
         };
         let costs = source.blocks.iter().map(|block| cost(source, block)).collect::<Result<_, _>>()?;
         Ok(Arc::new(LoadedModel { plan: Arc::new(plan), own: Costs(costs) }))
     }
 
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let busy_until = Arc::new(Mutex::new(Instant::now()));
-        let abort = Arc::new(Abort::default());
-        let stop = Arc::clone(&abort);
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let aborts: Vec<Arc<Abort>> = (0..lanes.max(1)).map(|_| Arc::default()).collect();
+        let sharing = Arc::new(Sharing::new(aborts.clone()));
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
-            prepare: Box::new(move |loaded| {
+            prepare: Box::new(move |loaded, lane| {
                 let model = LoadedModel::<Costs>::of(loaded, NAME)?;
-                let plan = Arc::clone(&model.plan);
-                let costs = model.own.0.clone();
-                let (busy_until, abort) = (Arc::clone(&busy_until), Arc::clone(&stop));
-                let runner = EmulatedRunner { plan: Arc::clone(&plan), costs, busy_until, abort };
+                let (plan, costs) = (Arc::clone(&model.plan), model.own.0.clone());
+                let runner = EmulatedRunner { plan: Arc::clone(&plan), costs, sharing: Arc::clone(&sharing), lane };
                 Ok(Ready { plan, runner: Box::new(runner) })
             }),
-            enter: Box::new(|body| body()),
-            abort,
+            enter: Arc::new(|body| body()),
+            at_once: aborts.len(),
+            aborts,
         };
-        Lane::open(options, sink)
+        Lanes::open(options, sink)
     }
+}
+
+/// The same model without its conditions: nothing is computed that could be compared.
+fn unconditional(source: &ModelSource) -> ModelSource {
+    let mut source = ModelSource { condition: None, ..source.clone() };
+    for block in &mut source.blocks {
+        (block.exit, block.skip) = (None, None);
+        block.exit_outputs.clear();
+        block.hidden.clear();
+    }
+    source
 }
 
 /// What each block costs.
@@ -152,10 +163,9 @@ fn check_spec(source: &ModelSource, key: &str, spec: &TensorSpec) -> Result<Tens
 struct EmulatedRunner {
     plan: Arc<Plan>,
     costs: Vec<Block>,
-    /// When the device's last batch ended, on time; shared by the models of one device.
-    busy_until: Arc<Mutex<Instant>>,
-    /// Ends the wait of a task that is cancelled.
-    abort: Arc<Abort>,
+    /// Shared by the models and lanes of one device.
+    sharing: Arc<Sharing>,
+    lane: usize,
 }
 
 impl Runner for EmulatedRunner {
@@ -166,17 +176,12 @@ impl Runner for EmulatedRunner {
             return Err(ExecError(format!("a batch of {rows} is beyond the latency profile, which ends at {longest}")));
         }
         let latency = Duration::from_nanos(cost.cost(call.rows, call.length).0.unsigned_abs());
-        let end = call.ready.max(*self.busy_until.lock()) + latency;
-        *self.busy_until.lock() = end;
         let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
             let spec = &self.plan.values[output].spec;
             answer(&self.plan, call, spec).map_err(|cause| ExecError(format!("output '{}': {cause}", spec.name)))
         });
         let outputs = outputs.collect();
-        if let Err(cancelled) = self.abort.wait_until(end) {
-            *self.busy_until.lock() = Instant::now();
-            return Err(cancelled);
-        }
+        self.sharing.run(self.lane, call.ready, latency, cost.share(call.rows, call.length))?;
         outputs
     }
 }

@@ -7,7 +7,7 @@ use crate::rows::Batch;
 use crate::worker::{Call, Runner};
 use crate::{BlockSource, Entry, Member, ModelSource, Tensor};
 use bytes::Bytes;
-use ripieno_base::{BlockId, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -42,15 +42,18 @@ fn model() -> LoadedModel<()> {
     LoadedModel { plan: Arc::new(plan), own: () }
 }
 
+fn options(prepare: Prepare) -> LaneOptions {
+    let enter: Enter = Arc::new(|body| body());
+    LaneOptions { name: "obedient".to_owned(), depth: 2, prepare, enter, aborts: vec![Arc::default()], at_once: 1 }
+}
+
 fn lane() -> (Box<dyn Device>, Receiver<TaskResult>) {
     let (sender, results) = channel();
-    let prepare: Prepare = Box::new(|loaded| {
+    let prepare: Prepare = Box::new(|loaded, _| {
         let plan = Arc::clone(&LoadedModel::<()>::of(loaded, "obedient")?.plan);
         Ok(Ready { plan, runner: Box::new(Obedient) })
     });
-    let enter: Enter = Box::new(|body| body());
-    let options = LaneOptions { name: "obedient".to_owned(), depth: 2, prepare, enter, abort: Arc::default() };
-    let device = Lane::open(options, Arc::new(move |result| drop(sender.send(result)))).unwrap();
+    let device = Lanes::open(options(prepare), Arc::new(move |result| drop(sender.send(result)))).unwrap();
     device.attach(ModelId(0), Arc::new(model()));
     (device, results)
 }
@@ -63,7 +66,7 @@ fn task(block: u16, members: &[(u32, u8)]) -> Task {
         Member::new(RequestSlot(slot), 1, entry)
     };
     let members = members.iter().map(member).collect();
-    Task { id: TaskId(0), model: ModelId(0), block: BlockId(block), members, not_before: None }
+    Task { id: TaskId(0), model: ModelId(0), block: BlockId(block), lane: LaneId(0), members, not_before: None }
 }
 
 fn run(device: &dyn Device, results: &Receiver<TaskResult>, task: Task) -> Result<Vec<Progress>, ExecError> {
@@ -136,15 +139,8 @@ fn a_receiver_that_panics_does_not_stop_the_device() {
         sender.send(result.id).unwrap();
         assert!(result.id != TaskId(0), "as told");
     });
-    let prepare: Prepare = Box::new(|_| Err(ExecError("no model".to_owned())));
-    let options = LaneOptions {
-        name: "deaf".to_owned(),
-        depth: 2,
-        prepare,
-        enter: Box::new(|body| body()),
-        abort: Arc::default(),
-    };
-    let device = Lane::open(options, sink).unwrap();
+    let prepare: Prepare = Box::new(|_, _| Err(ExecError("no model".to_owned())));
+    let device = Lanes::open(options(prepare), sink).unwrap();
     for id in [0, 1] {
         device.submit(Task { id: TaskId(id), ..task(0, &[(0, 0)]) }).unwrap();
     }

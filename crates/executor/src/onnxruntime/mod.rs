@@ -1,9 +1,12 @@
 //! Engine "onnxruntime": ONNX by Microsoft's library, loaded at run time by the crate ort.
 //!
-//! A session runs one batch at a time, so each device needs its own. Making one is slow (the graph is optimised again,
-//! the weights are read again), so it happens in `load`, for as many devices as are open then and at least one, and the
-//! model keeps the sessions that no device uses. A device opened later makes its own when the model is attached to it,
-//! on the attaching thread: no other model's batch waits for it. The price is one copy of the weights for each device.
+//! A session runs one batch at a time, so each lane of each device needs its own. Making one is slow (the graph is optimised
+//! again, the weights are read again), so it happens in `load`, for as many lanes as are open then and at least one, and the
+//! model keeps the sessions that no lane uses. A device opened later makes its own when the model is attached to it,
+//! on the attaching thread: no other model's batch waits for it. The price is one copy of the weights for each lane.
+//!
+//! A session has all threads of its device, so that a batch that is alone has them; no more batches run at once than the device
+//! has threads, and where lanes run side by side the system shares the cores out.
 //!
 //! Gathered batches are read in place, and outputs stay in the library's memory until the last answer made of them is
 //! sent.
@@ -11,7 +14,7 @@
 mod library;
 mod tensors;
 
-use crate::lane::{DEFAULT_DEPTH, Lane, LaneOptions};
+use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, read_blocks};
 use crate::plan::Plan;
 use crate::rows::Batch;
@@ -50,6 +53,8 @@ pub struct OnnxRuntimeEngine {
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
+    /// Of all devices opened.
+    lanes: AtomicUsize,
 }
 
 impl OnnxRuntimeEngine {
@@ -57,7 +62,13 @@ impl OnnxRuntimeEngine {
     pub fn new(options: OnnxRuntimeOptions) -> Result<OnnxRuntimeEngine, LoadError> {
         let library = library::load(options.library.as_deref())?;
         let threads = options.threads.max(1);
-        Ok(OnnxRuntimeEngine { library, threads, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) })
+        Ok(OnnxRuntimeEngine {
+            library,
+            threads,
+            depth: DEFAULT_DEPTH,
+            opened: AtomicUsize::new(0),
+            lanes: AtomicUsize::new(0),
+        })
     }
 
     /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
@@ -80,26 +91,29 @@ impl Engine for OnnxRuntimeEngine {
         let read = read_blocks(source, NAME)?;
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
         let home = Arc::new(Home { library: self.library, threads: self.threads, paths, idle: Mutex::default() });
-        for _ in 0..self.opened.load(Ordering::Relaxed).max(1) {
+        for _ in 0..self.lanes.load(Ordering::Relaxed).max(1) {
             let made = home.make()?;
             home.idle.lock().push(made);
         }
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: home }))
     }
 
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        let lanes = lanes.max(1);
+        self.lanes.fetch_add(lanes, Ordering::Relaxed);
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
             prepare: Box::new(prepare),
-            enter: Box::new(|body| body()),
-            abort: Arc::default(),
+            enter: Arc::new(|body| body()),
+            aborts: (0..lanes).map(|_| Arc::default()).collect(),
+            at_once: self.threads,
         };
-        Lane::open(options, sink)
+        Lanes::open(options, sink)
     }
 }
 
-fn prepare(loaded: &dyn Loaded) -> Result<Ready, ExecError> {
+fn prepare(loaded: &dyn Loaded, _lane: usize) -> Result<Ready, ExecError> {
     let model = LoadedModel::<Arc<Home>>::of(loaded, NAME)?;
     let home = Arc::clone(&model.own);
     let idle = home.idle.lock().pop();
@@ -116,7 +130,7 @@ struct Home {
     library: &'static Library,
     threads: usize,
     paths: Vec<PathBuf>,
-    /// Never more than devices had the model at once.
+    /// Never more than lanes had the model at once.
     idle: Mutex<Vec<Sessions>>,
 }
 

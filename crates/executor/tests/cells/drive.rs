@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use crate::models::{Random, Sent};
-use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::*;
 use ripieno_model::{Graph, Steps, Walk};
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ impl Bench {
         let model = engine.load(&source).unwrap_or_else(|cause| panic!("{cause}"));
         let open = |_| {
             let (sender, results) = channel();
-            let device = engine.open(Arc::new(move |result| drop(sender.send(result)))).unwrap();
+            let device = engine.open(1, Arc::new(move |result| drop(sender.send(result)))).unwrap();
             device.attach(ModelId(0), Arc::clone(&model));
             (device, results)
         };
@@ -30,11 +30,24 @@ impl Bench {
 
     pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Result<Arc<Entry>, RequestError> {
         let (extent, graph) = self.model.describe(&inputs)?;
-        Ok(Arc::new(Entry { inputs: inputs.into(), extent, graph: graph.map(Arc::new), stream: false }))
+        Ok(Arc::new(Entry {
+            inputs: inputs.into(),
+            extent,
+            graph: graph.map(Arc::new),
+            stream: false,
+            straight: false,
+        }))
     }
 
     pub(crate) fn submit(&self, device: usize, block: usize, members: Vec<Member>) {
-        let task = Task { id: TaskId(0), model: ModelId(0), block: BlockId(block as u16), members, not_before: None };
+        let task = Task {
+            id: TaskId(0),
+            model: ModelId(0),
+            block: BlockId(block as u16),
+            lane: LaneId(0),
+            members,
+            not_before: None,
+        };
         self.devices[device].0.submit(task).unwrap();
     }
 

@@ -3,11 +3,12 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use bytes::Bytes;
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
 use ripieno_executor::*;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -28,6 +29,30 @@ pub(crate) struct Fixture {
     pub(crate) any_width: ModelSource,
     /// What `whole` and `chain` answer to a row.
     pub(crate) answer: fn(&[f32]) -> Vec<f32>,
+    /// How many lanes its devices have.
+    pub(crate) lanes: usize,
+}
+
+impl Fixture {
+    pub(crate) fn stand(&self, source: &ModelSource) -> Stand {
+        Stand::of_lanes(&*self.engine, source, self.lanes)
+    }
+
+    fn of_two_lanes(self) -> Fixture {
+        Fixture { lanes: 2, ..self }
+    }
+}
+
+pub(crate) fn cpu_of_two_lanes() -> Fixture {
+    onnx(Box::new(CpuEngine::new(CpuOptions { threads: 2 }))).of_two_lanes()
+}
+
+pub(crate) fn onnxruntime_of_two_lanes() -> Fixture {
+    onnxruntime().of_two_lanes()
+}
+
+pub(crate) fn emulated_of_two_lanes() -> Fixture {
+    emulated().of_two_lanes()
 }
 
 pub(crate) fn cpu() -> Fixture {
@@ -57,6 +82,7 @@ pub(crate) fn emulated() -> Fixture {
         chain: source(&["first", "second"], 4),
         any_width: source(&["whole"], -1),
         answer: <[f32]>::to_vec,
+        lanes: 1,
     }
 }
 
@@ -67,6 +93,7 @@ fn onnx(engine: Box<dyn Engine>) -> Fixture {
         chain: files(&["mlp_first", "mlp_second"]),
         any_width: files(&["double"]),
         answer: mlp,
+        lanes: 1,
     }
 }
 
@@ -131,7 +158,7 @@ pub(crate) fn later(member: &Member) -> Member {
 }
 
 pub(crate) fn task(id: u32, block: u16, members: Vec<Member>) -> Task {
-    Task { id: TaskId(id), model: ModelId(0), block: BlockId(block), members, not_before: None }
+    Task { id: TaskId(id), model: ModelId(0), block: BlockId(block), lane: LaneId(0), members, not_before: None }
 }
 
 /// A device with one model on it, as model 0.
@@ -139,19 +166,30 @@ pub(crate) struct Stand {
     pub(crate) device: Box<dyn Device>,
     pub(crate) results: Receiver<TaskResult>,
     pub(crate) model: Arc<dyn Loaded>,
+    /// Tasks so far: they take the lanes in turn.
+    count: AtomicUsize,
 }
 
 impl Stand {
     pub(crate) fn new(engine: &dyn Engine, source: &ModelSource) -> Stand {
+        Stand::of_lanes(engine, source, 1)
+    }
+
+    pub(crate) fn of_lanes(engine: &dyn Engine, source: &ModelSource, lanes: usize) -> Stand {
         let model = engine.load(source).unwrap_or_else(|cause| panic!("{cause}"));
+        Stand::of_model(engine, model, lanes)
+    }
+
+    pub(crate) fn of_model(engine: &dyn Engine, model: Arc<dyn Loaded>, lanes: usize) -> Stand {
         let (sender, results) = channel();
-        let device = engine.open(Arc::new(move |result| drop(sender.send(result)))).unwrap();
+        let device = engine.open(lanes, Arc::new(move |result| drop(sender.send(result)))).unwrap();
         device.attach(ModelId(0), Arc::clone(&model));
-        Stand { device, results, model }
+        Stand { device, results, model, count: AtomicUsize::new(0) }
     }
 
     pub(crate) fn run(&self, block: u16, members: Vec<Member>) -> Result<Vec<Progress>, ExecError> {
-        self.device.submit(task(0, block, members)).unwrap();
+        let lane = self.count.fetch_add(1, Ordering::Relaxed) % self.device.lanes();
+        self.device.submit(Task { lane: LaneId(lane as u16), ..task(0, block, members) }).unwrap();
         self.result().outcome
     }
 

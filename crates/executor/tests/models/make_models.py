@@ -166,3 +166,21 @@ save("pool_first", [LOOK], [IDS], [LONG], [LOOKED_UP])
 save("pool_second", pool, [LONG, MASK], [MEAN, TOKENS], axes)
 blind = [LOOK, helper.make_node("ReduceMean", ["h"], ["mean"], axes=[1], keepdims=0), TWICE]
 save("pool_blind", blind, [IDS], [MEAN, TOKENS], [LOOKED_UP])
+
+# Three blocks with a way out and a way past the second, by the first number of a row: the first layer, its double, the second layer.
+# For whoever skips, the first block gives what the third one takes.
+FIRST_OF = [("from", np.array([0])), ("to", np.array([1])), ("three", np.array([3])), ("second_axis", np.array([1]))]
+way = [
+    *FIRST,
+    helper.make_node("Identity", ["h"], ["twice"]),
+    helper.make_node("Slice", ["x", "from", "to", "second_axis"], ["confidence"]),
+    helper.make_node("Slice", ["h", "from", "three", "second_axis"], ["early"]),
+]
+H2, EARLY, SURE = floats("twice", ["batch", 8]), floats("early", ["batch", 3]), floats("confidence", ["batch", 1])
+save("way_first", way, [X], [H, H2, SURE, EARLY], [("w1", W1), ("b1", B1), *FIRST_OF])
+save("way_second", [helper.make_node("Add", ["h", "h"], ["twice"])], [H], [H2])
+last = [helper.make_node("Gemm", ["twice", "w2", "b2"], ["y"], alpha=1.0, beta=1.0, transB=1)]
+save("way_third", last, [H2], [Y], [("w2", W2.T.copy()), ("b2", B2)])
+
+# How sure one is, and nothing else.
+save("sure", way[3:4], [X], [SURE], FIRST_OF)

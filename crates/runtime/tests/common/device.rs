@@ -69,7 +69,7 @@ impl Executor for Doubling {
         Ok(Arc::new(super::Doubler(1)))
     }
 
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+    fn open(&self, _: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let (tasks, received) = channel();
         let worker = Worker {
             sink,

@@ -117,7 +117,7 @@ impl Executor for Stepping {
         Ok(Arc::new(Counting))
     }
 
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+    fn open(&self, _: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let (tasks, received) = channel::<Task>();
         let (every, begun, states) = (self.every, Arc::clone(&self.begun), Arc::clone(&self.states));
         let gate = self.gate.lock().unwrap().take();

@@ -165,6 +165,7 @@ impl Prepared {
             beside: source.beside,
             priority: source.priority,
             sizes: source.sizes.clone(),
+            skips: source.skip.is_some(),
             ..Block::new(&source.name, cost.profile.truncated(self.largest_batch(at, &cost.profile)))
         };
         Some(Model {

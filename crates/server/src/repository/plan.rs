@@ -5,7 +5,8 @@
 //! `model.toml` or from the published tables.
 
 use super::config::{
-    BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig, ModelConfig, nearest,
+    BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig, ModelConfig,
+    nearest,
 };
 use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
 use ripieno_base::Nanos;
@@ -189,7 +190,8 @@ fn blocks(found: &Found, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<Blo
     }
     let published = zoo.map(|model| Latency::Line { alpha_ms: model.alpha_ms, beta_ms: model.beta_ms });
     let file = found.model.file_name().map(|file| file.to_string_lossy().into_owned());
-    vec![BlockConfig { name: "model".to_owned(), file, latency: config.latency.clone().or(published) }]
+    let latency = config.latency.clone().or(published);
+    vec![BlockConfig { name: "model".to_owned(), file, latency, conditions: BlockConditions::default() }]
 }
 
 fn block_source(
@@ -203,8 +205,10 @@ fn block_source(
     let profile = block.latency.as_ref().map(|latency| latency.profile(max_batch)).transpose();
     let profile = profile.map_err(|error| format!("{}: {error}", place()))?;
     let name = block.name.clone();
+    let BlockConditions { exit, skip, exit_outputs } = block.conditions.clone();
     if !target.emulates() {
-        return Ok(BlockSource { path: Some(block_file(found, &place(), block)?), profile, ..BlockSource::new(name) });
+        let path = Some(block_file(found, &place(), block)?);
+        return Ok(BlockSource { path, profile, exit, skip, exit_outputs, ..BlockSource::new(name) });
     }
     if profile.is_none() {
         let single = block.file.as_deref() == Some(MODEL_FILE);

@@ -5,7 +5,7 @@
 //! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
 
 use super::slicing::varied;
-use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
 use serde::Serialize;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ pub fn compare(
     runs: usize,
 ) -> Result<Vec<Comparison>, String> {
     let (sender, results) = channel();
-    let device = engine.open(Arc::new(move |result| drop(sender.send(result)))).map_err(|error| error.to_string())?;
+    let device =
+        engine.open(1, Arc::new(move |result| drop(sender.send(result)))).map_err(|error| error.to_string())?;
     let mut sides = Vec::with_capacity(2);
     for (number, source) in [whole, blocks].into_iter().enumerate() {
         let loaded = engine.load(source).map_err(|error| error.to_string())?;
@@ -94,7 +95,7 @@ impl Side<'_> {
             };
             let members = entries.iter().enumerate().map(member).collect();
             let (id, block) = (TaskId(0), BlockId(block as u16));
-            let task = Task { id, model: self.id, block, members, not_before: None };
+            let task = Task { id, model: self.id, block, lane: LaneId(0), members, not_before: None };
             self.device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
             let result = self.results.recv_timeout(PATIENCE).map_err(|_| "the device does not answer".to_owned())?;
             let progress = result.outcome.map_err(|error| error.to_string())?;

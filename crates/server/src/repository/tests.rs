@@ -1,6 +1,7 @@
 //! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
 
 mod cells;
+mod leaving;
 mod lengths;
 mod reload;
 
@@ -372,8 +373,8 @@ impl Engine for Odd {
         self.emulated.load(source)
     }
 
-    fn open(&self, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        self.emulated.open(sink)
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        self.emulated.open(lanes, sink)
     }
 }
 

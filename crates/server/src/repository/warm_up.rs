@@ -4,7 +4,7 @@
 //! A device of its own is opened for it, so that the scheduler neither sees these batches nor counts them; and a model
 //! that loads but cannot execute is found out here, before it is announced as ready.
 
-use ripieno_base::{BlockId, ModelId, RequestSlot, TaskId};
+use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Device, Engine, Entry, Loaded, Member, Task, TaskResult, Tensor, run_example};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ pub(super) fn warm_up(
     }
     let (results, received) = channel();
     // The receiver outlives the device; a result that comes after it was given up has nobody to tell.
-    let device = engine.open(Arc::new(move |result| drop(results.send(result)))).map_err(|error| error.to_string())?;
+    let device =
+        engine.open(1, Arc::new(move |result| drop(results.send(result)))).map_err(|error| error.to_string())?;
     device.attach(MODEL, model.clone());
     for batch in 0..batches {
         let rows = rows(batch);
@@ -53,11 +54,12 @@ fn run_batch(
     results: &Receiver<TaskResult>,
 ) -> Result<(), String> {
     let inputs = model.inputs().iter().map(|spec| zeros(spec, rows));
-    let entry = Arc::new(Entry::of(inputs.collect::<Result<Vec<_>, _>>()?.into()));
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let entry = Arc::new(Entry { straight: true, ..Entry::of(inputs.into()) });
     for block in 0..model.blocks() {
         let member = Member::new(RequestSlot(0), rows, (block == 0).then(|| entry.clone()));
         let (id, block) = (TaskId(block as u32), BlockId(block as u16));
-        let task = Task { id, model: MODEL, block, members: vec![member], not_before: None };
+        let task = Task { id, model: MODEL, block, lane: LaneId(0), members: vec![member], not_before: None };
         device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
         let result = results.recv_timeout(PATIENCE).map_err(|_| format!("it took longer than {PATIENCE:?}"))?;
         let progress = result.outcome.map_err(|error| error.to_string())?;

@@ -4,6 +4,7 @@
 //! need the model or the device (does the shape fit the ONNX file, is there a profile to emulate) are made at load.
 
 mod cells;
+mod conditions;
 mod keys;
 mod lengths;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use std::path::Path;
 use toml::de::DeTable;
 
 pub use cells::{CellConfig, CellsConfig};
+pub use conditions::BlockConditions;
 pub(crate) use keys::nearest;
 pub use lengths::LengthsConfig;
 
@@ -57,7 +59,7 @@ const KEYS: [&str; 20] = [
     "input",
     "output",
 ];
-const BLOCK_KEYS: [&str; 12] = [
+const BLOCK_KEYS: [&str; 16] = [
     "name",
     "file",
     "latency_ms",
@@ -70,6 +72,10 @@ const BLOCK_KEYS: [&str; 12] = [
     "initial",
     "end",
     "once",
+    "exit_when",
+    "exit_outputs",
+    "skip_when",
+    "skip_to",
 ];
 const INPUT_KEYS: [&str; 5] = ["name", "datatype", "shape", "length_dim", "pad"];
 const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
@@ -133,6 +139,8 @@ pub struct BlockConfig {
     pub file: Option<String>,
     /// ℓ(b), given by hand.
     pub latency: Option<Latency>,
+    /// Who leaves the batch after it.
+    pub conditions: BlockConditions,
 }
 
 /// A latency profile as written by hand.
@@ -202,7 +210,10 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     let inputs = keys.tables("input", &INPUT_KEYS)?;
     let lengths = lengths::read(keys, &inputs, &outputs)?;
     let cells = match keys.one_of("walk", &Walk::ALL.map(|walk| (walk.name(), walk)))? {
-        Some(walk) if walk.is_unfolded() => Some(cells::read(keys, walk, &blocks, &outputs)?),
+        Some(walk) if walk.is_unfolded() => {
+            conditions::refuse(&blocks)?;
+            Some(cells::read(keys, walk, &blocks, &outputs)?)
+        }
         _ => {
             cells::refuse(keys, &blocks, &outputs, lengths.is_some())?;
             None
@@ -225,7 +236,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
         latency: read_latency(keys)?,
         granularity: read_granularity(keys)?,
-        blocks: blocks.iter().map(read_block).collect::<Result<_, _>>()?,
+        blocks: read_blocks(&blocks)?,
         inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
         cells,
@@ -294,13 +305,22 @@ fn read_latency(keys: &Keys<'_>) -> Result<Option<Latency>, String> {
     }
 }
 
+fn read_blocks(blocks: &[Keys<'_>]) -> Result<Vec<BlockConfig>, String> {
+    let read = blocks.iter().map(read_block).collect::<Result<Vec<_>, _>>()?;
+    let names: Vec<String> = read.iter().map(|block| block.name.clone()).collect();
+    let with_conditions = |(at, (block, keys)): (usize, (BlockConfig, &Keys<'_>))| {
+        Ok(BlockConfig { conditions: conditions::read(keys, at, &names)?, ..block })
+    };
+    read.into_iter().zip(blocks).enumerate().map(with_conditions).collect()
+}
+
 fn read_block(keys: &Keys<'_>) -> Result<BlockConfig, String> {
     let name = keys.required(keys.text("name", "encoder")?, "name", "\"encoder\"")?;
     let file = keys.text("file", "encoder.onnx")?;
     if file.as_deref().is_some_and(|file| Path::new(file).components().count() != 1 || file == "..") {
         return Err(keys.wrong("file", "must be the name of a file in the version folder, without a path"));
     }
-    Ok(BlockConfig { name, file, latency: read_latency(keys)? })
+    Ok(BlockConfig { name, file, latency: read_latency(keys)?, conditions: BlockConditions::default() })
 }
 
 fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {

@@ -1,4 +1,6 @@
 use super::*;
+use ripieno_base::BlockId;
+use ripieno_executor::{Comparison, Rule};
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
     ModelConfig::parse("m/model.toml", text)
@@ -213,13 +215,45 @@ fn lengths_stand_in_dimensions_of_tensors() {
 }
 
 #[test]
+fn who_leaves_a_batch_is_read_and_mistakes_are_named() {
+    let chain = |first: &str| {
+        let block = |name: &str, more: &str| format!("[[block]]\nname = \"{name}\"\n{more}\n");
+        [block("a", first), block("b", ""), block("c", ""), block("d", "")].concat()
+    };
+    let text = chain(
+        "exit_when = \"confidence >= 0.9\"\nexit_outputs = { logits = \"exit1\" }\nskip_when = \"gate<-1e-3\"\nskip_to = \"c\"",
+    );
+    let conditions = parse(&text).unwrap().blocks.remove(0).conditions;
+    let rule = |tensor: &str, comparison, number| Rule { tensor: tensor.to_owned(), comparison, number };
+    assert_eq!(conditions.exit, Some(rule("confidence", Comparison::AtLeast, 0.9)));
+    assert_eq!(conditions.skip, Some((rule("gate", Comparison::Below, -1e-3), BlockId(2))));
+    assert_eq!(conditions.exit_outputs, [("logits".to_owned(), "exit1".to_owned())]);
+    let cases = [
+        ("exit_when = \"confidence\"", "must compare an output of the block with a number by >, >=, < or <="),
+        ("exit_when = \"> 0.9\"", "must compare an output"),
+        ("exit_when = \"confidence > high\"", "for example \"confidence > 0.9\""),
+        ("exit_when = 0.9", "must be text in quotes"),
+        ("exit_outputs = { logits = \"exit1\" }", "write exit_when beside it"),
+        ("skip_when = \"gate < 0.1\"", "needs skip_to beside it"),
+        ("skip_to = \"c\"", "needs skip_when beside it"),
+        ("skip_when = \"gate < 0.1\"\nskip_to = \"b\"", "must name a block behind the next one"),
+        ("skip_when = \"gate < 0.1\"\nskip_to = \"dd\"", "must name a block behind the next one; did you mean d?"),
+    ];
+    for (first, words) in cases {
+        assert!(error(&chain(first)).contains(words), "{}", error(&chain(first)));
+    }
+    let cells = "walk = \"repeat\"\n[[block]]\nname = \"cell\"\nexit_when = \"a > 1\"\n[[output]]\nname = \"y\"\nfrom = \"cell.y\"";
+    assert!(error(cells).contains("belongs to walk = \"chain\""), "{}", error(cells));
+}
+
+#[test]
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
     let guide = include_str!("../../../../../docs/models.md");
     for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&INPUT_KEYS).chain(&OUTPUT_KEYS) {
         assert!(guide.contains(&format!("`{key}`")) || guide.contains(&format!("`[[{key}]]`")), "{key}");
     }
     let examples: Vec<&str> = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 12);
+    assert_eq!(examples.len(), 13);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }

@@ -1,0 +1,395 @@
+//! Members that leave a batch on the way: walks that end early, and walks that skip blocks.
+//!
+//! What decides is a number that a block gives for each row, compared with a bound (`exit_when`, `skip_when` in model.toml), or a
+//! [`Condition`] of the embedder's own. Both are settled at load: the tensors exist, an early answer has all outputs of the model in
+//! their types and shapes, and nothing that a later block takes was left out by a skip before it, on any way through the
+//! blocks. A member of several rows leaves only if all of its rows do.
+
+use crate::plan::{BlockPlan, Value, compatible};
+use crate::rows::Rows;
+use crate::{BlockSource, ModelSource};
+use half::{bf16, f16};
+use ripieno_base::BlockId;
+use ripieno_model::DataType;
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Decides after each block which members leave, where a comparison with a number is not enough.
+pub trait Condition: Debug + Send + Sync {
+    /// What it may do after this block; asked once, at load, and checked against the model.
+    fn may(&self, block: BlockId) -> May;
+
+    /// What becomes of the walk that this row belongs to; asked after the block for each row, on a device's thread.
+    fn judge(&self, block: BlockId, row: &Row<'_>) -> Verdict;
+}
+
+/// What a [`Condition`] may do after a block.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct May {
+    /// End walks. The block then has all outputs of the model, under their names or as [`BlockSource::exit_outputs`] says.
+    pub exit: bool,
+    /// Send walks on to these blocks.
+    pub skip_to: Vec<BlockId>,
+}
+
+/// How a walk goes on after a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// With the next block.
+    Go,
+    /// Not at all: the answer is there.
+    Exit,
+    /// With this later block.
+    Skip(BlockId),
+}
+
+/// A comparison of a tensor that has one number a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// An output of the block.
+    pub tensor: String,
+    /// How it is compared.
+    pub comparison: Comparison,
+    /// With what.
+    pub number: f64,
+}
+
+/// How numbers are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// `>`
+    Above,
+    /// `>=`
+    AtLeast,
+    /// `<`
+    Below,
+    /// `<=`
+    AtMost,
+}
+
+impl Comparison {
+    fn holds(self, number: f64, bound: f64) -> bool {
+        match self {
+            Comparison::Above => number > bound,
+            Comparison::AtLeast => number >= bound,
+            Comparison::Below => number < bound,
+            Comparison::AtMost => number <= bound,
+        }
+    }
+}
+
+/// One row of what a block gave.
+#[derive(Debug)]
+pub struct Row<'a> {
+    outputs: &'a [(&'a str, Rows)],
+    row: usize,
+}
+
+impl Row<'_> {
+    /// The numbers of an output of the block; none if it has no such output, or one of strings.
+    pub fn numbers(&self, tensor: &str) -> Option<Vec<f64>> {
+        let (_, rows) = self.outputs.iter().find(|(name, _)| *name == tensor)?;
+        numbers(rows.datatype(), rows.at(self.row).bytes())
+    }
+}
+
+/// The conditions of a model, by block.
+#[derive(Clone, Debug)]
+pub(crate) struct Conditions {
+    blocks: Vec<AtBlock>,
+    custom: Option<Arc<dyn Condition>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct AtBlock {
+    /// The value that it compares.
+    exit: Option<(usize, Comparison, f64)>,
+    skip: Option<(usize, Comparison, f64, BlockId)>,
+    /// If walks may end here: the values that make the answer, in the order of the outputs.
+    answer: Option<Vec<usize>>,
+    /// What the embedder's condition may do.
+    may: May,
+}
+
+/// The plan as far as it is linked.
+pub(crate) struct Linked<'a> {
+    pub(crate) source: &'a ModelSource,
+    pub(crate) values: &'a [Value],
+    pub(crate) blocks: &'a [BlockPlan],
+    pub(crate) inputs: &'a [usize],
+    pub(crate) outputs: &'a [usize],
+}
+
+/// Names of tensors that only conditions look at, or that only early answers are made of: clients do not get them.
+pub(crate) fn hidden(source: &ModelSource) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    for block in &source.blocks {
+        names.extend(rules(block).map(|rule| rule.tensor.as_str()));
+        names
+            .extend(block.exit_outputs.iter().filter(|(output, tensor)| output != tensor).map(|(_, tensor)| &**tensor));
+        names.extend(block.hidden.iter().map(String::as_str));
+    }
+    names
+}
+
+fn rules(block: &BlockSource) -> impl Iterator<Item = &Rule> {
+    block.exit.iter().chain(block.skip.iter().map(|(rule, _)| rule))
+}
+
+impl Conditions {
+    /// Settles the conditions of a model; none if it has none.
+    pub(crate) fn link(linked: &Linked<'_>) -> Result<Option<Conditions>, String> {
+        let (source, custom) = (linked.source, linked.source.condition.clone());
+        if custom.is_none() && source.blocks.iter().all(|block| rules(block).next().is_none()) {
+            return match source.blocks.iter().find(|block| !block.exit_outputs.is_empty()) {
+                Some(block) => Err(format!(
+                    "block '{}' has exit_outputs, but nothing ends a walk there; add exit_when",
+                    block.name
+                )),
+                None => Ok(None),
+            };
+        }
+        if let Some(last) = source.blocks.last().filter(|last| rules(last).next().is_some()) {
+            return Err(last_one(&last.name));
+        }
+        let blocks = (0..source.blocks.len()).map(|at| at_block(linked, at)).collect::<Result<Vec<_>, _>>()?;
+        check_ways(linked, &blocks)?;
+        Ok(Some(Conditions { blocks, custom }))
+    }
+
+    /// Whether anybody may leave after this block.
+    pub(crate) fn stand_at(&self, block: usize) -> bool {
+        let at = &self.blocks[block];
+        at.answer.is_some() || !at.targets().is_empty()
+    }
+
+    /// What becomes of a member after a block that gave it these rows.
+    pub(crate) fn judge(
+        &self,
+        block: usize,
+        outputs: &[(&str, Rows)],
+        value: impl Fn(usize) -> Option<Rows>,
+    ) -> Result<Verdict, String> {
+        let at = &self.blocks[block];
+        let holds = |tensor: usize, comparison: Comparison, bound: f64| {
+            let rows = value(tensor).ok_or("a tensor of its conditions is missing")?;
+            let numbers = numbers(rows.datatype(), rows.bytes()).unwrap_or_default();
+            match numbers.len() == rows.count() {
+                true => Ok(numbers.into_iter().all(|number| comparison.holds(number, bound))),
+                false => {
+                    Err(format!("a tensor of its conditions has {} numbers for {} rows", numbers.len(), rows.count()))
+                }
+            }
+        };
+        if let Some((tensor, comparison, bound)) = at.exit
+            && holds(tensor, comparison, bound)?
+        {
+            return Ok(Verdict::Exit);
+        }
+        if let Some((tensor, comparison, bound, to)) = at.skip
+            && holds(tensor, comparison, bound)?
+        {
+            return Ok(Verdict::Skip(to));
+        }
+        match &self.custom {
+            Some(custom) if at.may != May::default() => judge_rows(&**custom, block, &at.may, outputs),
+            _ => Ok(Verdict::Go),
+        }
+    }
+
+    /// The values that an early answer after this block is made of, in the order of the outputs.
+    pub(crate) fn answer(&self, block: usize) -> &[usize] {
+        self.blocks[block].answer.as_deref().unwrap_or_default()
+    }
+}
+
+impl AtBlock {
+    /// The blocks that walks may be sent on to.
+    fn targets(&self) -> Vec<BlockId> {
+        self.skip.iter().map(|&(.., to)| to).chain(self.may.skip_to.iter().copied()).collect()
+    }
+}
+
+/// All rows of a member must agree to leave in the same way.
+fn judge_rows(custom: &dyn Condition, block: usize, may: &May, outputs: &[(&str, Rows)]) -> Result<Verdict, String> {
+    let count = outputs.first().map_or(0, |(_, rows)| rows.count());
+    let of_row = |row: usize| custom.judge(BlockId(block as u16), &Row { outputs, row });
+    let Some(first) = (count > 0).then(|| of_row(0)) else { return Ok(Verdict::Go) };
+    let allowed = match first {
+        Verdict::Go => true,
+        Verdict::Exit => may.exit,
+        Verdict::Skip(to) => may.skip_to.contains(&to),
+    };
+    if !allowed {
+        return Err(format!("its condition says {first:?}, which it may not by its own word"));
+    }
+    let agreed = (1..count).all(|row| of_row(row) == first);
+    Ok(if agreed { first } else { Verdict::Go })
+}
+
+fn at_block(linked: &Linked<'_>, at: usize) -> Result<AtBlock, String> {
+    let block = &linked.source.blocks[at];
+    let place = format!("block '{}'", block.name);
+    let mut may = linked.source.condition.as_ref().map(|custom| custom.may(BlockId(at as u16))).unwrap_or_default();
+    may.skip_to.sort_unstable();
+    let exit = block.exit.as_ref().map(|rule| compared(linked, at, "exit_when", rule)).transpose()?;
+    let skip = match &block.skip {
+        Some((rule, to)) => {
+            let (tensor, comparison, number) = compared(linked, at, "skip_when", rule)?;
+            Some((tensor, comparison, number, *to))
+        }
+        None => None,
+    };
+    let mut this = AtBlock { exit, skip, answer: None, may };
+    let exits = this.exit.is_some() || this.may.exit;
+    if at + 1 == linked.blocks.len() && (exits || !this.targets().is_empty()) {
+        return Err(last_one(&block.name));
+    }
+    if let Some(to) = this.targets().into_iter().find(|to| !(at + 2..linked.blocks.len()).contains(&to.index())) {
+        return Err(format!(
+            "{place} may skip to block {}; it must be later than the next one, at most {}",
+            to.0,
+            linked.blocks.len() - 1
+        ));
+    }
+    if exits {
+        this.answer = Some(early_answer(linked, at).map_err(|cause| format!("{place}: {cause}"))?);
+    } else if !block.exit_outputs.is_empty() {
+        return Err(format!("{place} has exit_outputs, but nothing ends a walk there; add exit_when"));
+    }
+    Ok(this)
+}
+
+fn last_one(name: &str) -> String {
+    format!("block '{name}' is the last one, so every walk ends there; remove its exit_when and skip_when")
+}
+
+/// The value that a rule compares: an output of the block with one number a row.
+fn compared(linked: &Linked<'_>, at: usize, key: &str, rule: &Rule) -> Result<(usize, Comparison, f64), String> {
+    let (block, name) = (&linked.source.blocks[at].name, &rule.tensor);
+    let given = &linked.blocks[at].outputs;
+    let Some(&value) = given.iter().find(|&&value| *linked.values[value].name == **name) else {
+        let names: Vec<&str> = given.iter().map(|&value| &*linked.values[value].name).collect();
+        return Err(format!(
+            "block '{block}': {key} compares '{name}', which the block does not give; it gives {}",
+            names.join(", ")
+        ));
+    };
+    let spec = &linked.values[value].spec;
+    if spec.datatype == DataType::Bytes || spec.shape[1..].iter().any(|&dim| dim != 1) {
+        return Err(format!(
+            "block '{block}': {key} compares '{name}', which is {} {:?}; it must be one number a row, [-1] or [-1, 1]",
+            spec.datatype, spec.shape
+        ));
+    }
+    Ok((value, rule.comparison, rule.number))
+}
+
+/// Where each output of the model comes from, if a walk ends after this block.
+fn early_answer(linked: &Linked<'_>, at: usize) -> Result<Vec<usize>, String> {
+    let mapped = &linked.source.blocks[at].exit_outputs;
+    let outputs = || linked.outputs.iter().map(|&output| &linked.values[output]);
+    if let Some((unknown, _)) = mapped.iter().find(|(name, _)| outputs().all(|output| *output.name != **name)) {
+        let names: Vec<&str> = outputs().map(|output| &*output.name).collect();
+        return Err(format!(
+            "exit_outputs names '{unknown}', which is no output of the model; it has {}",
+            names.join(", ")
+        ));
+    }
+    let source = |output: &Value| {
+        let name =
+            mapped.iter().find(|(name, _)| *output.name == **name).map_or(&*output.name, |(_, tensor)| &**tensor);
+        let given = linked.blocks[at].outputs.iter().find(|&&value| *linked.values[value].name == *name);
+        let Some(&value) = given else {
+            return Err(format!(
+                "an answer that ends here needs output '{}', but the block gives no '{name}'; add it to the block, or name what \
+                 stands for it, as in exit_outputs = {{ {} = \"…\" }}",
+                output.name, output.name
+            ));
+        };
+        match compatible(&output.spec, &linked.values[value].spec) {
+            true => Ok(value),
+            false => Err(format!(
+                "output '{}' of an answer that ends here would be '{name}', which is {} {:?}, but it must be {} {:?} as after \
+                 the last block",
+                output.name,
+                linked.values[value].spec.datatype,
+                linked.values[value].spec.shape,
+                output.spec.datatype,
+                output.spec.shape
+            )),
+        }
+    };
+    outputs().map(source).collect()
+}
+
+/// Whether every block, and the answer, has what it takes on all ways that lead there.
+fn check_ways(linked: &Linked<'_>, blocks: &[AtBlock]) -> Result<(), String> {
+    let mut have: Vec<Option<BTreeSet<usize>>> = vec![None; blocks.len() + 1];
+    have[0] = Some(linked.inputs.iter().copied().collect());
+    let name = |at: usize| {
+        linked.source.blocks.get(at).map_or("the answer".to_owned(), |block| format!("block '{}'", block.name))
+    };
+    for (at, block) in blocks.iter().enumerate() {
+        let brought = have[at].clone().expect("every block follows on the one before it");
+        let taken = &linked.blocks[at].inputs;
+        if let Some(&missing) = taken.iter().find(|value| !brought.contains(value)) {
+            return Err(missing_on_a_way(linked, missing, &name(at)));
+        }
+        let mut left = brought;
+        left.extend(&linked.blocks[at].outputs);
+        for next in block.targets().into_iter().map(BlockId::index).chain([at + 1]) {
+            have[next] = Some(match have[next].take() {
+                Some(other) => other.intersection(&left).copied().collect(),
+                None => left.clone(),
+            });
+        }
+    }
+    let end = have[blocks.len()].take().expect("the last block leads there");
+    match linked.outputs.iter().find(|output| !end.contains(output)) {
+        Some(&missing) => Err(missing_on_a_way(linked, missing, "the answer")),
+        None => Ok(()),
+    }
+}
+
+fn missing_on_a_way(linked: &Linked<'_>, value: usize, taker: &str) -> String {
+    let tensor = &linked.values[value].name;
+    let giver = linked.blocks.iter().position(|block| block.outputs.contains(&value));
+    let giver = giver.map_or("another block", |at| &linked.source.blocks[at].name);
+    format!(
+        "{taker} needs '{tensor}' of '{giver}', which a walk that skips does not have; skip to a block that does without it, or \
+         give '{tensor}' in the block that skips as well"
+    )
+}
+
+/// The elements as numbers; none of strings.
+fn numbers(datatype: DataType, bytes: &[u8]) -> Option<Vec<f64>> {
+    macro_rules! of {
+        ($number:ty) => {
+            bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bytes| <$number>::from_le_bytes(bytes))
+                .map(|number| number as f64)
+                .collect()
+        };
+    }
+    Some(match datatype {
+        DataType::Bool => bytes.iter().map(|&byte| f64::from(u8::from(byte != 0))).collect(),
+        DataType::Uint8 => of!(u8),
+        DataType::Uint16 => of!(u16),
+        DataType::Uint32 => of!(u32),
+        DataType::Uint64 => of!(u64),
+        DataType::Int8 => of!(i8),
+        DataType::Int16 => of!(i16),
+        DataType::Int32 => of!(i32),
+        DataType::Int64 => of!(i64),
+        DataType::Fp16 => bytes.as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes).to_f64()).collect(),
+        DataType::Bf16 => bytes.as_chunks().0.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f64()).collect(),
+        DataType::Fp32 => of!(f32),
+        DataType::Fp64 => of!(f64),
+        DataType::Bytes => return None,
+    })
+}

@@ -1,0 +1,213 @@
+//! Requests of any length, and requests that leave a chain on the way, under every policy that batches chains: each has exactly one
+//! answer, the one that it has alone.
+
+use bytes::Bytes;
+use ripieno_base::{BlockId, ModelId, Nanos};
+use ripieno_executor::{
+    BlockSource, Comparison, CpuEngine, CpuOptions, Engine as Executor, InputLength, LengthDims, ModelSource,
+    OutputLength, Rule, Tensor,
+};
+use ripieno_model::{Block, DataType, Lengths, Model, Profile, Walk};
+use ripieno_runtime::{Engine, EngineConfig, Job, Refused, ServedModel};
+use ripieno_sched::{Limits, Options, Setup, build, find, lanes};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+const LONGEST: usize = 24;
+const MAX_BATCH: usize = 8;
+/// No answer takes so long unless the test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `RIPIENO_REQUESTS=10000` for the long run.
+fn requests() -> usize {
+    std::env::var("RIPIENO_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(600)
+}
+
+fn source(names: &[&str]) -> ModelSource {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
+    let block = |name: &&str| {
+        let path = Some(folder.join(format!("{name}.onnx")));
+        BlockSource { path, ..BlockSource::new(*name) }
+    };
+    ModelSource::new(names[0], names.iter().map(block).collect(), MAX_BATCH)
+}
+
+/// Averages looked-up rows under a mask, in two blocks.
+fn pool() -> ModelSource {
+    let input = |tensor: &str| InputLength { tensor: tensor.to_owned(), dim: 1, pad: 0.0 };
+    let outputs = vec![OutputLength { tensor: "tokens".to_owned(), dim: 1 }];
+    let lengths = LengthDims { inputs: vec![input("ids"), input("mask")], outputs };
+    ModelSource { lengths, max_length: LONGEST as u32, ..source(&["pool_first", "pool_second"]) }
+}
+
+/// Three blocks: rows that begin above 1 leave after the first, those at most -1 skip the second.
+fn ways() -> ModelSource {
+    let mut source = source(&["way_first", "way_second", "way_third"]);
+    let rule = |comparison, number| Rule { tensor: "confidence".to_owned(), comparison, number };
+    source.blocks[0].exit = Some(rule(Comparison::Above, 1.0));
+    source.blocks[0].skip = Some((rule(Comparison::AtMost, -1.0), BlockId(2)));
+    source.blocks[0].exit_outputs = vec![("y".to_owned(), "early".to_owned())];
+    source
+}
+
+/// The scheduler's view: as if longer batches and early blocks cost more, so that policies have something to decide.
+fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
+    let loaded = executor.load(source).unwrap();
+    let linear = |scale: f64| Profile::linear(0.01 * scale, 0.05 * scale, MAX_BATCH).unwrap();
+    let lengths = loaded
+        .lengths()
+        .map(|_| Lengths::new(vec![(4, linear(1.0)), (12, linear(2.0)), (LONGEST as u32, linear(4.0))]).unwrap());
+    let block = |block: &BlockSource| Block {
+        lengths: lengths.clone(),
+        skips: block.skip.is_some(),
+        ..Block::new(&block.name, linear(4.0))
+    };
+    let blocks = source.blocks.iter().map(block).collect();
+    let whole = Model::whole(&source.name, linear(4.0), Nanos::from_millis(600_000));
+    ServedModel { model: Model { blocks, walk: Walk::Chain, ..whole }, loaded, max_queue: 256, answer_late: true }
+}
+
+fn weight(at: usize, factor: usize) -> f32 {
+    ((at * factor % 17) as f32 - 8.0) / 8.0
+}
+
+/// A request and its answer by the models' formulas.
+struct Case {
+    inputs: Arc<[Tensor]>,
+    rows: usize,
+    outputs: Vec<(&'static str, Vec<i64>, Vec<f32>)>,
+}
+
+/// Numbers without a pattern that a policy could depend on.
+fn scrambled(at: usize) -> usize {
+    (at.wrapping_mul(0x9e37_79b9) ^ (at >> 3)).wrapping_mul(2_654_435_761) >> 9
+}
+
+fn pool_case(at: usize) -> Case {
+    let (rows, length) = (1 + scrambled(at) % 3, 1 + scrambled(at + 7) % LONGEST);
+    let ids: Vec<usize> = (0..rows * length).map(|place| scrambled(at * 31 + place) % 17).collect();
+    let integers = |name: &str, numbers: &mut dyn Iterator<Item = i64>| Tensor {
+        name: name.into(),
+        datatype: DataType::Int64,
+        shape: vec![rows as i64, length as i64],
+        data: numbers.flat_map(i64::to_le_bytes).collect::<Vec<u8>>().into(),
+    };
+    let inputs =
+        vec![integers("ids", &mut ids.iter().map(|&id| id as i64)), integers("mask", &mut ids.iter().map(|_| 1))];
+    let looked_up = |id: usize| (0..3).map(move |column| weight(id * 3 + column, 5));
+    let mean = ids.chunks(length).flat_map(|row| {
+        (0..3).map(move |column| row.iter().map(|id| weight(id * 3 + column, 5)).sum::<f32>() / row.len() as f32)
+    });
+    let tokens = ids.iter().flat_map(|&id| looked_up(id)).map(|number| 2.0 * number);
+    let outputs = vec![
+        ("mean", vec![rows as i64, 3], mean.collect()),
+        ("tokens", vec![rows as i64, length as i64, 3], tokens.collect()),
+    ];
+    Case { inputs: inputs.into(), rows, outputs }
+}
+
+fn way_case(at: usize) -> Case {
+    let first = [2.0, 0.5, -2.0, 0.75][scrambled(at) % 4];
+    let x: Vec<f32> =
+        [first].into_iter().chain((1..4).map(|place| (scrambled(at + place) % 17) as f32 / 8.0 - 1.0)).collect();
+    let layer = |x: &[f32], columns: usize, w: usize, b: usize| -> Vec<f32> {
+        let sum = |j: usize| x.iter().enumerate().map(|(i, x)| x * weight(i * columns + j, w)).sum::<f32>();
+        (0..columns).map(|j| sum(j) + weight(j, b)).collect()
+    };
+    let hidden: Vec<f32> = layer(&x, 8, 5, 3).into_iter().map(|h| h.max(0.0)).collect();
+    let y = match first {
+        first if first > 1.0 => hidden[..3].to_vec(),
+        first if first <= -1.0 => layer(&hidden, 3, 7, 11),
+        _ => layer(&hidden.iter().map(|h| 2.0 * h).collect::<Vec<_>>(), 3, 7, 11),
+    };
+    let data: Bytes = x.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into();
+    let input = Tensor { name: "x".into(), datatype: DataType::Fp32, shape: vec![1, 4], data };
+    Case { inputs: vec![input].into(), rows: 1, outputs: vec![("y", vec![1, 3], y)] }
+}
+
+fn check(policy: &str, at: usize, case: &Case, found: &[Tensor]) {
+    assert_eq!(found.len(), case.outputs.len());
+    for (name, shape, expected) in &case.outputs {
+        let found = found.iter().find(|tensor| *tensor.name == **name).unwrap();
+        assert_eq!(&found.shape, shape, "{policy}: request {at}, output {name}");
+        let numbers = found.data.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        let far = numbers.zip(expected).find(|(found, expected)| (found - *expected).abs() > 1e-4);
+        assert_eq!(far, None, "{policy}: request {at}, output {name}");
+    }
+}
+
+fn start(policy: &str, executor: &Arc<dyn Executor>) -> Engine {
+    let row = find(policy).unwrap();
+    let lanes = lanes(row, &Options::new());
+    let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 1, batch: MAX_BATCH, nodes: 0 };
+    let setup = Setup { models: Vec::new(), devices: 1, limits };
+    let scheduler = build(policy, &setup, &Options::new()).unwrap();
+    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
+    config.policy = Some(row);
+    Engine::start(config).unwrap()
+}
+
+/// Submits, waiting for a place where there is none.
+fn submit(engine: &Engine, model: ModelId, case: &Case, tell: impl FnOnce(ripieno_runtime::Answer) + Send + 'static) {
+    let told = Arc::new(std::sync::Mutex::new(Some(tell)));
+    loop {
+        let told = Arc::clone(&told);
+        let on_answer = Box::new(move |answer| (told.lock().unwrap().take().expect("answered once"))(answer));
+        let (inputs, rows) = (Arc::clone(&case.inputs), case.rows);
+        match engine.submit(Job { model, inputs, rows, timeout: None, on_step: None, on_answer }) {
+            Ok(_) => return,
+            Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn every_answer_is_that_of_the_request_alone_under_every_policy() {
+    for policy in ["dva", "delay-batch", "eager"] {
+        let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions { threads: 2 }));
+        let engine = start(policy, &executor);
+        let models = [pool(), ways()].map(|source| engine.load(served(&*executor, &source)).unwrap());
+        let cases: Vec<Case> =
+            (0..requests()).map(|at| if at % 2 == 0 { pool_case(at) } else { way_case(at) }).collect();
+        let (sender, answers) = channel();
+        for (at, case) in cases.iter().enumerate() {
+            let sender = sender.clone();
+            submit(&engine, models[at % 2], case, move |answer| drop(sender.send((at, answer))));
+        }
+        let mut seen = vec![0; cases.len()];
+        for _ in &cases {
+            let (at, answer) =
+                answers.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{policy}: an answer is missing"));
+            seen[at] += 1;
+            let answered = answer.unwrap_or_else(|failure| panic!("{policy}: request {at}: {failure}"));
+            check(policy, at, &cases[at], &answered.outputs);
+        }
+        assert!(seen.iter().all(|&count| count == 1));
+        assert!(engine.drain(PATIENCE));
+        let [pool, ways] = models.map(|model| engine.model_metrics(model).unwrap());
+        let elements = |case: &Case| case.inputs[0].data.len() as u64 / 8;
+        let brought: u64 = cases.iter().step_by(2).map(elements).sum();
+        assert_eq!(pool.useful_elements, 2 * brought, "each block once");
+        let of_way = |way: usize| (0..cases.len()).filter(|at| at % 2 == 1 && scrambled(*at) % 4 == way).count() as u64;
+        assert_eq!((ways.early_exits, ways.skips), (of_way(0), of_way(2)), "{policy}");
+        assert!(pool.batch_rows.sum as u64 > pool.batches, "{policy}: no batch had two rows, so nothing was tested");
+        engine.shutdown();
+    }
+}
+
+#[test]
+fn a_request_of_two_lengths_is_refused_without_a_slot() {
+    let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions::default()));
+    let engine = start("dva", &executor);
+    let model = engine.load(served(&*executor, &pool())).unwrap();
+    let (short, long) = (pool_case(1), pool_case(2));
+    assert_ne!(short.inputs[0].shape[1], long.inputs[0].shape[1]);
+    let inputs = vec![short.inputs[0].clone(), long.inputs[1].clone()].into();
+    let on_answer = Box::new(|_| panic!("it was not accepted"));
+    let refused = engine.submit(Job { model, inputs, rows: 1, timeout: None, on_step: None, on_answer }).err().unwrap();
+    assert!(matches!(&refused, Refused::Invalid(text) if text.contains("send them equally long")), "{refused}");
+    assert_eq!(engine.model_metrics(model).unwrap().live, 0);
+}
