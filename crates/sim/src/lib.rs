@@ -27,6 +27,6 @@ pub use observer::{End, Observer, Run};
 pub use planning::{Footprint, Planning};
 pub use route::Route;
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
-pub use scenario::{Length, Load, Scenario, ScenarioError, Unfold};
+pub use scenario::{Length, Load, Routes, Scenario, ScenarioError, Unfold};
 pub use trace::Trace;
 pub use world::{Arrival, Controller, Fault, World};

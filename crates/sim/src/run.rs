@@ -12,8 +12,9 @@ use ripieno_sched::{BuildError, Request, build};
 use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix, stream as stream_of};
 use thiserror::Error;
 
-/// Tells the random streams of extents from those of arrivals.
+/// Tells the random streams of extents from those of arrivals, and those of routes.
 const EXTENTS: u64 = 1 << 32;
+const ROUTES: u64 = 1 << 33;
 
 /// Why a scenario could not be run.
 #[derive(Debug, Error)]
@@ -47,12 +48,15 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
     let stream = |&(load, index): &(&Load, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
     let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
     // Extents come from streams of their own, so that arrivals are as they would be without them.
-    let mut extents: Vec<_> =
-        (0..scenario.walks.len() as u64).map(|model| stream_of(scenario.seed, EXTENTS | model)).collect();
+    let randoms = |what: u64| (0..scenario.walks.len() as u64).map(move |model| stream_of(scenario.seed, what | model));
+    let (mut extents, mut ways): (Vec<_>, Vec<_>) = (randoms(EXTENTS).collect(), randoms(ROUTES).collect());
     let arrival = |(at, stream): (Time, usize)| {
         let model = models[stream].1;
         let index = usize::from(model);
-        let arrival = Arrival::new(at, ModelId(model), at + scenario.setup.models[index].slo);
+        let mut arrival = Arrival::new(at, ModelId(model), at + scenario.setup.models[index].slo);
+        if let Some(routes) = &scenario.routes[index] {
+            arrival.route = routes.draw(&mut ways[index]);
+        }
         match &scenario.walks[index] {
             None => arrival,
             Some(walk) => {
@@ -144,6 +148,9 @@ fn run(
         .with_network(scenario.network, scenario.seed)
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather);
+    if scenario.routes.iter().any(Option::is_some) {
+        world = world.with_routes(setup);
+    }
     let mut info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, ..RunInfo::default() };
     let Some(window) = scenario.window else {
         world.run(arrivals, [], &mut observers);

@@ -2,17 +2,20 @@
 //!
 //! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
 //! wrong answer with a straight face. Every error names the file, the key, the value and the fix. What `[[model]]` says
-//! is read in `model.rs`, `blocks.rs` and `walks.rs`; what can be read and yet has no answer is refused in `check.rs`.
+//! is read in `model.rs`, `blocks.rs`, `costs.rs`, `routes.rs` and `walks.rs`; what can be read and yet has no answer is refused in `check.rs`.
 
 mod blocks;
 mod check;
+mod costs;
 mod model;
+mod routes;
 mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
 use crate::changing::{Changing, Given, PhaseTable};
 use crate::link::{Delay, Network};
 use crate::planning::{PlanTable, Planning};
+pub use routes::Routes;
 pub use walks::Unfold;
 
 use model::ModelTable;
@@ -52,8 +55,10 @@ pub struct Scenario {
     pub planning: Planning,
     /// Models, devices and bounds.
     pub setup: Setup,
-    /// By model, how its requests walk, where they unfold.
+    /// By model, how its requests walk, where they unfold or differ in length.
     pub walks: Vec<Option<Unfold>>,
+    /// By model, who leaves early and who skips blocks, if anybody does.
+    pub routes: Vec<Option<Routes>>,
     /// The graphs that requests bring.
     pub graphs: Vec<Graph>,
     /// By model and block, what each row of a task costs whose members differ from those of the task before it.
@@ -211,17 +216,25 @@ impl Scenario {
     ///
     /// A model that unfolds counts with full batches of each of its cells and the mean number of steps.
     pub fn bound_rps(&self) -> f64 {
-        let seconds_per_request = |((model, load), unfold): ((&Model, &Load), &Option<Unfold>)| {
-            if let Some(unfold) = unfold {
-                return load.share * walks::seconds_per_request(model, unfold, &self.graphs);
-            }
-            let profile = model.profile();
-            let batch = staggered_bound(&profile, model.slo, self.setup.devices).batch.max(1);
-            load.share * profile.latency(batch).as_secs_f64() / batch as f64
-        };
-        let models = self.setup.models.iter().zip(&self.loads).zip(&self.walks);
-        let seconds: f64 = models.map(seconds_per_request).sum();
+        let seconds = |model: usize| self.loads[model].share * self.seconds_per_request(model);
+        let seconds: f64 = (0..self.setup.models.len()).map(seconds).sum();
         self.setup.devices as f64 / seconds
+    }
+
+    fn seconds_per_request(&self, index: usize) -> f64 {
+        let (model, routes) = (&self.setup.models[index], &self.routes[index]);
+        match (&self.walks[index], routes) {
+            (Some(unfold), _) if model.walk.is_unfolded() => walks::seconds_per_request(model, unfold, &self.graphs),
+            (None, None) => {
+                let profile = model.profile();
+                let batch = staggered_bound(&profile, model.slo, self.setup.devices).batch.max(1);
+                profile.latency(batch).as_secs_f64() / batch as f64
+            }
+            (unfold, _) => {
+                let reach = routes.as_ref().map_or_else(|| vec![1.0; model.blocks.len()], Routes::reach);
+                walks::seconds_at_best(model, unfold.as_ref(), &reach)
+            }
+        }
     }
 }
 
@@ -232,7 +245,8 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
     if file.model.is_empty() {
         return Err("there is no model; add a [[model]] table".to_owned());
     }
-    let models = file.model.iter().map(ModelTable::model).collect::<Checked<Vec<_>>>()?;
+    let models = file.model.iter().map(|model| model.model(folder)).collect::<Checked<Vec<_>>>()?;
+    let (models, routes): (Vec<_>, Vec<_>) = models.into_iter().unzip();
     unique(models.iter().map(|model| model.name.as_str()))?;
     let mut graphs = Vec::new();
     let listed = file.requests_file.is_some();
@@ -241,8 +255,12 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         unfold.map_err(|problem| format!("model {:?}: {problem}", model.name))
     };
     let walks = file.model.iter().zip(&models).map(walk).collect::<Checked<Vec<_>>>()?;
+    let longest: Vec<_> = file.model.iter().map(ModelTable::max_length).collect();
     let requests = match &file.requests_file {
-        Some(name) => Some(Listing { models: &models, walks: &walks, graphs: &mut graphs }.read(&folder.join(name))?),
+        Some(name) => {
+            let mut listing = Listing { models: &models, walks: &walks, longest: &longest, graphs: &mut graphs };
+            Some(listing.read(&folder.join(name))?)
+        }
         None => None,
     };
     let footprints = file.model.iter().map(ModelTable::footprint).collect::<Checked<_>>()?;
@@ -264,6 +282,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
         walks,
+        routes,
         graphs,
         gather,
         autoscale,
@@ -426,6 +445,7 @@ fn unique<'a>(names: impl Iterator<Item = &'a str>) -> Checked<()> {
 struct Listing<'a> {
     models: &'a [Model],
     walks: &'a [Option<Unfold>],
+    longest: &'a [Option<u32>],
     graphs: &'a mut Vec<Graph>,
 }
 
@@ -460,7 +480,8 @@ impl Listing<'_> {
             return Err(format!("rows = {rows}; model {:?} allows 1 to {most}", row.model));
         }
         let listed = Listed { length: row.length, output_length: row.output_length, tree: row.tree.as_deref() };
-        let Drawn { extent, output, graph } = listed.parse(model, self.walks[index].as_ref(), self.graphs)?;
+        let Drawn { extent, output, graph } =
+            listed.parse(model, self.walks[index].as_ref(), self.longest[index], self.graphs)?;
         let at = Time::ORIGIN + Nanos::from_millis_f64(row.arrival_ms);
         let id = ripieno_base::ModelId(index as u16);
         Ok(crate::Arrival { rows, extent, output, graph, ..crate::Arrival::new(at, id, at + model.slo) })

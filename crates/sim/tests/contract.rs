@@ -103,10 +103,11 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
         Profile::from_table(&table).unwrap()
     };
     for model in &mut case.setup.models {
-        let chain = model.blocks.len() > 1;
+        // Some models cost by length, and others do not: what a policy makes of these may be something else.
+        let pads = model.max_batch % 2 == 0 && (policy.chains == Chains::Any || model.blocks.len() == 1);
         for block in &mut model.blocks {
             block.skips = policy.chains != Chains::InStep;
-            if policy.chains == Chains::Any || !chain {
+            if pads {
                 let table = vec![(10, shortened(&block.profile, 30)), (40, block.profile.clone())];
                 block.lengths = Some(Lengths::new(table).unwrap());
             }

@@ -2,24 +2,28 @@
 //!
 //! Time is in ms, and an operator takes 1 ms of a whole device.
 
-use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::{Block, Extent, Model, Profile, Walk};
+use ripieno_base::{ModelId, Nanos, TaskId, Time};
+use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Run, World};
-use std::fmt::Write;
 
-/// Rows of time, operator and members, and the latencies in the order of the requests.
+/// Rows of time, operator and members, in the order of their starts, and the latencies in the order of the answers.
 #[derive(Default)]
 struct Table {
-    rows: String,
+    tasks: Vec<(TaskId, Time, Time, String)>,
     latencies: Vec<(u64, f64)>,
 }
 
 impl Observer for Table {
-    fn done(&mut self, _now: Time, run: &Run<'_>) {
+    fn started(&mut self, _now: Time, run: &Run<'_>) {
         let operator = char::from(b'A' + run.block.0 as u8);
-        writeln!(self.rows, "{} {} {operator} {:?}", millis(run.start), millis(run.end), run.ids).unwrap();
+        self.tasks.push((run.task, run.start, Time::NEVER, format!("{operator} {:?}", run.ids)));
+    }
+
+    fn done(&mut self, now: Time, run: &Run<'_>) {
+        let task = self.tasks.iter_mut().rfind(|task| task.0 == run.task).unwrap();
+        task.2 = now;
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
@@ -29,6 +33,13 @@ impl Observer for Table {
 }
 
 impl Table {
+    fn rows(&self) -> String {
+        let row = |(_, start, end, what): &(TaskId, Time, Time, String)| {
+            format!("{} {} {what}\n", millis(*start), millis(*end))
+        };
+        self.tasks.iter().map(row).collect()
+    }
+
     fn mean(&self) -> f64 {
         self.latencies.iter().map(|(_, latency)| latency).sum::<f64>() / self.latencies.len() as f64
     }
@@ -75,6 +86,26 @@ const FLAT: [f64; 4] = [1.0; 4];
 const EACH: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
 #[test]
+fn case_i_runs_short_and_long_requests_side_by_side() {
+    // Work is rows times length, and a device is full with four rows.
+    let by_length = (1..=4).map(|length| (length, profile(&[f64::from(length); 4]))).collect();
+    let mut model = model(&[[4.0; 4]]);
+    model.blocks[0].lengths = Some(Lengths::new(by_length).unwrap());
+    let together = [(0.0, 2), (0.0, 2), (0.0, 2), (0.0, 4)];
+    let table = run("dva", 2, "", &model, &together);
+    assert_eq!(table.rows(), "0 2 A [1, 2, 3]\n0 4 A [4]\n");
+    assert_eq!(table.mean(), 2.5);
+    for dispatch in ["free", "start"] {
+        let padded = run("delay-batch", 1, &format!("dispatch={dispatch}"), &model, &together);
+        assert_eq!(padded.rows(), "0 4 A [1, 2, 3, 4]\n");
+        assert_eq!(padded.mean(), 4.0);
+    }
+    // One lane runs the groups one after the other, the short ones first.
+    let serial = run("dva", 1, "", &model, &together);
+    assert_eq!(serial.rows(), "0 2 A [1, 2, 3]\n2 6 A [4]\n");
+}
+
+#[test]
 fn case_ii_splits_where_operators_prefer_single_requests() {
     let model = model(&[FLAT, EACH, EACH, EACH]);
     let together = [(0.0, 1); 4];
@@ -85,7 +116,7 @@ fn case_ii_splits_where_operators_prefer_single_requests() {
                         1.75 2 B [2]\n2 2.25 C [2]\n2.25 2.5 D [2]\n\
                         2.5 2.75 B [3]\n2.75 3 C [3]\n3 3.25 D [3]\n\
                         3.25 3.5 B [4]\n3.5 3.75 C [4]\n3.75 4 D [4]\n";
-        assert_eq!(table.rows, expected);
+        assert_eq!(table.rows(), expected);
         assert_eq!(table.latencies, [(1, 1.75), (2, 2.5), (3, 3.25), (4, 4.0)]);
         assert_eq!(table.mean(), 2.875);
         for (policy, knobs) in
@@ -106,7 +137,7 @@ fn case_iii_stretches_the_batch_by_those_who_came_late() {
     let expected = "4 5 A [1]\n5 6 A [2, 3, 4]\n6 7 B [1, 2, 3, 4]\n7 8 C [1, 2, 3, 4]\n8 9 D [1, 2, 3, 4]\n";
     for knobs in ["window_ms=4", "window_ms=4 stretch=comp-wait comp_wait_ms=1"] {
         let table = run("dva", 1, knobs, &model, &BURST);
-        assert_eq!(table.rows, expected);
+        assert_eq!(table.rows(), expected);
         assert_eq!(table.mean(), 5.25);
     }
     let late = run("dva", 1, "window_ms=4 stretch=comp-wait comp_wait_ms=0.9", &model, &BURST);
@@ -114,11 +145,11 @@ fn case_iii_stretches_the_batch_by_those_who_came_late() {
     for dispatch in ["free", "start"] {
         // The window of the second batch begins with its own first request, and does not end when the device is free.
         let baseline = run("delay-batch", 1, &format!("window_ms=4 dispatch={dispatch}"), &model, &BURST);
-        assert_eq!(baseline.rows.lines().next(), Some("4 5 A [1]"));
-        assert_eq!(baseline.rows.lines().last(), Some("12 13 D [2, 3, 4]"));
+        assert_eq!(baseline.rows().lines().next(), Some("4 5 A [1]"));
+        assert_eq!(baseline.rows().lines().last(), Some("12 13 D [2, 3, 4]"));
         assert_eq!(baseline.mean(), 8.0);
     }
     let never = run("dva", 1, "window_ms=4 stretch=never", &model, &BURST);
-    assert_eq!(never.rows.lines().nth(4), Some("9 10 A [2, 3, 4]"));
+    assert_eq!(never.rows().lines().nth(4), Some("9 10 A [2, 3, 4]"));
     assert_eq!(never.mean(), 8.0);
 }

@@ -225,7 +225,9 @@ fn mistakes_are_named() {
     );
     mistake(
         &format!("walk = \"chain\"\nlengths = {{ kind = \"fixed\", value = 3 }}\n{cell}"),
-        expect![[r#"s.toml: model "m": lengths has no meaning for walk = "chain"; remove it"#]],
+        expect![[
+            r#"s.toml: model "m": lengths have no effect: latencies do not depend on them; give preferred_tokens or by_length"#
+        ]],
     );
     let sizes = format!("walk = \"repeat\"\nlengths = {{ kind = \"fixed\", value = 3 }}\n{cell}sizes = [1, 4]\n");
     mistake(

@@ -58,8 +58,20 @@ pub enum LengthError {
     #[error("no length was counted{}", if *.0 { ", or all are above max" } else { "" })]
     Empty(bool),
     /// No data set has this name.
-    #[error("dataset = {0:?}; there is \"europarl-en\"")]
+    #[error("dataset = {0:?}; there are {known}", known = known())]
     Unknown(String),
+}
+
+/// Lengths that come with this library.
+const DATA_SETS: [(&str, &str); 4] = [
+    ("europarl-en", include_str!("../data/europarl-en.csv")),
+    ("glue-rte", include_str!("../data/glue-rte.csv")),
+    ("glue-cola", include_str!("../data/glue-cola.csv")),
+    ("sst2-sentences", include_str!("../data/sst2-sentences.csv")),
+];
+
+fn known() -> String {
+    DATA_SETS.map(|(name, _)| format!("{name:?}")).join(", ")
 }
 
 /// The longest sequence.
@@ -94,6 +106,15 @@ impl Lengths {
         }
     }
 
+    /// The longest that may be drawn.
+    pub fn longest(&self) -> u32 {
+        match self {
+            Lengths::Fixed(length) => *length,
+            Lengths::LogNormal { max, .. } => *max,
+            Lengths::Histogram(histogram) => histogram.at(1.0),
+        }
+    }
+
     /// The mean; of log-normal lengths that of a sample.
     pub fn mean(&self) -> f64 {
         const SAMPLE: u32 = 4096;
@@ -111,10 +132,8 @@ impl Lengths {
 impl Histogram {
     /// A data set that comes with this library.
     pub fn named(name: &str) -> Result<Histogram, LengthError> {
-        match name {
-            "europarl-en" => Histogram::parse(include_str!("../data/europarl-en.csv")),
-            other => Err(LengthError::Unknown(other.to_owned())),
-        }
+        let found = DATA_SETS.iter().find(|(known, _)| *known == name);
+        found.map_or_else(|| Err(LengthError::Unknown(name.to_owned())), |(_, text)| Histogram::parse(text))
     }
 
     /// Lines of `length,count`; a first line that is no number is a header.
@@ -196,6 +215,14 @@ mod tests {
         assert!((scaled.mean() - 24.0).abs() < 0.1);
         assert_eq!((scaled.at(0.9), scaled.at(0.99), scaled.at(1.0)), (44, 72, 122));
         assert!(scaled.up_to(50).unwrap().at(1.0) == 50);
+    }
+
+    #[test]
+    fn sentences_of_glue_have_their_means() {
+        let means =
+            ["glue-rte", "glue-cola", "sst2-sentences"].map(|name| Histogram::named(name).unwrap().mean().round());
+        assert_eq!(means, [63.0, 8.0, 19.0]);
+        assert_eq!(Lengths::Histogram(Histogram::named("glue-rte").unwrap()).longest(), 283);
     }
 
     #[test]

@@ -50,6 +50,9 @@ pub(super) fn subset(scenario: &Scenario, models: &[usize]) -> Scenario {
     let mut part = scenario.clone();
     part.setup.models = models.iter().map(|&model| scenario.setup.models[model].clone()).collect();
     part.setup.limits.models = models.len();
+    part.walks = models.iter().map(|&model| scenario.walks[model].clone()).collect();
+    part.routes = models.iter().map(|&model| scenario.routes[model].clone()).collect();
+    part.gather = models.iter().map(|&model| scenario.gather[model].clone()).collect();
     part.loads = models.iter().map(|&model| scenario.loads[model].clone()).collect();
     if share > 0.0 {
         part.loads.iter_mut().for_each(|load| load.share /= share);

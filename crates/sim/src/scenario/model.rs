@@ -1,6 +1,8 @@
 //! A `[[model]]` table: what it costs, how a request walks through it, how its requests arrive.
 
-use super::blocks::{BlockTable, Costs, blocks, milliseconds};
+use super::blocks::{Around, BlockTable, blocks};
+use super::costs::{ByLength, Cost, Costs, milliseconds};
+use super::routes::Routes;
 use super::walks::{LengthsTable, TreesTable, WalkKeys};
 use super::{Checked, Load, unique};
 use crate::changing::{DriftTable, GivenModel};
@@ -9,6 +11,7 @@ use ripieno_base::Nanos;
 use ripieno_model::{Block, DropRule, Model, Walk, npu};
 use ripieno_workload::Arrival as Process;
 use serde::Deserialize;
+use std::path::Path;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -18,6 +21,12 @@ pub(super) struct ModelTable {
     alpha_ms: Option<f64>,
     beta_ms: Option<f64>,
     latency_ms: Option<Vec<f64>>,
+    alone_ms: Option<f64>,
+    preferred_batch: Option<usize>,
+    preferred_tokens: Option<u32>,
+    #[serde(default)]
+    by_length: Vec<ByLength>,
+    max_length: Option<u32>,
     npu: Option<String>,
     max_batch: Option<usize>,
     instances: Option<usize>,
@@ -84,7 +93,8 @@ impl ModelTable {
         Footprint::parse(&self.name, self.memory_mb, self.runtime_memory_mb, self.load_cost)
     }
 
-    pub(super) fn model(&self) -> Checked<Model> {
+    /// The model, and the routes of its requests.
+    pub(super) fn model(&self, folder: &Path) -> Checked<(Model, Option<Routes>)> {
         let context = |problem: String| format!("model {:?}: {problem}", self.name);
         let slo = milliseconds("slo_ms", self.slo_ms).map_err(context)?;
         if slo <= Nanos::ZERO {
@@ -93,7 +103,9 @@ impl ModelTable {
         if self.max_batch == Some(0) {
             return Err(context("max_batch = 0; it must be at least 1".to_owned()));
         }
-        let (walk, blocks) = self.walk(slo).map_err(context)?;
+        let longest = self.walk_keys().longest(self.max_length, folder).map_err(context)?;
+        let (walk, mut blocks) = self.walk(slo, longest).map_err(context)?;
+        let routes = Routes::parse(walk, &self.block, &mut blocks).map_err(context)?;
         // Cells have largest batches of their own; a whole model is limited by its narrowest block.
         let sizes = blocks.iter().map(|block| block.profile.max_batch());
         let longest = if walk.is_unfolded() { sizes.max() } else { sizes.min() }.unwrap_or(1);
@@ -106,7 +118,7 @@ impl ModelTable {
             return Err(context("instances = 0; it must be at least 1".to_owned()));
         }
         let drop = self.drop.as_deref().map(drop_rule).transpose().map_err(context)?;
-        Ok(Model { name: self.name.clone(), blocks, walk, slo, max_batch, instances, drop })
+        Ok((Model { name: self.name.clone(), blocks, walk, slo, max_batch, instances, drop }, routes))
     }
 
     /// The keys that say how requests walk.
@@ -120,6 +132,11 @@ impl ModelTable {
         }
     }
 
+    /// The length of the longest requests, if the file says it.
+    pub(super) fn max_length(&self) -> Option<u32> {
+        self.max_length
+    }
+
     /// By block, what gathering a row costs.
     pub(super) fn gather(&self) -> Checked<Vec<Nanos>> {
         let gather = |block: &BlockTable| block.gather(&self.name);
@@ -130,12 +147,17 @@ impl ModelTable {
         }
     }
 
-    fn walk(&self, slo: Nanos) -> Checked<(Walk, Vec<Block>)> {
+    fn walk(&self, slo: Nanos, longest: Option<u32>) -> Checked<(Walk, Vec<Block>)> {
         let costs = Costs {
             alpha_ms: self.alpha_ms,
             beta_ms: self.beta_ms,
             latency_ms: self.latency_ms.as_deref(),
             latency_points: None,
+            alone_ms: self.alone_ms,
+            preferred_batch: self.preferred_batch,
+            preferred_tokens: self.preferred_tokens,
+            by_length: &self.by_length,
+            launch_ms: 0.0,
             max_batch: self.max_batch,
         };
         if let Some(name) = &self.npu {
@@ -151,13 +173,17 @@ impl ModelTable {
             format!("walk = {name:?}; it must be one of {}", names.join(", "))
         })?;
         match walk {
-            Walk::Whole if self.block.is_empty() => Ok((walk, vec![Block::new(&self.name, costs.profile(slo)?)])),
+            Walk::Whole if self.block.is_empty() => {
+                let Cost { profile, lengths } = costs.parse(slo, longest)?;
+                Ok((walk, vec![Block { lengths, ..Block::new(&self.name, profile) }]))
+            }
             Walk::Whole => Err("[[model.block]] tables need a walk, \"chain\" for stages".to_owned()),
             _ if self.block.is_empty() => Err(format!("walk = {name:?} needs [[model.block]] tables")),
             _ if costs.given() => Err("with blocks, give latencies in each block, not here".to_owned()),
             _ => {
                 unique(self.block.iter().map(|block| block.name.as_str()))?;
-                Ok((walk, blocks(walk, &self.block, self.max_batch, slo)?))
+                let around = Around { max_batch: self.max_batch, slo, longest };
+                Ok((walk, blocks(walk, &self.block, around)?))
             }
         }
     }

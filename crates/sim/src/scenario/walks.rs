@@ -12,7 +12,7 @@ use serde::Deserialize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Where requests of a model that unfolds get their extents from.
+/// Where requests of a model that unfolds, or whose cost depends on their length, get their extents from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unfold {
     source: Source,
@@ -40,6 +40,8 @@ enum Output {
 /// How many steps a decoder may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
+    /// None: no block runs until an end.
+    Without,
     /// As many as its output has.
     Output,
     Extra(u32),
@@ -80,6 +82,7 @@ impl Unfold {
 
     fn of_lengths(&self, length: u32, output: u32) -> Drawn {
         let limit = match self.limit {
+            Limit::Without => return Drawn { extent: Extent { length, limit: 0 }, output: 0, graph: None },
             Limit::Output => output,
             Limit::Extra(more) => length.saturating_add(more),
             Limit::Absolute(most) => most,
@@ -105,6 +108,26 @@ impl Unfold {
 fn of_tree(graph: u32, graphs: &[Graph]) -> Drawn {
     let nodes = graphs[graph as usize].len() as u32;
     Drawn { extent: Extent { length: nodes, limit: 0 }, output: 0, graph: Some(graph) }
+}
+
+/// Device time of a mean request in batches that make the best use of the device, given what share of requests runs a block.
+pub(super) fn seconds_at_best(model: &Model, unfold: Option<&Unfold>, reach: &[f64]) -> f64 {
+    let length = unfold.map_or(1.0, |unfold| unfold.mean_steps(&[]).0);
+    let rows = 1..=model.max_batch;
+    let seconds = |(block, reach): (&Block, &f64)| {
+        let work =
+            |length: u32, rows: usize| block.cost(rows, length).as_secs_f64() / (rows as f64 * f64::from(length));
+        let best = match &block.lengths {
+            None => rows.clone().map(|rows| work(1, rows)).fold(f64::INFINITY, f64::min),
+            Some(lengths) => {
+                let points =
+                    lengths.table().iter().flat_map(|&(length, _)| rows.clone().map(move |rows| (length, rows)));
+                length * points.map(|(length, rows)| work(length, rows)).fold(f64::INFINITY, f64::min)
+            }
+        };
+        reach * best
+    };
+    model.blocks.iter().zip(reach).map(seconds).sum()
 }
 
 /// Device time of a mean request in full batches.
@@ -158,7 +181,19 @@ pub(super) struct TreesTable {
 }
 
 impl WalkKeys<'_> {
-    /// What the requests of a model bring; graphs are added to those of the scenario. None if its walk does not unfold.
+    /// The length of the longest requests: as given, or the longest that may be drawn.
+    pub(super) fn longest(&self, given: Option<u32>, folder: &Path) -> Checked<Option<u32>> {
+        let drawn = self.lengths.map(|lengths| lengths.parse("lengths", folder)).transpose()?.map(|it| it.longest());
+        match (given, drawn) {
+            (Some(given), Some(drawn)) if given < drawn => {
+                Err(format!("max_length = {given}, but lengths go up to {drawn}; give lengths a max of {given}"))
+            }
+            (Some(0), _) => Err("max_length = 0; it must be at least 1".to_owned()),
+            (given, drawn) => Ok(given.or(drawn)),
+        }
+    }
+
+    /// What the requests of a model bring; graphs are added to those of the scenario. None if they are all alike.
     pub(super) fn parse(
         &self,
         model: &Model,
@@ -168,7 +203,7 @@ impl WalkKeys<'_> {
     ) -> Checked<Option<Unfold>> {
         let walk = model.walk;
         let takes_output = walk == Walk::EncodeDecode;
-        let takes_lengths = walk.is_unfolded() && walk != Walk::Tree;
+        let takes_lengths = (walk.is_unfolded() && walk != Walk::Tree) || model.has_lengths();
         for (key, given, taken) in [
             ("lengths", self.lengths.is_some(), takes_lengths),
             ("output_lengths", self.output_lengths.is_some(), takes_output),
@@ -176,11 +211,17 @@ impl WalkKeys<'_> {
             ("max_steps", self.max_steps.is_some(), takes_output),
             ("trees", self.trees.is_some(), walk == Walk::Tree),
         ] {
+            if given && !taken && key == "lengths" && !walk.is_unfolded() {
+                return Err(
+                    "lengths have no effect: latencies do not depend on them; give preferred_tokens or by_length"
+                        .to_owned(),
+                );
+            }
             if given && !taken {
                 return Err(format!("{key} has no meaning for walk = {:?}; remove it", walk.name()));
             }
         }
-        if !walk.is_unfolded() {
+        if !takes_lengths && walk != Walk::Tree {
             return Ok(None);
         }
         let source = match (walk, self.lengths, self.trees) {
@@ -198,7 +239,8 @@ impl WalkKeys<'_> {
             }
             (_, None, _) => Source::Lengths(Lengths::Fixed(1)),
         };
-        Ok(Some(Unfold { source, output: self.output(folder)?, limit: self.limit()? }))
+        let limit = if walk.is_unfolded() { self.limit()? } else { Limit::Without };
+        Ok(Some(Unfold { source, output: self.output(folder)?, limit }))
     }
 
     fn output(&self, folder: &Path) -> Checked<Output> {
@@ -317,7 +359,13 @@ pub(super) struct Listed<'a> {
 }
 
 impl Listed<'_> {
-    pub(super) fn parse(&self, model: &Model, unfold: Option<&Unfold>, graphs: &mut Vec<Graph>) -> Checked<Drawn> {
+    pub(super) fn parse(
+        &self,
+        model: &Model,
+        unfold: Option<&Unfold>,
+        longest: Option<u32>,
+        graphs: &mut Vec<Graph>,
+    ) -> Checked<Drawn> {
         let walk = model.walk;
         let Some(unfold) = unfold else {
             // Columns of other models in the same file.
@@ -331,8 +379,9 @@ impl Listed<'_> {
         let length = self.length.ok_or_else(|| format!("length is missing; walk {:?} needs it", walk.name()))?;
         let output = self.output_length.unwrap_or(length);
         for (key, value) in [("length", length), ("output_length", output)] {
-            if !(1..=LONGEST).contains(&value) {
-                return Err(format!("{key} = {value}; it must be between 1 and {LONGEST}"));
+            let most = longest.unwrap_or(LONGEST);
+            if !(1..=most).contains(&value) {
+                return Err(format!("{key} = {value}; it must be between 1 and {most}"));
             }
         }
         Ok(unfold.of_lengths(length, output))

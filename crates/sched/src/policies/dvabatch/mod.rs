@@ -16,126 +16,35 @@
 //! for rule 4 and for `drop`, and arrivals to come.
 //!
 //! Choices where the paper leaves freedom. Whether newcomers may join is decided by what all together would wait more or less by
-//! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Whoever can run beside
-//! the batch at no cost to it does not join it. An idle device waits for nothing, unless `window_ms` is given; policy I
+//! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Where batches can run
+//! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. An idle device waits for nothing, unless `window_ms` is given; policy I
 //! waits for a first stage at the largest batch where the device is busy, as in the paper. Members of a batch that skip a stage
 //! go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
 //! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
 
 mod batch_table;
 mod clusters;
+mod options;
 mod pipeline;
 mod rules;
 mod stage_executors;
 #[cfg(test)]
 mod tests;
 
-use super::{DROP, MAX_BATCH, WHOLE as WALKS, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+pub(crate) use options::POLICY;
+
 use crate::parts::fifo::Fifo;
-use crate::shard::PerModel;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
-use pipeline::{Books, Pipeline, Run};
+use options::Options;
+use pipeline::{Batch, Books, Pipeline, Run};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
-use rules::{Diversity, Join, Plan, Stretch, Terms, WHOLE};
+use rules::{Join, Plan, Stretch, WHOLE};
 
-pub(crate) const POLICY: Policy = Policy {
-    name: "dva",
-    source: "DVABatch, sections 5 to 7",
-    summary: "batches are divided by length, split where stages prefer smaller ones, and joined by newcomers while they run",
-    sharded: false,
-    walks: WALKS,
-    chains: Chains::Any,
-    knobs: &[
-        Knob {
-            name: "buffers",
-            default: "2",
-            help: "buffer pairs, that is, batches that may run side by side on a device, each on a lane of it; with 1 all \
-                   stages run one after the other",
-        },
-        Knob {
-            name: "diversity",
-            default: "auto",
-            help: "what batches are formed for: \"input\" = different lengths, \"operator\" = stages that prefer different \
-                   batch sizes, \"load\" = uneven arrivals; \"auto\" = as the model's profiles say",
-        },
-        Knob { name: "groups", default: "2", help: "the most groups by length that waiting requests are divided into" },
-        Knob {
-            name: "split",
-            default: "true",
-            help: "whether batches are split where later stages prefer smaller ones",
-        },
-        Knob {
-            name: "stretch",
-            default: "gain",
-            help: "when newcomers may join a batch that runs: \"gain\" = if all together wait less by the profiles, \
-                   \"comp-wait\" = until it has run for comp_wait_ms, \"never\"",
-        },
-        Knob {
-            name: "comp_wait_ms",
-            default: "half of what a batch of 8 takes",
-            help: "how long after its begin a batch may be joined with stretch = \"comp-wait\", in ms",
-        },
-        Knob {
-            name: "window_ms",
-            default: "none; with lengths on a busy device, what the first stage takes at the largest batch",
-            help: "how long the first request of a batch waits for others, in ms, even on an idle device",
-        },
-        MAX_BATCH,
-        Knob { default: "never", ..DROP },
-    ],
-    build,
-};
-
-/// The most groups.
-const MAX_GROUPS: usize = 16;
-
-fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    let diversities = [
-        ("auto", None),
-        ("input", Some(Diversity::Input)),
-        ("operator", Some(Diversity::Operator)),
-        ("load", Some(Diversity::Load)),
-    ];
-    let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
-    let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
-    let options = Options {
-        lanes: knobs.count("buffers", None)?.unwrap_or(2).min(setup.limits.lanes),
-        drop: drop_rule(knobs, DropRule::Never)?,
-        terms: Terms {
-            diversity: knobs.choice("diversity", &diversities, None)?,
-            groups: knobs.count("groups", None)?.unwrap_or(2).min(MAX_GROUPS),
-            splits: knobs.flag("split", true)?,
-            stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
-            comp_wait: None,
-            window: None,
-            max_batch: None,
-        },
-        comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,
-        window: PerModel::read(&setup.models, |model| millis("window_ms", model))?,
-        max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
-    };
-    Ok(Box::new(DvaBatch::new(setup, options)))
-}
-
-/// What the options say.
-struct Options {
-    lanes: usize,
-    drop: DropRule,
-    terms: Terms,
-    comp_wait: PerModel<Option<Nanos>>,
-    window: PerModel<Option<Nanos>>,
-    max_batch: PerModel<Option<usize>>,
-}
-
-impl Options {
-    fn terms(&self, model: &Model) -> Terms {
-        let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
-        Terms { comp_wait, window, max_batch: self.max_batch.of(model), ..self.terms }
-    }
-}
+/// The share from which on a device counts as used well, where batches can run side by side. Below it, newcomers use what
+/// would lie idle.
+const FULL: u32 = WHOLE / 5 * 4;
 
 /// A model that is served.
 #[derive(Debug)]
@@ -156,6 +65,8 @@ struct Lane {
     run: Option<Run>,
     /// How much of the device the task can use.
     share: u32,
+    /// When its batch would be done if nothing came between.
+    ends: Time,
     members: Vec<RequestSlot>,
 }
 
@@ -183,6 +94,20 @@ impl Device {
     /// How much of it the running tasks can use.
     fn shares(&self) -> u32 {
         self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
+    }
+
+    /// How long until another lane has been through with what it runs.
+    fn next_end(&self, now: Time) -> Nanos {
+        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
+        running.map(|lane| (lane.ends - now).max(Nanos::ZERO)).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
+    /// it, or because it and what runs beside it use the device as well as a larger batch would.
+    fn suits_apart(&self, model: &Model, plan: &Plan, join: &Join) -> bool {
+        let used = self.shares() + plan.share(model, join.stage, join.rows, 1);
+        let fits = self.free_lane().is_some() && used + plan.share(model, 0, join.new_rows, 1) <= WHOLE;
+        self.lanes.len() > 1 && (fits || used >= FULL)
     }
 
     /// Whether a task of this share would slow down nobody: nothing runs, or there is room for both.
@@ -313,7 +238,7 @@ impl DvaBatch {
             for lane in 0..self.options.lanes {
                 if self.devices[device].lanes[lane].run.is_none() && self.devices[device].lanes[lane].owner.is_some() {
                     self.stretch(now, device, lane);
-                    self.run_next(device, lane, out);
+                    self.run_next(now, device, lane, out);
                 }
             }
             self.fill(now, device, out);
@@ -350,7 +275,7 @@ impl DvaBatch {
         pipeline.begin(now, batch, lane);
         let place = &mut devices[device].lanes[usize::from(lane)];
         (place.owner, place.batches) = (Some(id), 1);
-        self.run_next(device, usize::from(lane), out);
+        self.run_next(now, device, usize::from(lane), out);
         true
     }
 
@@ -451,26 +376,23 @@ impl DvaBatch {
         if self.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
             return;
         }
-        let beside = self.devices[device].free_lane().map(|_| self.devices[device].shares());
-        let DvaBatch { models, fifo, .. } = self;
+        let DvaBatch { models, fifo, devices, .. } = self;
         let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("a model stays while it runs");
         let pipeline = &mut pipelines[device];
         let Some((batch, stage)) = pipeline.stretchable(lane as u8).filter(|_| plan.stretch != Stretch::Never) else {
             return;
         };
         let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows));
-        if newcomers == 0 {
+        let Batch { rows, begun, members, .. } = *pipeline.batch(batch);
+        let other_lane = devices[device].next_end(now);
+        let join = Join { stage, members: members.len(), rows, newcomers, new_rows, other_lane };
+        if newcomers == 0 || (plan.stretch == Stretch::Gain && devices[device].suits_apart(model, plan, &join)) {
             return;
         }
-        let (rows, begun, members) =
-            (pipeline.batch(batch).rows, pipeline.batch(batch).begun, pipeline.batch(batch).members);
-        let join = Join { stage, members: members.len(), rows, newcomers, new_rows };
-        let apart = plan.share(model, stage, rows, 1) + plan.share(model, 0, new_rows, 1);
-        let fits_beside = plan.stretch == Stretch::Gain && beside.is_some_and(|shares| shares + apart <= WHOLE);
         let (then, before) = plan.ends(model, now, &join);
-        let punctual = |slot: u32| fifo.request(RequestSlot(slot)).deadline;
-        let harmed = members.iter(&fifo.links).any(|slot| punctual(slot) >= before && punctual(slot) < then);
-        if fits_beside || harmed || !plan.stretches(model, now, begun, &join) {
+        let deadlines = members.iter(&fifo.links).map(|slot| fifo.request(RequestSlot(slot)).deadline);
+        let harmed = deadlines.into_iter().any(|deadline| deadline >= before && deadline < then);
+        if harmed || !plan.stretches(model, now, begun, &join) {
             return;
         }
         pipeline.stretch(batch, newcomers, plan.will_split(model, stage, rows + new_rows, 1));
@@ -482,7 +404,7 @@ impl DvaBatch {
     }
 
     /// Starts the next stage of a lane's batches.
-    fn run_next(&mut self, device: usize, lane: usize, out: &mut Outbox) {
+    fn run_next(&mut self, now: Time, device: usize, lane: usize, out: &mut Outbox) {
         let DvaBatch { models, fifo, devices, .. } = self;
         let place = &mut devices[device].lanes[lane];
         let owner = place.owner.expect("a lane with a batch was asked for");
@@ -494,6 +416,7 @@ impl DvaBatch {
         let rows = place.members.iter().map(|&slot| fifo.request(slot).rows as usize).sum();
         let length = pipelines[device].batch(run.item.id).length;
         place.share = plan.share(model, run.stage, rows, length);
+        place.ends = now + plan.remaining(model, run.stage, rows, length);
         place.run = Some(run);
         out.push(Action::Start {
             task: TaskId((device * self.options.lanes + lane) as u32),

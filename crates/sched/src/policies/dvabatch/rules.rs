@@ -157,13 +157,13 @@ impl Plan {
     }
 
     /// Whether all wait less in sum. Who stands there waits for the newcomers to catch up, and for what the larger batch
-    /// takes longer; the newcomers need not wait for the batch to end, nor run what is left by themselves.
+    /// takes longer; the newcomers need not wait for a lane, nor run what is left by themselves.
     fn gains(&self, model: &Model, join: &Join) -> bool {
-        let catch_up = self.catch_up(model, join);
         let left = |rows: usize| self.remaining(model, join.stage, rows, 1);
-        let (merged, before, after) = (left(join.rows + join.new_rows), left(join.rows), left(join.new_rows));
-        let loss = (catch_up + merged - before) * join.members as i64;
-        let gain = (before + after - merged) * join.newcomers as i64;
+        let together = self.catch_up(model, join) + left(join.rows + join.new_rows);
+        let (before, lane) = (left(join.rows), left(join.rows).min(join.other_lane));
+        let loss = (together - before) * join.members as i64;
+        let gain = (lane + self.remaining(model, 0, join.new_rows, 1) - together) * join.newcomers as i64;
         gain > loss
     }
 }
@@ -177,6 +177,8 @@ pub(super) struct Join {
     pub(super) rows: usize,
     pub(super) newcomers: usize,
     pub(super) new_rows: usize,
+    /// When another lane is going to be free.
+    pub(super) other_lane: Nanos,
 }
 
 /// Whether all stages use the device well from the same batch size on.

@@ -1,1 +1,220 @@
+use crate::{
+    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, build,
+};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{Block, Extent, Model, Profile, Walk};
 
+/// A scheduler whose tasks end when a test says so.
+struct Driver {
+    dva: Box<dyn Scheduler>,
+    out: Outbox,
+    /// Starts as lane, stage and members, answers as what and who, since the last look.
+    seen: Vec<String>,
+}
+
+/// Stages with a latency in ms for each batch size up to 4.
+fn chain(stages: &[[i64; 4]]) -> Model {
+    let profile = |table: &[i64; 4]| Profile::from_table(&table.map(Nanos::from_millis)).unwrap();
+    let blocks: Vec<_> = stages.iter().map(|table| Block::new("stage", profile(table))).collect();
+    Model { blocks, walk: Walk::Chain, ..Model::whole("m", profile(&[1; 4]), Nanos::from_millis(1_000)) }
+}
+
+fn ms(millis: i64) -> Time {
+    Time::ORIGIN + Nanos::from_millis(millis)
+}
+
+impl Driver {
+    fn new(models: Vec<Model>, lanes: usize, options: &[(&str, &str)]) -> Driver {
+        let limits = Limits { requests: 16, models: models.len(), devices: 1, lanes, depth: 1, batch: 4, nodes: 0 };
+        let word = |&(name, value): &(&str, &str)| (name.to_owned(), OptionValue::Text(value.to_owned()));
+        let options: Options = options.iter().map(word).collect();
+        let dva = build("dva", &Setup { models, devices: 1, limits }, &options).unwrap();
+        Driver { dva, out: Outbox::new(&limits), seen: Vec::new() }
+    }
+
+    fn arrive(&mut self, now: i64, slots: std::ops::Range<u32>, model: u16, slo_ms: i64) {
+        for slot in slots {
+            let (arrived, deadline) = (ms(now), ms(now + slo_ms));
+            let (slot, model) = (RequestSlot(slot), ModelId(model));
+            self.dva.on_request(arrived, &Request { slot, model, arrived, deadline, rows: 1, extent: Extent::ONE });
+        }
+    }
+
+    fn end(&mut self, now: i64, lane: u32, outcome: Outcome, ended: &[bool], skips: &[u16]) {
+        let skips: Vec<_> = skips.iter().map(|&block| BlockId(block)).collect();
+        self.dva.on_task_done(ms(now), &TaskDone { task: TaskId(lane), outcome, ended, skips: &skips });
+    }
+
+    fn ok(&mut self, now: i64, lane: u32) -> String {
+        self.end(now, lane, Outcome::Ok, &[], &[]);
+        self.settle(now)
+    }
+
+    /// What was decided.
+    fn settle(&mut self, now: i64) -> String {
+        self.dva.settle(ms(now), &mut self.out);
+        for action in self.out.actions() {
+            let text = match *action {
+                Action::Start { task, model, block, lane, .. } => {
+                    let members: Vec<_> = self.dva.members(task).iter().map(|slot| slot.0).collect();
+                    let model = if model.0 == 0 { String::new() } else { format!("model {} ", model.0) };
+                    format!("{model}lane {} stage {} {members:?}", lane.0, block.0)
+                }
+                Action::Finish { request } => format!("done {}", request.0),
+                Action::Reject { request, why } => format!("{why:?} {}", request.0),
+                Action::Cancel { .. } => unreachable!("dva cancels nothing"),
+            };
+            self.seen.push(text);
+        }
+        self.out.clear();
+        std::mem::take(&mut self.seen).join(", ")
+    }
+}
+
+/// Four stages that take 1 ms whatever the batch: each row uses a quarter of the device.
+fn flat() -> Model {
+    chain(&[[1; 4]; 4])
+}
+
+/// One that uses all of the device with any batch.
+fn busy() -> Model {
+    chain(&[[1, 2, 3, 4]; 4])
+}
+
+#[test]
+fn who_skips_goes_ahead_as_a_batch_of_its_own() {
+    let mut driver = Driver::new(vec![flat()], 1, &[]);
+    driver.arrive(0, 0..4, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1, 2, 3]");
+    driver.end(1, 0, Outcome::Ok, &[false, false, true, false], &[1, 3, 1, 3]);
+    assert_eq!(driver.settle(1), "done 2, lane 0 stage 3 [1, 3]");
+    assert_eq!(driver.ok(2, 0), "done 1, done 3, lane 0 stage 1 [0]");
+    // Beyond the last stage is the end.
+    driver.end(3, 0, Outcome::Ok, &[], &[4]);
+    assert_eq!(driver.settle(3), "done 0");
+}
+
+#[test]
+fn newcomers_that_fail_or_leave_hold_nobody_up() {
+    for (outcome, ended, answer) in [(Outcome::Failed, &[][..], "Failed 1"), (Outcome::Ok, &[true], "done 1")] {
+        let mut driver = Driver::new(vec![flat()], 1, &[("stretch", "comp-wait")]);
+        driver.arrive(0, 0..1, 0, 1_000);
+        assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+        assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
+        driver.arrive(1, 1..2, 0, 1_000);
+        assert_eq!(driver.ok(2, 0), "lane 0 stage 0 [1]");
+        driver.end(3, 0, outcome, ended, &[]);
+        assert_eq!(driver.settle(3), format!("{answer}, lane 0 stage 2 [0]"));
+        assert_eq!(driver.ok(4, 0), "lane 0 stage 3 [0]");
+        assert_eq!(driver.ok(5, 0), "done 0");
+    }
+}
+
+#[test]
+fn nobody_joins_if_a_member_would_be_late_by_that() {
+    // Alone the first is done at 4; if another joins after its first stage, at 5.
+    for (slo, expected) in [(4, "lane 0 stage 1 [0]"), (5, "lane 0 stage 0 [1]")] {
+        let mut driver = Driver::new(vec![flat()], 1, &[]);
+        driver.arrive(0, 0..1, 0, slo);
+        driver.settle(0);
+        driver.arrive(1, 1..2, 0, 1_000);
+        assert_eq!(driver.ok(1, 0), expected);
+    }
+}
+
+#[test]
+fn nobody_joins_who_gains_less_than_others_lose() {
+    // After the first stage three would wait 1 ms each for one who saves 3 ms; after the second, for one who saves 2 ms.
+    for (stage, expected) in [(1, "lane 0 stage 1 [0, 1, 2]"), (2, "lane 0 stage 2 [0, 1, 2]")] {
+        let mut driver = Driver::new(vec![flat()], 1, &[]);
+        driver.arrive(0, 0..3, 0, 1_000);
+        driver.settle(0);
+        (1..stage).for_each(|at| drop(driver.ok(at, 0)));
+        driver.arrive(stage, 3..4, 0, 1_000);
+        assert_eq!(driver.ok(stage, 0), expected);
+    }
+    let mut driver = Driver::new(vec![flat()], 1, &[]);
+    driver.arrive(0, 0..2, 0, 1_000);
+    driver.settle(0);
+    driver.arrive(1, 2..3, 0, 1_000);
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 0 [2]");
+    assert_eq!(driver.ok(2, 0), "lane 0 stage 1 [0, 1, 2]");
+}
+
+#[test]
+fn batches_run_side_by_side_as_far_as_the_device_has_room() {
+    let mut driver = Driver::new(vec![flat()], 2, &[]);
+    driver.arrive(0, 0..2, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
+    driver.arrive(0, 2..5, 0, 1_000);
+    // Two of the three fit beside the two that run.
+    assert_eq!(driver.settle(0), "lane 1 stage 0 [2, 3]");
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0, 1]");
+
+    let mut driver = Driver::new(vec![busy()], 2, &[]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    driver.arrive(0, 1..2, 0, 1_000);
+    assert_eq!(driver.settle(0), "");
+}
+
+#[test]
+fn nobody_overtakes_the_oldest_because_it_fits() {
+    let mut driver = Driver::new(vec![busy(), flat()], 2, &[]);
+    driver.arrive(0, 0..1, 1, 1_000);
+    assert_eq!(driver.settle(0), "model 1 lane 0 stage 0 [0]");
+    driver.arrive(1, 1..2, 0, 1_000);
+    driver.arrive(2, 2..3, 1, 1_000);
+    assert_eq!(driver.settle(2), "");
+    for at in 3..6 {
+        assert_eq!(driver.ok(at, 0), format!("model 1 lane 0 stage {} [0]", at - 2));
+    }
+    assert_eq!(driver.ok(6, 0), "done 0, lane 0 stage 0 [1]");
+}
+
+#[test]
+fn only_the_latest_batch_is_joined() {
+    let mut driver = Driver::new(vec![flat()], 2, &[("stretch", "comp-wait")]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    driver.arrive(0, 1..2, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 1 stage 0 [1]");
+    driver.arrive(1, 2..3, 0, 1_000);
+    // The older one goes on; no lane is free for a third batch.
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
+    assert_eq!(driver.ok(1, 1), "lane 1 stage 0 [2]");
+    assert_eq!(driver.ok(2, 1), "lane 1 stage 1 [1, 2]");
+}
+
+#[test]
+fn what_a_lost_device_held_starts_over_once_all_of_it_is_known() {
+    let mut driver = Driver::new(vec![flat()], 2, &[]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    driver.settle(0);
+    driver.arrive(0, 1..2, 0, 1_000);
+    driver.settle(0);
+    driver.ok(1, 0);
+    driver.end(1, 1, Outcome::DeviceLost, &[], &[]);
+    assert_eq!(driver.settle(1), "");
+    driver.end(2, 0, Outcome::DeviceLost, &[], &[]);
+    assert_eq!(driver.settle(2), "lane 0 stage 0 [0, 1]");
+    driver.dva.on_control(ms(3), Control::DeviceLeft(DeviceId(0)));
+    driver.dva.on_control(ms(3), Control::ModelUnloaded(ModelId(0)));
+    driver.end(3, 0, Outcome::Ok, &[true, false], &[]);
+    assert_eq!(driver.settle(3), "done 0, Unloaded 1");
+}
+
+#[test]
+fn a_window_holds_on_an_idle_device_only_if_it_was_asked_for() {
+    let mut driver = Driver::new(vec![flat()], 1, &[]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    let options = Options::from([("window_ms".to_owned(), OptionValue::Int(3))]);
+    let limits = Limits { requests: 16, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+    let dva = build("dva", &Setup { models: vec![flat()], devices: 1, limits }, &options).unwrap();
+    let mut driver = Driver { dva, ..driver };
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!((driver.settle(0), driver.dva.next_wakeup()), (String::new(), ms(3)));
+    driver.arrive(1, 1..4, 0, 1_000);
+    assert_eq!(driver.settle(1), "lane 0 stage 0 [0, 1, 2, 3]");
+}

@@ -1,0 +1,107 @@
+//! The catalogue row of "dva" and what its options say.
+
+use super::DvaBatch;
+use super::rules::{Diversity, Stretch, Terms};
+use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::policies::{DROP, MAX_BATCH, WHOLE, drop_rule};
+use crate::shard::PerModel;
+use crate::{Scheduler, Setup};
+use ripieno_base::Nanos;
+use ripieno_model::{DropRule, Model};
+
+pub(crate) const POLICY: Policy = Policy {
+    name: "dva",
+    source: "DVABatch, sections 5 to 7",
+    summary: "batches are divided by length, split where stages prefer smaller ones, and joined by newcomers while they run",
+    sharded: false,
+    walks: WHOLE,
+    chains: Chains::Any,
+    knobs: &[
+        Knob {
+            name: "buffers",
+            default: "2",
+            help: "buffer pairs, that is, batches that may run side by side on a device, each on a lane of it; with 1 all \
+                   stages run one after the other, as is best where a single batch uses all of the device, like a CPU",
+        },
+        Knob {
+            name: "diversity",
+            default: "auto",
+            help: "what batches are formed for: \"input\" = different lengths, \"operator\" = stages that prefer different \
+                   batch sizes, \"load\" = uneven arrivals; \"auto\" = as the model's profiles say",
+        },
+        Knob { name: "groups", default: "2", help: "the most groups by length that waiting requests are divided into" },
+        Knob {
+            name: "split",
+            default: "true",
+            help: "whether batches are split where later stages prefer smaller ones",
+        },
+        Knob {
+            name: "stretch",
+            default: "gain",
+            help: "when newcomers may join a batch that runs: \"gain\" = if all together wait less by the profiles, \
+                   \"comp-wait\" = until it has run for comp_wait_ms, \"never\"",
+        },
+        Knob {
+            name: "comp_wait_ms",
+            default: "half of what a batch of 8 takes",
+            help: "how long after its begin a batch may be joined with stretch = \"comp-wait\", in ms",
+        },
+        Knob {
+            name: "window_ms",
+            default: "none; with lengths on a busy device, what the first stage takes at the largest batch",
+            help: "how long the first request of a batch waits for others, in ms, even on an idle device",
+        },
+        MAX_BATCH,
+        Knob { default: "never", ..DROP },
+    ],
+    build,
+};
+
+/// The most groups.
+const MAX_GROUPS: usize = 16;
+
+fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
+    let diversities = [
+        ("auto", None),
+        ("input", Some(Diversity::Input)),
+        ("operator", Some(Diversity::Operator)),
+        ("load", Some(Diversity::Load)),
+    ];
+    let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
+    let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
+    let options = Options {
+        lanes: knobs.count("buffers", None)?.unwrap_or(2).min(setup.limits.lanes),
+        drop: drop_rule(knobs, DropRule::Never)?,
+        terms: Terms {
+            diversity: knobs.choice("diversity", &diversities, None)?,
+            groups: knobs.count("groups", None)?.unwrap_or(2).min(MAX_GROUPS),
+            splits: knobs.flag("split", true)?,
+            stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
+            comp_wait: None,
+            window: None,
+            max_batch: None,
+        },
+        comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,
+        window: PerModel::read(&setup.models, |model| millis("window_ms", model))?,
+        max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
+    };
+    Ok(Box::new(DvaBatch::new(setup, options)))
+}
+
+/// What the options say.
+pub(super) struct Options {
+    pub(super) lanes: usize,
+    pub(super) drop: DropRule,
+    pub(super) terms: Terms,
+    comp_wait: PerModel<Option<Nanos>>,
+    window: PerModel<Option<Nanos>>,
+    max_batch: PerModel<Option<usize>>,
+}
+
+impl Options {
+    /// What they say about one model.
+    pub(super) fn terms(&self, model: &Model) -> Terms {
+        let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
+        Terms { comp_wait, window, max_batch: self.max_batch.of(model), ..self.terms }
+    }
+}

@@ -1,0 +1,125 @@
+//! DVABatch under Poisson arrivals on declared stage profiles, beside the batcher that runs whatever waits when the device is
+//! free: what is promised for every load is held here, in small.
+
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_model::{Block, Model, Profile, Walk};
+use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
+use ripieno_sim::checkers::Checkers;
+use ripieno_sim::{Arrival, End, Observer, World};
+
+const BATCH: usize = 64;
+const REQUESTS: usize = 4_000;
+
+#[derive(Default)]
+struct Mean {
+    sum_ms: f64,
+    count: u32,
+}
+
+impl Observer for Mean {
+    fn ended(&mut self, now: Time, _id: u64, request: &Request, _end: End) {
+        self.sum_ms += (now - request.arrived).as_millis_f64();
+        self.count += 1;
+    }
+}
+
+/// Stages that take so many ms up to the batch size that they prefer, and in proportion beyond.
+fn uneven(stages: &[(f64, usize)]) -> Model {
+    let cost = |ms: f64, preferred: usize, rows: usize| ms * (rows as f64 / preferred as f64).max(1.0);
+    model(stages.iter().map(|&(ms, preferred)| (1..=BATCH).map(|rows| cost(ms, preferred, rows)).collect()))
+}
+
+/// Stages that take αb + β ms.
+fn linear(stages: &[(f64, f64)]) -> Model {
+    model(stages.iter().map(|&(alpha, beta)| (1..=BATCH).map(|rows| alpha * rows as f64 + beta).collect()))
+}
+
+fn model(stages: impl Iterator<Item = Vec<f64>>) -> Model {
+    let block = |(at, table): (usize, Vec<f64>)| {
+        let table: Vec<_> = table.into_iter().map(Nanos::from_millis_f64).collect();
+        Block::new(at.to_string(), Profile::from_table(&table).unwrap())
+    };
+    let blocks: Vec<_> = stages.enumerate().map(block).collect();
+    let slo = Nanos::from_millis(200);
+    Model { blocks, walk: Walk::Chain, ..Model::whole("m", Profile::linear(1.0, 1.0, BATCH).unwrap(), slo) }
+}
+
+/// Requests by second at which batches of the best size keep the device busy.
+fn peak(model: &Model) -> f64 {
+    let profile = model.profile();
+    (1..=BATCH).map(|rows| rows as f64 / profile.latency(rows).as_millis_f64() * 1e3).fold(0.0, f64::max)
+}
+
+/// The mean latency at a part of the peak load.
+fn mean_ms(policy: &str, knobs: &[(&str, &str)], lanes: usize, model: &Model, load: f64) -> f64 {
+    let (mut random, mut at_ms, rate) = (11u64, 0.0, load * peak(model));
+    let arrivals = (0..REQUESTS).map(|_| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let unit = ((random >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
+        at_ms -= unit.ln() / rate * 1e3;
+        let at = Time::ORIGIN + Nanos::from_millis_f64(at_ms);
+        Arrival::new(at, ModelId(0), at + model.slo)
+    });
+    let limits = Limits { requests: REQUESTS, models: 1, devices: 1, lanes, depth: 1, batch: BATCH, nodes: 0 };
+    let setup = Setup { models: vec![model.clone()], devices: 1, limits };
+    let options: Options =
+        knobs.iter().map(|&(name, word)| (name.to_owned(), OptionValue::Text(word.to_owned()))).collect();
+    let mut scheduler = build(policy, &setup, &options).unwrap();
+    let (mut mean, mut checkers) = (Mean::default(), Checkers::new(&setup));
+    World::new(scheduler.as_mut(), &setup).run(arrivals, [], &mut [&mut checkers, &mut mean]);
+    checkers.finish();
+    mean.sum_ms / f64::from(mean.count)
+}
+
+fn resnet() -> Model {
+    uneven(&[(3.0, 8); 4])
+}
+
+fn unet() -> Model {
+    uneven(&[(10.0, 32), (10.0, 32), (3.0, 8), (3.0, 8)])
+}
+
+#[test]
+fn stretch_never_costs_more_than_two_percent() {
+    for (name, model) in [("even", resnet()), ("flat", uneven(&[(3.0, 64); 4])), ("linear", linear(&[(0.5, 1.0); 4]))] {
+        for load in [0.1, 0.25, 0.6, 0.75, 0.9] {
+            let free = mean_ms("delay-batch", &[], 1, &model, load);
+            for lanes in [1, 2] {
+                let dva = mean_ms("dva", &[], lanes, &model, load);
+                assert!(dva <= 1.02 * free, "{name} at {load}, {lanes} lanes: {dva} and {free} ms");
+                // Nor does it cost what lanes gain.
+                let never = mean_ms("dva", &[("stretch", "never")], lanes, &model, load);
+                assert!(dva <= 1.02 * never, "{name} at {load}, {lanes} lanes: {dva} and {never} ms");
+            }
+        }
+    }
+    // The paper's fixed time pauses batches that gain nothing by it.
+    let (free, fixed) = (
+        mean_ms("delay-batch", &[], 1, &resnet(), 0.75),
+        mean_ms("dva", &[("stretch", "comp-wait")], 1, &resnet(), 0.75),
+    );
+    assert!(fixed > 1.1 * free, "{fixed} and {free} ms");
+}
+
+#[test]
+fn newcomers_gain_where_batches_are_small() {
+    let (free, dva) = (mean_ms("delay-batch", &[], 1, &resnet(), 0.1), mean_ms("dva", &[], 1, &resnet(), 0.1));
+    assert!(dva < 0.96 * free, "{dva} and {free} ms");
+}
+
+#[test]
+fn split_answers_sooner_at_high_load() {
+    for load in [0.9, 1.5] {
+        // Beyond the peak all is about throughput: splitting loses none.
+        let (split, whole) =
+            (mean_ms("dva", &[], 1, &unet(), load), mean_ms("dva", &[("split", "false")], 1, &unet(), load));
+        assert!(split <= whole, "{load}: {split} and {whole} ms");
+    }
+    let dva = mean_ms("dva", &[], 1, &unet(), 0.9);
+    for dispatch in ["free", "start"] {
+        let whole = mean_ms("delay-batch", &[("dispatch", dispatch)], 1, &unet(), 0.9);
+        assert!(dva < 0.95 * whole, "{dispatch}: {dva} and {whole} ms");
+    }
+    let unsplit = mean_ms("dva", &[("split", "false")], 1, &unet(), 0.9);
+    assert!(dva < 0.95 * unsplit, "{dva} and {unsplit} ms");
+}
