@@ -216,7 +216,7 @@ contract! {
     dva_comp_wait: "dva" "stretch=comp-wait comp_wait_ms=20 window_ms=2 drop=expired";
     dva_serial: "dva" "buffers=1 diversity=operator drop=hopeless";
     dva_load: "dva" "buffers=3 diversity=load max_batch=4";
-    dva_input: "dva" "diversity=input groups=3 window_ms=1.5";
+    dva_input: "dva" "diversity=input groups=3 window=first-stage";
 }
 
 proptest! {

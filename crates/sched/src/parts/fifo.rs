@@ -72,6 +72,11 @@ impl Fifo {
         self.queues[model.index()].front().map(|slot| &self.requests[slot as usize])
     }
 
+    /// How many requests of a model wait.
+    pub(crate) fn len(&self, model: ModelId) -> usize {
+        self.queues[model.index()].len()
+    }
+
     /// The requests of a model, the oldest first.
     pub(crate) fn waiting(&self, model: ModelId) -> impl Iterator<Item = &Request> {
         self.queues[model.index()].iter(&self.links).map(|slot| &self.requests[slot as usize])

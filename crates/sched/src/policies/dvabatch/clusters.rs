@@ -36,8 +36,14 @@ impl Clusters {
         }
     }
 
-    /// Divides requests, given by length, rows and slot, into at most `groups` groups; as few as give the least area.
-    pub(super) fn divide(&mut self, requests: impl Iterator<Item = (u32, u32, RequestSlot)>, groups: usize) {
+    /// Divides requests, given by length, rows and slot, into at most `groups` groups: of the divisions with the least area into
+    /// one, two, … groups, the one with the least `wait`.
+    pub(super) fn divide(
+        &mut self,
+        requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
+        groups: usize,
+        wait: impl Fn(&Clusters) -> u128,
+    ) {
         self.requests.clear();
         self.requests.extend(requests);
         // Sorted by insertion: stable, and without room of its own.
@@ -54,7 +60,14 @@ impl Clusters {
                 None => self.lengths.push((length, at + 1, rows)),
             }
         }
-        self.partition(groups.min(self.groups));
+        let groups = groups.min(self.groups).min(self.lengths.len());
+        self.partition(groups);
+        let wait = |clusters: &mut Clusters, groups: usize| {
+            clusters.cut_into(groups);
+            wait(clusters)
+        };
+        let best = (1..=groups).min_by_key(|&groups| wait(self, groups)).unwrap_or(0);
+        self.cut_into(best);
     }
 
     /// The groups, the shortest requests first: length, rows, and members.
@@ -67,6 +80,7 @@ impl Clusters {
         })
     }
 
+    /// Finds the least area of every stretch from the first length on, in up to so many groups.
     fn partition(&mut self, groups: usize) {
         let (count, stride) = (self.lengths.len(), self.stride);
         let Clusters { lengths, area, cut, .. } = self;
@@ -82,13 +96,15 @@ impl Clusters {
                 (area[group * stride + to], cut[group * stride + to]) = (of(from), from);
             }
         }
-        let of = |group: usize| area[group * stride + count];
-        let best = (1..=groups.min(count)).min_by_key(|&group| of(group)).unwrap_or(0);
+    }
+
+    /// Divides into so many groups.
+    fn cut_into(&mut self, groups: usize) {
         self.ends.clear();
-        let mut to = count;
-        for group in (1..=best).rev() {
-            self.ends.push(lengths[to - 1].1);
-            to = cut[group * stride + to];
+        let mut to = self.lengths.len();
+        for group in (1..=groups).rev() {
+            self.ends.push(self.lengths[to - 1].1);
+            to = self.cut[group * self.stride + to];
         }
         self.ends.reverse();
     }
@@ -101,8 +117,13 @@ mod tests {
     fn divide(lengths: &[u32], groups: usize) -> Vec<Vec<u32>> {
         let mut clusters = Clusters::new(16, 4);
         let requests = lengths.iter().zip(0..).map(|(&length, slot)| (length, 1, RequestSlot(slot)));
-        clusters.divide(requests, groups);
+        clusters.divide(requests, groups, area);
         clusters.groups().map(|(_, _, members)| members.iter().map(|member| member.2.0).collect()).collect()
+    }
+
+    /// How much is padded.
+    fn area(clusters: &Clusters) -> u128 {
+        clusters.groups().map(|(length, rows, _)| u128::from(length) * rows as u128).sum()
     }
 
     #[test]
@@ -128,17 +149,17 @@ mod tests {
                 (0..count as u32).map(|slot| (1 + draw(20) as u32, 1 + draw(3) as u32, RequestSlot(slot))).collect();
             let groups = 1 + draw(4) as usize;
             let mut clusters = Clusters::new(16, 4);
-            clusters.divide(requests.iter().copied(), groups);
-            let found: u64 = clusters.groups().map(|(length, rows, _)| u64::from(length) * rows as u64).sum();
+            clusters.divide(requests.iter().copied(), groups, area);
+            let found = area(&clusters);
             requests.sort_by_key(|request| request.0);
-            let area = |part: &[(u32, u32, RequestSlot)]| {
-                part.iter().map(|request| u64::from(request.1)).sum::<u64>()
-                    * part.last().map_or(0, |last| u64::from(last.0))
+            let padded = |part: &[(u32, u32, RequestSlot)]| {
+                part.iter().map(|request| u128::from(request.1)).sum::<u128>()
+                    * part.last().map_or(0, |last| u128::from(last.0))
             };
             let cuts = |mask: u32| {
                 let (mut sum, mut start) = (0, 0);
                 for at in (0..count).filter(|at| *at + 1 == count || mask & (1 << at) != 0) {
-                    sum += area(&requests[start..=at]);
+                    sum += padded(&requests[start..=at]);
                     start = at + 1;
                 }
                 sum

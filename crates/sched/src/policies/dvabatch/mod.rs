@@ -5,7 +5,7 @@
 //!
 //! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and runs stage by stage on this lane.
 //! 2. Policy I, where a model's cost depends on the length of its requests: those that wait are divided into a few groups
-//!    by length, with the least padding, and the groups run side by side.
+//!    by length, with the least padding, and the groups run side by side, or the shortest first.
 //! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in halves if the stages that are
 //!    left take a batch at least twice as long as a half, halves likewise; the parts run one after the other to the end.
 //! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
@@ -17,9 +17,11 @@
 //!
 //! Choices where the paper leaves freedom. Whether newcomers may join is decided by what all together would wait more or less by
 //! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Where batches can run
-//! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. An idle device waits for nothing, unless `window_ms` is given; policy I
-//! waits for a first stage at the largest batch where the device is busy, as in the paper. Members of a batch that skip a stage
-//! go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
+//! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. How many
+//! groups: for each number the division with the least padding is found, and of these the one is taken with which all would
+//! wait the least by the profiles; so requests that use a part of the device together are not run apart. There is no window,
+//! since a batch starts as soon as it fits beside what runs; the paper's is `window = "first-stage"`. Members of a batch that
+//! skip a stage go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
 //! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
 
 mod batch_table;
@@ -334,7 +336,12 @@ impl DvaBatch {
         let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
         let mut fits = |count: usize| {
             let member = |request: &Request| (request.extent.length, request.rows, request.slot);
-            clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups);
+            let others = fifo.len(id) - count;
+            let wait = |clusters: &Clusters| {
+                let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
+                plan.wait(model, groups, devices[device].lanes.len(), others)
+            };
+            clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
             let (length, rows, _) = clusters.groups().next().expect("there is a request");
             devices[device].has_room(plan.share(model, 0, rows, length))
         };

@@ -29,7 +29,11 @@ pub(crate) const POLICY: Policy = Policy {
             help: "what batches are formed for: \"input\" = different lengths, \"operator\" = stages that prefer different \
                    batch sizes, \"load\" = uneven arrivals; \"auto\" = as the model's profiles say",
         },
-        Knob { name: "groups", default: "2", help: "the most groups by length that waiting requests are divided into" },
+        Knob {
+            name: "groups",
+            default: "4",
+            help: "the most groups by length that waiting requests are divided into; the paper has 2",
+        },
         Knob {
             name: "split",
             default: "true",
@@ -48,8 +52,14 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "window_ms",
-            default: "none; with lengths on a busy device, what the first stage takes at the largest batch",
+            default: "none",
             help: "how long the first request of a batch waits for others, in ms, even on an idle device",
+        },
+        Knob {
+            name: "window",
+            default: "none",
+            help: "how long it waits on a busy device where lengths differ: \"none\" = until the device has room, \
+                   \"first-stage\" = as long as the first stage takes at the largest batch, as in the paper; window_ms wins",
         },
         MAX_BATCH,
         Knob { default: "never", ..DROP },
@@ -74,11 +84,12 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         drop: drop_rule(knobs, DropRule::Never)?,
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
-            groups: knobs.count("groups", None)?.unwrap_or(2).min(MAX_GROUPS),
+            groups: knobs.count("groups", None)?.unwrap_or(4).min(MAX_GROUPS),
             splits: knobs.flag("split", true)?,
             stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
             comp_wait: None,
             window: None,
+            first_stage_window: knobs.choice("window", &[("none", false), ("first-stage", true)], false)?,
             max_batch: None,
         },
         comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,

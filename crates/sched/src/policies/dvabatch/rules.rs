@@ -34,6 +34,7 @@ pub(super) struct Terms {
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Option<Nanos>,
     pub(super) window: Option<Nanos>,
+    pub(super) first_stage_window: bool,
     pub(super) max_batch: Option<usize>,
 }
 
@@ -67,11 +68,8 @@ impl Plan {
             terms.diversity.unwrap_or(if prefers_alike(model) { Diversity::Load } else { Diversity::Operator })
         };
         let max_batch = terms.max_batch.unwrap_or(usize::MAX).min(model.max_batch).min(usize::from(u16::MAX) - 1);
-        let busy = if diversity == Diversity::Input {
-            terms.window.unwrap_or_else(|| model.blocks[0].profile.latency(max_batch))
-        } else {
-            terms.window.unwrap_or(Nanos::ZERO)
-        };
+        let first_stage = terms.first_stage_window && diversity == Diversity::Input;
+        let busy = if first_stage { model.blocks[0].profile.latency(max_batch) } else { Nanos::ZERO };
         let eight = max_batch.min(8);
         let half =
             |model: &Model| Nanos(model.blocks.iter().map(|block| block.profile.latency(eight).0).sum::<i64>() / 2);
@@ -81,7 +79,7 @@ impl Plan {
             stretch: if model.has_lengths() || diversity == Diversity::Input { Stretch::Never } else { terms.stretch },
             comp_wait: terms.comp_wait.unwrap_or_else(|| half(model)),
             max_batch,
-            windows: [terms.window.unwrap_or(Nanos::ZERO), busy],
+            windows: [terms.window.unwrap_or(Nanos::ZERO), terms.window.unwrap_or(busy)],
             remaining: Vec::new(),
             shares: Vec::new(),
             stride: model.max_batch,
@@ -122,6 +120,29 @@ impl Plan {
     /// How long a request takes alone.
     pub(super) fn alone(&self, model: &Model, request: &Request) -> Nanos {
         self.remaining(model, 0, request.rows as usize, request.extent.length)
+    }
+
+    /// Policy I: what waiting it means to run these groups, the shortest requests first, on so many lanes while `others` wait
+    /// behind them. A group ends no sooner than the lanes have been through with it and all before it, nor than the work of
+    /// these allows. Beside those who are known to wait we reckon with as many to come as there are in the groups.
+    pub(super) fn wait(
+        &self,
+        model: &Model,
+        groups: impl Iterator<Item = (u32, usize)>,
+        lanes: usize,
+        others: usize,
+    ) -> u128 {
+        let (mut costs, mut work, mut end) = (0, 0, 0);
+        let (mut waits, mut members) = (0, 0);
+        for (length, rows) in groups {
+            let cost = u128::from(self.remaining(model, 0, rows, length).0.unsigned_abs());
+            costs += cost;
+            work += cost * u128::from(self.share(model, 0, rows, length)) / u128::from(WHOLE);
+            end = cost.max(work).max(costs / lanes as u128).max(end);
+            waits += end * rows as u128;
+            members += rows;
+        }
+        waits + end * (members + others) as u128
     }
 
     /// Policy II: whether a batch before `stage` had better go on as two, one after the other.
