@@ -129,6 +129,22 @@ pub trait Device: Send + Sync {
     fn tasks_without_copy(&self) -> u64 {
         0
     }
+
+    /// What its tasks so far took, by what was done; zero where nothing is measured. Tasks that failed do not count.
+    fn spent(&self) -> Spent {
+        Spent::default()
+    }
+}
+
+/// Time of a device's thread, by what it did for its tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Finding the members' rows and putting them side by side.
+    pub gather_ns: u64,
+    /// In the engine.
+    pub compute_ns: u64,
+    /// Handing the results to the members.
+    pub scatter_ns: u64,
 }
 
 /// One batch on one block.

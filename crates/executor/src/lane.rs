@@ -10,8 +10,8 @@
 use crate::abort::Abort;
 use crate::mailbox::{Mailbox, Message};
 use crate::turns::Turns;
-use crate::worker::{Copies, Ready, Slots, Worker};
-use crate::{Device, ExecError, LoadError, Loaded, Progress, Sink, Task, TaskResult};
+use crate::worker::{Account, Ready, Slots, Worker};
+use crate::{Device, ExecError, LoadError, Loaded, Progress, Sink, Spent, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,7 +47,7 @@ pub(crate) struct LaneOptions {
 pub(crate) struct Lanes {
     lanes: Vec<Lane>,
     prepare: Prepare,
-    copies: Arc<Copies>,
+    account: Arc<Account>,
     /// Counts attachments: what a walk left belongs to one of them, whatever its model's id.
     attachments: AtomicU64,
 }
@@ -62,16 +62,16 @@ struct Lane {
 impl Lanes {
     pub(crate) fn open(options: LaneOptions, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let LaneOptions { name, depth, prepare, enter, aborts, at_once } = options;
-        let (copies, slots) = (Arc::<Copies>::default(), Slots::default());
+        let (account, slots) = (Arc::<Account>::default(), Slots::default());
         let turns = (at_once < aborts.len()).then(|| Arc::new(Turns::new(at_once)));
         let mut lanes = Vec::with_capacity(aborts.len());
         for (at, abort) in aborts.into_iter().enumerate() {
-            let worker = Worker::new(Arc::clone(&copies), slots.clone());
+            let worker = Worker::new(Arc::clone(&account), slots.clone());
             let name = if at == 0 { name.clone() } else { format!("{name}.{at}") };
             let body = Body { worker, turns: turns.clone(), sink: Arc::clone(&sink) };
             lanes.push(Lane::start(name, depth, abort, Arc::clone(&enter), body)?);
         }
-        Ok(Box::new(Lanes { lanes, prepare, copies, attachments: AtomicU64::new(0) }))
+        Ok(Box::new(Lanes { lanes, prepare, account, attachments: AtomicU64::new(0) }))
     }
 }
 
@@ -133,11 +133,15 @@ impl Device for Lanes {
     }
 
     fn rows_gathered(&self) -> u64 {
-        self.copies.rows_gathered()
+        self.account.rows_gathered()
     }
 
     fn tasks_without_copy(&self) -> u64 {
-        self.copies.tasks_without_copy()
+        self.account.tasks_without_copy()
+    }
+
+    fn spent(&self) -> Spent {
+        self.account.spent()
     }
 }
 

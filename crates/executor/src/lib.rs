@@ -27,7 +27,7 @@ mod turns;
 mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
-pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Task, TaskResult};
+pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult};
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};

@@ -10,7 +10,7 @@ use crate::buffer::AlignedBuffer;
 use crate::cells;
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
-use crate::{ExecError, Member, Progress, Task, Tensor, Verdict};
+use crate::{ExecError, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, RequestSlot};
 use std::collections::HashMap;
@@ -46,25 +46,40 @@ pub(crate) struct Ready {
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
     slots: Slots,
-    copies: Arc<Copies>,
+    account: Arc<Account>,
 }
 
 /// The walks on one device that are between two blocks.
 #[derive(Clone, Default)]
 pub(crate) struct Slots(Arc<Mutex<HashMap<RequestSlot, Walk>>>);
 
-/// What a device has copied so far.
+/// What a device has done for its tasks so far beside their results.
 #[derive(Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct Account {
     rows_gathered: AtomicU64,
     tasks_without_copy: AtomicU64,
+    gather_ns: AtomicU64,
+    compute_ns: AtomicU64,
+    scatter_ns: AtomicU64,
 }
 
-impl Copies {
+impl Account {
     /// Counts a task that copied so many rows, and whether it went on with state and copied none of it.
     pub(crate) fn count(&self, rows: usize, without_copy: bool) {
         self.rows_gathered.fetch_add(rows as u64, Ordering::Relaxed);
         self.tasks_without_copy.fetch_add(u64::from(without_copy), Ordering::Relaxed);
+    }
+
+    /// Counts the time that a task took.
+    pub(crate) fn spend(&self, spent: Spent) {
+        self.gather_ns.fetch_add(spent.gather_ns, Ordering::Relaxed);
+        self.compute_ns.fetch_add(spent.compute_ns, Ordering::Relaxed);
+        self.scatter_ns.fetch_add(spent.scatter_ns, Ordering::Relaxed);
+    }
+
+    pub(crate) fn spent(&self) -> Spent {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Spent { gather_ns: of(&self.gather_ns), compute_ns: of(&self.compute_ns), scatter_ns: of(&self.scatter_ns) }
     }
 
     pub(crate) fn rows_gathered(&self) -> u64 {
@@ -73,6 +88,21 @@ impl Copies {
 
     pub(crate) fn tasks_without_copy(&self) -> u64 {
         self.tasks_without_copy.load(Ordering::Relaxed)
+    }
+}
+
+/// Times the parts of a task, one after the other.
+pub(crate) struct Watch(Instant);
+
+impl Watch {
+    pub(crate) fn start() -> Watch {
+        Watch(Instant::now())
+    }
+
+    /// Nanoseconds since the start or the lap before.
+    pub(crate) fn lap_ns(&mut self) -> u64 {
+        let now = Instant::now();
+        now.duration_since(std::mem::replace(&mut self.0, now)).as_nanos() as u64
     }
 }
 
@@ -106,8 +136,8 @@ struct Course {
 type Values = Vec<Option<Rows>>;
 
 impl Worker {
-    pub(crate) fn new(copies: Arc<Copies>, slots: Slots) -> Worker {
-        Worker { models: HashMap::new(), slots, copies }
+    pub(crate) fn new(account: Arc<Account>, slots: Slots) -> Worker {
+        Worker { models: HashMap::new(), slots, account }
     }
 
     pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<Ready, ExecError>) {
@@ -132,8 +162,9 @@ impl Worker {
         let block = check_task(&plan, task)?;
         if let Some(cells) = &plan.cells {
             let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
-            return cells::execute(&plan, cells, engine, task, ready, &self.copies);
+            return cells::execute(&plan, cells, engine, task, ready, &self.account);
         }
+        let mut watch = Watch::start();
         let attachment = attached.attachment;
         let mut slots = self.slots.0.lock();
         let courses = task.members.iter().map(|member| match block {
@@ -143,8 +174,9 @@ impl Worker {
         let mut walks = courses.collect::<Result<Vec<Course>, ExecError>>()?;
         drop(slots);
         let length = padded_length(&plan, block, &mut walks)?;
-        let (outputs, copied) = attached.run(block, &walks, length, ready)?;
-        self.copies.count(copied, block > 0 && copied == 0);
+        let mut spent = Spent::default();
+        let (outputs, copied) = attached.run(block, &walks, (length, ready), (&mut watch, &mut spent))?;
+        self.account.count(copied, block > 0 && copied == 0);
         scatter(&plan, block, &task.members, &mut walks, outputs)?;
         let progress =
             walks.iter().map(|course| progress(&plan, block, course)).collect::<Result<Vec<Progress>, ExecError>>()?;
@@ -155,6 +187,8 @@ impl Worker {
                 slots.insert(member.slot, Walk { attachment, course });
             }
         }
+        drop(slots);
+        self.account.spend(Spent { scatter_ns: watch.lap_ns(), ..spent });
         Ok(progress)
     }
 }
@@ -270,8 +304,8 @@ impl Attached {
         &mut self,
         block: usize,
         walks: &[Course],
-        length: u32,
-        ready: Instant,
+        (length, ready): (u32, Instant),
+        (watch, spent): (&mut Watch, &mut Spent),
     ) -> Result<(Vec<Batch>, usize), ExecError> {
         let plan = &self.ready.plan;
         let taken = &plan.blocks[block].inputs;
@@ -289,7 +323,9 @@ impl Attached {
             inputs.push(input);
         }
         let rows = rows_of(walks);
+        spent.gather_ns = watch.lap_ns();
         let outputs = self.ready.runner.run(&Call { block, rows, length, ready, inputs: &inputs })?;
+        spent.compute_ns = watch.lap_ns();
         Ok((outputs, copied))
     }
 }

@@ -8,7 +8,7 @@ use crate::fleet::{Devices, Fleet};
 use crate::jobs::{Call, Hold, JobTable, Part};
 use crate::joiner::Joiner;
 use crate::mailbox::{Mail, Mailbox, Order};
-use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot};
+use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
 use crate::scheduler_thread::SchedulerThread;
@@ -122,6 +122,7 @@ struct Inner {
     registry: Arc<Registry>,
     mailbox: Arc<Mailbox>,
     metrics: Arc<[DeviceMetrics]>,
+    turns: Arc<SchedulerMetrics>,
     /// One order at a time, so that they are bounded in the mailbox.
     orders: Mutex<()>,
     /// None once stopped.
@@ -162,8 +163,10 @@ impl Engine {
         let metrics: Arc<[DeviceMetrics]> = (0..setup.devices).map(|_| DeviceMetrics::default()).collect();
         let devices: Devices = open(&config.devices, &mailbox, &limits)?.into();
         let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
+        let turns = Arc::new(SchedulerMetrics::default());
         let thread = SchedulerThread {
             clock,
+            turns: Arc::clone(&turns),
             mailbox: Arc::clone(&mailbox),
             registry: Arc::clone(&registry),
             core: Core::new(config.scheduler, &limits, recorder),
@@ -181,7 +184,8 @@ impl Engine {
         let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
         let (orders, threads) = (Mutex::new(()), Mutex::new(Some(Threads { scheduler: handle, devices })));
         let policy = config.policy;
-        let inner = Inner { clock, limits, policy, gate, admission, registry, mailbox, metrics, orders, threads };
+        let inner =
+            Inner { clock, limits, policy, gate, admission, registry, mailbox, metrics, turns, orders, threads };
         Ok(Engine(Arc::new(inner)))
     }
 
@@ -312,8 +316,14 @@ impl Engine {
         for (device, open) in devices.iter_mut().zip(open.iter().flat_map(|open| open.iter())) {
             device.rows_gathered = open.rows_gathered();
             device.tasks_without_copy = open.tasks_without_copy();
+            device.spent = open.spent();
         }
         devices
+    }
+
+    /// The numbers of the scheduler thread.
+    pub fn scheduler_metrics(&self) -> SchedulerSnapshot {
+        self.0.turns.snapshot()
     }
 
     /// Gives an order and waits until it is carried out. The caller holds the order lock.

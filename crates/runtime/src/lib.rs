@@ -32,7 +32,7 @@ mod wakeup;
 pub use api::{Answer, Answered, Failure, Job, OnStep, Refused, ServedModel, Step};
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
-pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, TallySnapshot};
+pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use recorder::Header;
 pub use replay::{Difference, ReplayError, Replayed, replay};
 pub use sharded::{Stress, StressReport};

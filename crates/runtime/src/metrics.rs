@@ -5,6 +5,7 @@
 //! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
 
 use ripieno_base::Nanos;
+use ripieno_executor::Spent;
 use ripieno_report::ModelTotals;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
@@ -397,6 +398,8 @@ pub struct DeviceSnapshot {
     pub rows_gathered: u64,
     /// Batches that went on with the state of their requests where it lay.
     pub tasks_without_copy: u64,
+    /// What the batches took, by what was done.
+    pub spent: Spent,
 }
 
 impl DeviceMetrics {
@@ -407,6 +410,30 @@ impl DeviceMetrics {
     pub(crate) fn snapshot(&self) -> DeviceSnapshot {
         let TallySnapshot { count, ns } = self.0.snapshot();
         DeviceSnapshot { batches: count, busy_ns: ns, ..DeviceSnapshot::default() }
+    }
+}
+
+/// The numbers of the scheduler thread.
+#[derive(Default)]
+pub(crate) struct SchedulerMetrics(Tally);
+
+/// The numbers of the scheduler thread at some instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerSnapshot {
+    /// Times that it woke up or went on, and found something to do.
+    pub turns: u64,
+    /// How long it worked in them: facts taken in, decisions made, tasks handed over, clients answered.
+    pub busy_ns: u64,
+}
+
+impl SchedulerMetrics {
+    pub(crate) fn on_turn(&self, took: Nanos) {
+        self.0.add(took);
+    }
+
+    pub(crate) fn snapshot(&self) -> SchedulerSnapshot {
+        let TallySnapshot { count, ns } = self.0.snapshot();
+        SchedulerSnapshot { turns: count, busy_ns: ns }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The thread that decides: it owns the scheduler, the live requests, their timers and the devices.
 //!
 //! One thread, because what it owns changes with every request and every decision; messages in, calls out, no lock
-//! anywhere. Each turn reads the clock once: mail, expired requests and withdrawals are told to the core at that
+//! anywhere. Each turn reads the clock once to decide: mail, expired requests and withdrawals are told to the core at that
 //! instant, the core decides, the decisions are performed. Then the thread sleeps until the next timer or mail. A turn
 //! takes at most [`MAILS_A_TURN`] messages, so that timers are looked at often however much comes in.
 //!
@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, Landed, Start, stop_waiting};
 use crate::jobs::{Call, JobTable, Stage};
 use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{Mail, Mailbox, Order};
-use crate::metrics::Ending;
+use crate::metrics::{Ending, SchedulerMetrics};
 use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::slip::Slip;
@@ -33,6 +33,7 @@ const MAILS_A_TURN: usize = 256;
 /// Everything that the thread owns.
 pub(crate) struct SchedulerThread {
     pub(crate) clock: Clock,
+    pub(crate) turns: Arc<SchedulerMetrics>,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) core: Core,
@@ -95,7 +96,9 @@ impl SchedulerThread {
         let mut inbox = Vec::with_capacity(MAILS_A_TURN);
         loop {
             inbox.extend(std::iter::from_fn(|| mailbox.pop()).take(MAILS_A_TURN));
-            let now = self.core.advance(self.clock.now());
+            let begun = self.clock.now();
+            let now = self.core.advance(begun);
+            let idle = inbox.is_empty();
             for mail in inbox.drain(..) {
                 match mail {
                     Mail::Stop => return self.dismiss(now),
@@ -111,6 +114,9 @@ impl SchedulerThread {
             // What the core has ended by itself in this turn is not to be withdrawn in the next.
             self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
             self.see_off();
+            if !idle || self.core.actions() > 0 {
+                self.turns.on_turn(self.clock.now() - begun);
+            }
             if self.withdrawals.is_empty() {
                 let next = self.core.next_wakeup().min(self.jobs.next_expiry());
                 sleeper.wait(&mailbox.parking, self.clock.instant(next), || !mailbox.is_empty());

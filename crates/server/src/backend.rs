@@ -1,7 +1,7 @@
 //! What the front end needs of whoever executes: in one process the runtime's engine, in a cluster a scheduler elsewhere.
 
 use ripieno_base::ModelId;
-use ripieno_runtime::{DeviceSnapshot, Engine, Job, ModelSnapshot, Refused};
+use ripieno_runtime::{DeviceSnapshot, Engine, Job, ModelSnapshot, Refused, SchedulerSnapshot};
 
 /// Withdraws a job; does nothing once it was answered.
 pub type Withdraw = Box<dyn FnOnce() + Send>;
@@ -16,6 +16,9 @@ pub trait Backend: Send + Sync {
 
     /// The numbers of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
+
+    /// The numbers of whoever decides.
+    fn scheduler(&self) -> SchedulerSnapshot;
 }
 
 impl Backend for Engine {
@@ -30,5 +33,9 @@ impl Backend for Engine {
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
         self.device_metrics()
+    }
+
+    fn scheduler(&self) -> SchedulerSnapshot {
+        self.scheduler_metrics()
     }
 }

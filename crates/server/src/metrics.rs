@@ -5,8 +5,9 @@
 
 use crate::registry::ServedEntry;
 use crate::state::State;
+use ripieno_executor::Spent;
 use ripieno_report::{Reading, Rule};
-use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot};
+use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub(crate) fn render(state: &State) -> String {
     requests(&mut text, &rows);
     histograms(&mut text, &rows);
     devices(&mut text, state);
+    scheduler(&mut text, state);
     signals(&mut text, state.signals.reading());
     triton(&mut text, &rows);
     text.0
@@ -156,6 +158,27 @@ fn devices(text: &mut Text, state: &State) {
     for (device, numbers) in devices.iter().enumerate() {
         text.sample("ripieno_tasks_without_copy_total", &format!("device=\"{device}\""), numbers.tasks_without_copy);
     }
+    let help = "Time of a device's thread by what it did for its batches: gather, compute, scatter.";
+    text.family("ripieno_device_seconds_total", "counter", help);
+    for (device, numbers) in devices.iter().enumerate() {
+        let Spent { gather_ns, compute_ns, scatter_ns } = numbers.spent;
+        for (part, ns) in [("gather", gather_ns), ("compute", compute_ns), ("scatter", scatter_ns)] {
+            let labels = format!("device=\"{device}\",part=\"{part}\"");
+            text.sample("ripieno_device_seconds_total", &labels, ns as f64 / 1e9);
+        }
+    }
+}
+
+fn scheduler(text: &mut Text, state: &State) {
+    let SchedulerSnapshot { turns, busy_ns } = state.backend.scheduler();
+    text.family(
+        "ripieno_scheduler_turns_total",
+        "counter",
+        "Turns of the scheduler in which there was something to do.",
+    );
+    let _ = writeln!(text.0, "ripieno_scheduler_turns_total {turns}");
+    text.family("ripieno_scheduler_busy_seconds_total", "counter", "Time of these turns.");
+    let _ = writeln!(text.0, "ripieno_scheduler_busy_seconds_total {}", busy_ns as f64 / 1e9);
 }
 
 /// What an autoscaler follows; nothing while nothing is known.

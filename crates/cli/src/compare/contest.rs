@@ -8,12 +8,13 @@ use crate::service::{Running, Service};
 use anyhow::{Context, anyhow, ensure};
 use indicatif::ProgressBar;
 use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_executor::Tensor;
+use ripieno_executor::{Spent, Tensor};
 use ripieno_report::Latencies;
 use ripieno_runtime::{Answer, Engine, Job};
 use ripieno_sched::{OptionValue, Options, find};
 use ripieno_server::ServerConfig;
 use ripieno_workload::{Arrival, Arrivals};
+use serde::Serialize;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -75,6 +76,19 @@ pub(super) struct Outcome {
     pub(super) padding_fraction: f64,
     pub(super) rows_gathered_per_row: f64,
     pub(super) tasks_without_copy_fraction: f64,
+    pub(super) task: PerTask,
+}
+
+/// What a task cost on average, in microseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct PerTask {
+    /// Of the scheduler thread, which also takes requests in and answers them.
+    pub(super) scheduling_us: f64,
+    pub(super) gather_us: f64,
+    pub(super) scatter_us: f64,
+    pub(super) compute_us: f64,
+    /// All but computing, over computing.
+    pub(super) overhead_fraction: f64,
 }
 
 /// A contestant whose model is loaded.
@@ -132,6 +146,21 @@ struct Counters {
     busy_ns: u64,
     gathered: u64,
     without_copy: u64,
+    scheduling_ns: u64,
+    gather_ns: u64,
+    scatter_ns: u64,
+    compute_ns: u64,
+}
+
+impl PerTask {
+    fn between(before: &Counters, after: &Counters) -> PerTask {
+        let tasks = (after.tasks - before.tasks).max(1) as f64;
+        let us = |of: fn(&Counters) -> u64| (of(after) - of(before)) as f64 / tasks / 1e3;
+        let [scheduling_us, gather_us, scatter_us, compute_us] =
+            [us(|c| c.scheduling_ns), us(|c| c.gather_ns), us(|c| c.scatter_ns), us(|c| c.compute_ns)];
+        let overhead_fraction = (scheduling_us + gather_us + scatter_us) / compute_us;
+        PerTask { scheduling_us, gather_us, scatter_us, compute_us, overhead_fraction }
+    }
 }
 
 impl Contest {
@@ -209,6 +238,7 @@ impl Contest {
             useless_fraction: (after.useless - before.useless) as f64 / rows.max(1.0),
             rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
             tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
+            task: PerTask::between(&before, &after),
         })
     }
 
@@ -247,6 +277,7 @@ impl Contest {
     fn counters(&self) -> anyhow::Result<Counters> {
         let model = self.engine.model_metrics(self.target.model).context("the model is loaded")?;
         let devices = self.engine.device_metrics();
+        let spent = |of: fn(&Spent) -> u64| devices.iter().map(|device| of(&device.spent)).sum();
         Ok(Counters {
             at: Instant::now(),
             tasks: devices.iter().map(|device| device.batches).sum(),
@@ -256,6 +287,10 @@ impl Contest {
             busy_ns: devices.iter().map(|device| device.busy_ns).sum(),
             gathered: devices.iter().map(|device| device.rows_gathered).sum(),
             without_copy: devices.iter().map(|device| device.tasks_without_copy).sum(),
+            scheduling_ns: self.engine.scheduler_metrics().busy_ns,
+            gather_ns: spent(|spent| spent.gather_ns),
+            scatter_ns: spent(|spent| spent.scatter_ns),
+            compute_ns: spent(|spent| spent.compute_ns),
         })
     }
 

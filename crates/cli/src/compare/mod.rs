@@ -11,13 +11,14 @@ mod requests;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use anyhow::{Context, ensure};
-use clap::Args;
-use contest::{Contest, Contestant, Load, Outcome};
+use clap::{Args, Command, FromArgMatches as _};
+use contest::{Contest, Contestant, Load, Outcome, PerTask};
 use indicatif::{ProgressBar, ProgressStyle};
 use requests::RequestArgs;
 use ripieno_report::{Format, Table, number};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Policies side by side, live on this machine: the same model, device and requests, in one interleaved run.
@@ -73,26 +74,26 @@ pub(crate) struct CompareArgs {
 
 /// Everything measured.
 #[derive(Serialize)]
-struct Comparison {
+pub(crate) struct Comparison {
     model: String,
     rounds: u16,
     seconds: f64,
     device: String,
-    results: Vec<Row>,
+    pub(crate) results: Vec<Row>,
 }
 
 /// One contestant under one load: medians over the rounds.
 #[derive(Serialize)]
-struct Row {
+pub(crate) struct Row {
     policy: String,
     /// None: as much as it can take.
     offered_rps: Option<f64>,
-    answered_rps: f64,
+    pub(crate) answered_rps: f64,
     answered_rps_min: f64,
     answered_rps_max: f64,
     bad_rate: f64,
     p50_ms: f64,
-    p90_ms: f64,
+    pub(crate) p90_ms: f64,
     p99_ms: f64,
     mean_ms: f64,
     rows_per_task: f64,
@@ -103,19 +104,38 @@ struct Row {
     padding_fraction: f64,
     rows_gathered_per_row: f64,
     tasks_without_copy_fraction: f64,
+    /// A task on average.
+    task: PerTask,
+}
+
+impl CompareArgs {
+    /// As on the command line: the repository, then the words after it.
+    pub(crate) fn from_words<'a>(
+        repository: &Path,
+        words: impl IntoIterator<Item = &'a str>,
+    ) -> anyhow::Result<CompareArgs> {
+        let command = CompareArgs::augment_args(Command::new("compare").no_binary_name(true));
+        let words = std::iter::once(repository.as_os_str()).chain(words.into_iter().map(OsStr::new));
+        Ok(CompareArgs::from_arg_matches(&command.try_get_matches_from(words)?)?)
+    }
 }
 
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
+    let comparison = measure(args)?;
+    match args.format {
+        Format::Json => print_json(&comparison),
+        Format::Table => output::print(show(&comparison)),
+    }
+}
+
+/// Lets all contestants have their turns.
+pub(crate) fn measure(args: &CompareArgs) -> anyhow::Result<Comparison> {
     ensure!((0.2..=3600.0).contains(&args.seconds), "--seconds must be between 0.2 and 3600");
     ensure!((0.001..=3600.0).contains(&args.timeout), "--timeout must be between 0.001 and 3600");
     let odd = args.rates.iter().find(|rate| !(rate.is_finite() && **rate > 0.0 && **rate <= 1e7));
     ensure!(odd.is_none(), "--rate must be above 0 and at most 10,000,000");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
-    let comparison = runtime.block_on(compare(args))?;
-    match args.format {
-        Format::Json => print_json(&comparison),
-        Format::Table => output::print(show(&comparison)),
-    }
+    runtime.block_on(compare(args))
 }
 
 async fn compare(args: &CompareArgs) -> anyhow::Result<Comparison> {
@@ -178,6 +198,13 @@ fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
         padding_fraction: median(&|outcome| outcome.padding_fraction),
         rows_gathered_per_row: median(&|outcome| outcome.rows_gathered_per_row),
         tasks_without_copy_fraction: median(&|outcome| outcome.tasks_without_copy_fraction),
+        task: PerTask {
+            scheduling_us: median(&|outcome| outcome.task.scheduling_us),
+            gather_us: median(&|outcome| outcome.task.gather_us),
+            scatter_us: median(&|outcome| outcome.task.scatter_us),
+            compute_us: median(&|outcome| outcome.task.compute_us),
+            overhead_fraction: median(&|outcome| outcome.task.overhead_fraction),
+        },
     }
 }
 
@@ -218,7 +245,28 @@ fn show(comparison: &Comparison) -> String {
             number(100.0 * row.tasks_without_copy_fraction),
         ]);
     }
+    let per_task = show_tasks(results);
     format!(
-        "{model} on {device}: medians of {rounds} rounds of {seconds} s, policies in turn; latencies from the due time.\n\n{table}\n"
+        "{model} on {device}: medians of {rounds} rounds of {seconds} s, policies in turn; latencies from the due time.\n\n\
+         {table}\n\nWhat a task takes on average, in us; overhead is all but computing, over computing.\n\n{per_task}\n"
     )
+}
+
+fn show_tasks(results: &[Row]) -> Table {
+    let mut table =
+        Table::new(["policy", "offered/s", "tasks/s", "scheduling", "gather", "scatter", "compute", "overhead %"]);
+    for row in results {
+        let PerTask { scheduling_us, gather_us, scatter_us, compute_us, overhead_fraction } = row.task;
+        table.row([
+            row.policy.clone(),
+            row.offered_rps.map_or("all".to_owned(), number),
+            number(row.tasks_per_s),
+            number(scheduling_us),
+            number(gather_us),
+            number(scatter_us),
+            number(compute_us),
+            number(100.0 * overhead_fraction),
+        ]);
+    }
+    table
 }

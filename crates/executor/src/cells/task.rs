@@ -5,8 +5,8 @@ use super::{Cells, Wiring};
 use crate::buffer::AlignedBuffer;
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Part};
-use crate::worker::{Call, Copies, Runner};
-use crate::{ExecError, Progress, Task};
+use crate::worker::{Account, Call, Runner, Watch};
+use crate::{ExecError, Progress, Spent, Task};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,13 +26,14 @@ pub(crate) fn execute(
     (runner, buffers): (&mut Box<dyn Runner>, &mut [AlignedBuffer]),
     task: &Task,
     ready: Instant,
-    copies: &Copies,
+    account: &Account,
 ) -> Result<Vec<Progress>, ExecError> {
     let (block, wiring) = (task.block.index(), &cells.wiring);
     if let Some(member) = task.members.iter().find(|member| member.rows != 1) {
         let rows = member.rows;
         return Err(ExecError(format!("a member of model '{}' has {rows} rows; a walk of cells has one", plan.name)));
     }
+    let mut watch = Watch::start();
     let (seats, parts) = board(wiring, cells, task)?;
     let mut inputs = Vec::with_capacity(parts.len());
     let (mut copied, mut carried) = (0, false);
@@ -44,10 +45,15 @@ pub(crate) fn execute(
         }
         inputs.push(input);
     }
+    let gather_ns = watch.lap_ns();
     let outputs = runner.run(&Call { block, rows: seats.len(), length: 1, ready, inputs: &inputs })?;
-    copies.count(copied, carried && copied == 0);
+    let compute_ns = watch.lap_ns();
+    account.count(copied, carried && copied == 0);
+    drop(parts);
     let outputs = check_outputs(plan, block, outputs, seats.len())?;
-    seats.iter().enumerate().map(|(row, seat)| alight(wiring, block, seat, (&outputs, row))).collect()
+    let progress = seats.iter().enumerate().map(|(row, seat)| alight(wiring, block, seat, (&outputs, row))).collect();
+    account.spend(Spent { gather_ns, compute_ns, scatter_ns: watch.lap_ns() });
+    progress
 }
 
 /// Finds the members' walks and, for each input of the cell, their parts of it.

@@ -4,7 +4,9 @@ use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
-use ripieno_runtime::{Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Refused, Step};
+use ripieno_runtime::{
+    Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Refused, SchedulerSnapshot, Step,
+};
 use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use ripieno_server::{Backend, Withdraw};
 use std::sync::Arc;
@@ -117,6 +119,10 @@ impl Backend for Scripted {
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
         Vec::new()
+    }
+
+    fn scheduler(&self) -> SchedulerSnapshot {
+        SchedulerSnapshot::default()
     }
 }
 
