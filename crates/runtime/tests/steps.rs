@@ -4,7 +4,7 @@ mod common;
 
 use common::SAFETY;
 use common::stepping::{DEPTH, LONGEST, Stepping, answer_to, counting, sequence};
-use ripieno_base::ModelId;
+use ripieno_base::{BlockId, ModelId};
 use ripieno_executor::Engine as Executor;
 use ripieno_runtime::{
     Answer, Engine, EngineConfig, Failure, Job, ModelRefused, OnStep, Recording, Refused, Step, Ticket, replay,
@@ -163,6 +163,45 @@ fn steps_come_in_order_and_before_the_answer() {
         let last: Vec<bool> = steps.iter().map(|step| step.last).collect();
         assert_eq!(last.iter().position(|last| *last), Some(last.len() - 1));
     }
+}
+
+#[test]
+fn a_task_that_fails_takes_its_own_members_along_and_nobody_of_those_queued_behind_it() {
+    let (executor, release) = Stepping::gated_and_failing(2);
+    let engine = Engine::start(config(&executor, 1, 16)).unwrap();
+    let model = engine.load(counting(LONG)).unwrap();
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    let release = release;
+    let submit = |bytes: &[u8]| {
+        let (job, answers) = job(model, bytes);
+        engine.submit(job).unwrap();
+        (bytes.to_vec(), answers)
+    };
+    // An order is carried out after the mail before it.
+    let profile = counting(LONG).model.blocks[0].profile.clone();
+    let until_read = || engine.replace_profile(model, BlockId(0), profile.clone()).unwrap();
+    let first = submit(&[1]);
+    until_read();
+    // The device holds the first one's step; when that ends, four of these fill a task, and the fifth stands with three of
+    // them in the tasks behind it.
+    let four = [&[2][..], &[3, 4, 5], &[6, 7, 8], &[9, 10, 11]].map(submit);
+    let fifth = submit(&[12, 13, 14]);
+    until_read();
+    drop(release);
+    for (_, answers) in four {
+        let failure = answers.recv_timeout(SAFETY).unwrap().unwrap_err();
+        assert_eq!(failure, Failure::Failed("the device stumbled".to_owned()));
+        assert!(answers.recv_timeout(SAFETY).is_err(), "it is answered once");
+    }
+    for (bytes, answers) in [first, fifth] {
+        assert_eq!(answers.recv_timeout(SAFETY).unwrap().unwrap().outputs[0].data, answer_to(&bytes));
+    }
+    assert!(engine.drain(SAFETY));
+    engine.shutdown();
+    let seen = engine.model_metrics(model).unwrap();
+    assert_eq!((seen.success.count, seen.fail.count), (2, 4));
+    // Three of the four were queued for two more steps each.
+    assert!(seen.wasted_rows >= 6, "{seen:?}");
 }
 
 #[test]

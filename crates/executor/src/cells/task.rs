@@ -20,7 +20,39 @@ struct Seat {
 }
 
 /// Runs a task on a device. The locks of the walks are not held while the cell computes.
+///
+/// A task that fails, or panics, ends the walks of its members and nobody else's: steps of theirs that were queued ahead
+/// are padding in tasks that others stand in as well.
 pub(crate) fn execute(
+    plan: &Plan,
+    cells: &Cells,
+    engine: (&mut Box<dyn Runner>, &mut [AlignedBuffer]),
+    task: &Task,
+    ready: Instant,
+    account: &Account,
+) -> Result<Vec<Progress>, ExecError> {
+    let mut care = Care { cells, task, failed: true };
+    let progress = run(plan, cells, engine, task, ready, account)?;
+    care.failed = false;
+    Ok(progress)
+}
+
+/// Gives the walks of a task up unless it succeeds.
+struct Care<'a> {
+    cells: &'a Cells,
+    task: &'a Task,
+    failed: bool,
+}
+
+impl Drop for Care<'_> {
+    fn drop(&mut self) {
+        for member in self.task.members.iter().filter(|_| self.failed) {
+            self.cells.arena.slot(member.slot.index()).lock().give_up(member);
+        }
+    }
+}
+
+fn run(
     plan: &Plan,
     cells: &Cells,
     (runner, buffers): (&mut Box<dyn Runner>, &mut [AlignedBuffer]),

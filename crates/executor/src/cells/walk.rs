@@ -133,6 +133,15 @@ impl Walk {
         Ok(())
     }
 
+    /// A task with this member failed: whatever is still queued of its walk is padding.
+    pub(crate) fn give_up(&mut self, member: &Member) {
+        self.forget();
+        self.turn += 1;
+        if let Some(entry) = &member.entry {
+            (self.entry, self.extent) = (Arc::downgrade(entry), Some(entry.extent));
+        }
+    }
+
     /// Lets go of all that a walk holds, but for the tables themselves.
     fn forget(&mut self) {
         self.over = true;

@@ -11,7 +11,7 @@ use drive::{Bench, mixed};
 use models::{Random, Sent, int64, model, values};
 use ripieno_base::{Nanos, RequestSlot};
 use ripieno_executor::*;
-use ripieno_model::{DataType, Profile, Steps, TensorSpec, Walk};
+use ripieno_model::{DataType, Extent, Profile, Steps, TensorSpec, Walk};
 use std::sync::Arc;
 
 const WALKS: [Walk; 6] =
@@ -204,6 +204,45 @@ fn a_task_out_of_order_fails_and_says_why() {
         assert!(run(5, 0, 1, None).contains("slot 5 holds no walk: its first task must bring an entry"));
         assert!(run(0, 2, 1, Some(Arc::clone(&entry))).contains("step 2 of 'cell' cannot follow step 0"));
         assert!(run(0, 0, 2, Some(entry)).contains("has 2 rows; a walk of cells has one"));
+    }
+}
+
+/// What stands with the members of a failed task in tasks that were queued behind it is not harmed, nor is who comes next
+/// in their slots.
+#[test]
+fn a_task_that_fails_ends_the_walks_of_its_members_and_no_others() {
+    for engine in engines() {
+        let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
+        let sent = |tokens: &[i64]| Sent { tokens: tokens.to_vec(), children: vec![] };
+        // No row of the embedding has this number, and the engine finds out at its second step.
+        let requests = [sent(&[1, 1_000, 2, 3]), sent(&[4, 5, 6, 7]), sent(&[8, 9, 10])];
+        let entries = requests.each_ref().map(|sent| {
+            let inputs = sent.tensors(Walk::Repeat).into();
+            let extent = Extent { length: sent.tokens.len() as u32, limit: 0 };
+            Arc::new(Entry { inputs, extent, graph: None, stream: false })
+        });
+        let member = |slot: usize, node: u32| {
+            let entry = (node == 0).then(|| Arc::clone(&entries[slot]));
+            Member { node, ..Member::new(RequestSlot(slot as u32), 1, entry) }
+        };
+        bench.run(0, 0, vec![member(0, 0), member(1, 0)]);
+        bench.submit(0, 0, vec![member(0, 1), member(1, 1)]);
+        bench.result(0).unwrap_err();
+        let mut answer = None;
+        for step in 0..3 {
+            let members = [member(0, 2), member(1, 2 + step), member(2, step)];
+            let progress = bench.run(0, 0, members.into_iter().filter(|member| member.node < 4).collect());
+            assert!(
+                progress[..progress.len() - 1].iter().all(|progress| !progress.ended && progress.outputs.is_empty())
+            );
+            answer = progress.into_iter().last();
+        }
+        check(Walk::Repeat, &requests[2], &answer.unwrap().outputs);
+        let mut random = Random(3);
+        let next = mixed(Walk::Repeat, 8, &mut random);
+        let tensors: Vec<Vec<Tensor>> = next.iter().map(|sent| sent.tensors(Walk::Repeat)).collect();
+        let answers = bench.answer_all(&tensors, 3, &mut random);
+        next.iter().zip(&answers).for_each(|(sent, answer)| check(Walk::Repeat, sent, answer));
     }
 }
 

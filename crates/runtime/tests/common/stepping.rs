@@ -77,6 +77,8 @@ pub fn counting(slo: Duration) -> ServedModel {
 pub struct Stepping {
     /// Each task of this number fails; 0 for none.
     every: usize,
+    /// The task of this number fails; 0 for none.
+    nth: usize,
     begun: Arc<AtomicUsize>,
     states: States,
     gate: Mutex<Option<Receiver<()>>>,
@@ -99,8 +101,13 @@ impl Stepping {
 
     /// One device only; each message lets one task begin.
     pub fn gated() -> (Arc<dyn Executor>, Sender<()>) {
+        Stepping::gated_and_failing(0)
+    }
+
+    /// Likewise; the `nth` task fails.
+    pub fn gated_and_failing(nth: usize) -> (Arc<dyn Executor>, Sender<()>) {
         let (release, gate) = channel();
-        (Arc::new(Stepping { gate: Mutex::new(Some(gate)), ..Stepping::default() }), release)
+        (Arc::new(Stepping { nth, gate: Mutex::new(Some(gate)), ..Stepping::default() }), release)
     }
 }
 
@@ -119,7 +126,8 @@ impl Executor for Stepping {
 
     fn open(&self, _: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let (tasks, received) = channel::<Task>();
-        let (every, begun, states) = (self.every, Arc::clone(&self.begun), Arc::clone(&self.states));
+        let (every, nth) = (self.every, self.nth);
+        let (begun, states) = (Arc::clone(&self.begun), Arc::clone(&self.states));
         let gate = self.gate.lock().unwrap().take();
         let thread = std::thread::spawn(move || {
             for task in received {
@@ -129,7 +137,7 @@ impl Executor for Stepping {
                 }
                 let (id, started) = (task.id, Instant::now());
                 let number = begun.fetch_add(1, Ordering::Relaxed) + 1;
-                let fails = every > 0 && number.is_multiple_of(every);
+                let fails = number == nth || (every > 0 && number.is_multiple_of(every));
                 let mut states = states.lock().unwrap();
                 let progress: Vec<Progress> =
                     task.members.iter().map(|member| run(&mut states, task.block.index(), member, fails)).collect();
