@@ -24,6 +24,7 @@ mod rows;
 mod source;
 mod tensor;
 mod turns;
+mod unfold;
 mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
@@ -38,3 +39,4 @@ pub use source::{
     Take,
 };
 pub use tensor::Tensor;
+pub use unfold::Unfold;

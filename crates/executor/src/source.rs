@@ -4,6 +4,7 @@
 //! its blocks together by the names of their tensors and needs no [`Link`]; a walk that unfolds names the origin of each
 //! tensor, because one name means another value at each step.
 
+use crate::Unfold;
 use crate::conditions::{Condition, Rule};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Lengths, Profile, Steps, TensorSpec, Walk};
@@ -35,6 +36,8 @@ pub struct ModelSource {
     pub limit: StepLimit,
     /// Decides who leaves a chain on the way, beside the rules of the blocks.
     pub condition: Option<Arc<dyn Condition>>,
+    /// Makes the graph of each request by code, in a model of walk `graph`; then requests bring no tables of nodes.
+    pub unfold: Option<Arc<dyn Unfold>>,
 }
 
 impl ModelSource {
@@ -52,6 +55,7 @@ impl ModelSource {
             lengths: LengthDims::default(),
             limit: StepLimit::default(),
             condition: None,
+            unfold: None,
         }
     }
 

@@ -22,6 +22,12 @@ use std::time::Instant;
 pub(crate) trait Runner: Send {
     /// Runs one block; the outputs in the block's order.
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError>;
+
+    /// The fewest rows of which each is computed as in any larger batch, bit by bit. A smaller batch of a cell is filled up,
+    /// because what a step rounds differently the steps after it may amplify without bound.
+    fn least_rows(&self) -> usize {
+        1
+    }
 }
 
 /// One batch for a [`Runner`].

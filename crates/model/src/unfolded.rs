@@ -16,6 +16,9 @@ pub struct Graph {
     inputs: Vec<u32>,
     /// The client's number of each node.
     origins: Vec<u32>,
+    /// Which element of the request's tensors each node takes; empty where that is its number in the client's table.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
+    elements: Vec<u32>,
 }
 
 /// Why a client's table of nodes is no graph. Nodes are counted from 0, as the client numbers them.
@@ -95,7 +98,8 @@ impl Graph {
         let order = sorted(nodes, named)?;
         let mut position = vec![0; nodes];
         order.iter().zip(0..).for_each(|(&node, at)| position[node as usize] = at);
-        let mut graph = Graph { blocks: Vec::new(), starts: vec![0], inputs: Vec::new(), origins: Vec::new() };
+        let (blocks, starts, inputs_of, origins, elements) = (Vec::new(), vec![0], Vec::new(), Vec::new(), Vec::new());
+        let mut graph = Graph { blocks, starts, inputs: inputs_of, origins, elements };
         for &node in &order {
             graph.blocks.push(block(node as usize));
             let at = |&input: &i64| usize::try_from(input).map_or(Graph::NONE, |input| position[input]);
@@ -124,6 +128,13 @@ impl Graph {
             Some(node) => Err(GraphError::NotATree { node, parents: parents[node] }),
             None => Ok(graph),
         }
+    }
+
+    /// The same graph, whose nodes, as the table numbers them, take these elements of the request's tensors. Otherwise each
+    /// takes the element of its own number, and the tensors have as many elements as there are nodes.
+    pub fn reading(mut self, element: impl Fn(usize) -> u32) -> Graph {
+        self.elements = self.origins.iter().map(|&origin| element(origin as usize)).collect();
+        self
     }
 
     /// How many nodes it has; at least one.
@@ -155,6 +166,11 @@ impl Graph {
     /// The client's number of a node.
     pub fn origin(&self, node: u32) -> usize {
         self.origins[node as usize] as usize
+    }
+
+    /// Which element of the request's tensors a node takes.
+    pub fn element(&self, node: u32) -> usize {
+        self.elements.get(node as usize).map_or_else(|| self.origin(node), |&element| element as usize)
     }
 }
 
@@ -229,6 +245,15 @@ mod tests {
         assert_eq!(tree(&shared), Err(GraphError::NotATree { node: 3, parents: 2 }));
         // Shared inputs are fine in a graph.
         assert!(Graph::new(4, |_| LEAF, |node| &shared[node]).is_ok());
+    }
+
+    #[test]
+    fn nodes_may_take_other_elements_than_their_own() {
+        let table = [[1, 2], [-1, -1], [-1, -1]];
+        let graph = tree(&table).unwrap();
+        assert_eq!((0..3).map(|node| graph.element(node)).collect::<Vec<_>>(), [1, 2, 0]);
+        let graph = graph.reading(|node| [0, 5, 7][node]);
+        assert_eq!((0..3).map(|node| graph.element(node)).collect::<Vec<_>>(), [5, 7, 0]);
     }
 
     #[test]

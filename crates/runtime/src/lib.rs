@@ -37,3 +37,8 @@ pub use recorder::Header;
 pub use replay::{Difference, ReplayError, Replayed, replay};
 pub use sharded::{Stress, StressReport};
 pub use wakeup::{Wakeups, measure_wakeups};
+
+/// The page on embedding, so that its program is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+pub struct Embedding;

@@ -19,6 +19,9 @@ impl Wiring {
         if !self.walk.brings_graph() {
             return Some(inputs);
         }
+        if self.unfold.is_some() {
+            return self.describe(&inputs).is_ok().then_some(inputs);
+        }
         // Node n has the nodes arity·n + 1 and so on as its children: no cycle, one root, as in a heap.
         let arity = self.arity.clamp(1, 2);
         let child =

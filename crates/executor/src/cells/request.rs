@@ -2,7 +2,7 @@
 
 use super::wiring::{CELL, CHILDREN, From, Wanted, Wiring};
 use crate::rows::{Batch, Rows};
-use crate::{RequestError, Tensor};
+use crate::{RequestError, Tensor, Unfold};
 use ripieno_base::BlockId;
 use ripieno_model::{DataType, Extent, Graph, Steps};
 use std::sync::Arc;
@@ -10,16 +10,26 @@ use std::sync::Arc;
 impl Wiring {
     /// The extent of a request, and its graph where it brings one.
     pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
-        let graph = if self.walk.brings_graph() { Some(self.graph(inputs)?) } else { None };
+        let graph = match &self.unfold {
+            Some(unfold) => Some(self.unfolded(&**unfold, inputs)?),
+            None if self.walk.brings_graph() => Some(self.graph(inputs)?),
+            None => None,
+        };
         let length = self.length(inputs, graph.as_ref())?;
         let extent = Extent { length, limit: self.limit.map_or(0, |limit| limit.of(length)) };
         let rows = self.rows(inputs, extent)?;
+        if let Some(graph) = graph.as_ref().filter(|_| self.unfold.is_some()) {
+            self.check_elements(&rows, graph)?;
+        }
         self.check_ids(&rows, extent, graph.as_ref())?;
         Ok((extent, graph))
     }
 
     /// The elements of a sequence or the nodes of a graph, on which all tensors must agree.
     fn length(&self, inputs: &[Tensor], graph: Option<&Graph>) -> Result<u32, RequestError> {
+        if let Some(graph) = graph.filter(|_| self.unfold.is_some()) {
+            return Ok(graph.len() as u32);
+        }
         let mut agreed = graph.map(|graph| (CHILDREN, graph.len() as i64));
         for wanted in &self.wanted {
             let shape = shape(find(inputs, &wanted.name)?)?;
@@ -57,7 +67,66 @@ impl Wiring {
 
     /// What the request brings, one row for each element where it has elements.
     pub(crate) fn rows(&self, inputs: &[Tensor], extent: Extent) -> Result<Vec<Rows>, RequestError> {
-        self.wanted.iter().map(|wanted| rows_of(wanted, find(inputs, &wanted.name)?, extent)).collect()
+        let row = |wanted: &Wanted| {
+            let tensor = find(inputs, &wanted.name)?;
+            let length = match (&self.unfold, shape(tensor)?.get(1)) {
+                // What the code makes of a tensor tells nothing of how long it is.
+                (Some(_), Some(&own)) if wanted.each => {
+                    self.check_length(&wanted.name, own)?;
+                    own
+                }
+                _ => i64::from(extent.length),
+            };
+            rows_of(wanted, tensor, length)
+        };
+        self.wanted.iter().map(row).collect()
+    }
+
+    /// The graph that the embedder's code makes of a request.
+    fn unfolded(&self, unfold: &dyn Unfold, inputs: &[Tensor]) -> Result<Graph, RequestError> {
+        let graph = unfold.unfold(inputs)?;
+        let (nodes, most) = (graph.len(), self.max_length);
+        if nodes > most as usize {
+            return Err(RequestError(format!(
+                "the request unfolds into {nodes} nodes, but the model takes at most {most}; send less, or raise max_length"
+            )));
+        }
+        for node in 0..nodes as u32 {
+            let (block, number) = (graph.block(node), graph.origin(node));
+            if !self.cells.get(block.index()).is_some_and(|cell| cell.steps == Steps::Nodes) {
+                return Err(RequestError(format!(
+                    "node {number} runs block {}, which is no cell of the graph's nodes",
+                    block.0
+                )));
+            }
+            let given = graph.inputs(node).iter().rposition(|&input| input != Graph::NONE).map_or(0, |at| at + 1);
+            if given > self.arity {
+                return Err(RequestError(format!(
+                    "node {number} has {given} inputs, but the cells take at most {}",
+                    self.arity
+                )));
+            }
+        }
+        self.check_edges(&graph)?;
+        Ok(graph)
+    }
+
+    /// Whether each node's element is there.
+    fn check_elements(&self, rows: &[Rows], graph: &Graph) -> Result<(), RequestError> {
+        for node in 0..graph.len() as u32 {
+            let element = graph.element(node);
+            for feed in &self.cells[graph.block(node).index()].feeds {
+                let From::Element(tensor) = feed.from else { continue };
+                let count = rows[tensor].count();
+                if element >= count {
+                    let (number, name) = (graph.origin(node), &self.wanted[tensor].name);
+                    return Err(RequestError(format!(
+                        "node {number} takes element {element} of input '{name}', which has {count}"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn graph(&self, inputs: &[Tensor]) -> Result<Graph, RequestError> {
@@ -170,7 +239,7 @@ impl Wiring {
                     Some(graph) => Box::new(
                         (0..graph.len() as u32)
                             .filter(move |&node| graph.block(node).index() == block)
-                            .map(|node| graph.origin(node)),
+                            .map(|node| graph.element(node)),
                     ),
                     None => Box::new(0..extent.length as usize),
                 };
@@ -227,10 +296,10 @@ fn shape(tensor: &Tensor) -> Result<&[i64], RequestError> {
     }
 }
 
-fn rows_of(wanted: &Wanted, tensor: &Tensor, extent: Extent) -> Result<Rows, RequestError> {
+fn rows_of(wanted: &Wanted, tensor: &Tensor, length: i64) -> Result<Rows, RequestError> {
     let Wanted { name, datatype, row_shape, each } = wanted;
     let refuse = |cause: String| RequestError(format!("input '{name}': {cause}"));
-    let leading = if *each { vec![1, i64::from(extent.length)] } else { vec![1] };
+    let leading = if *each { vec![1, length] } else { vec![1] };
     let expected = [&leading[..], row_shape].concat();
     if tensor.datatype != *datatype || tensor.shape != expected {
         return Err(refuse(format!(

@@ -66,23 +66,25 @@ fn run(
         return Err(ExecError(format!("a member of model '{}' has {rows} rows; a walk of cells has one", plan.name)));
     }
     let mut watch = Watch::start();
-    let (seats, parts) = board(wiring, cells, task)?;
+    let (seats, mut parts) = board(wiring, cells, task)?;
+    let rows = seats.len().max(runner.least_rows());
+    parts.iter_mut().for_each(|parts| parts.resize_with(rows, || Part::Any));
     let mut inputs = Vec::with_capacity(parts.len());
     let (mut copied, mut carried) = (0, false);
     for ((feed, parts), buffer) in wiring.cells[block].feeds.iter().zip(&parts).zip(buffers) {
-        let (input, rows) = Input::assemble(&feed.name, (feed.datatype, &feed.row_shape), parts, buffer)?;
+        let (input, gathered) = Input::assemble(&feed.name, (feed.datatype, &feed.row_shape), parts, buffer)?;
         if !feed.from.is_brought() {
-            copied += rows;
+            copied += gathered.min(seats.len());
             carried = true;
         }
         inputs.push(input);
     }
     let gather_ns = watch.lap_ns();
-    let outputs = runner.run(&Call { block, rows: seats.len(), length: 1, ready, inputs: &inputs })?;
+    let outputs = runner.run(&Call { block, rows, length: 1, ready, inputs: &inputs })?;
     let compute_ns = watch.lap_ns();
     account.count(copied, carried && copied == 0);
     drop(parts);
-    let outputs = check_outputs(plan, block, outputs, seats.len())?;
+    let outputs = check_outputs(plan, block, outputs, rows)?;
     let progress = seats.iter().enumerate().map(|(row, seat)| alight(wiring, block, seat, (&outputs, row))).collect();
     account.spend(Spent { gather_ns, compute_ns, scatter_ns: watch.lap_ns() });
     progress

@@ -235,7 +235,7 @@ impl Walk {
     /// Which element of the request's tensors a step or node takes.
     fn element(&self, wiring: &Wiring, block: usize, node: u32) -> usize {
         match (&self.graph, self.extent) {
-            (Some(graph), _) => graph.origin(node),
+            (Some(graph), _) => graph.element(node),
             (None, Some(extent)) if wiring.cells[block].backward => (extent.length - 1 - node) as usize,
             _ => node as usize,
         }

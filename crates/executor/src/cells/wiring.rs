@@ -5,7 +5,7 @@
 
 use super::{Cells, OUTPUT_LENGTH};
 use crate::plan::{BlockIo, BlockPlan, Plan, Value};
-use crate::{AnswerSource, BlockSource, Initial, LoadError, ModelSource, Source, StepLimit, Take};
+use crate::{AnswerSource, BlockSource, Initial, LoadError, ModelSource, Source, StepLimit, Take, Unfold};
 use ripieno_base::BlockId;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub(crate) struct Wiring {
     pub(crate) arity: usize,
     pub(crate) cells: Vec<Cell>,
     pub(crate) answers: Vec<Answer>,
+    /// Makes the graphs of requests, where they bring none.
+    pub(crate) unfold: Option<Arc<dyn Unfold>>,
     /// Whether the length of an output is made up, because nothing computes one.
     pub(crate) emulated: bool,
 }
@@ -174,6 +176,7 @@ impl Linker<'_> {
             cells: cells.collect(),
             answers,
             emulated,
+            unfold: self.source.unfold.clone(),
             wanted: self.wanted.clone(),
         };
         Ok(self.plan(wiring, outputs))
@@ -197,10 +200,11 @@ impl Linker<'_> {
             shape: dims.to_vec(),
         };
         let mut inputs: Vec<TensorSpec> = self.wanted.iter().map(Wanted::spec).collect();
-        if self.source.walk.brings_graph() {
+        let tables = self.source.unfold.is_none();
+        if tables && self.source.walk.brings_graph() {
             inputs.push(table(CHILDREN, &[-1, -1, -1]));
         }
-        if self.source.walk == Walk::Graph {
+        if tables && self.source.walk == Walk::Graph {
             inputs.push(table(CELL, &[-1, -1]));
         }
         if let Some(told) = self.source.inputs.iter().find(|spec| wiring.emulated && spec.name == OUTPUT_LENGTH) {
@@ -324,7 +328,8 @@ impl Linker<'_> {
 
     /// Notes that requests bring this tensor.
     fn brought(&mut self, at: usize, spec: &TensorSpec, name: &str, each: bool) -> Result<From, String> {
-        if self.source.walk.brings_graph() && [CHILDREN, CELL].contains(&name) {
+        let tables = self.source.unfold.is_none() && self.source.walk.brings_graph();
+        if tables && [CHILDREN, CELL].contains(&name) {
             return Err(format!(
                 "{} takes the request's '{name}', which is the table of nodes; rename the tensor",
                 self.place(at, spec)
@@ -555,6 +560,12 @@ impl Wanted {
 }
 
 fn check_walk(source: &ModelSource) -> Result<(), String> {
+    if source.unfold.is_some() && source.walk != Walk::Graph {
+        return Err(format!(
+            "walk = \"{}\" has no graph that code could make; use walk = \"graph\"",
+            source.walk.name()
+        ));
+    }
     let count = |steps: Steps| source.blocks.iter().filter(|block| block.steps == steps).count();
     let (length, until_end, nodes) = (count(Steps::Length), count(Steps::UntilEnd), count(Steps::Nodes));
     let (fits, needs) = match source.walk {

@@ -5,6 +5,7 @@ mod common;
 mod drive;
 mod models;
 mod refused;
+mod unfold;
 
 use common::*;
 use drive::{Bench, mixed};
@@ -46,6 +47,30 @@ fn every_answer_is_the_one_alone_in_any_batches_on_one_and_two_devices() {
                 let answers = bench.answer_all(&requests, 20, &mut random);
                 sent.iter().zip(&answers).for_each(|(sent, answer)| check(walk, sent, answer));
             }
+        }
+    }
+}
+
+/// What a recurrent cell rounds differently in another batch its further steps may amplify without bound, so every row must
+/// be computed alike in any batch, bit by bit. The cell is a trained one, for small ones have nothing to round.
+#[test]
+fn a_row_is_computed_in_any_batch_as_alone_bit_by_bit() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/repository/sentiment/1/cell.onnx");
+    let links = ["h", "c"].map(|state| models::link(state, Source::Previous(format!("{state}_next"))));
+    let cell = BlockSource { path: Some(file), steps: Steps::Length, links: links.into(), ..BlockSource::new("cell") };
+    let answers = vec![models::last("h", 0, "h_next")];
+    let source = ModelSource { walk: Walk::Repeat, answers, ..ModelSource::new("sentiment", vec![cell], MAX_BATCH) };
+    for engine in engines() {
+        let bench = Bench::new(&*engine, source.clone(), 1);
+        let mut random = Random(9);
+        let requests: Vec<Vec<Tensor>> = (0..24)
+            .map(|_| (0..1 + random.below(40)).map(|_| 32 + random.below(95) as i64).collect::<Vec<i64>>())
+            .map(|tokens| vec![int64("token", &[1, tokens.len() as i64], &tokens)])
+            .collect();
+        let alone = bench.answer_all(&requests, 1, &mut random);
+        let together = bench.answer_all(&requests, 12, &mut random);
+        for (number, (alone, together)) in alone.iter().zip(&together).enumerate() {
+            assert!(alone[0].data == together[0].data, "request {number} on {}", engine.name());
         }
     }
 }

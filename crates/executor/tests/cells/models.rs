@@ -112,7 +112,7 @@ fn every(name: &str, block: u16, tensor: &str) -> AnswerSource {
     AnswerSource { take: Take::Every, ..last(name, block, tensor) }
 }
 
-fn last(name: &str, block: u16, tensor: &str) -> AnswerSource {
+pub(crate) fn last(name: &str, block: u16, tensor: &str) -> AnswerSource {
     AnswerSource { name: name.into(), block: Some(BlockId(block)), tensor: tensor.into(), take: Take::Last }
 }
 
