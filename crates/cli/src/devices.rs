@@ -7,6 +7,7 @@ use ripieno_executor::{
 };
 use ripieno_model::zoo::ZooDevice;
 use ripieno_server::repository::Target;
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -46,6 +47,15 @@ pub(crate) enum EngineName {
     Cpu,
     /// ONNX Runtime, loaded when the server starts.
     Onnxruntime,
+}
+
+impl fmt::Display for EngineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EngineName::Cpu => "cpu",
+            EngineName::Onnxruntime => "onnxruntime",
+        })
+    }
 }
 
 /// A kind of device.

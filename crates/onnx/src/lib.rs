@@ -33,4 +33,4 @@ pub use blocks::{Block, SLICER_VERSION, Slices};
 pub use cuts::Cuts;
 pub use error::OnnxError;
 pub use graph::Model;
-pub use recurrent::{Answer, Cell, Cells};
+pub use recurrent::{Answer, Cell, Cells, RandomCells};

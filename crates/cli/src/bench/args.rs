@@ -9,6 +9,7 @@ use ripieno_workload::Arrival;
 
 use super::inputs::ShapeArg;
 use super::target::{Address, Protocol};
+use super::unfolded::WalkArgs;
 
 /// Load a server with requests and measure what comes back.
 ///
@@ -20,6 +21,7 @@ use super::target::{Address, Protocol};
 ///
 ///   ripieno bench localhost:8000 --model digits --rate 500
 ///   ripieno bench localhost:8000 --model digits --sweep 200:2000:200 --arrival gamma:0.3
+///   ripieno bench localhost:8000 --model sentiment --rate 200 --lengths europarl
 ///   ripieno bench grpc://localhost:8001 --model digits --find-goodput --slo-ms 20 --format json
 #[derive(Clone, Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -84,6 +86,9 @@ pub(crate) struct BenchArgs {
     /// Send real rows from a samples file (as models/samples/digits.json) instead of random ones.
     #[arg(long, value_name = "FILE")]
     pub(crate) input: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) walks: WalkArgs,
 
     /// Send tensors as JSON instead of binary (HTTP only), for servers without the binary tensor extension.
     #[arg(long)]

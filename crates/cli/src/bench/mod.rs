@@ -9,6 +9,7 @@ pub(crate) mod load;
 mod output;
 mod session;
 pub(crate) mod target;
+pub(crate) mod unfolded;
 
 #[cfg(test)]
 mod tests;

@@ -45,7 +45,11 @@ impl<'a> Session<'a> {
         let mut client = Client::new(&address.authority, protocol, &args.model, connections)?;
         let description = client.describe().await?;
         let filling = Filling { rows: args.rows as usize, shapes: args.shape.clone(), samples, seed: args.seed };
-        client.prepare(&inputs::requests(&description.inputs, &filling)?, args.json_tensors)?;
+        let requests = match args.walks.apply(&description.inputs) {
+            true => args.walks.requests(&description.inputs, args.seed)?,
+            false => inputs::requests(&description.inputs, &filling)?,
+        };
+        client.prepare(&requests, args.json_tensors)?;
         Ok(Session {
             args,
             client: Arc::new(client),

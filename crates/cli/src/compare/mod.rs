@@ -111,7 +111,7 @@ pub(crate) struct Row {
 impl CompareArgs {
     /// As on the command line: the repository, then the words after it.
     pub(crate) fn from_words<'a>(
-        repository: &Path,
+        repository: &'a Path,
         words: impl IntoIterator<Item = &'a str>,
     ) -> anyhow::Result<CompareArgs> {
         let command = CompareArgs::augment_args(Command::new("compare").no_binary_name(true));

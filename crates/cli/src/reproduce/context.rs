@@ -3,6 +3,7 @@
 use super::case::Case;
 use super::job::{Answer, Job, Question};
 use super::queue::Queue;
+use crate::devices::EngineName;
 use std::time::Duration;
 
 /// How much time the user gives.
@@ -24,6 +25,8 @@ pub(super) enum Effort {
 pub(super) struct Context {
     effort: Effort,
     seeds: Option<u64>,
+    /// The engine on which items that can measure real cells, too.
+    measured: Option<EngineName>,
     queue: Queue,
 }
 
@@ -37,7 +40,17 @@ pub(super) struct Spread {
 
 impl Context {
     pub(super) fn new(effort: Effort, seeds: Option<u64>, queue: Queue) -> Context {
-        Context { effort, seeds, queue }
+        Context { effort, seeds, measured: None, queue }
+    }
+
+    /// The same, with measurements of real cells.
+    pub(super) fn measuring(self, measured: Option<EngineName>) -> Context {
+        Context { measured, ..self }
+    }
+
+    /// What real cells are to be measured on; none unless the user asks for it.
+    pub(super) fn measured(&self) -> Option<EngineName> {
+        self.measured
     }
 
     /// Whether to leave points out.

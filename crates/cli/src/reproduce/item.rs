@@ -33,6 +33,8 @@ pub(super) struct Row {
     /// None where the paper's text gives no number; nothing is read off its pictures.
     pub(super) paper: Option<f64>,
     pub(super) ours: f64,
+    /// The same on this machine, on a wall clock, where the user asks for it and the item can.
+    pub(super) measured: Option<f64>,
     /// The lowest and highest of several seeds, and how many.
     pub(super) seeds: Option<(f64, f64, u64)>,
     /// Why they differ, or what to know about the number; may be empty.
@@ -41,12 +43,17 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(name: impl Into<String>, unit: &'static str, ours: f64) -> Row {
-        Row { name: name.into(), unit, paper: None, ours, seeds: None, note: String::new() }
+        Row { name: name.into(), unit, paper: None, ours, measured: None, seeds: None, note: String::new() }
     }
 
     /// With what the paper says, if it does.
     pub(super) fn paper(self, paper: impl Into<Option<f64>>) -> Row {
         Row { paper: paper.into(), ..self }
+    }
+
+    /// With what real cells gave.
+    pub(super) fn measured(self, measured: impl Into<Option<f64>>) -> Row {
+        Row { measured: measured.into(), ..self }
     }
 
     /// With the range over several seeds.
@@ -77,13 +84,16 @@ impl Serialize for Row {
             unit: &'a str,
             paper: Option<f64>,
             ours: f64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            measured: Option<f64>,
             ratio: Option<f64>,
             note: &'a str,
         }
-        let Row { name, unit, paper, ours, seeds, note } = self;
+        let Row { name, unit, paper, ours, measured, seeds, note } = self;
         let range = seeds.map(|(low, high, count)| format!("{count} seeds: {} to {}.", number(low), number(high)));
         let note = &[range.as_deref().unwrap_or(""), note].join(" ");
         let note = note.trim();
-        Fields { name, unit, paper: *paper, ours: *ours, ratio: self.ratio(), note }.serialize(serializer)
+        let ratio = self.ratio();
+        Fields { name, unit, paper: *paper, ours: *ours, measured: *measured, ratio, note }.serialize(serializer)
     }
 }

@@ -16,6 +16,7 @@ mod symphony;
 #[cfg(test)]
 mod tests;
 
+use crate::devices::EngineName;
 use crate::output;
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -44,6 +45,11 @@ pub(crate) struct ReproduceArgs {
     /// Everything that the paper ran, where the default is a sample. May take hours.
     #[arg(long)]
     full: bool,
+
+    /// Beside the simulation, measure cells with a state of 1,024 and random weights on this machine, where the item says
+    /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine.
+    #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
+    measured: Option<EngineName>,
 
     /// Folder for plots and finished runs.
     #[arg(long, value_name = "DIR", default_value = "reproduce")]
@@ -96,7 +102,7 @@ fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let jobs = args.jobs.map_or(cores, NonZeroUsize::get);
     let queue = Queue::new(args.out.join("cache"), jobs)?;
-    Ok(Context::new(effort, args.seeds, queue))
+    Ok(Context::new(effort, args.seeds, queue).measuring(args.measured))
 }
 
 /// Runs an item, writes its plot, prints it if people read it, and returns it for programs.

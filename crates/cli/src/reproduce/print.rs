@@ -41,16 +41,19 @@ fn notes(rows: &[Row]) -> Vec<&str> {
 }
 
 fn table(rows: &[Row], notes: &[&str]) -> Table {
-    let mut table = Table::new(["name", "unit", "paper", "ours", "of seeds", "ratio", "note"]);
+    let is_measured = rows.iter().any(|row| row.measured.is_some());
+    let headings = ["name", "unit", "paper", "ours", "of seeds", "measured", "ratio", "note"];
+    let mut table = Table::new(headings.into_iter().filter(|&heading| is_measured || heading != "measured"));
     let optional = |value: Option<f64>| value.map_or("–".to_owned(), exact);
     for row in rows {
         let note = notes.iter().position(|&note| note == row.note).map(|index| format!("[{}]", index + 1));
         let ratio = row.ratio().map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
         let (paper, ours) = (optional(row.paper), exact(row.ours));
         let range = row.seeds.map(|(low, high, _)| format!("{} to {}", exact(low), exact(high)));
-        let unit = row.unit.to_owned();
+        let measured = is_measured.then(|| optional(row.measured));
         let (range, note) = (range.unwrap_or_default(), note.unwrap_or_default());
-        table.row([row.name.clone(), unit, paper, ours, range, ratio, note]);
+        let first = [row.name.clone(), row.unit.to_owned(), paper, ours, range];
+        table.row(first.into_iter().chain(measured).chain([ratio, note]));
     }
     table
 }

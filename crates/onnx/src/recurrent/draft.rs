@@ -19,8 +19,12 @@ pub(super) struct CellDraft {
 
 impl CellDraft {
     pub(super) fn new(model: &Model, name: &str) -> CellDraft {
+        CellDraft::named(name, model.opset())
+    }
+
+    pub(super) fn named(name: &str, opset: i64) -> CellDraft {
         let graph = GraphProto { name: name.to_owned(), ..GraphProto::default() };
-        CellDraft { graph, opset: model.opset(), weights: BTreeSet::new() }
+        CellDraft { graph, opset, weights: BTreeSet::new() }
     }
 
     pub(super) fn op(&mut self, op_type: &str, inputs: &[&str], to: &str) {
@@ -29,6 +33,12 @@ impl CellDraft {
 
     pub(super) fn join(&mut self, parts: &[&str], to: &str) {
         self.graph.node.push(NodeProto::new("Concat", parts, &[to]).with_int("axis", 1));
+    }
+
+    /// The place of the largest number along the second axis.
+    pub(super) fn arg_max(&mut self, from: &str, to: &str) {
+        let node = NodeProto::new("ArgMax", &[from], &[to]);
+        self.graph.node.push(node.with_int("axis", 1).with_int("keepdims", 0));
     }
 
     /// Splits along the second axis into parts of `size` each.

@@ -7,6 +7,7 @@
 //! operator that stands in the way: stacked bidirectional layers, for one, need all elements of the layer below.
 
 mod draft;
+mod random;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use crate::error::{OnnxError, refuse};
 use crate::graph::{Model, Node};
 use draft::CellDraft;
 use prost::Message;
+pub use random::RandomCells;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use steps::Recurrence;

@@ -1,6 +1,7 @@
 //! Figures 7 and 8: LSTM on one device, by load, largest batch and width of the buckets.
 
 use super::SOURCE;
+use super::measured::{Measured, Network, measure};
 use super::workload::{
     Case, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep,
 };
@@ -68,6 +69,18 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
         if wide {
             rows.extend(low_load_rows(context, &cases, name)?);
         }
+        if wide && lengths == EUROPARL {
+            beside(
+                &mut rows,
+                measure(
+                    context,
+                    Network::Lstm,
+                    1,
+                    &["cellular", "bucketed,width=10", "bucketed,width=10,turn=one"],
+                    1,
+                )?,
+            );
+        }
         let lines =
             cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
         panels.push(panel(name, "requests a second, answered", "90th percentile, ms", lines.collect()));
@@ -83,6 +96,30 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
             note: SOURCE.to_owned(),
         },
     })
+}
+
+/// Puts what real cells gave beside the rows of the sample: peaks, latencies at half of the baseline's peak, and who is ahead.
+fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
+    let Some(Measured { given, half_rps, note }) = measured else { return };
+    let who = ["cellular", "bucketed, turns drain", "bucketed, one batch a turn"];
+    let at = |name: String| rows.iter().position(|row| row.name == name);
+    let peaks = who.map(|who| at(format!("{who}, sample: peak")));
+    let lows = who.map(|who| at(format!("{who}, sample: p90 at 8K/s")));
+    let ours = |at: Option<usize>| at.map_or(f64::NAN, |at| rows[at].ours);
+    let (peak, low) = (ours(peaks[0]) / ours(peaks[1]), ours(lows[0]) / ours(lows[1]));
+    for ((peak, low), given) in peaks.into_iter().zip(lows).zip(&given) {
+        if let (Some(peak), Some(low)) = (peak, low) {
+            rows[peak].measured = Some(given.peak_rps);
+            rows[low].measured = Some(given.p90_ms);
+            rows[low] =
+                rows[low].clone().note(format!("Measured at {}/s, half of the buckets' peak here.", number(half_rps)));
+        }
+    }
+    let [cellular, bucketed, ..] = given[..] else { return };
+    let row = Row::new("cellular peak over bucketed's, sample", "ratio", peak).paper(20.0 / 16.0);
+    rows.push(row.measured(cellular.peak_rps / bucketed.peak_rps).note(&note));
+    let row = Row::new("cellular p90 over bucketed's at half of its peak, sample", "ratio", low);
+    rows.push(row.measured(cellular.p90_ms / bucketed.p90_ms).note(note));
 }
 
 fn paper_peak(contender: &str, wide: bool) -> Option<f64> {

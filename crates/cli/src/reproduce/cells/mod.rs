@@ -10,6 +10,7 @@ mod example;
 mod late;
 mod lstm;
 mod lstm_lengths;
+mod measured;
 mod seq2seq;
 mod trees;
 mod workload;

@@ -1,6 +1,7 @@
 //! Figures 14 and 15: TreeLSTM.
 
 use super::SOURCE;
+use super::measured::{Measured, Network, measure};
 use super::workload::{
     Case, bucketed, cellular, cellular_trees, curve, ideal_trees, merged_trees, panel, peaks, sweep,
 };
@@ -64,13 +65,34 @@ fn figure_14(context: &Context) -> anyhow::Result<Report> {
         rows.push(Row::new(format!("{who}: peak"), "requests/s", peak.goodput_rps).paper(peak_paper).note(fitted));
         rows.push(Row::new(format!("{who}: p90 at 1K/s"), "ms", low[0].p90_ms).paper(low_paper));
     }
-    let ratio = found[0].goodput_rps / found[1].goodput_rps;
+    let policies = ["cellular", "graph-merge,merge_us_per_node=8", "graph-merge"];
+    let measured = measure(context, Network::TreeLstm, 1, &policies, 1)?;
+    let over = |other: usize| found[0].goodput_rps / found[other].goodput_rps;
     let note = "By the text's numbers; the paper's summary says 1.8.";
-    rows.push(Row::new("cellular peak over graph-merge's", "ratio", ratio).paper(3.1 / 2.1).note(note));
+    rows.push(Row::new("cellular peak over graph-merge's", "ratio", over(1)).paper(3.1 / 2.1).note(note));
+    if let Some(measured) = measured {
+        rows.push(Row::new("cellular peak over that of graph-merge for free", "ratio", over(2)));
+        beside(&mut rows, &measured);
+    }
     let lines =
         cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
     let panel = panel("", "requests a second, answered", "90th percentile, ms", lines.collect());
     Ok(Report { rows, figure: figure("Trees of the TreeBank", requests, panel) })
+}
+
+/// Puts what real cells gave beside the rows: peak and latency of each contender, then the two ratios.
+fn beside(rows: &mut [Row], measured: &Measured) {
+    let Measured { given, half_rps, note } = measured;
+    let [contenders @ .., merged, free] = rows else { return };
+    for (pair, given) in contenders.chunks_mut(2).zip(given) {
+        pair[0].measured = Some(given.peak_rps);
+        pair[1].measured = Some(given.p90_ms);
+        pair[1].note = format!("Measured at {}/s, half of graph-merge's peak here.", number(*half_rps));
+    }
+    for (row, other) in [(merged, &given[1]), (free, &given[2])] {
+        row.measured = Some(given[0].peak_rps / other.peak_rps);
+        *row = row.clone().note(note);
+    }
 }
 
 fn figure_15(context: &Context) -> anyhow::Result<Report> {
