@@ -5,6 +5,7 @@
 
 use bytemuck::NoUninit;
 use bytes::Bytes;
+use ripieno_model::DataType;
 
 /// A reusable buffer, aligned for every datatype.
 #[derive(Debug, Default)]
@@ -40,6 +41,25 @@ impl AlignedBuffer {
 /// Whether `data` lies at an address fit for elements of `size` bytes.
 pub(crate) fn is_aligned(data: &[u8], size: usize) -> bool {
     data.as_ptr().addr().is_multiple_of(size.max(1))
+}
+
+/// A number as an element; none if the datatype cannot hold it.
+pub(crate) fn bytes_of(datatype: DataType, number: f64) -> Option<Vec<u8>> {
+    macro_rules! whole {
+        ($($name:ident: $int:ty),*) => {
+            match datatype {
+                $(DataType::$name => (number.fract() == 0.0 && number >= <$int>::MIN as f64 && number <= <$int>::MAX as f64)
+                    .then(|| (number as $int).to_le_bytes().to_vec()),)*
+                DataType::Bool => [0.0, 1.0].contains(&number).then(|| vec![number as u8]),
+                DataType::Fp16 => Some(half::f16::from_f64(number).to_le_bytes().to_vec()),
+                DataType::Bf16 => Some(half::bf16::from_f64(number).to_le_bytes().to_vec()),
+                DataType::Fp32 => Some((number as f32).to_le_bytes().to_vec()),
+                DataType::Fp64 => Some(number.to_le_bytes().to_vec()),
+                DataType::Bytes => None,
+            }
+        };
+    }
+    whole!(Uint8: u8, Uint16: u16, Uint32: u32, Uint64: u64, Int8: i8, Int16: i16, Int32: i32, Int64: i64)
 }
 
 /// Turns a vector of numbers into bytes without copying them.

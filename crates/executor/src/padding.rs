@@ -8,7 +8,7 @@
 //! Whether padding is harmless is the model's business: it must take a mask, or treat elements one by one. That is tried out
 //! at load, see [`check_padding`](crate::check_padding).
 
-use crate::cells::bytes_of;
+use crate::buffer::bytes_of;
 use crate::rows::Rows;
 use crate::source::{InputLength, OutputLength};
 use crate::{InputLengths, ModelSource, RequestError, Tensor};

@@ -20,7 +20,7 @@ mod wiring;
 pub(crate) use request::OUTPUT_LENGTH;
 pub(crate) use task::execute;
 pub(crate) use walk::Arena;
-pub(crate) use wiring::{Wiring, bytes_of, link};
+pub(crate) use wiring::{Wiring, link};
 
 /// What a model in cells has beside its plan.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 //! [`Feed`] with numbers in it, and each mistake is found here, with the file, the cell, the tensor and what it should be.
 
 use super::{Cells, OUTPUT_LENGTH};
+use crate::buffer::bytes_of;
 use crate::plan::{BlockIo, BlockPlan, Plan, Value};
 use crate::{AnswerSource, BlockSource, Initial, LoadError, ModelSource, Source, StepLimit, Take, Unfold};
 use ripieno_base::BlockId;
@@ -587,23 +588,4 @@ fn check_walk(source: &ModelSource) -> Result<(), String> {
 
 fn names(specs: &[TensorSpec]) -> String {
     specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ")
-}
-
-/// A number as an element; none if the datatype cannot hold it.
-pub(crate) fn bytes_of(datatype: DataType, number: f64) -> Option<Vec<u8>> {
-    macro_rules! whole {
-        ($($name:ident: $int:ty),*) => {
-            match datatype {
-                $(DataType::$name => (number.fract() == 0.0 && number >= <$int>::MIN as f64 && number <= <$int>::MAX as f64)
-                    .then(|| (number as $int).to_le_bytes().to_vec()),)*
-                DataType::Bool => [0.0, 1.0].contains(&number).then(|| vec![number as u8]),
-                DataType::Fp16 => Some(half::f16::from_f64(number).to_le_bytes().to_vec()),
-                DataType::Bf16 => Some(half::bf16::from_f64(number).to_le_bytes().to_vec()),
-                DataType::Fp32 => Some((number as f32).to_le_bytes().to_vec()),
-                DataType::Fp64 => Some(number.to_le_bytes().to_vec()),
-                DataType::Bytes => None,
-            }
-        };
-    }
-    whole!(Uint8: u8, Uint16: u16, Uint32: u32, Uint64: u64, Int8: i8, Int16: i16, Int32: i32, Int64: i64)
 }
