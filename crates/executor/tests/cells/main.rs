@@ -244,7 +244,7 @@ fn a_task_that_fails_ends_the_walks_of_its_members_and_no_others() {
         let entries = requests.each_ref().map(|sent| {
             let inputs = sent.tensors(Walk::Repeat).into();
             let extent = Extent { length: sent.tokens.len() as u32, limit: 0 };
-            Arc::new(Entry { inputs, extent, graph: None, stream: false })
+            Arc::new(Entry { inputs, extent, graph: None, stream: false, straight: false })
         });
         let member = |slot: usize, node: u32| {
             let entry = (node == 0).then(|| Arc::clone(&entries[slot]));
