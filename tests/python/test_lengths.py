@@ -52,8 +52,8 @@ def request(random):
     return random.integers(0, 50, (int(random.integers(1, 3)), length))
 
 
-@pytest.mark.parametrize("engine", ["cpu", "onnxruntime"])
-def test_requests_of_any_length_share_batches_and_equal_each_alone(tmp_path, engine):
+@pytest.mark.parametrize(("engine", "policy"), [("cpu", "eager"), ("cpu", "dva"), ("onnxruntime", "dva")])
+def test_requests_of_any_length_share_batches_and_equal_each_alone(tmp_path, engine, policy):
     model = slice_models.SMALL["bert"]()
     repository = tmp_path / "repository"
     write(repository, model, whole="", stages='granularity = "stages"\nstages = 2\n')
@@ -61,7 +61,7 @@ def test_requests_of_any_length_share_batches_and_equal_each_alone(tmp_path, eng
     alone = onnxruntime.InferenceSession(str(tmp_path / "bert.onnx"), providers=["CPUExecutionProvider"])
     random = np.random.default_rng(3)
     requests = [(("whole", "stages")[at % 2], request(random)) for at in range(REQUESTS)]
-    with Server(repository, "--engine", engine, "--policy", "eager") as server:
+    with Server(repository, "--engine", engine, "--policy", policy) as server:
         answers = asyncio.run(send_all(server, requests))
         sizes = [batch["batch_size"] for row in statistics(server) for batch in row["batch_stats"]]
         with urllib.request.urlopen(f"http://{server.metrics}/metrics") as response:
@@ -75,6 +75,7 @@ def test_requests_of_any_length_share_batches_and_equal_each_alone(tmp_path, eng
         elements = sum(ids.size for model, ids in requests if model == name)
         assert useful == elements * (2 if name == "stages" else 1)
         assert padding > 0
+        print(f"{name} under {policy}: {100 * padding / (useful + padding):.1f} % padding")
 
 
 def counted(metrics, kind, model):
