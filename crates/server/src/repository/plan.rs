@@ -12,7 +12,7 @@ use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Engine, ModelSource};
 use ripieno_model::zoo::{ZooDevice, ZooModel};
-use ripieno_model::{Profile, TensorSpec};
+use ripieno_model::{Lengths, Profile, TensorSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl Plan {
         let max_batch = largest_batch(&config, zoo, slo);
         let blocks = blocks(found, &config, zoo)
             .iter()
-            .map(|block| block_source(found, &config.file, block, max_batch, target))
+            .map(|block| block_source(found, &config, block, max_batch, target))
             .collect::<Result<_, _>>()?;
         let mut source = ModelSource {
             inputs: config.inputs.clone(),
@@ -154,7 +154,7 @@ fn check_policy(config: &ModelConfig, target: &Target) -> Result<(), String> {
 
 /// The published profile, where an emulated model needs one.
 fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Option<ZooModel>, String> {
-    let given = config.latency.is_some() || !config.blocks.is_empty();
+    let given = config.latencies().next().is_some() || !config.blocks.is_empty();
     let Some(zoo) = target.zoo.filter(|_| target.emulates() && !given) else { return Ok(None) };
     let unknown = || {
         let names: Vec<&str> = zoo.models().map(|model| model.name).collect();
@@ -172,8 +172,7 @@ fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Opt
 
 /// As the owner says; failing that as far as the given latencies reach; failing that a default.
 fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Nanos) -> usize {
-    let latencies = config.latency.iter().chain(config.blocks.iter().filter_map(|block| block.latency.as_ref()));
-    let shortest = latencies.filter_map(Latency::max_batch).min();
+    let shortest = config.latencies().filter_map(Latency::max_batch).min();
     let within_slo = |model: ZooModel| model.profile(ZOO_MAX_BATCH).map(|profile| profile.largest_within(slo).max(1));
     let published = zoo.and_then(|model| within_slo(model).ok());
     config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
@@ -191,31 +190,54 @@ fn blocks(found: &Found, config: &ModelConfig, zoo: Option<ZooModel>) -> Vec<Blo
     let published = zoo.map(|model| Latency::Line { alpha_ms: model.alpha_ms, beta_ms: model.beta_ms });
     let file = found.model.file_name().map(|file| file.to_string_lossy().into_owned());
     let latency = config.latency.clone().or(published);
-    vec![BlockConfig { name: "model".to_owned(), file, latency, conditions: BlockConditions::default() }]
+    let (name, by_length) = ("model".to_owned(), config.by_length.clone());
+    vec![BlockConfig { name, file, latency, by_length, conditions: BlockConditions::default() }]
 }
 
 fn block_source(
     found: &Found,
-    config_file: &str,
+    config: &ModelConfig,
     block: &BlockConfig,
     max_batch: usize,
     target: &Target,
 ) -> Result<BlockSource, String> {
+    let config_file = &config.file;
     let place = || format!("{config_file}: block \"{}\"", block.name);
     let profile = block.latency.as_ref().map(|latency| latency.profile(max_batch)).transpose();
     let profile = profile.map_err(|error| format!("{}: {error}", place()))?;
+    let longest = config.lengths.as_ref().map_or(1, |lengths| lengths.max_length);
+    let by_length = by_length(&block.by_length, max_batch, longest).map_err(|error| format!("{}: {error}", place()))?;
+    let (lengths, of_longest) = by_length.unzip();
+    let profile = profile.or(of_longest);
     let name = block.name.clone();
     let BlockConditions { exit, skip, exit_outputs } = block.conditions.clone();
     if !target.emulates() {
         let path = Some(block_file(found, &place(), block)?);
-        return Ok(BlockSource { path, profile, exit, skip, exit_outputs, ..BlockSource::new(name) });
+        return Ok(BlockSource { path, profile, lengths, exit, skip, exit_outputs, ..BlockSource::new(name) });
     }
     if profile.is_none() {
         let single = block.file.as_deref() == Some(MODEL_FILE);
         let place = if single { config_file.to_owned() } else { place() };
         return Err(format!("{place}: an emulated model needs its latencies; add alpha_ms and beta_ms, or latency_ms"));
     }
-    Ok(BlockSource { profile, ..BlockSource::new(name) })
+    Ok(BlockSource { profile, lengths, ..BlockSource::new(name) })
+}
+
+/// Latencies by length, and those of the longest requests; none if none are given.
+fn by_length(given: &[(u32, Latency)], max_batch: usize, longest: u32) -> Result<Option<(Lengths, Profile)>, String> {
+    if given.is_empty() {
+        return Ok(None);
+    }
+    let profile = |(length, latency): &(u32, Latency)| {
+        let profile = latency.profile(max_batch).map_err(|error| format!("by_length, length {length}: {error}"))?;
+        Ok((*length, profile))
+    };
+    let table = given.iter().map(profile).collect::<Result<Vec<_>, String>>()?;
+    let lengths = Lengths::new(table).map_err(|error| format!("by_length: {error}"))?;
+    let rows = 1..=lengths.table()[0].1.max_batch();
+    let of_longest: Vec<Nanos> = rows.map(|rows| lengths.latency(rows, longest)).collect();
+    let of_longest = Profile::from_table(&of_longest).map_err(|error| format!("by_length: {error}"))?;
+    Ok(Some((lengths, of_longest)))
 }
 
 fn block_file(found: &Found, place: &str, block: &BlockConfig) -> Result<PathBuf, String> {

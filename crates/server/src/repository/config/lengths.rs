@@ -1,5 +1,6 @@
 //! The part of `model.toml` that says where the length of a request stands in its tensors, and how they are padded.
 
+use super::Latency;
 use super::keys::Keys;
 use ripieno_executor::{InputLength, LengthDims, OutputLength};
 
@@ -49,6 +50,30 @@ pub(super) fn read(
         keys.error("length_dim needs the longest request beside it; add for example max_length = 128")
     })?;
     Ok(Some(LengthsConfig { max_length: max_length as u32, dims }))
+}
+
+/// Latencies by the length that a batch is padded to; nothing where none are given.
+pub(super) fn read_costs(keys: &Keys<'_>, has_lengths: bool) -> Result<Vec<(u32, Latency)>, String> {
+    let given = keys.tables("by_length", &["length", "latency_ms", "alpha_ms", "beta_ms"])?;
+    if given.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !has_lengths {
+        return Err(keys.wrong("by_length", "needs inputs with a length_dim, by which requests differ in length"));
+    }
+    if let Some(key) = ["latency_ms", "alpha_ms", "beta_ms"].into_iter().find(|key| keys.has(key)) {
+        return Err(keys.wrong(key, "stands beside by_length; keep one of the two"));
+    }
+    let mut costs: Vec<(u32, Latency)> = Vec::with_capacity(given.len());
+    for entry in &given {
+        let length = entry.required(entry.whole("length", 1, LONGEST)?, "length", "64")? as u32;
+        let latency = entry.required(super::read_latency(entry)?, "alpha_ms", "1.5")?;
+        if costs.last().is_some_and(|&(before, _)| before >= length) {
+            return Err(entry.wrong("length", "must be larger than that of the entry before"));
+        }
+        costs.push((length, latency));
+    }
+    Ok(costs)
 }
 
 fn dimension(tensor: &Keys<'_>) -> Result<Option<(String, usize)>, String> {

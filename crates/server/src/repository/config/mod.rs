@@ -37,7 +37,7 @@ const MOST_QUEUED: usize = 1_000_000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 20] = [
+const KEYS: [&str; 21] = [
     "slo_ms",
     "max_batch",
     "instances",
@@ -55,16 +55,18 @@ const KEYS: [&str; 20] = [
     "latency_ms",
     "alpha_ms",
     "beta_ms",
+    "by_length",
     "block",
     "input",
     "output",
 ];
-const BLOCK_KEYS: [&str; 16] = [
+const BLOCK_KEYS: [&str; 17] = [
     "name",
     "file",
     "latency_ms",
     "alpha_ms",
     "beta_ms",
+    "by_length",
     "priority",
     "max_batch",
     "batch_sizes",
@@ -103,6 +105,8 @@ pub struct ModelConfig {
     pub max_queue: usize,
     /// ℓ(b) of the whole model, given by hand.
     pub latency: Option<Latency>,
+    /// The same by the length that a batch is padded to, instead; ascending.
+    pub by_length: Vec<(u32, Latency)>,
     /// Into what a model in one file is cut at load.
     pub granularity: Granularity,
     /// The blocks of a chain; empty for a model of one block.
@@ -139,6 +143,8 @@ pub struct BlockConfig {
     pub file: Option<String>,
     /// ℓ(b), given by hand.
     pub latency: Option<Latency>,
+    /// The same by the length that a batch is padded to, instead; ascending.
+    pub by_length: Vec<(u32, Latency)>,
     /// Who leaves the batch after it.
     pub conditions: BlockConditions,
 }
@@ -190,6 +196,16 @@ impl ModelConfig {
         ModelConfig::parse(&file, &text)
     }
 
+    /// Every latency that is given, of the whole and of blocks.
+    pub(super) fn latencies(&self) -> impl Iterator<Item = &Latency> {
+        let whole = self.latency.iter().chain(self.by_length.iter().map(|(_, latency)| latency));
+        whole.chain(
+            self.blocks
+                .iter()
+                .flat_map(|block| block.latency.iter().chain(block.by_length.iter().map(|(_, latency)| latency))),
+        )
+    }
+
     /// Parses the text of a file that errors name `file`.
     pub fn parse(file: &str, text: &str) -> Result<ModelConfig, String> {
         let source = Source { file, text };
@@ -235,8 +251,9 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         drop: read_drop(keys, answer_late)?,
         max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
         latency: read_latency(keys)?,
+        by_length: lengths::read_costs(keys, lengths.is_some())?,
         granularity: read_granularity(keys)?,
-        blocks: read_blocks(&blocks)?,
+        blocks: read_blocks(&blocks, lengths.is_some())?,
         inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
         cells,
@@ -277,7 +294,7 @@ fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
         (Some(3), None) => Granularity::Cells,
         _ => Granularity::Whole,
     };
-    match ["block", "latency_ms", "alpha_ms"].into_iter().find(|key| keys.has(key)) {
+    match ["block", "latency_ms", "alpha_ms", "by_length"].into_iter().find(|key| keys.has(key)) {
         Some(key) if granularity != Granularity::Whole => Err(keys.wrong(
             "granularity",
             &format!(
@@ -305,8 +322,8 @@ fn read_latency(keys: &Keys<'_>) -> Result<Option<Latency>, String> {
     }
 }
 
-fn read_blocks(blocks: &[Keys<'_>]) -> Result<Vec<BlockConfig>, String> {
-    let read = blocks.iter().map(read_block).collect::<Result<Vec<_>, _>>()?;
+fn read_blocks(blocks: &[Keys<'_>], has_lengths: bool) -> Result<Vec<BlockConfig>, String> {
+    let read = blocks.iter().map(|block| read_block(block, has_lengths)).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<String> = read.iter().map(|block| block.name.clone()).collect();
     let with_conditions = |(at, (block, keys)): (usize, (BlockConfig, &Keys<'_>))| {
         Ok(BlockConfig { conditions: conditions::read(keys, at, &names)?, ..block })
@@ -314,13 +331,14 @@ fn read_blocks(blocks: &[Keys<'_>]) -> Result<Vec<BlockConfig>, String> {
     read.into_iter().zip(blocks).enumerate().map(with_conditions).collect()
 }
 
-fn read_block(keys: &Keys<'_>) -> Result<BlockConfig, String> {
+fn read_block(keys: &Keys<'_>, has_lengths: bool) -> Result<BlockConfig, String> {
     let name = keys.required(keys.text("name", "encoder")?, "name", "\"encoder\"")?;
     let file = keys.text("file", "encoder.onnx")?;
     if file.as_deref().is_some_and(|file| Path::new(file).components().count() != 1 || file == "..") {
         return Err(keys.wrong("file", "must be the name of a file in the version folder, without a path"));
     }
-    Ok(BlockConfig { name, file, latency: read_latency(keys)?, conditions: BlockConditions::default() })
+    let (latency, by_length) = (read_latency(keys)?, lengths::read_costs(keys, has_lengths)?);
+    Ok(BlockConfig { name, file, latency, by_length, conditions: BlockConditions::default() })
 }
 
 fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
@@ -379,8 +397,8 @@ fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
         (Some(Walk::Whole), 2..) => {
             Err(keys.wrong("walk", "a model of several [[block]] is a chain; write walk = \"chain\""))
         }
-        (_, 1..) if config.latency.is_some() => {
-            let key = if keys.has("latency_ms") { "latency_ms" } else { "alpha_ms" };
+        (_, 1..) if config.latency.is_some() || !config.by_length.is_empty() => {
+            let key = ["latency_ms", "alpha_ms"].into_iter().find(|key| keys.has(key)).unwrap_or("by_length");
             Err(keys.wrong(key, "belongs into each [[block]], since every block has its own latency"))
         }
         _ => Ok(()),
@@ -388,8 +406,7 @@ fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
 }
 
 fn check_table_lengths(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
-    let latencies = config.latency.iter().chain(config.blocks.iter().filter_map(|block| block.latency.as_ref()));
-    let shortest = latencies.filter_map(Latency::max_batch).min();
+    let shortest = config.latencies().filter_map(Latency::max_batch).min();
     match (config.max_batch, shortest) {
         (Some(max_batch), Some(given)) if given < max_batch => Err(keys.wrong(
             "max_batch",

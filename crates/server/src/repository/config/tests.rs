@@ -215,6 +215,29 @@ fn lengths_stand_in_dimensions_of_tensors() {
 }
 
 #[test]
+fn latencies_by_length_ascend_and_need_lengths() {
+    let lengths = "max_length = 64\n[[input]]\nname = \"ids\"\nlength_dim = 1\n";
+    let of = |costs: &str| format!("by_length = [{costs}]\n{lengths}");
+    let (short, long) = ("{ length = 8, alpha_ms = 1, beta_ms = 2 }", "{ length = 64, latency_ms = [9, 12] }");
+    let config = parse(&of(&format!("{short}, {long}"))).unwrap();
+    let table = Latency::Table(vec![9.0, 12.0]);
+    assert_eq!(config.by_length, [(8, Latency::Line { alpha_ms: 1.0, beta_ms: 2.0 }), (64, table)]);
+    let cases = [
+        (of(&format!("{long}, {short}")), "length = 8: must be larger than that of the entry before"),
+        (of("{ length = 8 }"), "the key alpha_ms is missing"),
+        (of("{ alpha_ms = 1, beta_ms = 1 }"), "the key length is missing"),
+        (of("{ length = 8, alpha = 1 }"), "unknown key alpha; did you mean alpha_ms?"),
+        (format!("alpha_ms = 1\nbeta_ms = 1\n{}", of(short)), "alpha_ms = 1: stands beside by_length"),
+        (format!("by_length = [{short}]"), "needs inputs with a length_dim"),
+        (format!("granularity = \"layers\"\n{}", of(short)), "so it does not go with by_length"),
+        (format!("max_batch = 4\n{}", of(long)), "latency_ms has 2 numbers"),
+    ];
+    for (text, words) in cases {
+        assert!(error(&text).contains(words), "{}", error(&text));
+    }
+}
+
+#[test]
 fn who_leaves_a_batch_is_read_and_mistakes_are_named() {
     let chain = |first: &str| {
         let block = |name: &str, more: &str| format!("[[block]]\nname = \"{name}\"\n{more}\n");

@@ -91,3 +91,28 @@ fn a_model_that_padding_changes_is_refused_with_the_output_and_the_fix() {
         }
     }
 }
+
+#[test]
+fn an_emulated_model_is_told_its_latencies_by_length() {
+    let tensors = r#"
+max_length = 12
+by_length = [{ length = 4, alpha_ms = 1, beta_ms = 1 }, { length = 8, alpha_ms = 2, beta_ms = 1 }]
+[[input]]
+name = "x"
+datatype = "FP32"
+shape = [-1, -1]
+length_dim = 1
+[[output]]
+name = "y"
+datatype = "FP32"
+shape = [-1, -1]
+length_dim = 1
+"#;
+    let folder = Folder::new();
+    folder.write("model/model.toml", tensors);
+    let report = one(inspect(folder.path(), emulated()));
+    let profile = report.profile.as_ref().unwrap();
+    assert_eq!((report.error.clone(), profile.origin), (None, "given"));
+    // Beyond the longest that is given, in proportion: half as much again.
+    assert_eq!((profile.latency_ms[0], profile.lengths[1].latency_ms[0]), (4.5, 3.0));
+}
