@@ -17,6 +17,7 @@ mod serve;
 mod service;
 mod simulate;
 mod slice;
+mod stages;
 mod tables;
 
 use clap::{Parser, Subcommand};

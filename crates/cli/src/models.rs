@@ -3,11 +3,12 @@
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::service::progress_bars;
-use crate::tables;
+use crate::{stages, tables};
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_server::repository::{ModelReport, inspect, profile};
+use ripieno_server::repository::staging::stage;
+use ripieno_server::repository::{ModelReport, Target, inspect, profile};
 use std::path::PathBuf;
 
 /// List what a repository holds: every model with its state, tensors and settings, or the one thing that is wrong with it.
@@ -41,12 +42,24 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
 
+    /// Try into how many stages each model is best cut, and where; `granularity = "stages"` with `stages = "auto"` in model.toml
+    /// serves it so. Takes about half a minute a model.
+    #[arg(long, value_enum, value_name = "auto")]
+    stages: Option<Stages>,
+
     #[command(flatten)]
     devices: DeviceArgs,
 
     /// How to print the result.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
+}
+
+/// Which numbers of stages are tried.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Stages {
+    /// A handful, even in time, and cuts where the preferred batch size changes.
+    Auto,
 }
 
 pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
@@ -61,14 +74,31 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
 
 pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
     let target = args.devices.target()?;
-    let models =
-        profile(&args.repository, target, args.model.as_deref(), progress_bars()).map_err(anyhow::Error::msg)?;
+    if let Some(Stages::Auto) = args.stages {
+        return try_stages(args, &target);
+    }
+    let models = profile(&args.repository, target, args.model.as_deref(), progress_bars("measuring", "batch sizes"))
+        .map_err(anyhow::Error::msg)?;
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
     } else {
         output::print(format!("{}\n\n{}", tables::models(&models), tables::profiles(&models)))?;
     }
     fail_if_none(&models)
+}
+
+fn try_stages(args: &ProfileArgs, target: &Target) -> anyhow::Result<()> {
+    let bars = progress_bars("trying stages of", "steps");
+    let tried = stage(&args.repository, target, args.model.as_deref(), &bars).map_err(anyhow::Error::msg)?;
+    if args.format == Format::Json {
+        print_json(&tried)?;
+    } else {
+        output::print(stages::tables(&tried.models, &tried.errors))?;
+    }
+    match tried.models.is_empty() {
+        true => bail!("no model has stages to try; it says above why"),
+        false => Ok(()),
+    }
 }
 
 fn fail_if_none(models: &[ModelReport]) -> anyhow::Result<()> {

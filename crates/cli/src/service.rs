@@ -59,7 +59,7 @@ impl Service {
             target,
             registry.clone(),
             Arc::new(engine.clone()),
-            progress_bars(),
+            progress_bars("measuring", "batch sizes"),
         ));
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone()).await?;
         let addresses = server.addresses();
@@ -107,11 +107,11 @@ pub(crate) fn with_objective(policy: &str, mut options: Options, objective: &str
     Ok(options)
 }
 
-/// A bar a model while it is measured; nothing unless on a terminal.
-pub(crate) fn progress_bars() -> Progress {
+/// A bar a model while something is done to it, in so many units; nothing unless on a terminal.
+pub(crate) fn progress_bars(what: &str, unit: &str) -> Progress {
     let all = MultiProgress::new();
     let bars: Mutex<HashMap<String, ProgressBar>> = Mutex::default();
-    let style = ProgressStyle::with_template("  measuring {msg} [{bar:30}] {pos}/{len} batch sizes")
+    let style = ProgressStyle::with_template(&format!("  {what} {{msg}} [{{bar:30}}] {{pos}}/{{len}} {unit}"))
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     Arc::new(move |model, done, sizes| {
         let Ok(mut bars) = bars.lock() else { return };

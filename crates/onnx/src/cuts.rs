@@ -17,6 +17,18 @@ impl Cuts {
         self.places.len() + 1
     }
 
+    /// Only those of these cuts that part groups of their blocks; `ends` says how many blocks there are up to each.
+    pub fn grouped(&self, ends: &[usize]) -> Cuts {
+        let place = |&end: &usize| end.checked_sub(1).and_then(|at| self.places.get(at).copied());
+        Cuts { places: ends.iter().filter_map(place).collect() }
+    }
+
+    /// How many blocks of `finer` there are up to each of these cuts, if they are among its own.
+    pub fn ends_among(&self, finer: &Cuts) -> Vec<usize> {
+        let end = |place: &usize| finer.places.binary_search(place).ok().map(|at| at + 1);
+        self.places.iter().filter_map(end).collect()
+    }
+
     /// No cut at all: one block.
     pub fn none() -> Cuts {
         Cuts { places: Vec::new() }
@@ -247,6 +259,16 @@ mod tests {
         assert_eq!(cheapest_parts(&costs, &[1; 7], 4, most), [0, 4, 5]);
         assert_eq!(cheapest_parts(&costs, &[1; 7], 1, 16), []);
         assert_eq!(cheapest_parts(&costs, &[1; 7], 8, 4), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn groups_of_blocks_are_named_by_their_ends() {
+        let layers = Cuts { places: vec![3, 5, 9, 12] };
+        let cuts = layers.grouped(&[1, 3]);
+        assert_eq!(cuts.places, [3, 9]);
+        assert_eq!(cuts.ends_among(&layers), [1, 3]);
+        assert_eq!(layers.grouped(&[]), Cuts::none());
+        assert_eq!(layers.grouped(&[0, 5]), Cuts::none(), "there is no cut before the first block or behind the last");
     }
 
     #[test]

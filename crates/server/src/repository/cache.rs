@@ -58,12 +58,12 @@ impl ProfileKey {
         ProfileKey { max_length, ..self }
     }
 
-    /// The name of the file that a profile of this key is kept in.
-    fn file_name(&self) -> String {
+    /// The name of the file that what was measured for this key is kept in.
+    pub(super) fn file_name(&self, kind: &str) -> String {
         let mut words =
             format!("{}\n{}\n{}\n{}", self.format, self.device, self.model_sha256.join(","), self.max_batch);
         words.extend(self.max_length.map(|length| format!("\n{length}")));
-        format!("profile-{}.json", short_hash(&words))
+        format!("{kind}-{}.json", short_hash(&words))
     }
 }
 
@@ -75,7 +75,7 @@ impl ProfileCache {
 
     /// The profiles of the model's blocks, if they were measured before.
     pub fn read(&self, key: &ProfileKey) -> Option<Vec<BlockProfile>> {
-        let name = key.file_name();
+        let name = key.file_name("profile");
         self.folders.iter().map(|folder| folder.join(&name)).filter(|path| path.is_file()).find_map(|path| {
             let profiles = read_file(&path, key);
             if let Err(cause) = &profiles {
@@ -98,7 +98,7 @@ impl ProfileCache {
         let json = serde_json::to_vec_pretty(&record).map_err(|error| error.to_string())?;
         let mut causes = Vec::new();
         for folder in &self.folders {
-            let path = folder.join(key.file_name());
+            let path = folder.join(key.file_name("profile"));
             match write_whole(&path, &json) {
                 Ok(()) => return Ok(path),
                 Err(error) => causes.push(format!("{}: {error}", path.display())),
@@ -151,7 +151,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Writes a file under a name of its own and renames it, so that no reader ever sees half of it.
-fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = path.with_extension(format!("{}-{}.draft", std::process::id(), next_number()));
     make_folder(path.parent().unwrap_or(Path::new(".")))?;
     let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, path));

@@ -19,6 +19,7 @@ pub mod report;
 pub mod scan;
 pub mod slicing;
 pub mod slicing_check;
+pub mod staging;
 #[cfg(test)]
 mod tests;
 mod warm_up;

@@ -9,9 +9,10 @@ use super::cache::{cache_folders, hash_of, keep_folder};
 use super::config::{Granularity, ModelConfig};
 use super::plan::{Plan, Target, walk_in_cells};
 use super::scan::CONFIG_FILE;
+use super::staging;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, Engine, Measurement, ModelSource, Tensor, measure};
-use ripieno_model::TensorSpec;
+use ripieno_model::{Profile, TensorSpec};
 use ripieno_onnx::{Cells, Cuts, Model, SLICER_VERSION, Slices};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use std::time::Duration;
 /// The batch that layers are compared at.
 const MEASURED_BATCH: usize = 8;
 /// The length that open dimensions are given.
-const MEASURED_LENGTH: i64 = 64;
+pub(super) const MEASURED_LENGTH: i64 = 64;
 /// About how long all layers are measured together.
 const MEASURE_FOR: Duration = Duration::from_secs(5);
 
@@ -34,6 +35,8 @@ pub enum Cut {
     Layers,
     /// Behind the operators that compute these tensors.
     At(Vec<String>),
+    /// Between groups of neighbouring layers: how many layers there are up to each cut.
+    Groups(Vec<usize>),
 }
 
 /// What was cut.
@@ -58,6 +61,7 @@ pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Resu
     let mut warnings = Vec::new();
     let (cuts, kind) = match cut {
         Cut::Layers => (model.layers(), "layer"),
+        Cut::Groups(ends) => (model.layers().grouped(ends), "stage"),
         Cut::At(tensors) => (model.cuts_at(tensors).map_err(text)?, "stage"),
         Cut::Stages(stages) => {
             let layers = model.layers();
@@ -94,22 +98,33 @@ fn costs(model: &Model, cuts: &Cuts, engine: Option<&dyn Engine>) -> Result<(Vec
 }
 
 fn costs_of(slices: &Slices<'_>, engine: Option<&dyn Engine>) -> (Vec<u64>, Option<String>) {
-    let measured = engine.map_or_else(|| Err("nobody asked for it".to_owned()), |engine| measured(slices, engine));
-    match measured {
-        Ok(nanos) => (nanos, None),
+    let profiles = match engine {
+        Some(engine) => measured(slices, engine, MEASURED_BATCH, MEASURE_FOR, MEASURED_LENGTH),
+        None => Err("nobody asked for it".to_owned()),
+    };
+    let nanos = |profile: &Profile| profile.latency(MEASURED_BATCH).max(Nanos(1)).0.unsigned_abs();
+    match profiles {
+        Ok(profiles) => (profiles.iter().map(nanos).collect(), None),
         Err(cause) => (slices.estimate(MEASURED_BATCH as i64), Some(cause)),
     }
 }
 
-fn measured(slices: &Slices<'_>, engine: &dyn Engine) -> Result<Vec<u64>, String> {
+/// What each block takes, by batch size, measured as a chain on an engine.
+pub(super) fn measured(
+    slices: &Slices<'_>,
+    engine: &dyn Engine,
+    max_batch: usize,
+    budget: Duration,
+    length: i64,
+) -> Result<Vec<Profile>, String> {
     let folder = Scratch::new()?;
-    slices.write(&folder.0).map_err(|error| error.to_string())?;
-    let source = source("model", &folder.0, slices.blocks.iter().map(|block| block.name.clone()), MEASURED_BATCH);
+    slices.write(folder.path()).map_err(|error| error.to_string())?;
+    let source = source("model", folder.path(), slices.blocks.iter().map(|block| block.name.clone()), max_batch);
     let loaded = engine.load(&source).map_err(|error| error.to_string())?;
-    let example = loaded.inputs().iter().map(example).collect::<Result<Vec<_>, _>>()?;
-    let measurement = Measurement { max_batch: MEASURED_BATCH, budget: MEASURE_FOR, example: Some(example.into()) };
-    let profiles = measure(engine, &loaded, &measurement, &mut |_| {}).map_err(|error| error.to_string())?;
-    Ok(profiles.iter().map(|block| block.profile.latency(MEASURED_BATCH).max(Nanos(1)).0.unsigned_abs()).collect())
+    let example = loaded.inputs().iter().map(|spec| example(spec, length)).collect::<Result<Vec<_>, _>>()?;
+    let measurement = Measurement { max_batch, budget, example: Some(example.into()) };
+    let blocks = measure(engine, &loaded, &measurement, &mut |_| {}).map_err(|error| error.to_string())?;
+    Ok(blocks.into_iter().map(|block| block.profile).collect())
 }
 
 /// The blocks of a folder as a chain.
@@ -122,8 +137,8 @@ pub fn source(name: &str, folder: &Path, blocks: impl Iterator<Item = String>, m
 }
 
 /// One row of zeros, valid as ids, or ones.
-fn example(spec: &TensorSpec) -> Result<Tensor, String> {
-    let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { MEASURED_LENGTH } else { dim });
+fn example(spec: &TensorSpec, length: i64) -> Result<Tensor, String> {
+    let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { length } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(row).collect();
     let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
     let elements = elements.filter(|&elements| elements <= 1 << 28);
@@ -136,10 +151,14 @@ fn example(spec: &TensorSpec) -> Result<Tensor, String> {
 }
 
 /// A temporary folder, removed in the end.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Scratch, String> {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn new() -> Result<Scratch, String> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("ripieno-slices-{}-{number}", std::process::id()));
@@ -159,6 +178,10 @@ pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Resu
     let (cut_to, word) = match plan.config.granularity {
         Granularity::Whole => return Ok(false),
         Granularity::Stages(stages) => (Some(Cut::Stages(stages)), format!("stages-{stages}")),
+        Granularity::AutoStages => match staging::ends(plan, target, may_measure)? {
+            ends if ends.is_empty() => return Ok(false),
+            ends => (Some(Cut::Groups(ends.clone())), format!("groups-{ends:?}")),
+        },
         Granularity::Layers => (Some(Cut::Layers), "layers".to_owned()),
         Granularity::Cells => (None, "cells".to_owned()),
     };

@@ -102,6 +102,21 @@ impl<'a> Keys<'a> {
         self.get(key, &fix, |value| as_usize(value).filter(|number| (least..=most).contains(number)))
     }
 
+    /// A whole number in `least..=most`, or none for `word`.
+    pub(super) fn whole_or(
+        &self,
+        key: &str,
+        least: usize,
+        most: usize,
+        word: &str,
+    ) -> Result<Option<Option<usize>>, String> {
+        let fix = format!("must be a whole number from {least} to {most}, without quotes, or \"{word}\"");
+        self.get(key, &fix, |value| match value.as_str() {
+            Some(text) => (text == word).then_some(None),
+            None => as_usize(value).filter(|number| (least..=most).contains(number)).map(Some),
+        })
+    }
+
     /// A word that is not empty.
     pub(super) fn text(&self, key: &str, example: &str) -> Result<Option<String>, String> {
         let fix = format!("must be text in quotes, for example {key} = \"{example}\"");

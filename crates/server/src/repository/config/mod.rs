@@ -128,6 +128,8 @@ pub enum Granularity {
     Whole,
     /// Into so many blocks that are even in time.
     Stages(usize),
+    /// Into as many blocks, and where, as trials found best.
+    AutoStages,
     /// Between any two layers.
     Layers,
     /// Recurrent operators into cells.
@@ -283,10 +285,15 @@ fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, Str
 
 fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
     let words = [("whole", 0), ("stages", 1), ("layers", 2), ("cells", 3)];
-    let stages = keys.whole("stages", 1, MOST_BLOCKS)?;
+    let stages = keys.whole_or("stages", 1, MOST_BLOCKS, "auto")?;
     let granularity = match (keys.one_of("granularity", &words)?, stages) {
-        (Some(1), Some(stages)) => Granularity::Stages(stages),
-        (Some(1), None) => return Err(keys.wrong("granularity", "needs stages = N beside it, the number of blocks")),
+        (Some(1), Some(Some(stages))) => Granularity::Stages(stages),
+        (Some(1), Some(None)) => Granularity::AutoStages,
+        (Some(1), None) => {
+            return Err(
+                keys.wrong("granularity", "needs stages = N beside it, the number of blocks, or stages = \"auto\"")
+            );
+        }
         (_, Some(_)) => {
             return Err(keys.wrong("stages", "belongs to granularity = \"stages\"; write that, or remove it"));
         }

@@ -100,11 +100,13 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
 fn a_model_in_one_file_is_cut_as_its_owner_says() {
     let granularity = |text: &str| parse(text).unwrap().granularity;
     assert_eq!(granularity("granularity = \"stages\"\nstages = 4"), Granularity::Stages(4));
+    assert_eq!(granularity("granularity = \"stages\"\nstages = \"auto\""), Granularity::AutoStages);
     assert_eq!(granularity("granularity = \"layers\""), Granularity::Layers);
     assert_eq!(granularity("granularity = \"cells\""), Granularity::Cells);
     assert_eq!(granularity("granularity = \"whole\""), Granularity::Whole);
     let cases = [
         ("granularity = \"stages\"", ":1: granularity = \"stages\": needs stages = N beside it"),
+        ("granularity = \"stages\"\nstages = \"all\"", ":2: stages = \"all\": must be a whole number from 1 to"),
         ("stages = 4", ":1: stages = 4: belongs to granularity = \"stages\""),
         ("granularity = \"layers\"\nlatency_ms = [1]", ":1: granularity = \"layers\": cuts the model"),
         ("granularity = \"parts\"", ":1: granularity = \"parts\": must be"),
