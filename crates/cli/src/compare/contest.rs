@@ -28,7 +28,12 @@ pub(super) struct Contestant {
     title: String,
     policy: String,
     options: Options,
+    /// Its own model, if it does not run the one that all run.
+    model: Option<String>,
 }
+
+/// The key under which a contestant names a model of its own: no policy has such an option.
+const MODEL: &str = "model=";
 
 impl FromStr for Contestant {
     type Err = String;
@@ -37,8 +42,12 @@ impl FromStr for Contestant {
         let mut parts = text.split(',');
         let name = parts.next().unwrap_or_default();
         find(name).map_err(|error| error.to_string())?;
-        let options = parts.map(policy::option).collect::<Result<Vec<(String, OptionValue)>, String>>()?;
-        Ok(Contestant { title: text.to_owned(), policy: name.to_owned(), options: options.into_iter().collect() })
+        let (models, options): (Vec<&str>, Vec<&str>) = parts.partition(|part| part.starts_with(MODEL));
+        let options =
+            options.into_iter().map(policy::option).collect::<Result<Vec<(String, OptionValue)>, String>>()?;
+        let model = models.last().map(|model| model[MODEL.len()..].to_owned());
+        let options = options.into_iter().collect();
+        Ok(Contestant { title: text.to_owned(), policy: name.to_owned(), options, model })
     }
 }
 
@@ -171,6 +180,7 @@ impl Contest {
         devices: &DeviceArgs,
         requests: &RequestArgs,
     ) -> anyhow::Result<Contest> {
+        let model = contestant.model.as_deref().unwrap_or(model);
         let config = ServerConfig { http: None, grpc: None, metrics: None, ..ServerConfig::default() };
         let service = Service {
             repository: repository.to_owned(),

@@ -37,7 +37,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "NAME")]
     model: String,
 
-    /// A contestant: a policy, and its options after commas; repeat it for each.
+    /// A contestant: a policy, and its options after commas; repeat it for each. model=NAME among them names a model of its
+    /// own, to compare ways to cut one.
     #[arg(long = "policy", value_name = "NAME[,KEY=VALUE]...", required = true)]
     policies: Vec<Contestant>,
 
@@ -216,6 +217,7 @@ fn show(comparison: &Comparison) -> String {
         "answered/s",
         "(min-max)",
         "bad %",
+        "mean ms",
         "p50 ms",
         "p90 ms",
         "p99 ms",
@@ -234,6 +236,7 @@ fn show(comparison: &Comparison) -> String {
             number(row.answered_rps),
             format!("{}-{}", number(row.answered_rps_min), number(row.answered_rps_max)),
             number(100.0 * row.bad_rate),
+            number(row.mean_ms),
             number(row.p50_ms),
             number(row.p90_ms),
             number(row.p99_ms),
