@@ -40,7 +40,7 @@ def stages(count):
 
 def models():
     """(name, model, model.toml)"""
-    bert = slice_models.bert(layers=4, hidden=256, heads=4, vocabulary=2000, positions=LONGEST)
+    bert = slice_models.bert(layers=2, hidden=128, heads=4, vocabulary=2000, positions=LONGEST)
     unet = slice_models.unet(width=8, depth=3, size=64)
     resnet = slice_models.resnet50(width=16, size=64, classes=100)
     batch = "max_batch = 32\n"

@@ -1,5 +1,6 @@
 //! Real questions: held-out images, one request each, all at once, so that the server batches them.
 
+use super::Live;
 use super::assets::IMAGES;
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -20,7 +21,6 @@ const SHADES: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
 /// Images of one model with their labels, as in models/samples/.
 #[derive(Deserialize)]
 struct Samples {
-    model: String,
     input: String,
     shape: Vec<i64>,
     scale: f64,
@@ -39,6 +39,9 @@ struct Row {
 pub(super) struct Answers {
     model: String,
     right: usize,
+    /// How many answers were given before the last block; none where a model has but one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    early: Option<u64>,
     answers: Vec<Answer>,
 }
 
@@ -60,28 +63,31 @@ struct Output {
     data: Vec<f64>,
 }
 
-/// Asks the server at `http` about every sample.
-pub(super) async fn ask(http: SocketAddr) -> anyhow::Result<Vec<Answers>> {
+/// Asks the server about every sample.
+pub(super) async fn ask(live: &Live) -> anyhow::Result<Vec<Answers>> {
     let mut all = Vec::new();
-    for text in IMAGES {
-        all.push(ask_model(http, serde_json::from_str(text)?).await?);
+    for (text, models) in IMAGES {
+        let samples: Samples = serde_json::from_str(text)?;
+        for model in models {
+            let answers = ask_model(live.http, model, &samples).await?;
+            all.push(Answers { early: live.early_exits(model)?, ..answers });
+        }
     }
     Ok(all)
 }
 
-async fn ask_model(http: SocketAddr, samples: Samples) -> anyhow::Result<Answers> {
-    let client = Http::new(http, &samples.model);
-    let asked: Vec<_> =
-        samples.rows.iter().map(|row| tokio::spawn(client.clone().infer(body(&samples, row)))).collect();
+async fn ask_model(http: SocketAddr, model: &str, samples: &Samples) -> anyhow::Result<Answers> {
+    let client = Http::new(http, model);
+    let asked: Vec<_> = samples.rows.iter().map(|row| tokio::spawn(client.clone().infer(body(samples, row)))).collect();
     let mut answers = Vec::new();
     for (row, asked) in samples.rows.iter().zip(asked) {
         let logits = output_of(&asked.await??)?;
         let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0);
         let label = |index: usize| samples.labels.get(index).cloned().unwrap_or_else(|| index.to_string());
-        answers.push(Answer { said: label(best), truth: label(row.label), pixels: pixels(&samples, row) });
+        answers.push(Answer { said: label(best), truth: label(row.label), pixels: pixels(samples, row) });
     }
     let right = answers.iter().filter(|answer| answer.said == answer.truth).count();
-    Ok(Answers { model: samples.model, right, answers })
+    Ok(Answers { model: model.to_owned(), right, early: None, answers })
 }
 
 fn pixels(samples: &Samples, row: &Row) -> Vec<f64> {
@@ -148,7 +154,8 @@ pub(super) fn show(all: &[Answers]) -> String {
         let verdicts: Vec<_> = shown.iter().map(|answer| format!("{:<16}", verdict(answer))).collect();
         text.push_str(&format!("{}\n", verdicts.join(" ").trim_end()));
         let (model, right, asked) = (&answers.model, answers.right, answers.answers.len());
-        text.push_str(&format!("{model}: {right} of {asked} held-out images right\n\n"));
+        let early = answers.early.map_or(String::new(), |early| format!(", {early} answered before the last block"));
+        text.push_str(&format!("{model}: {right} of {asked} held-out images right{early}\n\n"));
     }
     text
 }

@@ -10,9 +10,17 @@ macro_rules! files {
     };
 }
 
-/// The trained models that take images, whole.
-const WHOLE: [(&str, &[u8]); 4] =
-    files!["digits/1/model.onnx", "digits/model.toml", "shapes/1/model.onnx", "shapes/model.toml"];
+/// The trained models that take images: whole, and in blocks after which it may answer.
+const WHOLE: [(&str, &[u8]); 8] = files![
+    "digits/1/model.onnx",
+    "digits/model.toml",
+    "shapes/1/model.onnx",
+    "shapes/model.toml",
+    "shapes-exits/1/glance.onnx",
+    "shapes-exits/1/look.onnx",
+    "shapes-exits/1/study.onnx",
+    "shapes-exits/model.toml",
+];
 
 /// The trained models that take texts and trees, in cells.
 const CELLS: [(&str, &[u8]); 10] = files![
@@ -28,9 +36,11 @@ const CELLS: [(&str, &[u8]); 10] = files![
     "sentiment/model.toml",
 ];
 
-/// Held-out images with their true labels.
-pub(super) const IMAGES: [&str; 2] =
-    [include_str!("../../../../models/samples/digits.json"), include_str!("../../../../models/samples/shapes.json")];
+/// Held-out images with their true labels, and the models that are asked about them.
+pub(super) const IMAGES: [(&str, &[&str]); 2] = [
+    (include_str!("../../../../models/samples/digits.json"), &["digits"]),
+    (include_str!("../../../../models/samples/shapes.json"), &["shapes", "shapes-exits"]),
+];
 
 /// Held-out sequences and trees with their true answers.
 pub(super) const TEXTS: [&str; 3] = [

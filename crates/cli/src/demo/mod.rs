@@ -21,8 +21,10 @@ use clap::Args;
 use ripieno_report::Format;
 use ripieno_sched::Options;
 use ripieno_server::ServerConfig;
+use ripieno_server::registry::Registry;
 use ripieno_server::repository::ModelReport;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -51,13 +53,11 @@ async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let folder = Folder::unpack().context("cannot unpack the demo models into the temporary folder")?;
     let people = args.format == Format::Table;
     let say = |text: String| if people { output::print(text) } else { Ok(()) };
-    say(
-        "Five models that we trained, on this machine's processor (loading, and measuring what batches cost):\n".into()
-    )?;
+    say("Six models that we trained, on this machine's processor (loading, and measuring what batches cost):\n".into())?;
     let latency = with_objective("deferred", Options::new(), "latency")?;
     let live = Live::start(&folder.images, DeviceArgs::default(), "deferred", latency).await?;
     say(format!("{}\n", tables::models(&live.models)))?;
-    let images = answers::ask(live.http).await?;
+    let images = answers::ask(&live).await?;
     live.stop().await?;
     say(answers::show(&images))?;
     let live = Live::start(&folder.texts, DeviceArgs::default(), "cellular", Options::new()).await?;
@@ -88,6 +88,7 @@ struct Live {
     http: SocketAddr,
     engine: ripieno_runtime::Engine,
     models: Vec<ModelReport>,
+    registry: Arc<Registry>,
     stop: oneshot::Sender<()>,
     served: JoinHandle<bool>,
 }
@@ -111,7 +112,7 @@ impl Live {
             measure_for: Some(MEASURE_FOR),
             config,
         };
-        let Running { engine, repository, server, addresses, .. } = service.start().await?;
+        let Running { engine, repository, registry, server, addresses, .. } = service.start().await?;
         let models = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
         if let Some(error) = models.iter().find_map(|model| model.error.as_ref()) {
             return Err(anyhow!("{error}"));
@@ -121,7 +122,15 @@ impl Live {
             let _ = stopped.await;
         }));
         let http = addresses.http.context("the server has no HTTP address")?;
-        Ok(Live { http, engine, models, stop, served })
+        Ok(Live { http, engine, models, registry, stop, served })
+    }
+
+    /// How many requests a model of several blocks has answered before the last one.
+    fn early_exits(&self, model: &str) -> anyhow::Result<Option<u64>> {
+        let entry = self.registry.get(model, "").map_err(|error| anyhow!("{error}"))?;
+        let blocks = self.models.iter().find(|report| report.name == model).map_or(0, |report| report.blocks.len());
+        let metrics = self.engine.model_metrics(entry.id).context("the demo's model is loaded")?;
+        Ok((blocks > 1).then_some(metrics.early_exits))
     }
 
     async fn stop(self) -> anyhow::Result<()> {
