@@ -43,16 +43,6 @@ pub(super) enum Executor {
 /// A buffer pair.
 pub(super) type Pair = u8;
 
-/// When a stage tells the one before it that it may use a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Legitimation {
-    /// Once the stage is active again.
-    WhenActive,
-    /// As soon as its work is done: the rule of Figure 10, which fails.
-    #[cfg(test)]
-    AtCompletion,
-}
-
 /// All executors of a model on a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct StageExecutors {
@@ -67,9 +57,9 @@ pub(super) struct StageExecutors {
     unread: Vec<u16>,
     /// By stage and pair: to be legitimised for the stage before, once this one is active.
     owed: Vec<bool>,
-    rule: Legitimation,
-    /// Whether items that nobody has read are protected; false only to see the tests fail.
-    protects: bool,
+    /// A rule to break, to see that the tests find it.
+    #[cfg(test)]
+    broken: tests::Broken,
 }
 
 impl StageExecutors {
@@ -83,8 +73,8 @@ impl StageExecutors {
             buffers: vec![Buffer::Available; (stages + 1) * pairs],
             unread: vec![0; (stages + 1) * pairs],
             owed: vec![false; stages * pairs],
-            rule: Legitimation::WhenActive,
-            protects: true,
+            #[cfg(test)]
+            broken: tests::Broken::Nothing,
         }
     }
 
@@ -171,7 +161,7 @@ impl StageExecutors {
                 }
             }
             #[cfg(test)]
-            let wakes = wakes || self.rule == Legitimation::AtCompletion;
+            let wakes = wakes || self.broken == tests::Broken::LegitimiseAtCompletion;
             if wakes {
                 self.legitimise(stage);
             }
@@ -198,7 +188,9 @@ impl StageExecutors {
     fn is_legitimate(&self, stage: usize, pair: Pair) -> bool {
         let output = self.buffer(stage + 1, pair);
         let writable = matches!(output, Buffer::Available | Buffer::Invalid);
-        let wanted = self.protects && self.unread[self.at(stage + 1, pair)] > 0;
+        let wanted = self.unread[self.at(stage + 1, pair)] > 0;
+        #[cfg(test)]
+        let wanted = wanted && self.broken != tests::Broken::OverwriteUnread;
         self.buffer(stage, pair) == Buffer::Available && writable && !wanted
     }
 

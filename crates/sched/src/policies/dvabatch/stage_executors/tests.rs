@@ -18,8 +18,9 @@ struct Config {
     broken: Broken,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Broken {
+/// A rule that is not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Broken {
     Nothing,
     /// The rule of Figure 10.
     LegitimiseAtCompletion,
@@ -87,10 +88,7 @@ struct Seen {
 impl State {
     fn new(config: Config) -> State {
         let mut machine = StageExecutors::new(config.stages, config.pairs, config.width);
-        if config.broken == Broken::LegitimiseAtCompletion {
-            machine.rule = Legitimation::AtCompletion;
-        }
-        machine.protects = config.broken != Broken::OverwriteUnread;
+        machine.broken = config.broken;
         State {
             machine,
             queues: vec![Vec::new(); config.stages],
