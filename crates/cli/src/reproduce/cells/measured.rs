@@ -10,13 +10,15 @@ use anyhow::Context as _;
 use ripieno_onnx::RandomCells;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 const HIDDEN: usize = 1_024;
 /// What real cells get as their largest batch: on processors more rows than this hardly raise the throughput.
 const LIMITS: &str = "max_batch = 64\nmax_length = 330\nslo_ms = 60000.0\n";
 /// So the decoder's choice of a token costs twice its LSTM, and the decoder three times the encoder, as in the simulation.
 const VOCABULARY: usize = 16 * HIDDEN;
+
+/// How long a turn takes. A set of merged graphs is answered as one, several times in this span even on a slow machine.
+const SECONDS: u32 = 6;
 
 /// A model of a figure.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +62,6 @@ pub(super) fn measure(
         Network::TreeLstm => RandomCells::tree_lstm(HIDDEN, HIDDEN, 1),
     };
     cells.write(&folder.0, LIMITS).with_context(|| format!("cannot write cells into {}", folder.0.display()))?;
-    let seconds = context.span(Duration::from_secs(4)).as_secs_f64();
     let rounds = if context.is_quick() { 1 } else { 3 };
     let common = format!("--model {} --engine {engine} --devices {devices} --threads 1 --rounds {rounds}", cells.name);
     let run = |policies: &[&str], more: &str| {
@@ -69,14 +70,14 @@ pub(super) fn measure(
         let comparison = compare::measure(&CompareArgs::from_words(&folder.0, words)?)?;
         anyhow::Ok(comparison.results)
     };
-    let peaks = run(policies, &format!("--seconds {seconds}"))?;
+    let peaks = run(policies, &format!("--seconds {SECONDS}"))?;
     let half_rps = (peaks[baseline].answered_rps / 2.0).max(0.1);
-    let low = run(policies, &format!("--seconds {seconds} --rate {half_rps:.2}"))?;
+    let low = run(policies, &format!("--seconds {SECONDS} --rate {half_rps:.2}"))?;
     let given = peaks.iter().zip(&low);
     let given = given.map(|(peak, low)| Given { peak_rps: peak.answered_rps, p90_ms: low.p90_ms }).collect();
     let note = format!(
         "Measured: cells with a state of {HIDDEN}, random weights and batches of up to 64, {engine}, {devices} device{} of one \
-         thread, {rounds} x {seconds} s, contenders in turn.",
+         thread, {rounds} x {SECONDS} s, contenders in turn.",
         if devices == 1 { "" } else { "s" }
     );
     Ok(Some(Measured { given, half_rps, note }))
