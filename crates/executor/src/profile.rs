@@ -121,7 +121,7 @@ fn measure_one(
         if at > 0 && expected(&points, batch) > left {
             break;
         }
-        let latencies = stand.median(batch, left / (sizes.len() - at) as u32)?;
+        let latencies = stand.median(batch, left / (sizes.len() - at) as u32, left)?;
         for (points, &latency) in points.iter_mut().zip(&latencies) {
             points.push((batch, latency));
         }
@@ -291,18 +291,19 @@ impl Stand {
         Ok(Stand { device, results, example, tasks, blocks: model.blocks() })
     }
 
-    /// The median latency of each block, from as many runs as fit in `share`.
-    fn median(&self, batch: usize, share: Duration) -> Result<Vec<Nanos>, LoadError> {
+    /// The median latency of each block, from as many runs as fit in `share`. The first is not counted unless it alone
+    /// takes all that is `left`: memory that a larger batch needs for the first time can cost many times the batch.
+    fn median(&self, batch: usize, share: Duration, left: Duration) -> Result<Vec<Nanos>, LoadError> {
         let begun = Instant::now();
         let mut samples: Vec<Vec<Nanos>> = vec![Vec::new(); self.blocks];
         for run in 0..WARM_UPS + SAMPLES {
-            if run == WARM_UPS {
+            if (1..=WARM_UPS).contains(&run) {
                 samples.iter_mut().for_each(Vec::clear);
             }
             self.walk(batch, &mut samples).map_err(|cause| {
                 LoadError(format!("a batch of {batch} failed while its latency was measured: {cause}"))
             })?;
-            if begun.elapsed() > share {
+            if begun.elapsed() > if run == 0 { left } else { share } {
                 break;
             }
         }
