@@ -3,7 +3,7 @@
 //! Stages shall be even in time, so the layers are measured first: written to a folder that is removed again, loaded as a
 //! chain, and run on the engine that will serve. An engine that cannot run them leaves the estimate from their shapes.
 //! What is cut at load is kept beside the model's profiles, under the file's hash, the cut and the slicer's version, so that
-//! only the first start pays for it.
+//! only the first start pays for it. A new slicing takes the place of what was cut before for the same model and device.
 
 use super::cache::{cache_folders, hash_of, keep_folder};
 use super::config::{Granularity, ModelConfig};
@@ -190,12 +190,14 @@ pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Resu
     let model = Model::read(file).map_err(|error| error.to_string())?;
     let files = std::iter::once(file.clone()).chain(model.external_files());
     let hashes = files.map(|file| hash_of(&file)).collect::<Result<Vec<_>, _>>()?;
-    let key = format!("{SLICER_VERSION}\n{word}\n{device}\n{may_measure}\n{}", hashes.join(","));
-    let engine = (may_measure && !device.is_empty()).then_some(&*target.engine);
-    let folder = match (cached(&plan.folder, &key), &cut_to) {
+    let measured = may_measure && !device.is_empty();
+    let key = format!("{SLICER_VERSION}\n{word}\n{device}\n{measured}\n{}", hashes.join(","));
+    let engine = measured.then_some(&*target.engine);
+    let place = Place { folder: plan.folder.clone(), key, owner: owner(plan, &device, measured) };
+    let folder = match (place.cached(), &cut_to) {
         (Some(folder), _) => folder,
-        (None, Some(cut_to)) => keep_slices(plan, &key, &cut(&model, cut_to, engine)?)?,
-        (None, None) => keep_cells(plan, &key, &model.cells().map_err(|error| error.to_string())?)?,
+        (None, Some(cut_to)) => keep_slices(plan, &place, &cut(&model, cut_to, engine)?)?,
+        (None, None) => keep_cells(&place, &model.cells().map_err(|error| error.to_string())?)?,
     };
     let blocks = source(&plan.name, &folder, names(&folder)?.into_iter(), plan.source.max_batch).blocks;
     plan.source.blocks = blocks;
@@ -207,15 +209,15 @@ pub(super) fn apply(plan: &mut Plan, target: &Target, may_measure: bool) -> Resu
     Ok(true)
 }
 
-fn keep_slices(plan: &Plan, key: &str, sliced: &Sliced<'_>) -> Result<PathBuf, String> {
+fn keep_slices(plan: &Plan, place: &Place, sliced: &Sliced<'_>) -> Result<PathBuf, String> {
     sliced.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", plan.name));
     let names: Vec<&str> = sliced.slices.blocks.iter().map(|block| block.name.as_str()).collect();
-    keep(&plan.folder, key, &names, &|folder| sliced.slices.write(folder).map_err(|error| error.to_string()))
+    place.keep(&names, &|folder| sliced.slices.write(folder).map_err(|error| error.to_string()))
 }
 
-fn keep_cells(plan: &Plan, key: &str, cells: &Cells) -> Result<PathBuf, String> {
+fn keep_cells(place: &Place, cells: &Cells) -> Result<PathBuf, String> {
     let names: Vec<&str> = cells.blocks.iter().map(|cell| cell.name.as_str()).collect();
-    keep(&plan.folder, key, &names, &|folder| {
+    place.keep(&names, &|folder| {
         cells.write(folder).map_err(|error| error.to_string())?;
         fs::write(folder.join(CONFIG_FILE), cells.to_toml()).map_err(|error| error.to_string())
     })
@@ -231,38 +233,72 @@ fn names(folder: &Path) -> Result<Vec<String>, String> {
         .map_err(|error| format!("{}: it is corrupt: {error}; remove the folder", path.display()))
 }
 
-fn cached(model_folder: &Path, key: &str) -> Option<PathBuf> {
-    let folders = cache_folders(model_folder).into_iter().map(|folder| folder.join(folder_name(key)));
-    folders.into_iter().find(|folder| {
-        let blocks = names(folder).unwrap_or_default();
-        !blocks.is_empty() && blocks.iter().all(|name| folder.join(format!("{name}.onnx")).is_file())
-    })
+/// Whose blocks a folder holds.
+const OWNER: &str = "owner.txt";
+
+/// The model and, where it matters, the device that a slicing is for: of each there is one.
+fn owner(plan: &Plan, device: &str, measured: bool) -> String {
+    let folder = fs::canonicalize(&plan.folder).unwrap_or_else(|_| plan.folder.clone());
+    format!("{}\n{}\n{device}\n{measured}\n", folder.display(), plan.name)
 }
 
-fn folder_name(key: &str) -> String {
-    format!("slices-{}", super::cache::short_hash(key))
+/// Where the blocks of a model are kept.
+struct Place {
+    /// That of the model.
+    folder: PathBuf,
+    /// What they were made of, and how.
+    key: String,
+    owner: String,
 }
 
-/// Keeps the files that `write` makes in the first folder that can be written.
-fn keep(
-    model_folder: &Path,
-    key: &str,
-    names: &[&str],
-    write: &dyn Fn(&Path) -> Result<(), String>,
-) -> Result<PathBuf, String> {
-    let list = serde_json::to_vec(names).map_err(|error| error.to_string())?;
-    let write = |draft: &Path| {
-        write(draft)?;
-        fs::write(draft.join(LIST), &list).map_err(|error| error.to_string())
-    };
-    let mut causes = Vec::new();
-    for folder in cache_folders(model_folder) {
-        match keep_folder(&folder.join(folder_name(key)), write) {
-            Ok(kept) => return Ok(kept),
-            Err(cause) => causes.push(format!("{}: {cause}", folder.display())),
+impl Place {
+    fn name(&self) -> String {
+        format!("slices-{}", super::cache::short_hash(&self.key))
+    }
+
+    fn cached(&self) -> Option<PathBuf> {
+        let folders = cache_folders(&self.folder).into_iter().map(|folder| folder.join(self.name()));
+        folders.into_iter().find(|folder| {
+            let blocks = names(folder).unwrap_or_default();
+            !blocks.is_empty() && blocks.iter().all(|name| folder.join(format!("{name}.onnx")).is_file())
+        })
+    }
+
+    /// Keeps the files that `write` makes in the first folder that can be written, and removes those that they replace.
+    fn keep(&self, names: &[&str], write: &dyn Fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+        let list = serde_json::to_vec(names).map_err(|error| error.to_string())?;
+        let write = |draft: &Path| {
+            write(draft)?;
+            let files = [(LIST, list.as_slice()), (OWNER, self.owner.as_bytes())];
+            files
+                .into_iter()
+                .try_for_each(|(file, text)| fs::write(draft.join(file), text))
+                .map_err(|error| error.to_string())
+        };
+        let mut causes = Vec::new();
+        for folder in cache_folders(&self.folder) {
+            match keep_folder(&folder.join(self.name()), write) {
+                Ok(kept) => {
+                    self.remove_replaced(&folder, &kept);
+                    return Ok(kept);
+                }
+                Err(cause) => causes.push(format!("{}: {cause}", folder.display())),
+            }
+        }
+        Err(format!("the blocks cannot be kept: {}", causes.join("; ")))
+    }
+
+    /// Removes what was cut before for the same owner. Whoever has loaded it has no need of the files any more.
+    fn remove_replaced(&self, cache: &Path, kept: &Path) {
+        for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+            let (name, path) = (entry.file_name(), entry.path());
+            let is_ours = || fs::read_to_string(path.join(OWNER)).is_ok_and(|owner| owner == self.owner);
+            if name.to_string_lossy().starts_with("slices-") && path != kept && is_ours() {
+                // If it cannot be removed it only takes room, as before.
+                let _ = fs::remove_dir_all(&path);
+            }
         }
     }
-    Err(format!("the blocks cannot be kept: {}", causes.join("; ")))
 }
 
 /// Inputs for a check: numbers that differ from row to row, small ids where the model takes integers.
@@ -325,6 +361,23 @@ mod tests {
         assert!(prepare(&folder, Profiling::Never).warnings.is_empty(), "what is not whole is made anew");
         let served = prepare(&folder, Profiling::IfMissing);
         assert_eq!(served.served().unwrap().model.blocks.len(), first.plan.source.blocks.len());
+    }
+
+    #[test]
+    fn a_new_slicing_takes_the_place_of_the_old_one() {
+        let folder = model("granularity = \"layers\"");
+        prepare(&folder, Profiling::Never);
+        let layers = kept(&folder);
+        folder.write("shapes/.ripieno/slices-of-another/owner.txt", "another\n\nfalse\n");
+        // An empty field that nobody knows: the same model under another hash.
+        folder.write("shapes/2/model.onnx", [fs::read(DEMO).unwrap(), vec![0x5a, 0]].concat());
+        assert_eq!(prepare(&folder, Profiling::Never).plan.version, "2");
+        let now = kept(&folder);
+        assert_eq!(now.len(), 2, "the new one and that of another: {now:?}");
+        assert!(now.iter().any(|path| path.ends_with("slices-of-another")));
+        assert!(layers.iter().all(|old| !now.contains(old)), "the old one has gone");
+        prepare(&folder, Profiling::Never);
+        assert_eq!(kept(&folder).len(), 2, "what is in use stays");
     }
 
     #[test]

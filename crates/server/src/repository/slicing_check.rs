@@ -21,7 +21,8 @@ const LENGTH: i64 = 24;
 pub struct Comparison {
     /// Rows in the batch.
     pub rows: usize,
-    /// The largest difference of any output's number.
+    /// The largest difference of any output's number, over the output's largest number where that is above 1: the last bits of a
+    /// number of 2,000 are worth more than 1e-4.
     pub difference: f64,
     /// The median time of the whole, in milliseconds: of the processor, where it is told.
     pub whole_ms: f64,
@@ -130,15 +131,36 @@ fn difference(whole: &[Vec<Tensor>], blocks: &[Vec<Tensor>]) -> Result<f64, Stri
     Ok(largest)
 }
 
-/// Of numbers, the largest difference; of anything else, whether the bytes are the same.
+/// Of numbers, the largest difference over the largest number of `a`, or over 1; of anything else, whether the bytes are the same.
 fn tensor_difference(a: &Tensor, b: &Tensor) -> f64 {
     if a.datatype.name() != "FP32" {
         return if a.data == b.data { 0.0 } else { f64::INFINITY };
     }
     let number = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
-    let pairs = a.data.as_chunks().0.iter().zip(b.data.as_chunks().0);
-    pairs
-        .map(|(a, b)| (number(a) - number(b)).abs())
+    let pairs = || a.data.as_chunks().0.iter().zip(b.data.as_chunks().0);
+    let scale = pairs().map(|(a, _)| number(a).abs()).fold(1.0, f64::max);
+    pairs()
+        .map(|(a, b)| (number(a) - number(b)).abs() / scale)
         .map(|gap| if gap.is_nan() { f64::INFINITY } else { gap })
         .fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ripieno_model::DataType;
+
+    #[test]
+    fn a_difference_is_one_of_the_last_bits_or_of_the_answer() {
+        let tensor = |numbers: [f32; 2]| Tensor {
+            name: "y".into(),
+            datatype: DataType::Fp32,
+            shape: vec![1, 2],
+            data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into(),
+        };
+        let between = |a, b| tensor_difference(&tensor(a), &tensor(b));
+        assert!((between([0.5, 0.0], [0.5, 0.25]) - 0.25).abs() < 1e-9, "below 1 as it is");
+        assert!(between([2000.0, 1.0], [2000.0, 1.0004]) < 1e-6, "beside large numbers a share of them");
+        assert_eq!(between([1.0, 1.0], [1.0, f32::NAN]), f64::INFINITY);
+    }
 }
