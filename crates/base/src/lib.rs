@@ -3,11 +3,13 @@
 //! Standard library only. Nothing here reads a clock, allocates after construction or knows what a model is.
 
 mod heap;
+mod histogram;
 mod id;
 mod list;
 mod time;
 
 pub use heap::IndexedHeap;
+pub use histogram::{Histogram, HistogramError};
 pub use id::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId};
 pub use list::{Links, List};
 pub use time::{Nanos, Time};

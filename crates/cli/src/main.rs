@@ -4,6 +4,7 @@ mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
 mod compare;
+mod corpus;
 mod demo;
 mod devices;
 mod goodput;

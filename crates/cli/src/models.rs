@@ -1,5 +1,6 @@
 //! `ripieno models` and `ripieno profile`: what a repository holds, and what its models cost.
 
+use crate::corpus::{self, CorpusArgs};
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::service::progress_bars;
@@ -28,10 +29,13 @@ pub(crate) struct ModelsArgs {
     format: Format,
 }
 
-/// Measure latency by batch size, the profile from which every decision about a model is made.
+/// Measure latency by batch size, the profile from which every decision about a model is made; or characterise lengths.
 ///
 /// `serve` does this by itself when a model is new to the device; this command does it again, or ahead of time. Profiles
 /// are kept beside the model and hold for this device, engine and model file.
+///
+/// With --lengths or --corpus it measures nothing, but shows how long sequences are, and how many steps of a decoder cover
+/// most of them.
 #[derive(Args, Debug)]
 pub(crate) struct ProfileArgs {
     /// The model repository, or one ONNX file.
@@ -46,6 +50,9 @@ pub(crate) struct ProfileArgs {
     /// serves it so. Takes about half a minute a model.
     #[arg(long, value_enum, value_name = "auto")]
     stages: Option<Stages>,
+
+    #[command(flatten)]
+    corpus: CorpusArgs,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -73,6 +80,10 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
 }
 
 pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
+    if args.corpus.given() {
+        return corpus::run(&args.corpus, args.format);
+    }
+    args.corpus.check_absent()?;
     let target = args.devices.target()?;
     if let Some(Stages::Auto) = args.stages {
         return try_stages(args, &target);

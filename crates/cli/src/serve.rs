@@ -108,6 +108,7 @@ impl ServeArgs {
             max_live: self.max_live as usize,
             record: self.record.clone(),
             measure_for: None,
+            slo: None,
             config: ServerConfig {
                 http: Some(self.http),
                 grpc: Some(self.grpc),

@@ -3,6 +3,7 @@
 use crate::devices::{DeviceArgs, MAX_DEPTH};
 use anyhow::Context;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use ripieno_base::Nanos;
 use ripieno_runtime::{Engine, EngineConfig, Recording};
 use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build, find};
 use ripieno_server::registry::Registry;
@@ -35,6 +36,8 @@ pub(crate) struct Service {
     pub(crate) record: Option<PathBuf>,
     /// About how long the measurement of one model may take, if not as usual.
     pub(crate) measure_for: Option<Duration>,
+    /// The latency target of all models, instead of their own.
+    pub(crate) slo: Option<Nanos>,
     pub(crate) config: ServerConfig,
 }
 
@@ -52,6 +55,7 @@ impl Service {
     pub(crate) async fn start(self) -> anyhow::Result<Running> {
         let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
+        target.slo = self.slo;
         let engine = self.engine(&target)?;
         let registry = Arc::new(Registry::default());
         let repository = Arc::new(LiveRepository::new(

@@ -199,6 +199,9 @@ pub struct Model {
     pub instances: usize,
     /// What becomes of hopeless requests; the policy's own rule if none.
     pub drop: Option<DropRule>,
+    /// How many steps its decoder is predicted to take, where a length profile says so.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub dec_timesteps: Option<u32>,
 }
 
 impl Model {
@@ -206,7 +209,16 @@ impl Model {
     pub fn whole(name: &str, profile: Profile, slo: Nanos) -> Model {
         let max_batch = profile.max_batch();
         let blocks = vec![Block::new(name, profile)];
-        Model { name: name.to_owned(), blocks, walk: Walk::Whole, slo, max_batch, instances: usize::MAX, drop: None }
+        Model {
+            name: name.to_owned(),
+            blocks,
+            walk: Walk::Whole,
+            slo,
+            max_batch,
+            instances: usize::MAX,
+            drop: None,
+            dec_timesteps: None,
+        }
     }
 
     /// Whether a batch is padded to its longest member and costs accordingly.

@@ -4,7 +4,7 @@
 use crate::recorder::Recorder;
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Event, Limits, Outbox, Request, Scheduler, TaskDone};
+use ripieno_sched::{Action, Control, Event, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
 /// Owns the scheduler and all that is said to it and by it.
 pub(crate) struct Core {
@@ -93,6 +93,11 @@ impl Core {
     /// Which node each of its members runs; empty where each runs its first step.
     pub(crate) fn nodes(&self, task: TaskId) -> &[u32] {
         self.scheduler.nodes(task)
+    }
+
+    /// What the policy predicted for a request, if it predicts.
+    pub(crate) fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
+        self.scheduler.prediction(request)
     }
 
     pub(crate) fn next_wakeup(&self) -> Time {

@@ -50,6 +50,12 @@ const SLACK_NS: [i64; 23] = {
 /// Bounds of batch sizes in rows.
 const ROWS: [i64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
+/// Bounds of relative errors in permille.
+const ERRORS: [i64; 25] = [
+    10, 20, 30, 50, 75, 100, 150, 200, 250, 300, 400, 500, 600, 700, 850, 1_000, 1_250, 1_500, 2_000, 3_000, 5_000,
+    7_500, 10_000, 20_000, 50_000,
+];
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -199,6 +205,9 @@ pub(crate) struct ModelMetrics {
     execution: Histogram,
     slack: Histogram,
     response: Histogram,
+    /// Relative errors of predictions in permille: how far they were off, and the sum of by how much they were too long.
+    prediction_error: Histogram,
+    prediction_bias: AtomicI64,
     success: Tally,
     fail: Tally,
     queue: Tally,
@@ -245,6 +254,10 @@ pub struct ModelSnapshot {
     pub slack: HistogramSnapshot,
     /// From arrival to answer, of requests that were answered with outputs.
     pub response: HistogramSnapshot,
+    /// Of policies that predict: |predicted - actual| over the actual time from first start to end, in permille, by request.
+    pub prediction_error: HistogramSnapshot,
+    /// The sum of (predicted - actual) over actual, in permille: above 0, predictions were too long.
+    pub prediction_bias: i64,
     /// Requests answered with outputs, and their response times.
     pub success: TallySnapshot,
     /// Accepted requests that ended otherwise, and how long they took.
@@ -286,6 +299,8 @@ impl ModelMetrics {
             execution: Histogram::new(&DURATIONS_NS),
             slack: Histogram::new(&SLACK_NS),
             response: Histogram::new(&DURATIONS_NS),
+            prediction_error: Histogram::new(&ERRORS),
+            prediction_bias: AtomicI64::new(0),
             success: Tally::default(),
             fail: Tally::default(),
             queue: Tally::default(),
@@ -336,6 +351,14 @@ impl ModelMetrics {
         self.slack.add(slack.0);
     }
 
+    /// A request (or part) that was predicted to take so long from its first start has ended.
+    pub(crate) fn on_prediction(&self, predicted: Nanos, actual: Nanos) {
+        let permille =
+            (i128::from((predicted - actual).0) * 1000 / i128::from(actual.0.max(1))).clamp(-1000, 1_000_000_000);
+        self.prediction_error.add(permille.unsigned_abs() as i64);
+        self.prediction_bias.fetch_add(permille as i64, Relaxed);
+    }
+
     /// A request was answered with outputs.
     pub(crate) fn on_success(&self, late: bool, rows: usize, response: Nanos, queued: Nanos, executed: Nanos) {
         let ending = if late { Ending::Late } else { Ending::Ok };
@@ -373,6 +396,8 @@ impl ModelMetrics {
             execution: self.execution.snapshot(),
             slack: self.slack.snapshot(),
             response: self.response.snapshot(),
+            prediction_error: self.prediction_error.snapshot(),
+            prediction_bias: self.prediction_bias.load(Relaxed),
             success: self.success.snapshot(),
             fail: self.fail.snapshot(),
             queue: self.queue.snapshot(),
@@ -459,6 +484,15 @@ mod tests {
         metrics.on_first_start(Nanos(5), Nanos(-3));
         metrics.on_first_start(Nanos(5), Nanos(15_000));
         assert_eq!(metrics.snapshot(0).slack.cumulative[..3], [1, 1, 2]);
+    }
+
+    #[test]
+    fn predictions_are_off_by_a_share_of_what_came() {
+        let metrics = ModelMetrics::new(4);
+        metrics.on_prediction(Nanos(150), Nanos(100));
+        metrics.on_prediction(Nanos(70), Nanos(100));
+        let seen = metrics.snapshot(0);
+        assert_eq!((seen.prediction_error.count, seen.prediction_error.sum, seen.prediction_bias), (2, 800, 200));
     }
 
     #[test]

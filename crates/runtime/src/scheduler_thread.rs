@@ -24,7 +24,7 @@ use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Block, Model};
-use ripieno_sched::{Action, Control, Outcome, Request, TaskDone, Why};
+use ripieno_sched::{Action, Control, Outcome, Prediction, Request, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -65,15 +65,15 @@ pub(crate) struct Resident {
 
 impl Resident {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
-        let (blocks, slip) = (model.blocks.clone(), Slip::new(model.slo));
+        // Steps follow each other on the device without a decision between them, so an unfolded walk slips once.
+        let tasks = if entry.unfolds { 1 } else { model.blocks.len() };
+        let (blocks, slip) = (model.blocks.clone(), Slip::new(model.slo, tasks));
         Resident { entry, live: 0, tasks: 0, leaving: false, blocks, slip }
     }
 
-    /// By how much deadlines are planned ahead: the slip of every block of the walk. Steps follow each other on the
-    /// device without a decision between them, so an unfolded walk slips once.
+    /// By how much deadlines are planned ahead.
     fn margin(&self) -> Nanos {
-        let blocks = if self.entry.unfolds { 1 } else { self.blocks.len() as i64 };
-        self.slip.margin() * blocks
+        self.slip.margin()
     }
 }
 
@@ -233,7 +233,13 @@ impl SchedulerThread {
                 let start = Start { task, model, block, spec, device, lane, not_before, members, nodes };
                 self.fleet.start(&start, &mut self.jobs);
             }
-            Action::Finish { request } => self.finish(now, request),
+            Action::Finish { request } => {
+                if let Some(Prediction { made, remaining }) = self.core.prediction(request) {
+                    let (_, call, _) = self.jobs.owner(request);
+                    call.model.metrics.on_prediction(remaining, now - made);
+                }
+                self.finish(now, request);
+            }
             Action::Reject { request, why } => self.reject(now, request, why),
             Action::Cancel { task } => self.fleet.cancel(task),
         }

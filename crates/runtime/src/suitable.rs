@@ -65,9 +65,11 @@ fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Resu
 }
 
 /// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
-/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
+/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own. A policy that
+/// predicts sees to its deadlines itself.
 pub(crate) fn fit_batches(model: &mut Model, policy: Option<&'static Policy>) {
-    let of_cells = policy.is_some_and(|policy| policy.walks.iter().any(|walk| walk.is_unfolded()));
+    let of_cells =
+        policy.is_some_and(|policy| !policy.predicts() && policy.walks.iter().any(|walk| walk.is_unfolded()));
     if of_cells && !model.walk.is_unfolded() {
         let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
         model.max_batch = model.max_batch.min(fitting.max(1));
@@ -94,6 +96,6 @@ mod tests {
             (fitted(64, slo, "cellular"), fitted(8, slo, "cellular"), fitted(8, Nanos(1), "cellular")),
             (49, 8, 1)
         );
-        assert_eq!(fitted(64, slo, "deferred"), 64);
+        assert_eq!((fitted(64, slo, "deferred"), fitted(64, slo, "lazy")), (64, 64));
     }
 }

@@ -98,6 +98,11 @@ pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
 }
 
 impl Policy {
+    /// Whether it admits requests by predicting how long they and others will take, and so sees to deadlines itself.
+    pub fn predicts(&self) -> bool {
+        self.knobs.iter().any(|knob| knob.name == "dec_timesteps")
+    }
+
     /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
     pub fn check_walk(&self, model: &Model) -> Result<(), BuildError> {
         let (policy, name) = (self.name, || model.name.clone());

@@ -44,5 +44,5 @@ pub use catalogue::{
     BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, find, lanes,
 };
 pub use event::Event;
-pub use scheduler::{Control, Limits, Outcome, Request, Scheduler, Setup, TaskDone};
+pub use scheduler::{Control, Limits, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
 pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Post, Release, Sent, ToMatchmaker};

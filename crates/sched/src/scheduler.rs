@@ -1,7 +1,7 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
 use crate::Outbox;
-use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile};
 
 /// A state machine that is told facts and asked for decisions.
@@ -48,6 +48,21 @@ pub trait Scheduler: Send {
     fn nodes(&self, _task: TaskId) -> &[u32] {
         &[]
     }
+
+    /// What was predicted for a request when it was first started, by a policy that predicts; for metrics. Valid from its
+    /// first `Start` until its slot is reused.
+    fn prediction(&self, _request: RequestSlot) -> Option<Prediction> {
+        None
+    }
+}
+
+/// A policy's guess about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// When it was made: the request was first started then.
+    pub made: Time,
+    /// How long the request was thought to take from there to its end.
+    pub remaining: Nanos,
 }
 
 /// A request that has been accepted.

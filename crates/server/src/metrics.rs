@@ -110,12 +110,15 @@ fn ended(row: &Row, wanted: Ending) -> u64 {
 /// A histogram's name, help, what one unit of it is in the metric's own unit, and where it stands.
 type Family = (&'static str, &'static str, f64, fn(&ModelSnapshot) -> &HistogramSnapshot);
 
-const HISTOGRAMS: [Family; 5] = [
+const PREDICTION: &str = "Of policies that predict: error over the actual time from first start to end.";
+
+const HISTOGRAMS: [Family; 6] = [
     ("ripieno_queue_delay_seconds", "From arrival to the start of the first batch.", 1e9, |model| &model.queue_delay),
     ("ripieno_batch_rows", "Rows in a batch.", 1.0, |model| &model.batch_rows),
     ("ripieno_execution_seconds", "Duration of a batch.", 1e9, |model| &model.execution),
     ("ripieno_slack_seconds", "Deadline minus the start of the first batch.", 1e9, |model| &model.slack),
     ("ripieno_response_seconds", "From arrival to answer.", 1e9, |model| &model.response),
+    ("ripieno_prediction_error_ratio", PREDICTION, 1e3, |model| &model.prediction_error),
 ];
 
 fn histograms(text: &mut Text, rows: &[Row]) {

@@ -246,7 +246,10 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         return Err("there is no model; add a [[model]] table".to_owned());
     }
     let models = file.model.iter().map(|model| model.model(folder)).collect::<Checked<Vec<_>>>()?;
-    let (models, routes): (Vec<_>, Vec<_>) = models.into_iter().unzip();
+    let (mut models, routes): (Vec<_>, Vec<_>) = models.into_iter().unzip();
+    for (model, table) in models.iter_mut().zip(&file.model) {
+        model.dec_timesteps = table.dec_timesteps(model.walk, folder)?;
+    }
     unique(models.iter().map(|model| model.name.as_str()))?;
     let mut graphs = Vec::new();
     let listed = file.requests_file.is_some();

@@ -48,7 +48,7 @@ prop_compose! {
         };
         let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
         let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
-        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop }
+        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, dec_timesteps: None }
     }
 }
 
@@ -206,6 +206,7 @@ contract! {
     bucketed: "bucketed" "turn=one";
     graph_merge: "graph-merge" "merge_us_per_node=30 drop=expired";
     lazy: "lazy" "";
+    lazy_slack: "lazy" "preempt=slack";
     lazy_remaining: "lazy" "estimator=remaining issue=gated drop=expired max_batch=3";
     lazy_oracle: "lazy-oracle" "drop=hopeless";
     lazy_oracle_gated: "lazy-oracle" "issue=gated";

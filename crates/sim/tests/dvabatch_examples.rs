@@ -59,7 +59,16 @@ fn model(operators: &[[f64; 4]]) -> Model {
     let blocks: Vec<_> = operators.iter().enumerate().map(block).collect();
     let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
     let slo = Nanos::from_millis(1000);
-    Model { name: "m".to_owned(), blocks, walk, slo, max_batch: 4, instances: usize::MAX, drop: None }
+    Model {
+        name: "m".to_owned(),
+        blocks,
+        walk,
+        slo,
+        max_batch: 4,
+        instances: usize::MAX,
+        drop: None,
+        dec_timesteps: None,
+    }
 }
 
 fn run(policy: &str, lanes: usize, knobs: &str, model: &Model, arrivals: &[(f64, u32)]) -> Table {

@@ -45,7 +45,16 @@ fn node(name: &str, steps: Steps) -> Block {
 
 fn model(walk: Walk, blocks: Vec<Block>) -> Model {
     let slo = Nanos::from_millis(1000);
-    Model { name: "m".to_owned(), blocks, walk, slo, max_batch: 8, instances: usize::MAX, drop: None }
+    Model {
+        name: "m".to_owned(),
+        blocks,
+        walk,
+        slo,
+        max_batch: 8,
+        instances: usize::MAX,
+        drop: None,
+        dec_timesteps: None,
+    }
 }
 
 /// A chain of so many nodes.
@@ -76,10 +85,22 @@ fn check(table: &Table, expected: Expect) {
     expected.assert_eq(&table.rows);
 }
 
+/// Newcomers preempt whenever there is slack.
+const PAPER: &[(&str, &str)] = &[("preempt", "slack")];
+
+#[test]
+fn who_is_almost_done_is_not_preempted_for_one() {
+    // When 2 comes, 1 has one node of five before it: waiting costs 2 one unit, preempting would cost 1 four.
+    let arrivals = requests(&[0.0, 3.5], 1000.0);
+    let ends = |knobs| run("lazy", knobs, vec![chain(5)], &arrivals).ends;
+    assert_eq!(ends(&[]), [(1, at(5.0)), (2, at(10.0))]);
+    assert_eq!(ends(PAPER), [(1, at(9.0)), (2, at(9.0))]);
+}
+
 #[test]
 fn newcomers_catch_up_and_merge() {
     // Figure 10; Req1 waits until 2 for a busy processor, here it arrives then.
-    let table = run("lazy", &[], vec![chain(8)], &requests(&[2.0, 3.5, 4.5], 1000.0));
+    let table = run("lazy", PAPER, vec![chain(8)], &requests(&[2.0, 3.5, 4.5], 1000.0));
     check(
         &table,
         expect![[r#"
@@ -99,12 +120,14 @@ fn newcomers_catch_up_and_merge() {
     assert_eq!(table.ends, [1, 2, 3].map(|id| (id, at(13.0))));
     let oracle = run("lazy-oracle", &[], vec![chain(8)], &requests(&[2.0, 3.5, 4.5], 1000.0));
     assert_eq!(oracle.rows, table.rows);
+    let gain = run("lazy", &[], vec![chain(8)], &requests(&[2.0, 3.5, 4.5], 1000.0));
+    assert_eq!(gain.rows, table.rows, "here preempting pays as well");
 }
 
 #[test]
 fn several_newcomers_catch_up_together() {
     // Figure 8.
-    let table = run("lazy", &[], vec![chain(5)], &requests(&[4.0, 4.0, 5.5, 5.5, 5.5], 1000.0));
+    let table = run("lazy", PAPER, vec![chain(5)], &requests(&[4.0, 4.0, 5.5, 5.5, 5.5], 1000.0));
     check(
         &table,
         expect![[r#"

@@ -99,6 +99,26 @@ fn hidden_ends_waste_the_steps_ahead() {
     .assert_eq(&ends);
 }
 
+/// What `ripieno profile --corpus` writes predicts as if its coverage had been given as a number of steps.
+#[test]
+fn a_length_profile_is_what_lazy_predicts_from() {
+    let folder = Folder::new("profile");
+    std::fs::write(folder.0.join("lengths.csv"), "length,count\n1,3\n4,6\n30,1\n").unwrap();
+    let lazy =
+        TRANSLATE.replace("\"cellular\"", "\"lazy\"").replace("max_tasks = 2", "OPTION").replace("= 1000.0", "= 20.0");
+    let requests = "arrival_ms,model,length,output_length\n0,translate,2,3\n0,translate,3,2\n2.5,translate,1,1\n4.5,translate,2,4\n";
+    let run = |option: &str, keys: &str| {
+        let walk = format!("walk = \"encode-decode\"\nmax_steps = 30\n{keys}");
+        let text = lazy.replace("OPTION", option).replace("walk = \"encode-decode\"", &walk);
+        traced(&folder.scenario(&text.replace("devices = 2", "devices = 1"), requests))
+    };
+    let (four, blind) = (run("dec_timesteps = 4", ""), run("", ""));
+    assert_ne!(four, blind, "the prediction decides something here");
+    assert_eq!(run("", "length_profile = \"lengths.csv\""), four, "nine of ten have up to 4 steps");
+    assert_eq!(run("", "length_profile = \"lengths.csv\"\ncoverage = 1.0"), blind);
+    assert_eq!(run("dec_timesteps = 4", "length_profile = \"lengths.csv\"\ncoverage = 1.0"), four);
+}
+
 #[test]
 fn trees_are_brackets() {
     let folder = Folder::new("trees");
@@ -209,6 +229,10 @@ fn mistakes_are_named() {
         expect![[
             r#"s.toml: model "m": walk = "encode-decode" takes [[model.block]] tables: two, encoder and decoder; there are 1. A head has once = true"#
         ]],
+    );
+    mistake(
+        &format!("walk = \"chain\"\nlength_profile = \"l.csv\"\n{cell}"),
+        expect![[r#"s.toml: model "m": length_profile has no meaning for walk = "chain"; remove it"#]],
     );
     let two = format!("{cell}{}", cell.replace("\"a\"", "\"b\""));
     mistake(

@@ -2,6 +2,7 @@
 
 use crate::{Random, unit};
 use rand_distr::{Distribution, LogNormal};
+use ripieno_base::{Histogram, HistogramError};
 
 /// Where the lengths of a model's requests come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,14 +24,6 @@ pub enum Lengths {
     Histogram(Histogram),
 }
 
-/// Lengths with how often each was seen.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Histogram {
-    lengths: Vec<u32>,
-    /// The counts up to and including each length.
-    cumulative: Vec<u64>,
-}
-
 /// Why lengths cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LengthError {
@@ -44,27 +37,19 @@ pub enum LengthError {
         /// What would do.
         expected: &'static str,
     },
-    /// A line of a histogram file cannot be understood.
-    #[error(
-        "line {line}: {text:?}; each line holds a length of at least 1 and a count, after a header \"length,count\""
-    )]
-    Line {
-        /// The line, from 1.
-        line: usize,
-        /// What stands there.
-        text: String,
-    },
-    /// Nothing is left.
-    #[error("no length was counted{}", if *.0 { ", or all are above max" } else { "" })]
-    Empty(bool),
+    /// A histogram cannot be used.
+    #[error(transparent)]
+    Histogram(#[from] HistogramError),
     /// No data set has this name.
     #[error("dataset = {0:?}; there are {known}", known = known())]
     Unknown(String),
 }
 
 /// Lengths that come with this library.
-const DATA_SETS: [(&str, &str); 4] = [
+const DATA_SETS: [(&str, &str); 6] = [
     ("europarl-en", include_str!("../data/europarl-en.csv")),
+    ("europarl-fr", include_str!("../data/europarl-fr.csv")),
+    ("newstest2013-en", include_str!("../data/newstest2013-en.csv")),
     ("glue-rte", include_str!("../data/glue-rte.csv")),
     ("glue-cola", include_str!("../data/glue-cola.csv")),
     ("sst2-sentences", include_str!("../data/sst2-sentences.csv")),
@@ -75,7 +60,7 @@ fn known() -> String {
 }
 
 /// The longest sequence.
-pub const LONGEST: u32 = 1 << 20;
+pub const LONGEST: u32 = Histogram::LONGEST;
 
 impl Lengths {
     /// Log-normal lengths, checked.
@@ -129,77 +114,11 @@ impl Lengths {
     }
 }
 
-impl Histogram {
-    /// A data set that comes with this library.
-    pub fn named(name: &str) -> Result<Histogram, LengthError> {
-        let found = DATA_SETS.iter().find(|(known, _)| *known == name);
-        found.map_or_else(|| Err(LengthError::Unknown(name.to_owned())), |(_, text)| Histogram::parse(text))
-    }
-
-    /// Lines of `length,count`; a first line that is no number is a header.
-    pub fn parse(text: &str) -> Result<Histogram, LengthError> {
-        let mut counts = Vec::new();
-        for (at, line) in text.lines().enumerate() {
-            let numbers = line.split_once(',').map(|(length, count)| (length.trim().parse(), count.trim().parse()));
-            match numbers {
-                _ if line.trim().is_empty() => {}
-                Some((Ok(length), Ok(count))) if (1..=LONGEST).contains(&length) => counts.push((length, count)),
-                Some((Err(_), Err(_))) if at == 0 => {}
-                _ => return Err(LengthError::Line { line: at + 1, text: line.to_owned() }),
-            }
-        }
-        Histogram::new(counts, false)
-    }
-
-    fn new(mut counts: Vec<(u32, u64)>, cut: bool) -> Result<Histogram, LengthError> {
-        counts.sort_unstable();
-        let mut total = 0_u64;
-        let cumulative = counts.iter().map(|&(_, count)| {
-            total = total.saturating_add(count);
-            total
-        });
-        let cumulative: Vec<_> = cumulative.collect();
-        let lengths = counts.iter().map(|&(length, _)| length).collect();
-        if total == 0 { Err(LengthError::Empty(cut)) } else { Ok(Histogram { lengths, cumulative }) }
-    }
-
-    fn counts(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        let before = std::iter::once(0).chain(self.cumulative.iter().copied());
-        self.lengths.iter().zip(&self.cumulative).zip(before).map(|((&length, &to), from)| (length, to - from))
-    }
-
-    /// Without what is longer than `max`.
-    pub fn up_to(&self, max: u32) -> Result<Histogram, LengthError> {
-        Histogram::new(self.counts().filter(|&(length, _)| length <= max).collect(), true)
-    }
-
-    /// Every length stretched by one factor, so that the mean becomes this, and rounded.
-    pub fn scaled_to(&self, mean: f64) -> Result<Histogram, LengthError> {
-        if !(mean >= 1.0 && mean <= f64::from(LONGEST)) {
-            let value = mean.to_string();
-            return Err(LengthError::Parameter { key: "mean", value, expected: "at least 1" });
-        }
-        let factor = mean / self.mean();
-        let stretch = |length: u32| ((f64::from(length) * factor).round() as u32).clamp(1, LONGEST);
-        Histogram::new(self.counts().map(|(length, count)| (stretch(length), count)).collect(), false)
-    }
-
-    /// The mean.
-    pub fn mean(&self) -> f64 {
-        let sum: f64 = self.counts().map(|(length, count)| f64::from(length) * count as f64).sum();
-        sum / self.total() as f64
-    }
-
-    /// The length that the fraction `quantile` does not exceed, and for any share of the whole in 0..1 the one there.
-    pub fn at(&self, quantile: f64) -> u32 {
-        let rank = (quantile * self.total() as f64) as u64;
-        let at = self.cumulative.partition_point(|&to| to <= rank);
-        self.lengths[at.min(self.lengths.len() - 1)]
-    }
-
-    fn total(&self) -> u64 {
-        self.cumulative.last().copied().unwrap_or(0)
-    }
+/// The lengths of a data set that comes with this library.
+pub fn counted_lengths(name: &str) -> Result<Histogram, LengthError> {
+    let found = DATA_SETS.iter().find(|(known, _)| *known == name);
+    let (_, text) = found.ok_or_else(|| LengthError::Unknown(name.to_owned()))?;
+    Ok(Histogram::parse(text)?)
 }
 
 #[cfg(test)]
@@ -209,7 +128,7 @@ mod tests {
 
     #[test]
     fn europarl_has_its_mean_and_tail() {
-        let histogram = Histogram::named("europarl-en").unwrap();
+        let histogram = counted_lengths("europarl-en").unwrap();
         assert!((histogram.mean() - 28.8).abs() < 0.1, "{}", histogram.mean());
         let scaled = histogram.scaled_to(24.0).unwrap();
         assert!((scaled.mean() - 24.0).abs() < 0.1);
@@ -220,9 +139,9 @@ mod tests {
     #[test]
     fn sentences_of_glue_have_their_means() {
         let means =
-            ["glue-rte", "glue-cola", "sst2-sentences"].map(|name| Histogram::named(name).unwrap().mean().round());
+            ["glue-rte", "glue-cola", "sst2-sentences"].map(|name| counted_lengths(name).unwrap().mean().round());
         assert_eq!(means, [63.0, 8.0, 19.0]);
-        assert_eq!(Lengths::Histogram(Histogram::named("glue-rte").unwrap()).longest(), 283);
+        assert_eq!(Lengths::Histogram(counted_lengths("glue-rte").unwrap()).longest(), 283);
     }
 
     #[test]
@@ -246,9 +165,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_used_is_named() {
-        assert!(Histogram::parse("length,count\n0,3\n").unwrap_err().to_string().contains("line 2"));
-        assert_eq!(Histogram::parse("length,count\n"), Err(LengthError::Empty(false)));
-        assert!(Histogram::named("x").unwrap_err().to_string().contains("europarl-en"));
+        assert!(counted_lengths("x").unwrap_err().to_string().contains("europarl-en"));
         assert!(Lengths::log_normal(f64::NAN, 1.0, 1, 2).unwrap_err().to_string().contains("mu = NaN"));
         assert!(Lengths::log_normal(1.0, 1.0, 3, 2).unwrap_err().to_string().contains("min = 3"));
     }

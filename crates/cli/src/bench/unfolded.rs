@@ -6,7 +6,9 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use ripieno_executor::InputLengths;
 use ripieno_model::{DataType, TensorSpec};
-use ripieno_workload::{Children, Histogram, Lengths, Random, complete_tree, parse_tree, stream, tree_shapes, unit};
+use ripieno_workload::{
+    Children, Lengths, Random, complete_tree, counted_lengths, parse_tree, stream, tree_shapes, unit,
+};
 use std::path::Path;
 
 /// What sequences and trees look like.
@@ -44,7 +46,7 @@ fn lengths(text: &str) -> Result<Lengths, String> {
 }
 
 fn europarl() -> anyhow::Result<Lengths> {
-    Ok(Lengths::Histogram(Histogram::named("europarl-en")?.scaled_to(24.0)?))
+    Ok(Lengths::Histogram(counted_lengths("europarl-en")?.scaled_to(24.0)?))
 }
 
 /// Different requests, sent in turn.

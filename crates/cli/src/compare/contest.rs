@@ -1,7 +1,8 @@
 //! One contestant: a runtime with a policy, its turns under load, and what they gave.
 
+use super::predictions::Predictions;
 use super::requests::RequestArgs;
-use crate::bench::load::{Outcome as Sent, Plan, Target, open_loop};
+use crate::bench::load::{LoadReport, Outcome as Sent, Plan, Target, open_loop};
 use crate::devices::DeviceArgs;
 use crate::policy;
 use crate::service::{Running, Service};
@@ -10,9 +11,10 @@ use indicatif::ProgressBar;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_executor::{Spent, Tensor};
 use ripieno_report::Latencies;
-use ripieno_runtime::{Answer, Engine, Job};
+use ripieno_runtime::{Answer, Engine, HistogramSnapshot, Job};
 use ripieno_sched::{OptionValue, Options, find};
 use ripieno_server::ServerConfig;
+use ripieno_server::registry::Repository;
 use ripieno_workload::{Arrival, Arrivals};
 use serde::Serialize;
 use std::path::Path;
@@ -22,11 +24,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// A policy and its options, as given.
+/// A policy and its options, as given; another model and latency target than the others', if it is to have them.
 #[derive(Clone, Debug)]
 pub(super) struct Contestant {
     title: String,
     policy: String,
+    slo: Option<Nanos>,
     options: Options,
     /// Its own model, if it does not run the one that all run.
     model: Option<String>,
@@ -46,9 +49,19 @@ impl FromStr for Contestant {
         let options =
             options.into_iter().map(policy::option).collect::<Result<Vec<(String, OptionValue)>, String>>()?;
         let model = models.last().map(|model| model[MODEL.len()..].to_owned());
-        let options = options.into_iter().collect();
-        Ok(Contestant { title: text.to_owned(), policy: name.to_owned(), options, model })
+        let mut options: Options = options.into_iter().collect();
+        let slo = options.remove(SLO).map(|value| target(&value)).transpose()?;
+        Ok(Contestant { title: text.to_owned(), policy: name.to_owned(), options, model, slo })
     }
+}
+
+/// What a contestant may set beside its policy's options.
+const SLO: &str = "slo_ms";
+
+fn target(value: &OptionValue) -> Result<Nanos, String> {
+    let millis: Option<f64> = value.to_string().parse().ok();
+    let millis = millis.filter(|millis| *millis > 0.0 && *millis <= 3_600_000.0);
+    millis.map(Nanos::from_millis_f64).ok_or_else(|| format!("{SLO}={value}: give milliseconds above 0"))
 }
 
 /// How a turn loads the runtime.
@@ -74,6 +87,7 @@ impl Load {
 pub(super) struct Outcome {
     pub(super) answered_rps: f64,
     pub(super) bad_rate: f64,
+    pub(super) violations: f64,
     pub(super) p50_ms: f64,
     pub(super) p90_ms: f64,
     pub(super) p99_ms: f64,
@@ -86,6 +100,7 @@ pub(super) struct Outcome {
     pub(super) rows_gathered_per_row: f64,
     pub(super) tasks_without_copy_fraction: f64,
     pub(super) task: PerTask,
+    pub(super) predictions: Option<Predictions>,
 }
 
 /// What a task cost on average, in microseconds.
@@ -100,6 +115,16 @@ pub(super) struct PerTask {
     pub(super) overhead_fraction: f64,
 }
 
+/// What became of the requests of the counted part.
+struct Counted {
+    answered: u64,
+    /// Of these, after the model's SLO.
+    late: u64,
+    requests: u64,
+    latencies: Latencies,
+    window: Duration,
+}
+
 /// A contestant whose model is loaded.
 pub(super) struct Contest {
     title: String,
@@ -107,6 +132,7 @@ pub(super) struct Contest {
     device: String,
     devices: u16,
     target: Arc<InProcess>,
+    slo: Nanos,
     seed: u64,
 }
 
@@ -145,7 +171,7 @@ impl Target for InProcess {
 }
 
 /// Counters of a runtime at an instant.
-struct Counters {
+pub(super) struct Counters {
     at: Instant,
     tasks: u64,
     rows: f64,
@@ -159,6 +185,8 @@ struct Counters {
     gather_ns: u64,
     scatter_ns: u64,
     compute_ns: u64,
+    pub(super) errors: HistogramSnapshot,
+    pub(super) bias: i64,
 }
 
 impl PerTask {
@@ -190,21 +218,23 @@ impl Contest {
             max_live: 10_000,
             record: None,
             measure_for: None,
+            slo: contestant.slo,
             config,
         };
         let device = devices.target()?.engine.device_key();
         let Running { engine, repository, registry, .. } = service.start().await?;
-        let reports = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
-        let entry = registry.get(model, "").map_err(|error| {
-            let reason = reports.iter().find(|report| report.name == model).and_then(|report| report.error.clone());
-            anyhow!("--model {model}: {}", reason.unwrap_or_else(|| error.to_string()))
-        })?;
+        let model = model.to_owned();
+        let wanted = model.clone();
+        let loaded = tokio::task::spawn_blocking(move || Repository::load(&*repository, &wanted, None)).await?;
+        loaded.map_err(|reason| anyhow!("model {model}: {reason}"))?;
+        let entry = registry.get(&model, "").map_err(|error| anyhow!("model {model}: {error}"))?;
         let target = InProcess { engine: engine.clone(), model: entry.id, requests: requests.build(&entry)? };
         if let Err(failure) = target.ask(0).await {
             return Err(anyhow!(failure)).with_context(|| format!("{}: the first request", contestant.title));
         }
         let title = contestant.title.clone();
-        Ok(Contest { title, engine, device, devices: devices.devices, target: Arc::new(target), seed: requests.seed })
+        let (devices, slo) = (devices.devices, entry.slo);
+        Ok(Contest { title, engine, device, devices, target: Arc::new(target), slo, seed: requests.seed })
     }
 
     pub(super) fn title(&self) -> &str {
@@ -223,7 +253,7 @@ impl Contest {
         round: u64,
     ) -> anyhow::Result<Outcome> {
         let before = self.counters()?;
-        let (answered, requests, latencies, window) = match load {
+        let Counted { answered, late, requests, latencies, window } = match load {
             Load::Rate(rate) => self.open(rate, span, timeout, round).await?,
             Load::Saturated(outstanding) => self.saturate(outstanding, span).await?,
         };
@@ -237,6 +267,7 @@ impl Contest {
         Ok(Outcome {
             answered_rps: answered as f64 / window.as_secs_f64(),
             bad_rate: 1.0 - answered as f64 / requests.max(1) as f64,
+            violations: 1.0 - (answered - late) as f64 / requests.max(1) as f64,
             p50_ms: latencies.p50_ms().unwrap_or(f64::NAN),
             p90_ms: latencies.quantile_ms(0.9).unwrap_or(f64::NAN),
             p99_ms: latencies.p99_ms().unwrap_or(f64::NAN),
@@ -249,39 +280,38 @@ impl Contest {
             rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
             tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
             task: PerTask::between(&before, &after),
+            predictions: Predictions::between(&before, &after),
         })
     }
 
     /// The first fifth of a turn is not counted.
-    async fn open(
-        &self,
-        rate: f64,
-        span: Duration,
-        timeout: Duration,
-        round: u64,
-    ) -> anyhow::Result<(u64, u64, Latencies, Duration)> {
+    async fn open(&self, rate: f64, span: Duration, timeout: Duration, round: u64) -> anyhow::Result<Counted> {
         let end = Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX));
         let warmup = Nanos(end.0 / 5);
         let arrivals = Arrivals::new(Arrival::Poisson, rate, self.seed, round)?;
         let due = Box::new(arrivals.take_while(move |&due| due < Time::ORIGIN + end));
-        let plan = Plan { due, warmup, end, slo: None, timeout, max_in_flight: 20_000, max_outstanding: 20_000 };
+        let plan =
+            Plan { due, warmup, end, slo: Some(self.slo), timeout, max_in_flight: 20_000, max_outstanding: 20_000 };
         let report = open_loop(Arc::clone(&self.target), plan, &ProgressBar::hidden()).await?;
-        Ok((report.answered, report.requests, report.latencies, span.mul_f64(0.8)))
+        let LoadReport { answered, late, requests, latencies, .. } = report;
+        Ok(Counted { answered, late, requests, latencies, window: span.mul_f64(0.8) })
     }
 
-    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<(u64, u64, Latencies, Duration)> {
+    async fn saturate(&self, outstanding: usize, span: Duration) -> anyhow::Result<Counted> {
         let (begun, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         let (counted, end) = (begun + span.mul_f64(0.2), begun + span);
         let clients: Vec<_> = (0..outstanding)
-            .map(|_| tokio::spawn(client(Arc::clone(&self.target), Arc::clone(&next), counted, end)))
+            .map(|_| tokio::spawn(client(Arc::clone(&self.target), self.slo, Arc::clone(&next), counted, end)))
             .collect();
-        let (mut answered, mut requests, mut latencies) = (0, 0, Latencies::new());
+        let mut all = Counted { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
         for client in clients {
-            let (good, all, seen) = client.await?;
-            (answered, requests) = (answered + good, requests + all);
-            latencies.merge(&seen);
+            let own = client.await?;
+            all.answered += own.answered;
+            all.late += own.late;
+            all.requests += own.requests;
+            all.latencies.merge(&own.latencies);
         }
-        Ok((answered, requests, latencies, end - counted))
+        Ok(all)
     }
 
     fn counters(&self) -> anyhow::Result<Counters> {
@@ -301,6 +331,8 @@ impl Contest {
             gather_ns: spent(|spent| spent.gather_ns),
             scatter_ns: spent(|spent| spent.scatter_ns),
             compute_ns: spent(|spent| spent.compute_ns),
+            errors: model.prediction_error,
+            bias: model.prediction_bias,
         })
     }
 
@@ -312,17 +344,19 @@ impl Contest {
 }
 
 /// Sends one request after the other until the end; counts those answered in the window.
-async fn client(target: Arc<InProcess>, next: Arc<AtomicU64>, counted: Instant, end: Instant) -> (u64, u64, Latencies) {
-    let (mut answered, mut requests, mut latencies) = (0, 0, Latencies::new());
+async fn client(target: Arc<InProcess>, slo: Nanos, next: Arc<AtomicU64>, counted: Instant, end: Instant) -> Counted {
+    let mut own = Counted { answered: 0, late: 0, requests: 0, latencies: Latencies::new(), window: end - counted };
     while Instant::now() < end {
         let sent = Instant::now();
         let answer = target.ask(next.fetch_add(1, Ordering::Relaxed)).await;
         let done = Instant::now();
         if (counted..end).contains(&done) {
-            requests += 1;
+            own.requests += 1;
             if answer.is_ok() {
-                answered += 1;
-                latencies.record(Nanos((done - sent).as_nanos() as i64));
+                let latency = Nanos((done - sent).as_nanos() as i64);
+                own.answered += 1;
+                own.late += u64::from(latency > slo);
+                own.latencies.record(latency);
             }
         }
         if answer.is_err() {
@@ -330,5 +364,5 @@ async fn client(target: Arc<InProcess>, next: Arc<AtomicU64>, counted: Instant, 
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
-    (answered, requests, latencies)
+    own
 }

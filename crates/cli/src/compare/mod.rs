@@ -6,6 +6,7 @@
 //! same and are measured elsewhere.
 
 mod contest;
+mod predictions;
 mod requests;
 
 use crate::devices::DeviceArgs;
@@ -14,6 +15,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, Command, FromArgMatches as _};
 use contest::{Contest, Contestant, Load, Outcome, PerTask};
 use indicatif::{ProgressBar, ProgressStyle};
+use predictions::Predictions;
 use requests::RequestArgs;
 use ripieno_report::{Format, Table, number};
 use serde::Serialize;
@@ -38,7 +40,7 @@ pub(crate) struct CompareArgs {
     model: String,
 
     /// A contestant: a policy, and its options after commas; repeat it for each. model=NAME among them names a model of its
-    /// own, to compare ways to cut one.
+    /// own, to compare ways to cut one, and slo_ms=N an SLO of its own.
     #[arg(long = "policy", value_name = "NAME[,KEY=VALUE]...", required = true)]
     policies: Vec<Contestant>,
 
@@ -66,7 +68,7 @@ pub(crate) struct CompareArgs {
     requests: RequestArgs,
 
     #[command(flatten)]
-    devices: DeviceArgs,
+    pub(crate) devices: DeviceArgs,
 
     /// How to print the results.
     #[arg(long, default_value_t, value_name = "table|json")]
@@ -84,19 +86,21 @@ pub(crate) struct Comparison {
 }
 
 /// One contestant under one load: medians over the rounds.
-#[derive(Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    policy: String,
+    pub(crate) policy: String,
     /// None: as much as it can take.
-    offered_rps: Option<f64>,
+    pub(crate) offered_rps: Option<f64>,
     pub(crate) answered_rps: f64,
     answered_rps_min: f64,
     answered_rps_max: f64,
     bad_rate: f64,
+    /// Requests without an answer within the model's SLO, over all.
+    violation_rate: f64,
     p50_ms: f64,
     pub(crate) p90_ms: f64,
     p99_ms: f64,
-    mean_ms: f64,
+    pub(crate) mean_ms: f64,
     rows_per_task: f64,
     tasks_per_s: f64,
     busy_fraction: f64,
@@ -107,6 +111,8 @@ pub(crate) struct Row {
     tasks_without_copy_fraction: f64,
     /// A task on average.
     task: PerTask,
+    /// Where the policy predicts.
+    predictions: Option<Predictions>,
 }
 
 impl CompareArgs {
@@ -188,6 +194,7 @@ fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
         answered_rps_min: rates.clone().fold(f64::INFINITY, f64::min),
         answered_rps_max: rates.fold(0.0, f64::max),
         bad_rate: median(&|outcome| outcome.bad_rate),
+        violation_rate: median(&|outcome| outcome.violations),
         p50_ms: median(&|outcome| outcome.p50_ms),
         p90_ms: median(&|outcome| outcome.p90_ms),
         p99_ms: median(&|outcome| outcome.p99_ms),
@@ -206,6 +213,7 @@ fn row(policy: &str, load: Load, outcomes: &[Outcome]) -> Row {
             compute_us: median(&|outcome| outcome.task.compute_us),
             overhead_fraction: median(&|outcome| outcome.task.overhead_fraction),
         },
+        predictions: Predictions::mean(outcomes.iter().filter_map(|outcome| outcome.predictions)),
     }
 }
 
@@ -217,6 +225,7 @@ fn show(comparison: &Comparison) -> String {
         "answered/s",
         "(min-max)",
         "bad %",
+        "over SLO %",
         "mean ms",
         "p50 ms",
         "p90 ms",
@@ -227,6 +236,7 @@ fn show(comparison: &Comparison) -> String {
         "padding %",
         "gathered/row",
         "no copy %",
+        "predicted, % off: mean / p99 (bias)",
     ];
     let mut table = Table::new(headings);
     for row in results {
@@ -236,6 +246,7 @@ fn show(comparison: &Comparison) -> String {
             number(row.answered_rps),
             format!("{}-{}", number(row.answered_rps_min), number(row.answered_rps_max)),
             number(100.0 * row.bad_rate),
+            number(100.0 * row.violation_rate),
             number(row.mean_ms),
             number(row.p50_ms),
             number(row.p90_ms),
@@ -246,6 +257,7 @@ fn show(comparison: &Comparison) -> String {
             number(100.0 * row.padding_fraction),
             number(row.rows_gathered_per_row),
             number(100.0 * row.tasks_without_copy_fraction),
+            row.predictions.map_or_else(String::new, Predictions::show),
         ]);
     }
     let per_task = show_tasks(results);

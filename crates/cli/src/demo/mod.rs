@@ -110,6 +110,7 @@ impl Live {
             max_live: 10_000,
             record: None,
             measure_for: Some(MEASURE_FOR),
+            slo: None,
             config,
         };
         let Running { engine, repository, registry, server, addresses, .. } = service.start().await?;

@@ -2,8 +2,10 @@
 
 use super::case::Case;
 use super::job::{Answer, Job, Question};
+use super::measured::Measured;
 use super::queue::Queue;
 use crate::devices::EngineName;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// How much time the user gives.
@@ -28,6 +30,7 @@ pub(super) struct Context {
     /// The engine on which items that can measure real cells, too.
     measured: Option<EngineName>,
     queue: Queue,
+    models: Option<PathBuf>,
 }
 
 /// A number from several seeds.
@@ -40,7 +43,19 @@ pub(super) struct Spread {
 
 impl Context {
     pub(super) fn new(effort: Effort, seeds: Option<u64>, queue: Queue) -> Context {
-        Context { effort, seeds, measured: None, queue }
+        Context { effort, seeds, measured: None, queue, models: None }
+    }
+
+    /// The same, with a repository of real models.
+    pub(super) fn with_models(self, models: Option<PathBuf>) -> Context {
+        Context { models, ..self }
+    }
+
+    /// The real models to measure, if the user wants that and all of these are in his repository.
+    pub(super) fn models(&self, wanted: &[&str]) -> Option<Measured> {
+        let (engine, repository) = (self.measured?, self.models.clone()?);
+        let measured = Measured { repository, engine, quick: self.is_quick() };
+        measured.has(wanted).then_some(measured)
     }
 
     /// The same, with measurements of real cells.

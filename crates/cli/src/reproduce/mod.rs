@@ -10,6 +10,7 @@ mod context;
 mod item;
 mod job;
 mod lazybatching;
+mod measured;
 mod print;
 mod queue;
 mod symphony;
@@ -31,7 +32,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Every run is a simulation with the scheduling code of the live server; equal seeds give equal results. Runs are kept
 /// in DIR/cache, so that a call that was interrupted goes on where it stopped. Only symphony/figure13-left is measured on a
-/// wall clock.
+/// wall clock, and what --measured adds.
 #[derive(Args, Debug)]
 pub(crate) struct ReproduceArgs {
     /// Which: `list` names them all, `all` runs them all, symphony/table2 runs one.
@@ -62,6 +63,11 @@ pub(crate) struct ReproduceArgs {
     /// Seeds per point, instead of the item's own number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
+
+    /// With --measured, also measure the models of this repository (lazybatching/figure12, figure13, figure16):
+    /// tests/python/measured_models.py writes resnet50, bert and transformer with random weights, whole and in blocks.
+    #[arg(long, value_name = "DIR", requires = "measured")]
+    models: Option<PathBuf>,
 
     /// How to print the result.
     #[arg(long, default_value_t, value_name = "table|json")]
@@ -102,7 +108,7 @@ fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let jobs = args.jobs.map_or(cores, NonZeroUsize::get);
     let queue = Queue::new(args.out.join("cache"), jobs)?;
-    Ok(Context::new(effort, args.seeds, queue).measuring(args.measured))
+    Ok(Context::new(effort, args.seeds, queue).measuring(args.measured).with_models(args.models.clone()))
 }
 
 /// Runs an item, writes its plot, prints it if people read it, and returns it for programs.

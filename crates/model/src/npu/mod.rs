@@ -18,10 +18,13 @@
 //! A node is a layer with its activation and normalisation. A part that runs once a word is one node for all of its layers:
 //! the paper merges requests at the same layer whatever the timestep, and a request at a word's first layer is where every
 //! other one is, too, once each has ended its word. Preemption within a word, 0.1 to 0.3 ms, is what that leaves out.
+//!
+//! The same layers can be put on a model of the GPU that the paper tries as well (`titan_xp.rs`).
 
 mod networks;
 #[cfg(test)]
 mod tests;
+mod titan_xp;
 
 pub use networks::{NETWORKS, Network, named};
 

@@ -81,6 +81,17 @@ impl Network {
         parts.iter().enumerate().map(block).collect()
     }
 
+    /// Its blocks on the GPU that the paper tries as well, for batches of up to 64; scaled to nothing.
+    pub fn blocks_on_titan_xp(&self) -> Vec<Block> {
+        let block = |(at, part): (usize, &Part)| {
+            let of_batch = |batch| part.layers.iter().map(|layer| layer.on_titan_xp(batch)).sum();
+            let table: Vec<Nanos> = (1..=MAX_BATCH as u64).map(of_batch).collect();
+            let profile = Profile::from_table(&table).expect("every layer takes time");
+            Block { steps: part.steps, priority: at as u32, ..Block::new(part.name, profile) }
+        };
+        self.parts().iter().enumerate().map(block).collect()
+    }
+
     /// The latency of one input, of 18 words where it has words, before it is scaled to the paper's.
     pub fn single_unscaled(&self) -> Nanos {
         self.raw(&self.parts())

@@ -33,6 +33,8 @@ pub struct Target {
     pub devices: usize,
     /// About how long the measurement of one model may take.
     pub measure_for: Duration,
+    /// The latency target of all models, whatever their owners say; to try another one.
+    pub slo: Option<Nanos>,
 }
 
 impl Target {
@@ -41,7 +43,7 @@ impl Target {
 
     /// One device of this engine, outside a server.
     pub fn new(engine: Arc<dyn Engine>) -> Target {
-        Target { engine, zoo: None, policy: None, devices: 1, measure_for: Target::MEASURE_FOR }
+        Target { engine, zoo: None, policy: None, devices: 1, measure_for: Target::MEASURE_FOR, slo: None }
     }
 
     /// Whether models are emulated from their latencies instead of run.
@@ -65,6 +67,8 @@ pub struct Plan {
     pub source: ModelSource,
     /// The latency target.
     pub slo: Nanos,
+    /// How many steps its decoder is predicted to take, by its length profile.
+    pub dec_timesteps: Option<u32>,
 }
 
 impl Plan {
@@ -77,7 +81,7 @@ impl Plan {
         check_policy(&config, target)?;
         let zoo = zoo_model(found, &config, target)?;
         let slo_ms = zoo.map_or(DEFAULT_SLO_MS, |model| model.slo_ms);
-        let slo = config.slo.unwrap_or(Nanos::from_millis_f64(slo_ms));
+        let slo = target.slo.or(config.slo).unwrap_or(Nanos::from_millis_f64(slo_ms));
         let max_batch = largest_batch(&config, zoo, slo);
         let blocks = blocks(found, &config, zoo)
             .iter()
@@ -95,7 +99,13 @@ impl Plan {
             (source.max_length, source.lengths) = (*max_length, dims.clone());
         }
         let (name, version, folder) = (found.name.clone(), found.version.clone(), found.folder.clone());
-        Ok(Plan { name, version, folder, config, source, slo })
+        let dec_timesteps = config
+            .cells
+            .as_ref()
+            .and_then(|cells| cells.lengths.as_ref())
+            .map(|lengths| lengths.steps(&folder, &config.file))
+            .transpose()?;
+        Ok(Plan { name, version, folder, config, source, slo, dec_timesteps })
     }
 
     /// The ONNX files of the blocks.

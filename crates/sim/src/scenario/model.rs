@@ -3,7 +3,7 @@
 use super::blocks::{Around, BlockTable, blocks};
 use super::costs::{ByLength, Cost, Costs, milliseconds};
 use super::routes::Routes;
-use super::walks::{LengthsTable, TreesTable, WalkKeys};
+use super::walks::{LengthsTable, TreesTable, WalkKeys, counted};
 use super::{Checked, Load, unique};
 use crate::changing::{DriftTable, GivenModel};
 use crate::planning::Footprint;
@@ -11,7 +11,7 @@ use ripieno_base::Nanos;
 use ripieno_model::{Block, DropRule, Model, Walk, npu};
 use ripieno_workload::Arrival as Process;
 use serde::Deserialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,6 +28,7 @@ pub(super) struct ModelTable {
     by_length: Vec<ByLength>,
     max_length: Option<u32>,
     npu: Option<String>,
+    gpu: Option<String>,
     max_batch: Option<usize>,
     instances: Option<usize>,
     #[serde(default = "one_share")]
@@ -46,6 +47,8 @@ pub(super) struct ModelTable {
     trees: Option<TreesTable>,
     extra_steps: Option<u32>,
     max_steps: Option<u32>,
+    length_profile: Option<PathBuf>,
+    coverage: Option<f64>,
     #[serde(default)]
     block: Vec<BlockTable>,
 }
@@ -118,7 +121,29 @@ impl ModelTable {
             return Err(context("instances = 0; it must be at least 1".to_owned()));
         }
         let drop = self.drop.as_deref().map(drop_rule).transpose().map_err(context)?;
-        Ok((Model { name: self.name.clone(), blocks, walk, slo, max_batch, instances, drop }, routes))
+        let name = self.name.clone();
+        let model = Model { name, blocks, walk, slo, max_batch, instances, drop, dec_timesteps: None };
+        Ok((model, routes))
+    }
+
+    /// How many steps its decoder is predicted to take: what covers a share of the outputs that were counted.
+    pub(super) fn dec_timesteps(&self, walk: Walk, folder: &Path) -> Checked<Option<u32>> {
+        let context = |problem: String| format!("model {:?}: {problem}", self.name);
+        let (file, coverage) = match (&self.length_profile, self.coverage) {
+            (None, None) => return Ok(None),
+            (None, Some(_)) => {
+                return Err(context("coverage needs length_profile = \"lengths.csv\" beside it".to_owned()));
+            }
+            (Some(file), coverage) => (file, coverage.unwrap_or(0.9)),
+        };
+        if walk != Walk::EncodeDecode {
+            return Err(context(format!("length_profile has no meaning for walk = {:?}; remove it", walk.name())));
+        }
+        if !(coverage > 0.0 && coverage <= 1.0) {
+            return Err(context(format!("coverage = {coverage}; it must be above 0 and at most 1")));
+        }
+        let lengths = counted(&folder.join(file)).map_err(|problem| context(format!("length_profile: {problem}")))?;
+        Ok(Some(lengths.covering(coverage)))
     }
 
     /// The keys that say how requests walk.
@@ -140,10 +165,22 @@ impl ModelTable {
     /// By block, what gathering a row costs.
     pub(super) fn gather(&self) -> Checked<Vec<Nanos>> {
         let gather = |block: &BlockTable| block.gather(&self.name);
-        match (&self.npu, self.block.is_empty()) {
-            (Some(name), _) => Ok(vec![Nanos::ZERO; network(name)?.blocks().len()]),
+        match (self.network()?, self.block.is_empty()) {
+            (Some((_, blocks)), _) => Ok(vec![Nanos::ZERO; blocks.len()]),
             (None, true) => Ok(vec![Nanos::ZERO]),
             (None, false) => self.block.iter().map(gather).collect(),
+        }
+    }
+
+    /// How a network of LazyBatching walks, and what it costs on the device that is named.
+    fn network(&self) -> Checked<Option<(Walk, Vec<Block>)>> {
+        match (&self.npu, &self.gpu) {
+            (None, None) => Ok(None),
+            (Some(name), None) => network("npu", name).map(|network| Some((network.walk, network.blocks()))),
+            (None, Some(name)) => {
+                network("gpu", name).map(|network| Some((network.walk, network.blocks_on_titan_xp())))
+            }
+            (Some(_), Some(_)) => Err("both npu and gpu are given; remove one".to_owned()),
         }
     }
 
@@ -160,12 +197,12 @@ impl ModelTable {
             launch_ms: 0.0,
             max_batch: self.max_batch,
         };
-        if let Some(name) = &self.npu {
+        if let Some(network) = self.network()? {
             if costs.given() || self.walk.is_some() || !self.block.is_empty() {
-                return Err("npu says what it costs and how it walks; remove latencies, walk and blocks".to_owned());
+                let fix = "npu and gpu say what it costs and how it walks; remove latencies, walk and blocks";
+                return Err(fix.to_owned());
             }
-            let network = network(name)?;
-            return Ok((network.walk, network.blocks()));
+            return Ok(network);
         }
         let name = self.walk.as_deref().unwrap_or("whole");
         let walk = Walk::named(name).filter(|&walk| walk != Walk::Graph).ok_or_else(|| {
@@ -189,11 +226,11 @@ impl ModelTable {
     }
 }
 
-/// A network on the NPU of LazyBatching.
-fn network(name: &str) -> Checked<&'static npu::Network> {
+/// A network of LazyBatching.
+fn network(key: &str, name: &str) -> Checked<&'static npu::Network> {
     npu::named(name).ok_or_else(|| {
         let names: Vec<_> = npu::NETWORKS.iter().map(|network| network.name).collect();
-        format!("npu = {name:?}; it must be one of {}", names.join(", "))
+        format!("{key} = {name:?}; it must be one of {}", names.join(", "))
     })
 }
 

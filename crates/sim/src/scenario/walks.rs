@@ -5,9 +5,11 @@
 //! `extra_steps` or `max_steps` nobody knows before the end, as behind a real model.
 
 use super::Checked;
-use ripieno_base::BlockId;
+use ripieno_base::{BlockId, Histogram};
 use ripieno_model::{Block, Extent, Graph, Model, Steps, Walk};
-use ripieno_workload::{Children, Histogram, LONGEST, Lengths, Random, complete_tree, parse_tree, tree_shapes, unit};
+use ripieno_workload::{
+    Children, LONGEST, Lengths, Random, complete_tree, counted_lengths, parse_tree, tree_shapes, unit,
+};
 use serde::Deserialize;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -32,8 +34,8 @@ enum Source {
 enum Output {
     /// As the input.
     Same,
-    /// The input times a log-normal factor with median 1.
-    Ratio(f64),
+    /// The input times a log-normal factor: mean and standard deviation of its logarithm.
+    Ratio(f64, f64),
     Own(Lengths),
 }
 
@@ -69,10 +71,9 @@ impl Unfold {
                 let output = match &self.output {
                     Output::Same => length,
                     Output::Own(lengths) => lengths.draw(random),
-                    Output::Ratio(sigma) => {
-                        let factor =
-                            Lengths::LogNormal { mu: f64::from(length).ln(), sigma: *sigma, min: 1, max: LONGEST };
-                        factor.draw(random)
+                    Output::Ratio(mu, sigma) => {
+                        let mu = mu + f64::from(length).ln();
+                        Lengths::LogNormal { mu, sigma: *sigma, min: 1, max: LONGEST }.draw(random)
                     }
                 };
                 self.of_lengths(length, output)
@@ -98,7 +99,11 @@ impl Unfold {
                 (nodes as f64 / f64::from(range.end - range.start).max(1.0), 0.0)
             }
             Source::Lengths(lengths) => {
-                let output = if let Output::Own(own) = &self.output { own.mean() } else { lengths.mean() };
+                let output = match &self.output {
+                    Output::Same => lengths.mean(),
+                    Output::Ratio(mu, sigma) => lengths.mean() * (mu + sigma * sigma / 2.0).exp(),
+                    Output::Own(own) => own.mean(),
+                };
                 (lengths.mean(), output)
             }
         }
@@ -247,8 +252,11 @@ impl WalkKeys<'_> {
         match self.output_lengths {
             None => Ok(Output::Same),
             Some(table) if table.kind == "same" => Ok(Output::Same),
-            Some(table) if table.kind == "ratio" => match table.sigma {
-                Some(sigma) if (0.0..10.0).contains(&sigma) => Ok(Output::Ratio(sigma)),
+            Some(table) if table.kind == "ratio" => match (table.mu.unwrap_or(0.0), table.sigma) {
+                (mu, _) if mu.is_nan() || mu.abs() >= 5.0 => {
+                    Err(format!("output_lengths: mu = {mu}; it must lie between -5 and 5"))
+                }
+                (mu, Some(sigma)) if (0.0..10.0).contains(&sigma) => Ok(Output::Ratio(mu, sigma)),
                 _ => Err("output_lengths of kind \"ratio\" need sigma, at least 0 and below 10".to_owned()),
             },
             Some(table) => Ok(Output::Own(table.parse("output_lengths", folder)?)),
@@ -288,12 +296,8 @@ impl LengthsTable {
 
     fn histogram(&self, folder: &Path) -> Checked<Histogram> {
         let mut histogram = match (&self.file, &self.dataset) {
-            (Some(file), None) => {
-                let path = folder.join(file);
-                let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-                Histogram::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
-            }
-            (None, Some(name)) => Histogram::named(name).map_err(|error| error.to_string()),
+            (Some(file), None) => counted(&folder.join(file)),
+            (None, Some(name)) => counted_lengths(name).map_err(|error| error.to_string()),
             _ => Err("kind \"histogram\" needs either a file of lines \"length,count\", or a dataset".to_owned()),
         }?;
         if let Some(mean) = self.mean {
@@ -304,6 +308,12 @@ impl LengthsTable {
             None => Ok(histogram),
         }
     }
+}
+
+/// The lengths that a file counts.
+pub(super) fn counted(path: &Path) -> Checked<Histogram> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Histogram::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 impl TreesTable {

@@ -6,7 +6,7 @@ use crate::reproduce::context::Context;
 use crate::reproduce::item::{Item, Report, Row};
 use ripieno_report::plot::{Figure, Look, Series};
 use ripieno_sim::Scenario;
-use ripieno_workload::{Histogram, Lengths, stream};
+use ripieno_workload::{Lengths, counted_lengths, stream};
 
 pub(super) const FIGURE_3: Item = Item {
     id: "batchmaker/figure3",
@@ -62,7 +62,7 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
 }
 
 fn figure_10(_context: &Context) -> anyhow::Result<Report> {
-    let europarl = Histogram::named("europarl-en")?.scaled_to(24.0)?;
+    let europarl = counted_lengths("europarl-en")?.scaled_to(24.0)?;
     let law = Lengths::log_normal(2.914, 0.727, 1, 330)?;
     let mut random = stream(1, 0);
     let mut drawn: Vec<u32> = (0..100_000).map(|_| law.draw(&mut random)).collect();

@@ -6,7 +6,7 @@ use crate::reproduce::context::Context;
 use crate::reproduce::item::{Item, Report, Row};
 use ripieno_model::{Steps, npu};
 use ripieno_report::plot::{Axis, Figure, Look, Series};
-use ripieno_workload::{Histogram, Lengths, stream};
+use ripieno_workload::{Lengths, counted_lengths, stream};
 
 pub(super) const FIGURE_3: Item = Item {
     id: "lazybatching/figure3",
@@ -76,7 +76,7 @@ const CALIBRATED: &str = "Calibrated: all layers of this network are scaled by o
 
 fn figure_11(_context: &Context) -> anyhow::Result<Report> {
     let paper = Lengths::log_normal(2.74, 0.5, 1, 80)?;
-    let parliament = Lengths::Histogram(Histogram::named("europarl-en")?.up_to(80)?);
+    let parliament = Lengths::Histogram(counted_lengths("europarl-en")?.up_to(80)?);
     let (mut rows, mut curves) = (Vec::new(), Vec::new());
     for (place, (name, lengths)) in
         [("log-normal, as simulated", &paper), ("Europarl, English", &parliament)].iter().enumerate()

@@ -7,6 +7,8 @@
 mod cost;
 mod examples;
 mod load;
+mod measured;
+mod others;
 mod sensitivity;
 mod tail;
 mod workload;
@@ -30,6 +32,8 @@ pub(super) const ITEMS: &[Item] = &[
     sensitivity::MAX_BATCH,
     sensitivity::CO_LOCATED,
     sensitivity::SENTENCES,
+    others::FIGURE_17,
+    others::LANGUAGE_PAIRS,
 ];
 
 /// At the bottom of every plot.

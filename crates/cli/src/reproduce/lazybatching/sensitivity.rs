@@ -1,6 +1,7 @@
 //! Section VI-C: other networks, decoder predictions, batch limits, co-location and other sentences.
 
 use super::SOURCE;
+use super::measured;
 use super::workload::{
     Case, Lengths, Load, MAIN, OTHERS, Outcomes, System, axis, lines, mean, run, seeds, series, settings,
 };
@@ -46,20 +47,20 @@ pub(super) const SENTENCES: Item = Item {
 };
 
 /// Cases of one setting, all systems.
-fn all_systems(case: impl Fn(System) -> Case) -> Vec<Case> {
+pub(super) fn all_systems(case: impl Fn(System) -> Case) -> Vec<Case> {
     System::all().into_iter().map(case).collect()
 }
 
 /// What graph batching has over LazyB, mean over windows: latency, and LazyB over it in throughput and satisfied SLOs.
-struct Gains {
-    latency: f64,
-    throughput: f64,
-    satisfied: f64,
+pub(super) struct Gains {
+    pub(super) latency: f64,
+    pub(super) throughput: f64,
+    pub(super) satisfied: f64,
 }
 
 impl Gains {
     /// Outcomes in the order of [`System::all`].
-    fn of(outcomes: &[Outcomes], slos_ms: &[f64]) -> Gains {
+    pub(super) fn of(outcomes: &[Outcomes], slos_ms: &[f64]) -> Gains {
         let systems = System::all();
         let of = |wanted: System| {
             systems.iter().position(|&system| system == wanted).map_or(&outcomes[0], |at| &outcomes[at])
@@ -76,7 +77,7 @@ impl Gains {
 }
 
 /// Rows of latency and throughput of each system.
-fn rows_of(name: &str, outcomes: &[Outcomes], context: &Context, rows: &mut Vec<Row>) {
+pub(super) fn rows_of(name: &str, outcomes: &[Outcomes], context: &Context, rows: &mut Vec<Row>) {
     for (system, outcomes) in System::all().iter().zip(outcomes) {
         let row = |what: &str, unit, Spread { mean, low, high }: Spread| {
             Row::new(format!("{name}: {what}, {}", system.name()), unit, mean).seeds(low, high, seeds(context))
@@ -86,12 +87,12 @@ fn rows_of(name: &str, outcomes: &[Outcomes], context: &Context, rows: &mut Vec<
     }
 }
 
-fn figure(title: &str, context: &Context, panels: Vec<Panel>, columns: usize) -> Figure {
+pub(super) fn figure(title: &str, context: &Context, panels: Vec<Panel>, columns: usize) -> Figure {
     let (title, subtitle) = (title.to_owned(), settings(context));
     Figure { title, subtitle, panels, columns, note: SOURCE.to_owned() }
 }
 
-const SLOS_MS: [f64; 5] = [20.0, 40.0, 60.0, 80.0, 100.0];
+pub(super) const SLOS_MS: [f64; 5] = [20.0, 40.0, 60.0, 80.0, 100.0];
 const LOW_AND_HIGH: [f64; 2] = [16.0, 1000.0];
 
 fn figure_16(context: &Context) -> anyhow::Result<Report> {
@@ -104,12 +105,13 @@ fn figure_16(context: &Context) -> anyhow::Result<Report> {
     let outcomes = run(context, &cases)?;
     let systems = System::all();
     let (mut rows, mut panels, mut gains) = (Vec::new(), Vec::new(), Vec::new());
-    for ((_, name), of_network) in OTHERS.iter().zip(outcomes.chunks(systems.len() * LOW_AND_HIGH.len())) {
+    for ((id, name), of_network) in OTHERS.iter().zip(outcomes.chunks(systems.len() * LOW_AND_HIGH.len())) {
         let by_load: Vec<_> = LOW_AND_HIGH.iter().zip(of_network.chunks(systems.len())).collect();
         for (rate, of_load) in &by_load {
             rows_of(&format!("{name}, {rate}/s"), of_load, context, &mut rows);
             gains.push((**rate, Gains::of(of_load, &SLOS_MS)));
         }
+        rows.push(against_the_best(name, &by_load, measured::gains(context, id)?));
         let curve = |(place, system): (usize, &System)| {
             series(*system, by_load.iter().map(|(rate, of_load)| (**rate, of_load[place].mean_ms().mean)).collect())
         };
@@ -134,8 +136,22 @@ fn figure_16(context: &Context) -> anyhow::Result<Report> {
     Ok(Report { rows, figure: figure("Four other networks", context, panels, 4) })
 }
 
+/// LazyB against the window that is best by its mean over loads; and the same measured, if it was.
+fn against_the_best(name: &str, by_load: &[(&f64, &[Outcomes])], measured: Option<measured::Gains>) -> Row {
+    let systems = System::all();
+    let ratio = |window: System, outcomes: &[Outcomes]| {
+        let of = |wanted| systems.iter().position(|&system| system == wanted).unwrap_or(0);
+        outcomes[of(window)].mean_ms().mean / outcomes[of(System::LazyB)].mean_ms().mean
+    };
+    let over_loads = |window| mean(by_load.iter().map(|(_, outcomes)| ratio(window, outcomes)));
+    let best = System::graph_batching().map(over_loads).fold(f64::INFINITY, f64::min);
+    let note = measured.as_ref().map_or("", |gains| gains.note.as_str());
+    let row = Row::new(format!("{name}: LazyB against the best window, mean over loads"), "x", best);
+    row.measured(measured.as_ref().map(|gains| gains.latency.0)).note(note)
+}
+
 const STEPS: [u32; 4] = [10, 20, 32, 50];
-const DECODERS: [(&str, &str); 2] = [MAIN[1], MAIN[2]];
+pub(super) const DECODERS: [(&str, &str); 2] = [MAIN[1], MAIN[2]];
 
 fn dec_timesteps(context: &Context) -> anyhow::Result<Report> {
     let slos = [20.0, 40.0, 60.0];

@@ -78,8 +78,8 @@ const NEITHER: &str = "Batching pays more in this cost model than in the paper's
 fn figure_15(context: &Context) -> anyhow::Result<Report> {
     let systems = System::all();
     let (slos, seeds) = (context.points(&SLOS_MS, 2), seeds(context));
-    // Only LazyB and Oracle look at the SLO; one run of the others shows all.
-    let looks = |system: &System| matches!(system, System::LazyB | System::Oracle);
+    // Only they look at the SLO; one run of the others shows all.
+    let looks = |system: &System| matches!(system, System::LazyB | System::Oracle | System::Gain);
     let mut cases = Vec::new();
     for (network, _) in MAIN {
         for system in &systems {
@@ -109,7 +109,7 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
                     hopeless.push(f64::from(u8::from(at(slos.len() - 1).mean > 0.5)));
                 }
                 System::LazyB => lazy = satisfied,
-                System::Serial | System::Oracle => {}
+                System::Serial | System::Oracle | System::Gain => {}
             }
             curves.push(series(
                 *system,

@@ -29,6 +29,8 @@ pub(super) enum System {
     GraphB(u32),
     LazyB,
     Oracle,
+    /// LazyB with our condition that preempting must pay.
+    Gain,
 }
 
 /// A model under load.
@@ -39,6 +41,14 @@ pub(super) struct Load {
     pub(super) lengths: Lengths,
     pub(super) slo_ms: f64,
     pub(super) share: f64,
+    pub(super) device: Device,
+}
+
+/// The models of devices that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Device {
+    Npu,
+    TitanXp,
 }
 
 /// How long sentences and their translations are.
@@ -48,6 +58,10 @@ pub(super) enum Lengths {
     Paper,
     /// English of the European Parliament up to 80 words: longer, with a heavier tail; 90 % have at most 53.
     Parliament,
+    /// English news, and French translations as much longer as in Parliament.
+    NewsToFrench,
+    /// French of the European Parliament up to 80 words, and English translations as much shorter.
+    ParliamentToEnglish,
     /// Log-normal with the median of 50 steps: about 4 s of speech, and as many letters.
     Speech,
 }
@@ -81,7 +95,7 @@ impl System {
     pub(super) fn all() -> Vec<System> {
         let mut all = vec![System::Serial];
         all.extend(System::graph_batching());
-        all.extend([System::LazyB, System::Oracle]);
+        all.extend([System::LazyB, System::Oracle, System::Gain]);
         all
     }
 
@@ -95,6 +109,7 @@ impl System {
             System::GraphB(window) => format!("GraphB({window})"),
             System::LazyB => "LazyB".to_owned(),
             System::Oracle => "Oracle".to_owned(),
+            System::Gain => "LazyB, gain".to_owned(),
         }
     }
 
@@ -107,6 +122,7 @@ impl System {
             }
             System::LazyB => Look::solid(0),
             System::Oracle => Look::dashed(0),
+            System::Gain => Look::dashed(6),
         }
     }
 
@@ -125,10 +141,12 @@ impl System {
             (System::GraphB(window), true) => format!(
                 "policy = \"bucketed\"\n[policy_options]\n{one_bucket}window_ms = {window}\nmax_batch = {max_batch}\n"
             ),
-            (System::LazyB | System::Oracle, _) => {
-                let name = if self == System::LazyB { "lazy" } else { "lazy-oracle" };
+            (System::LazyB | System::Oracle | System::Gain, _) => {
+                let name = if self == System::Oracle { "lazy-oracle" } else { "lazy" };
+                let preempt = if self == System::Gain { "gain" } else { "slack" };
                 format!(
-                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n"
+                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n\
+                     preempt = \"{preempt}\"\n"
                 )
             }
         }
@@ -138,7 +156,7 @@ impl System {
 impl Load {
     pub(super) fn new(network: &'static str, slo_ms: f64) -> Load {
         let lengths = if network == "las" { Lengths::Speech } else { Lengths::Paper };
-        Load { network, lengths, slo_ms, share: 1.0 }
+        Load { network, lengths, slo_ms, share: 1.0, device: Device::Npu }
     }
 
     fn is_sequence(&self) -> bool {
@@ -146,9 +164,10 @@ impl Load {
     }
 
     fn toml(&self) -> String {
-        let Load { network, lengths, slo_ms, share } = self;
+        let Load { network, lengths, slo_ms, share, device } = self;
+        let key = if *device == Device::Npu { "npu" } else { "gpu" };
         let mut text =
-            format!("[[model]]\nname = \"{network}\"\nnpu = \"{network}\"\nslo_ms = {slo_ms:?}\nshare = {share:?}\n");
+            format!("[[model]]\nname = \"{network}\"\n{key} = \"{network}\"\nslo_ms = {slo_ms:?}\nshare = {share:?}\n");
         if self.is_sequence() {
             text.push_str(lengths.toml());
         }
@@ -166,6 +185,14 @@ impl Lengths {
             Lengths::Parliament => {
                 "lengths = { kind = \"histogram\", dataset = \"europarl-en\", max = 80 }\n\
                  output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 100\n"
+            }
+            Lengths::NewsToFrench => {
+                "lengths = { kind = \"histogram\", dataset = \"newstest2013-en\", max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", mu = 0.119, sigma = 0.202 }\nmax_steps = 120\n"
+            }
+            Lengths::ParliamentToEnglish => {
+                "lengths = { kind = \"histogram\", dataset = \"europarl-fr\", max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", mu = -0.119, sigma = 0.202 }\nmax_steps = 120\n"
             }
             Lengths::Speech => {
                 "lengths = { kind = \"lognormal\", mu = 3.912, sigma = 0.4, min = 1, max = 200 }\n\
@@ -187,6 +214,12 @@ impl Case {
             requests: requests(rate),
             seed: 1,
         }
+    }
+
+    /// With another device for all its models.
+    pub(super) fn on(mut self, device: Device) -> Case {
+        self.loads.iter_mut().for_each(|load| load.device = device);
+        self
     }
 
     /// With another SLO for all its models.

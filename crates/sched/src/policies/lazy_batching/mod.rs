@@ -20,6 +20,10 @@
 //! (`issue = "all"`). T_wait and the times of Equation 2 are those at first issue (`estimator = "equation"`); `"remaining"`
 //! counts what has passed and what is left. In an encoder the sub-batch waits for its longest member; in the last block each
 //! leaves at its own end. Requests that cannot be punctual run unless `drop` says otherwise, as in the paper.
+//!
+//! One addition of ours, `preempt = "gain"`: with slack alone newcomers preempt as long as there is any, also a batch that is
+//! almost done, until the slack of all is used up. So they also have to pay: the stack is played to its end with them on
+//! top and without, as the oracle does, and they preempt if that brings the sum of all answers forward. `"slack"` is the paper.
 
 mod slack;
 mod table;
@@ -29,8 +33,8 @@ mod tests;
 use super::{DROP, MAX_BATCH, drop_rule};
 use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::shard::PerModel;
-use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
-use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, Links, List, ModelId, RequestSlot, TaskId, Time};
+use crate::{Action, Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
 use slack::{Estimator, Predictor};
 use table::{Step, Table};
@@ -38,7 +42,7 @@ use table::{Step, Table};
 const WALKS: &[Walk] =
     &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode];
 
-const KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, MAX_BATCH, Knob { default: "never", ..DROP }];
+const KNOBS: &[Knob] = &[DEC_TIMESTEPS, ISSUE, PREEMPT, MAX_BATCH, Knob { default: "never", ..DROP }];
 
 pub(crate) const LAZY: Policy = Policy {
     name: "lazy",
@@ -47,7 +51,7 @@ pub(crate) const LAZY: Policy = Policy {
     sharded: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
-    knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], ESTIMATOR],
+    knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
     build: build_lazy,
 };
 
@@ -64,7 +68,7 @@ pub(crate) const ORACLE: Policy = Policy {
 
 const DEC_TIMESTEPS: Knob = Knob {
     name: "dec_timesteps",
-    default: "the most that the request allows",
+    default: "the model's length profile; without one, the most that the request allows",
     help: "how many steps a decoder is predicted to take: the output length that covers most requests (the paper: 90 %); \
            less predicts more slack and risks late answers",
 };
@@ -74,6 +78,13 @@ const ISSUE: Knob = Knob {
     default: "all",
     help: "what an empty table takes: \"all\" that fit into a batch, or \"gated\" = only as many as no SLO forbids, at \
            least one",
+};
+
+const PREEMPT: Knob = Knob {
+    name: "preempt",
+    default: "gain",
+    help: "when newcomers preempt: \"slack\" = whenever no SLO is at stake (the paper), \"gain\" = only if besides all that \
+           are there, newcomers included, are answered sooner on average by the profiled costs of the batches",
 };
 
 const ESTIMATOR: Knob = Knob {
@@ -95,11 +106,13 @@ fn build_oracle(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, 
 
 fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<Box<dyn Scheduler>, BuildError> {
     let gated = knobs.choice(ISSUE.name, &[("all", false), ("gated", true)], false)?;
+    let gain = knobs.choice(PREEMPT.name, &[("slack", false), ("gain", true)], true)?;
     let rules = Rules {
         drop: drop_rule(knobs, DropRule::Never)?,
         max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
         dec_timesteps: PerModel::read(&setup.models, |model| knobs.count(DEC_TIMESTEPS.name, model))?,
         gated,
+        gain,
     };
     Ok(Box::new(LazyBatching::new(setup, estimator, rules)))
 }
@@ -110,6 +123,7 @@ struct Rules {
     max_batch: PerModel<Option<usize>>,
     dec_timesteps: PerModel<Option<usize>>,
     gated: bool,
+    gain: bool,
 }
 
 /// A model that is served.
@@ -132,6 +146,8 @@ struct Member {
     request: Request,
     /// When it was first issued.
     issued: Time,
+    /// How long it was then predicted to take.
+    predicted: Nanos,
     /// Steps of the present block that have run.
     step: u32,
     /// Whether the present block is over for it, or it has skipped it.
@@ -143,7 +159,15 @@ struct Member {
 
 impl Member {
     fn new(request: Request) -> Member {
-        Member { request, issued: Time::NEVER, step: 0, rests: false, next: BlockId(0), waits: false }
+        Member {
+            request,
+            issued: Time::NEVER,
+            predicted: Nanos::ZERO,
+            step: 0,
+            rests: false,
+            next: BlockId(0),
+            waits: false,
+        }
     }
 }
 
@@ -183,12 +207,13 @@ impl LazyBatching {
     }
 
     fn load(&mut self, id: ModelId, model: Model) {
+        let own = self.rules.dec_timesteps.of(&model).map(|steps| u32::try_from(steps).unwrap_or(u32::MAX));
         let place = &mut self.models[id.index()];
         assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
         *place = Some(Served {
             drop: model.drop.unwrap_or(self.rules.drop),
             max_batch: self.rules.max_batch.of(&model).unwrap_or(usize::MAX).min(model.max_batch),
-            dec_timesteps: self.rules.dec_timesteps.of(&model).map(|steps| u32::try_from(steps).unwrap_or(u32::MAX)),
+            dec_timesteps: own.or(model.dec_timesteps),
             model,
             waiting: List::default(),
             retired: false,
@@ -315,9 +340,14 @@ impl LazyBatching {
         if empty && !self.rules.gated {
             return fits;
         }
-        let LazyBatching { predictor, models, members, links, tables, .. } = self;
+        let LazyBatching { predictor, models, members, links, tables, rules, .. } = self;
         let admitted = predictor.admits(now, &tables[device], models, members, links, id, fits);
-        if empty { admitted.max(fits.min(1)) } else { admitted }
+        if empty {
+            return admitted.max(fits.min(1));
+        }
+        let pays = admitted > 0
+            && (!rules.gain || predictor.gains(now, &tables[device], models, members, links, id, admitted));
+        if pays { admitted } else { 0 }
     }
 
     /// How many of the first requests of a queue fit beside the rows of this model in the table.
@@ -349,11 +379,13 @@ impl LazyBatching {
             self.members[slot.index()].issued = now;
             self.tables[device].add(&mut self.links, &self.members, slot);
         }
+        let LazyBatching { predictor, models, members, links, tables, .. } = self;
+        predictor.note(now, &tables[device], models, members, links);
         self.tables[device].settle_top(&mut self.links, &self.members);
     }
 
     /// Runs the node of the top sub-batch.
-    fn run_top(&mut self, device: usize, out: &mut Outbox) {
+    fn run_top(&mut self, now: Time, device: usize, out: &mut Outbox) {
         let LazyBatching { tables, members, links, models, .. } = self;
         let table = &mut tables[device];
         if table.is_empty() {
@@ -369,7 +401,7 @@ impl LazyBatching {
             block: top.block,
             device: DeviceId(device as u16),
             lane: LaneId(0),
-            not_before: Time::ORIGIN,
+            not_before: now,
         });
     }
 }
@@ -432,7 +464,7 @@ impl Scheduler for LazyBatching {
         for device in 0..self.tables.len() {
             if self.present[device] && self.tables[device].step == Step::Idle {
                 self.admit(now, device);
-                self.run_top(device, out);
+                self.run_top(now, device, out);
             }
         }
     }
@@ -447,5 +479,10 @@ impl Scheduler for LazyBatching {
 
     fn nodes(&self, task: TaskId) -> &[u32] {
         self.tables[task.index()].nodes()
+    }
+
+    fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
+        let Member { issued, predicted, .. } = self.members[request.index()];
+        (issued < Time::NEVER).then_some(Prediction { made: issued, remaining: predicted })
     }
 }

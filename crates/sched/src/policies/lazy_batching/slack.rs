@@ -24,6 +24,8 @@ pub(super) struct Predictor {
     ghosts: Vec<Ghost>,
     /// Sub-batches: model, block, and where their members begin among the ghosts.
     entries: Vec<(ModelId, usize, usize)>,
+    /// When who ended in it.
+    ends: Vec<(RequestSlot, Time)>,
 }
 
 /// A request in a play of the future.
@@ -38,8 +40,12 @@ type Models = [Option<Served>];
 
 impl Predictor {
     pub(super) fn new(estimator: Estimator, limits: &Limits) -> Predictor {
-        let (ghosts, entries) = (Vec::with_capacity(limits.requests), Vec::with_capacity(limits.requests));
-        Predictor { estimator, ghosts, entries }
+        Predictor {
+            estimator,
+            ghosts: Vec::with_capacity(limits.requests),
+            entries: Vec::with_capacity(limits.requests),
+            ends: Vec::with_capacity(limits.requests),
+        }
     }
 
     /// How many of the first `fits` requests in the queue of `id` may be pushed onto the table.
@@ -80,6 +86,53 @@ impl Predictor {
         admitted
     }
 
+    /// Whether the requests that are here and the first `count` of the queue of `id` are answered sooner, in sum, if these
+    /// preempt and catch up than if they wait and then run together.
+    #[expect(clippy::too_many_arguments, reason = "the scheduler's fields, borrowed apart")]
+    pub(super) fn gains(
+        &mut self,
+        now: Time,
+        table: &Table,
+        models: &Models,
+        members: &[Member],
+        links: &Links,
+        id: ModelId,
+        count: usize,
+    ) -> bool {
+        let newcomers = || walk(links, &served(models, id).waiting).take(count);
+        self.set_up(table, members, links);
+        self.enter(id, newcomers());
+        self.play_out(now, models, members);
+        let preempted = self.sum_of_ends(now);
+        self.set_up(table, members, links);
+        let free = self.play_out(now, models, members);
+        self.enter(id, newcomers());
+        self.play_out(free, models, members);
+        preempted < self.sum_of_ends(now)
+    }
+
+    fn sum_of_ends(&self, now: Time) -> i128 {
+        self.ends.iter().map(|&(_, end)| i128::from((end - now).0)).sum()
+    }
+
+    /// Notes for the requests of the top sub-batch, which have just been issued, how long each is predicted to take.
+    pub(super) fn note(&mut self, now: Time, table: &Table, models: &Models, members: &mut [Member], links: &Links) {
+        let newcomers = &table.top().members;
+        if self.estimator != Estimator::Oracle {
+            let (total, _) = self.of_table(now, table, models, members, links);
+            walk(links, newcomers).for_each(|slot| members[slot.index()].predicted = total);
+            return;
+        }
+        self.set_up(table, members, links);
+        self.play_out(now, models, members);
+        for &(slot, end) in &self.ends {
+            let member = &mut members[slot.index()];
+            if member.issued == now {
+                member.predicted = end - now;
+            }
+        }
+    }
+
     /// The times of all requests in the table, and the shortest span in which they must be over.
     fn of_table(&self, now: Time, table: &Table, models: &Models, members: &[Member], links: &Links) -> (Nanos, Nanos) {
         let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
@@ -110,18 +163,8 @@ impl Predictor {
         id: ModelId,
         newcomers: impl Iterator<Item = RequestSlot>,
     ) -> bool {
-        self.ghosts.clear();
-        self.entries.clear();
-        for entry in table.stack() {
-            self.entries.push((entry.model, entry.block.index(), self.ghosts.len()));
-            let ghost = |slot: RequestSlot| {
-                let Member { step, rests, .. } = members[slot.index()];
-                Ghost { slot, step, rests }
-            };
-            self.ghosts.extend(walk(links, &entry.members).map(ghost));
-        }
-        self.entries.push((id, 0, self.ghosts.len()));
-        self.ghosts.extend(newcomers.map(|slot| Ghost { slot, step: 0, rests: false }));
+        self.set_up(table, members, links);
+        self.enter(id, newcomers);
         let mut at = now;
         while let Some((late, then)) = self.play(at, models, members) {
             if late {
@@ -130,6 +173,36 @@ impl Predictor {
             at = then;
         }
         true
+    }
+
+    /// Puts newcomers on top.
+    fn enter(&mut self, id: ModelId, newcomers: impl Iterator<Item = RequestSlot>) {
+        self.entries.push((id, 0, self.ghosts.len()));
+        self.ghosts.extend(newcomers.map(|slot| Ghost { slot, step: 0, rests: false }));
+    }
+
+    /// Plays to the end, and says when that is.
+    fn play_out(&mut self, from: Time, models: &Models, members: &[Member]) -> Time {
+        let mut at = from;
+        while let Some((_, then)) = self.play(at, models, members) {
+            at = then;
+        }
+        at
+    }
+
+    /// Puts the table on the stage.
+    fn set_up(&mut self, table: &Table, members: &[Member], links: &Links) {
+        self.ghosts.clear();
+        self.entries.clear();
+        self.ends.clear();
+        for entry in table.stack() {
+            self.entries.push((entry.model, entry.block.index(), self.ghosts.len()));
+            let ghost = |slot: RequestSlot| {
+                let Member { step, rests, .. } = members[slot.index()];
+                Ghost { slot, step, rests }
+            };
+            self.ghosts.extend(walk(links, &entry.members).map(ghost));
+        }
     }
 
     /// Runs the top sub-batch until somebody is done with its block. Whether somebody ended late, and when it is then.
@@ -153,9 +226,10 @@ impl Predictor {
         let mut late = false;
         if block + 1 == served.model.blocks.len() {
             let ended = |ghost: &Ghost| ghost.rests;
-            late = self.ghosts[start..]
-                .iter()
-                .any(|ghost| ended(ghost) && members[ghost.slot.index()].request.deadline < then);
+            for ghost in self.ghosts[start..].iter().filter(|ghost| ended(ghost)) {
+                late |= members[ghost.slot.index()].request.deadline < then;
+                self.ends.push((ghost.slot, then));
+            }
             let kept = self.ghosts[start..].iter().filter(|ghost| !ended(ghost)).count();
             self.ghosts[start..].sort_unstable_by_key(ended);
             self.ghosts.truncate(start + kept);

@@ -14,7 +14,7 @@ fn lazy(slo_ms: i64) -> LazyBatching {
     let model = Model { walk: Walk::Chain, blocks: blocks.into(), ..Model::whole("m", profile, ms(slo_ms) - ms(0)) };
     let setup = Setup { models: vec![model], devices: 1, limits: LIMITS };
     let (max_batch, dec_timesteps) = (PerModel::all(None), PerModel::all(None));
-    let rules = Rules { drop: DropRule::Never, max_batch, dec_timesteps, gated: false };
+    let rules = Rules { drop: DropRule::Never, max_batch, dec_timesteps, gated: false, gain: true };
     LazyBatching::new(&setup, Estimator::Equation, rules)
 }
 

@@ -7,6 +7,7 @@
 mod tests;
 
 use super::keys::{Keys, nearest};
+use super::length_profile::LengthProfile;
 use ripieno_base::BlockId;
 use ripieno_executor::{AnswerSource, Initial, Link, ModelSource, Source, StepLimit, Take};
 use ripieno_model::{Profile, Steps, Walk};
@@ -28,6 +29,8 @@ pub struct CellsConfig {
     pub max_length: u32,
     /// How long a decoder may go on.
     pub limit: StepLimit,
+    /// How long outputs are.
+    pub lengths: Option<LengthProfile>,
     /// As many as there are blocks, in their order.
     pub cells: Vec<CellConfig>,
     /// What clients get.
@@ -78,6 +81,7 @@ pub(super) fn read(
         walk,
         max_length: keys.whole("max_length", 1, LONGEST)?.map_or(ModelSource::MAX_LENGTH, |length| length as u32),
         limit: read_limit(keys, walk)?,
+        lengths: LengthProfile::read(keys, walk == Walk::EncodeDecode)?,
         cells: cells.collect::<Result<_, _>>()?,
         answers: outputs.iter().map(|output| read_answer(output, &cast)).collect::<Result<_, _>>()?,
     })
@@ -95,7 +99,7 @@ pub(super) fn refuse(
         let fix = "belongs to a walk of cells or to inputs with a length_dim; write one of the two, or remove it";
         return Err(keys.wrong("max_length", fix));
     }
-    let of_model = ["extra_steps", "max_steps"].map(|key| (keys, key));
+    let of_model = ["extra_steps", "max_steps", "length_profile", "coverage"].map(|key| (keys, key));
     let of_blocks = blocks.iter().flat_map(|block| CELL_KEYS.map(|key| (block, key)));
     let of_outputs = outputs.iter().flat_map(|output| ["from", "take"].map(|key| (output, key)));
     match of_model.into_iter().chain(of_blocks).chain(of_outputs).find(|(keys, key)| keys.has(key)) {

@@ -6,6 +6,7 @@
 mod cells;
 mod conditions;
 mod keys;
+mod length_profile;
 mod lengths;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use toml::de::DeTable;
 pub use cells::{CellConfig, CellsConfig};
 pub use conditions::BlockConditions;
 pub(crate) use keys::nearest;
+pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;
 
 /// The latency target of a model that names none.
@@ -37,7 +39,7 @@ const MOST_QUEUED: usize = 1_000_000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 21] = [
+const KEYS: [&str; 23] = [
     "slo_ms",
     "max_batch",
     "instances",
@@ -50,6 +52,8 @@ const KEYS: [&str; 21] = [
     "max_length",
     "extra_steps",
     "max_steps",
+    "length_profile",
+    "coverage",
     "granularity",
     "stages",
     "latency_ms",

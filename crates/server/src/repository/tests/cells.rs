@@ -68,6 +68,19 @@ fn cells_are_measured_and_their_batches_chosen() {
 }
 
 #[test]
+fn a_length_profile_says_how_many_steps_to_expect() {
+    let folder = decoder(&DECODER.replacen("slo_ms", "length_profile = \"lengths.csv\"\ncoverage = 0.75\nslo_ms", 1));
+    let error = prepare(folder.path(), Profiling::Never).err().unwrap();
+    assert!(
+        error.contains("model.toml: length_profile = \"lengths.csv\"") && error.contains("cannot be read"),
+        "{error}"
+    );
+    folder.write("m/lengths.csv", "length,count\n2,1\n5,2\n9,1\n");
+    let prepared = prepare(folder.path(), Profiling::IfMissing).unwrap();
+    assert_eq!(prepared.model().unwrap().dec_timesteps, Some(5));
+}
+
+#[test]
 fn every_mistake_in_the_cells_is_one_clear_error() {
     let cases = [
         (

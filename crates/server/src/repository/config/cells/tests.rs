@@ -142,3 +142,16 @@ fn every_mistake_names_its_line_and_what_to_write() {
     let silent = DATES.split("[[output]]").next().unwrap();
     assert!(parse(silent).unwrap_err().contains("a walk of cells needs an [[output]]"));
 }
+
+#[test]
+fn a_length_profile_is_for_decoders() {
+    let read = |keys: &str| parse(&DATES.replacen("max_steps = 16", &format!("max_steps = 16\n{keys}"), 1));
+    let lengths = read("length_profile = \"l.csv\"").unwrap().cells.unwrap().lengths.unwrap();
+    assert_eq!((lengths.file.as_str(), lengths.coverage), ("l.csv", 0.9));
+    let alone = read("coverage = 0.9").unwrap_err();
+    assert!(alone.contains("coverage = 0.9: needs length_profile = \"lengths.csv\" beside it"), "{alone}");
+    let percent = read("length_profile = \"l.csv\"\ncoverage = 90").unwrap_err();
+    assert!(percent.contains("coverage = 90: must be a number above 0 and at most 1"), "{percent}");
+    let whole = parse("length_profile = \"l.csv\"").unwrap_err();
+    assert!(whole.contains("length_profile = \"l.csv\": belongs to a walk of cells"), "{whole}");
+}

@@ -1,0 +1,72 @@
+//! How far a policy's predictions were off in a turn.
+
+use super::contest::Counters;
+use serde::Serialize;
+
+/// Predicted against actual time from first start to end, by request, as shares of the actual time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Predictions {
+    requests: u64,
+    /// Mean of |predicted - actual| / actual.
+    mean_error: f64,
+    /// Its 99th percentile: the bound of the class that it falls into.
+    p99_error: f64,
+    /// Mean of (predicted - actual) / actual: above 0, predictions are too long, and the policy is cautious.
+    bias: f64,
+}
+
+impl Predictions {
+    /// Of the requests that ended between two readings; none where nothing was predicted.
+    pub(super) fn between(before: &Counters, after: &Counters) -> Option<Predictions> {
+        let requests = after.errors.count - before.errors.count;
+        if requests == 0 {
+            return None;
+        }
+        let over = |permille: i64| permille as f64 / 1e3 / requests as f64;
+        let within =
+            after.errors.cumulative.iter().zip(&before.errors.cumulative).map(|(after, before)| after - before);
+        let enough = (requests as f64 * 0.99).ceil() as u64;
+        let bounds = after.errors.bounds;
+        let class = within.zip(bounds).find(|(count, _)| *count >= enough).map(|(_, &bound)| bound);
+        Some(Predictions {
+            requests,
+            mean_error: over(after.errors.sum - before.errors.sum),
+            p99_error: class.or(bounds.last().copied()).unwrap_or(0) as f64 / 1e3,
+            bias: over(after.bias - before.bias),
+        })
+    }
+
+    /// The means over several turns.
+    pub(super) fn mean(turns: impl Iterator<Item = Predictions> + Clone) -> Option<Predictions> {
+        let requests: u64 = turns.clone().map(|turn| turn.requests).sum();
+        let mean = |value: fn(&Predictions) -> f64| {
+            turns.clone().map(|turn| value(&turn) * turn.requests as f64).sum::<f64>() / requests as f64
+        };
+        (requests > 0).then(|| Predictions {
+            requests,
+            mean_error: mean(|turn| turn.mean_error),
+            p99_error: mean(|turn| turn.p99_error),
+            bias: mean(|turn| turn.bias),
+        })
+    }
+
+    pub(super) fn show(self) -> String {
+        let Predictions { mean_error, p99_error, bias, .. } = self;
+        format!("{:.0} / {:.0} ({:+.0})", 100.0 * mean_error, 100.0 * p99_error, 100.0 * bias)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_count_by_their_requests() {
+        let turn = |requests, mean_error| Predictions { requests, mean_error, p99_error: 1.0, bias: -0.5 };
+        let mean = Predictions::mean([turn(10, 0.1), turn(30, 0.5)].into_iter()).unwrap();
+        assert_eq!((mean.requests, mean.p99_error, mean.bias), (40, 1.0, -0.5));
+        assert!((mean.mean_error - 0.4).abs() < 1e-12);
+        assert_eq!(mean.show(), "40 / 100 (-50)");
+        assert_eq!(Predictions::mean(std::iter::empty()), None);
+    }
+}
