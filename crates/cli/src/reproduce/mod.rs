@@ -11,6 +11,8 @@ mod item;
 mod job;
 mod lazybatching;
 mod measured;
+mod outcome;
+mod played;
 mod print;
 mod queue;
 mod symphony;

@@ -4,13 +4,10 @@
 //! of the paper's time is a millisecond.
 
 use super::SOURCE;
-use super::workload::axis;
 use crate::reproduce::context::Context;
 use crate::reproduce::item::{Item, Report, Row};
-use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::Extent;
-use ripieno_report::plot::{Content, Figure, Look, Moment, Panel, Span};
-use ripieno_sim::{Arrival, Scenario, Trace, simulate};
+use crate::reproduce::played::{Played, instant, play};
+use ripieno_report::plot::Figure;
 
 pub(super) const FIGURE_4: Item = Item {
     id: "lazybatching/figure4",
@@ -41,17 +38,6 @@ pub(super) const FIGURE_10: Item = Item {
     run: figure_10,
 };
 
-/// A task: from, to, block, requests.
-type Task = (f64, f64, String, Vec<usize>);
-
-/// What happened.
-struct Played {
-    title: &'static str,
-    arrivals: Vec<f64>,
-    tasks: Vec<Task>,
-    finished: Vec<f64>,
-}
-
 const CHAIN: &str = "walk = \"chain\"\n";
 
 /// A chain of nodes A, B, … of one unit each.
@@ -60,66 +46,6 @@ fn chain(nodes: u8) -> String {
         format!("[[model.block]]\nname = \"{}\"\nlatency_ms = [1, 1, 1, 1, 1, 1, 1, 1]\n", char::from(b'A' + at))
     };
     (0..nodes).map(node).fold(CHAIN.to_owned(), |text, node| text + &node)
-}
-
-/// Plays requests, each an arrival and a length.
-fn play(title: &'static str, policy: &str, model: &str, requests: &[(f64, u32)]) -> anyhow::Result<Played> {
-    let text = format!("rate = 1.0\nwarmup_fraction = 0.0\n{policy}[[model]]\nname = \"m\"\nslo_ms = 1000.0\n{model}");
-    let mut scenario = Scenario::parse(&text, "worked example")?;
-    let arrival = |&(at, length): &(f64, u32)| {
-        let at = Time::ORIGIN + Nanos::from_millis_f64(at);
-        Arrival { extent: Extent { length, limit: 0 }, ..Arrival::new(at, ModelId(0), at + Nanos::from_millis(1000)) }
-    };
-    scenario.requests = Some(requests.iter().map(arrival).collect());
-    let mut trace = Trace::new(&scenario.setup.models);
-    simulate(&scenario, Some(&mut trace))?;
-    let tasks = trace.tasks_csv().lines().skip(1).filter_map(task).collect();
-    let finish = |line: &str| line.rsplit(',').nth(1)?.parse().ok();
-    let finished = trace.requests_csv().lines().skip(1).filter_map(finish).collect();
-    Ok(Played { title, arrivals: requests.iter().map(|&(at, _)| at).collect(), tasks, finished })
-}
-
-/// `start_ms,end_ms,device,model,block,members`.
-fn task(line: &str) -> Option<Task> {
-    let fields: Vec<_> = line.split(',').collect();
-    let members = fields.get(5)?.split(' ').filter_map(|id| id.parse().ok()).collect();
-    Some((fields[0].parse().ok()?, fields[1].parse().ok()?, fields[4].to_owned(), members))
-}
-
-impl Played {
-    /// When a task with exactly these requests first starts; of one block, if it is named.
-    fn start(&self, block: Option<&str>, requests: &[usize]) -> f64 {
-        let fits = |task: &&Task| task.3 == requests && block.is_none_or(|block| task.2 == block);
-        self.tasks.iter().find(fits).map_or(f64::NAN, |task| task.0)
-    }
-
-    /// When a request first runs.
-    fn first(&self, request: usize) -> f64 {
-        self.tasks.iter().find(|task| task.3.contains(&request)).map_or(f64::NAN, |task| task.0)
-    }
-
-    fn mean_latency(&self) -> f64 {
-        let total: f64 = self.finished.iter().zip(&self.arrivals).map(|(finish, arrival)| finish - arrival).sum();
-        total / self.finished.len().max(1) as f64
-    }
-
-    fn panel(&self) -> Panel {
-        let lanes = (1..=self.arrivals.len()).map(|request| format!("Req{request}")).collect();
-        let span = |(from, to, block, members): &Task| {
-            let look = Look::solid(members.len() - 1);
-            let (from, to, label) = (*from, *to, block.clone());
-            let of = move |&request: &usize| Span { lane: request - 1, from, to, label: label.clone(), look };
-            members.iter().map(of).collect::<Vec<_>>()
-        };
-        let spans = self.tasks.iter().flat_map(span).collect();
-        let moments = self.arrivals.iter().map(|&at| Moment { at, lost: false }).collect();
-        Panel {
-            title: self.title.to_owned(),
-            x: axis("time"),
-            y: axis(""),
-            content: Content::Timeline { lanes, spans, moments },
-        }
-    }
 }
 
 fn report(title: &str, played: &[Played], mut rows: Vec<Row>) -> Report {
@@ -134,11 +60,6 @@ fn report(title: &str, played: &[Played], mut rows: Vec<Row>) -> Report {
         note: SOURCE.to_owned(),
     };
     Report { rows, figure }
-}
-
-/// An instant that the text states.
-fn instant(name: &str, paper: f64, ours: f64) -> Row {
-    Row::new(name, "time", ours).paper(paper)
 }
 
 fn figure_4(_context: &Context) -> anyhow::Result<Report> {

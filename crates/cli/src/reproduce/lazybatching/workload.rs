@@ -1,8 +1,9 @@
 //! Networks, loads and contenders, and what comes of a run.
 
-use crate::reproduce::context::{Context, Spread};
-use ripieno_report::plot::{Axis, Content, Look, Panel, Series};
-use ripieno_sim::{Scenario, Trace, simulate};
+use crate::reproduce::context::Context;
+pub(super) use crate::reproduce::outcome::{Outcome, Outcomes, axis, lines, mean};
+use ripieno_report::plot::{Look, Series};
+use ripieno_sim::Scenario;
 use std::fmt::Write;
 
 /// The three networks of the main evaluation, by their names on the NPU and in the paper.
@@ -77,19 +78,6 @@ pub(super) struct Case {
     pub(super) requests: u64,
     pub(super) seed: u64,
 }
-
-/// What came of it: by request in milliseconds, sorted.
-#[derive(Clone, Debug)]
-pub(super) struct Outcome {
-    pub(super) latencies_ms: Vec<f64>,
-    /// Requests answered within the run, a second.
-    pub(super) answered_rps: f64,
-    pub(super) mean_batch: f64,
-}
-
-/// What came of several seeds.
-#[derive(Clone, Debug)]
-pub(super) struct Outcomes(pub(super) Vec<Outcome>);
 
 impl System {
     pub(super) fn all() -> Vec<System> {
@@ -238,34 +226,13 @@ impl Case {
     }
 
     fn run(&self) -> anyhow::Result<Outcome> {
-        let scenario = Scenario::parse(&self.toml(), "scenario of the experiment")?;
-        let mut trace = Trace::new(&scenario.setup.models);
-        let summary = simulate(&scenario, Some(&mut trace))?;
-        let csv = trace.requests_csv();
-        let requests: Vec<(f64, f64)> = csv.lines().skip(1).filter_map(arrival_and_finish).collect();
-        let counted = &requests[(requests.len() / 10).min(requests.len().saturating_sub(1))..];
-        let mut latencies_ms: Vec<f64> = counted.iter().map(|(arrival, finish)| finish - arrival).collect();
-        latencies_ms.sort_by(f64::total_cmp);
-        let (from, to) = (counted[0].0, counted[counted.len() - 1].0);
-        let answered = requests.iter().filter(|&&(_, finish)| finish >= from && finish <= to).count();
-        Ok(Outcome {
-            latencies_ms,
-            answered_rps: answered as f64 * 1e3 / (to - from).max(1.0),
-            mean_batch: summary.total.mean_batch,
-        })
+        Outcome::of(&Scenario::parse(&self.toml(), "scenario of the experiment")?)
     }
 }
 
 /// Some seconds of load, and enough requests to speak of tails.
 fn requests(rate: f64) -> u64 {
     ((rate * 4.0) as u64).clamp(400, 6000)
-}
-
-fn arrival_and_finish(line: &str) -> Option<(f64, f64)> {
-    let mut fields = line.rsplit(',').skip(1);
-    let finish = fields.next()?.parse().ok()?;
-    let arrival = fields.nth(1)?.parse().ok()?;
-    Some((arrival, finish))
 }
 
 /// Seeds a point.
@@ -285,69 +252,8 @@ pub(super) fn run(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Outco
     Ok(outcomes.chunks(seeds as usize).map(|outcomes| Outcomes(outcomes.to_vec())).collect())
 }
 
-impl Outcome {
-    pub(super) fn mean_ms(&self) -> f64 {
-        self.latencies_ms.iter().sum::<f64>() / self.latencies_ms.len().max(1) as f64
-    }
-
-    pub(super) fn quantile_ms(&self, quantile: f64) -> f64 {
-        let last = self.latencies_ms.len().saturating_sub(1);
-        self.latencies_ms.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
-    }
-
-    /// The share of requests that took longer.
-    pub(super) fn beyond(&self, slo_ms: f64) -> f64 {
-        let within = self.latencies_ms.partition_point(|&latency| latency <= slo_ms);
-        1.0 - within as f64 / self.latencies_ms.len().max(1) as f64
-    }
-}
-
-impl Outcomes {
-    /// The mean over seeds, and the quartiles.
-    pub(super) fn spread(&self, value: impl Fn(&Outcome) -> f64) -> Spread {
-        let mut values: Vec<f64> = self.0.iter().map(value).collect();
-        values.sort_by(f64::total_cmp);
-        let quartile = |part: f64| {
-            let at = part * values.len().saturating_sub(1) as f64;
-            let (below, above) = (values[at.floor() as usize], values[at.ceil() as usize]);
-            below + (above - below) * at.fract()
-        };
-        let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
-        Spread { mean, low: quartile(0.25), high: quartile(0.75) }
-    }
-
-    pub(super) fn mean_ms(&self) -> Spread {
-        self.spread(Outcome::mean_ms)
-    }
-
-    pub(super) fn answered_rps(&self) -> Spread {
-        self.spread(|outcome| outcome.answered_rps)
-    }
-
-    pub(super) fn quantile_ms(&self, quantile: f64) -> Spread {
-        self.spread(|outcome| outcome.quantile_ms(quantile))
-    }
-
-    pub(super) fn beyond(&self, slo_ms: f64) -> Spread {
-        self.spread(|outcome| outcome.beyond(slo_ms))
-    }
-}
-
-pub(super) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
-    let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    if count > 0.0 { sum / count } else { 0.0 }
-}
-
 pub(super) fn series(system: System, points: Vec<(f64, f64)>) -> Series {
     Series { name: system.name(), points, look: system.look(), markers: true }
-}
-
-pub(super) fn axis(label: &str) -> Axis {
-    Axis { label: label.to_owned(), from: Some(0.0), to: None }
-}
-
-pub(super) fn lines(title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Panel {
-    Panel { title: title.to_owned(), x, y, content: Content::Lines(series) }
 }
 
 /// How runs were made, for subtitles.
