@@ -7,6 +7,7 @@
 mod case;
 mod cells;
 mod context;
+mod dvabatch;
 mod item;
 mod job;
 mod lazybatching;
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
 }
 
 fn items() -> impl Iterator<Item = &'static Item> {
-    symphony::ITEMS.iter().chain(cells::ITEMS).chain(lazybatching::ITEMS)
+    symphony::ITEMS.iter().chain(cells::ITEMS).chain(lazybatching::ITEMS).chain(dvabatch::ITEMS)
 }
 
 fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {

@@ -20,20 +20,18 @@ pub(super) struct Outcomes(pub(super) Vec<Outcome>);
 impl Outcome {
     /// Runs a scenario; its first tenth does not count.
     pub(super) fn of(scenario: &Scenario) -> anyhow::Result<Outcome> {
-        let mut trace = Trace::new(&scenario.setup.models);
-        let summary = simulate(scenario, Some(&mut trace))?;
-        let csv = trace.requests_csv();
-        let requests: Vec<(f64, f64)> = csv.lines().skip(1).filter_map(arrival_and_finish).collect();
+        let (requests, mean_batch) = traced(scenario)?;
         let counted = &requests[(requests.len() / 10).min(requests.len().saturating_sub(1))..];
         let mut latencies_ms: Vec<f64> = counted.iter().map(|(arrival, finish)| finish - arrival).collect();
         latencies_ms.sort_by(f64::total_cmp);
         let (from, to) = (counted[0].0, counted[counted.len() - 1].0);
         let answered = requests.iter().filter(|&&(_, finish)| finish >= from && finish <= to).count();
-        Ok(Outcome {
-            latencies_ms,
-            answered_rps: answered as f64 * 1e3 / (to - from).max(1.0),
-            mean_batch: summary.total.mean_batch,
-        })
+        Ok(Outcome { latencies_ms, answered_rps: answered as f64 * 1e3 / (to - from).max(1.0), mean_batch })
+    }
+
+    /// When each request of a scenario arrives and ends, in milliseconds, in the order of arrivals.
+    pub(super) fn answers(scenario: &Scenario) -> anyhow::Result<Vec<(f64, f64)>> {
+        Ok(traced(scenario)?.0)
     }
 
     pub(super) fn mean_ms(&self) -> f64 {
@@ -86,6 +84,14 @@ impl Outcomes {
 pub(super) fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     if count > 0.0 { sum / count } else { 0.0 }
+}
+
+/// When each request arrives and ends, and the mean batch.
+fn traced(scenario: &Scenario) -> anyhow::Result<(Vec<(f64, f64)>, f64)> {
+    let mut trace = Trace::new(&scenario.setup.models);
+    let summary = simulate(scenario, Some(&mut trace))?;
+    let requests = trace.requests_csv().lines().skip(1).filter_map(arrival_and_finish).collect();
+    Ok((requests, summary.total.mean_batch))
 }
 
 fn arrival_and_finish(line: &str) -> Option<(f64, f64)> {

@@ -99,6 +99,25 @@ fn figures_of_lazybatching_have_their_rows() {
 }
 
 #[test]
+fn what_dvabatch_says_of_its_examples_is_exact() {
+    let report = (item("dvabatch/figure3").run)(&Folder::new("dvabatch").context()).unwrap();
+    check(&report);
+    assert_eq!(
+        report.rows.iter().map(|row| row.ours).collect::<Vec<_>>(),
+        [4.0, 4.0, 2.5, 4.0, 4.0, 2.875, 8.0, 8.0, 5.25]
+    );
+    assert!(report.rows.iter().all(|row| row.paper == Some(row.ours)));
+}
+
+#[test]
+fn figures_of_dvabatch_have_their_rows() {
+    let folder = Folder::new("figures-of-dvabatch");
+    for id in ["figure4", "figure5", "figure6", "figure18", "figure21"] {
+        check(&(item(&format!("dvabatch/{id}")).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
 fn the_bounds_of_table_2_are_the_papers() {
     let folder = Folder::new("table2");
     let report = (item("symphony/table2").run)(&folder.context()).unwrap();

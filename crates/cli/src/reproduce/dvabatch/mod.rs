@@ -1,0 +1,35 @@
+//! "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN Services on GPUs": its figures.
+//!
+//! Paper values are those that its text prints; its figures are pictures, and nothing is read off them. It prints no times of
+//! stages or operators, so the networks are declared profiles (`workload.rs`): what comes out says how the rules fare under
+//! these, not what a Titan RTX does. The baselines' rule of dispatch, which the paper does not state, decides much of the
+//! comparison, so both are printed: the next batch is formed when the device is free, or when the previous batch starts.
+
+mod diversity;
+mod examples;
+mod knobs;
+mod latency;
+mod peak;
+mod workload;
+
+use super::item::Item;
+
+pub(super) const ITEMS: &[Item] = &[
+    examples::FIGURE_3,
+    diversity::FIGURE_4,
+    diversity::FIGURE_5,
+    diversity::FIGURE_6,
+    latency::FIGURE_14,
+    peak::FIGURE_15,
+    latency::FIGURE_16,
+    peak::FIGURE_17,
+    knobs::FIGURE_18,
+    knobs::FIGURE_19,
+    knobs::FIGURE_20,
+    knobs::FIGURE_21,
+    latency::STRETCH,
+];
+
+/// At the bottom of every plot.
+const SOURCE: &str = "Experiment: \"DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN \
+                      Services on GPUs\". Values: ripieno simulate, on declared stage profiles.";
