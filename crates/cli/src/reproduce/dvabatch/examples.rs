@@ -22,6 +22,9 @@ pub(super) const FIGURE_3: Item = Item {
 const INPUT: &str = "lengths = { kind = \"fixed\", value = 4 }\nby_length = [{ length = 2, latency_ms = [2, 2, 2, 2] }, \
                      { length = 4, latency_ms = [4, 4, 4, 4] }]\n";
 
+/// Title, policy, model, requests by arrival and length, and the average that the text states.
+type Example<'a> = (&'static str, String, &'a str, [(f64, u32); 4], f64);
+
 fn chain(tables: [&str; 4]) -> String {
     let block = |(name, table): (&str, &&str)| format!("[[model.block]]\nname = \"{name}\"\nlatency_ms = {table}\n");
     "walk = \"chain\"\n".to_owned() + &["A", "B", "C", "D"].into_iter().zip(&tables).map(block).collect::<String>()
@@ -42,7 +45,7 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
     let together = |lengths: [u32; 4]| lengths.map(|length| (0.0, length));
     let burst = [(0.0, 1), (5.0, 1), (5.0, 1), (5.0, 1)];
     let window = dva("window_ms = 4\nbuffers = 1\n");
-    let cases: [(&'static str, String, &str, [(f64, u32); 4], f64); 9] = [
+    let cases: [Example<'_>; 9] = [
         ("case I, padded, free", delay(0, "free"), INPUT, together([2, 2, 2, 4]), 4.0),
         ("case I, padded, start", delay(0, "start"), INPUT, together([2, 2, 2, 4]), 4.0),
         ("case I, by length", dva(""), INPUT, together([2, 2, 2, 4]), 2.5),
