@@ -5,7 +5,7 @@ use super::workload::{Case, LINKNET, System, UNET, axis, lines};
 use crate::reproduce::context::Context;
 use crate::reproduce::item::{Item, Report, Row};
 use ripieno_report::plot::{Axis, Figure, Look, Series};
-use ripieno_workload::Histogram;
+use ripieno_workload::counted_lengths;
 
 pub(super) const FIGURE_4: Item = Item {
     id: "dvabatch/figure4",
@@ -34,7 +34,7 @@ fn figure_4(_context: &Context) -> anyhow::Result<Report> {
     for (place, (set, name)) in
         [("glue-cola", "CoLA"), ("sst2-sentences", "SST-2"), ("glue-rte", "RTE")].iter().enumerate()
     {
-        let histogram = Histogram::named(set)?;
+        let histogram = counted_lengths(set)?;
         let share = |from: u32, to: u32| {
             let at = |quantile: u32| histogram.at(f64::from(quantile) / 10_000.0);
             (0..10_000).filter(|&quantile| (from..=to).contains(&at(quantile))).count() as f64 / 10_000.0

@@ -8,7 +8,7 @@ use crate::reproduce::context::Context;
 pub(super) use crate::reproduce::outcome::{Outcome, Outcomes, axis, lines, mean};
 use ripieno_report::plot::{Look, Series};
 use ripieno_sim::Scenario;
-use ripieno_workload::{Histogram, LengthError, Lengths};
+use ripieno_workload::{LengthError, Lengths, counted_lengths};
 use std::fmt::Write;
 
 /// The largest batch, the target for the 99th percentile of the latency, and what launching a stage costs, all in the paper but
@@ -126,7 +126,7 @@ impl Sentences {
 
     pub(super) fn lengths(self) -> Result<Lengths, LengthError> {
         match self {
-            Sentences::Of(name) => Ok(Lengths::Histogram(Histogram::named(name)?)),
+            Sentences::Of(name) => Ok(Lengths::Histogram(counted_lengths(name)?)),
             Sentences::LogNormal(sigma) => Lengths::log_normal(Sentences::mu(sigma), sigma, 8, 256),
         }
     }
