@@ -21,7 +21,7 @@ from serving import ROOT, Server
 sys.path.insert(0, str(ROOT / "models" / "training"))
 import train_shapes  # noqa: E402
 
-NAME, IMAGES, ROUNDS = "shapes-exits", 1000, 3
+NAME, IMAGES, ROUNDS = "shapes-exits", 4000, 3
 
 
 def write(repository):
