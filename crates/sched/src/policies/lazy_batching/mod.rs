@@ -36,7 +36,7 @@ use crate::shard::PerModel;
 use crate::{Action, Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
-use slack::{Estimator, Predictor};
+use slack::{Estimator, Predictor, Scene};
 use table::{Step, Table};
 
 const WALKS: &[Walk] =
@@ -341,12 +341,12 @@ impl LazyBatching {
             return fits;
         }
         let LazyBatching { predictor, models, members, links, tables, rules, .. } = self;
-        let admitted = predictor.admits(now, &tables[device], models, members, links, id, fits);
+        let scene = Scene { now, table: &tables[device], models, members, links };
+        let admitted = predictor.admits(scene, id, fits);
         if empty {
             return admitted.max(fits.min(1));
         }
-        let pays = admitted > 0
-            && (!rules.gain || predictor.gains(now, &tables[device], models, members, links, id, admitted));
+        let pays = admitted > 0 && (!rules.gain || predictor.gains(scene, id, admitted));
         if pays { admitted } else { 0 }
     }
 

@@ -38,6 +38,16 @@ struct Ghost {
 
 type Models = [Option<Served>];
 
+/// What a prediction looks at: the scheduler's fields at one instant.
+#[derive(Clone, Copy)]
+pub(super) struct Scene<'a> {
+    pub(super) now: Time,
+    pub(super) table: &'a Table,
+    pub(super) models: &'a Models,
+    pub(super) members: &'a [Member],
+    pub(super) links: &'a Links,
+}
+
 impl Predictor {
     pub(super) fn new(estimator: Estimator, limits: &Limits) -> Predictor {
         Predictor {
@@ -49,17 +59,8 @@ impl Predictor {
     }
 
     /// How many of the first `fits` requests in the queue of `id` may be pushed onto the table.
-    #[expect(clippy::too_many_arguments, reason = "the scheduler's fields, borrowed apart")]
-    pub(super) fn admits(
-        &mut self,
-        now: Time,
-        table: &Table,
-        models: &Models,
-        members: &[Member],
-        links: &Links,
-        id: ModelId,
-        fits: usize,
-    ) -> usize {
+    pub(super) fn admits(&mut self, scene: Scene<'_>, id: ModelId, fits: usize) -> usize {
+        let Scene { now, models, members, links, .. } = scene;
         let queue = &served(models, id).waiting;
         if self.estimator == Estimator::Oracle {
             // More newcomers delay everybody more, so what passes is a prefix.
@@ -67,12 +68,12 @@ impl Predictor {
             while low < high {
                 let middle = (low + high).div_ceil(2);
                 let newcomers = walk(links, queue).take(middle);
-                let passes = self.all_punctual(now, table, models, members, links, id, newcomers);
+                let passes = self.all_punctual(scene, id, newcomers);
                 if passes { low = middle } else { high = middle - 1 }
             }
             return low;
         }
-        let (mut total, mut bound) = self.of_table(now, table, models, members, links);
+        let (mut total, mut bound) = self.of_table(scene);
         let mut admitted = 0;
         for slot in walk(links, queue).take(fits) {
             let request = &members[slot.index()].request;
@@ -88,27 +89,17 @@ impl Predictor {
 
     /// Whether the requests that are here and the first `count` of the queue of `id` are answered sooner, in sum, if these
     /// preempt and catch up than if they wait and then run together.
-    #[expect(clippy::too_many_arguments, reason = "the scheduler's fields, borrowed apart")]
-    pub(super) fn gains(
-        &mut self,
-        now: Time,
-        table: &Table,
-        models: &Models,
-        members: &[Member],
-        links: &Links,
-        id: ModelId,
-        count: usize,
-    ) -> bool {
-        let newcomers = || walk(links, &served(models, id).waiting).take(count);
-        self.set_up(table, members, links);
+    pub(super) fn gains(&mut self, scene: Scene<'_>, id: ModelId, count: usize) -> bool {
+        let newcomers = || walk(scene.links, &served(scene.models, id).waiting).take(count);
+        self.set_up(scene);
         self.enter(id, newcomers());
-        self.play_out(now, models, members);
-        let preempted = self.sum_of_ends(now);
-        self.set_up(table, members, links);
-        let free = self.play_out(now, models, members);
+        self.play_out(scene, scene.now);
+        let preempted = self.sum_of_ends(scene.now);
+        self.set_up(scene);
+        let free = self.play_out(scene, scene.now);
         self.enter(id, newcomers());
-        self.play_out(free, models, members);
-        preempted < self.sum_of_ends(now)
+        self.play_out(scene, free);
+        preempted < self.sum_of_ends(scene.now)
     }
 
     fn sum_of_ends(&self, now: Time) -> i128 {
@@ -118,13 +109,14 @@ impl Predictor {
     /// Notes for the requests of the top sub-batch, which have just been issued, how long each is predicted to take.
     pub(super) fn note(&mut self, now: Time, table: &Table, models: &Models, members: &mut [Member], links: &Links) {
         let newcomers = &table.top().members;
+        let scene = Scene { now, table, models, members, links };
         if self.estimator != Estimator::Oracle {
-            let (total, _) = self.of_table(now, table, models, members, links);
+            let (total, _) = self.of_table(scene);
             walk(links, newcomers).for_each(|slot| members[slot.index()].predicted = total);
             return;
         }
-        self.set_up(table, members, links);
-        self.play_out(now, models, members);
+        self.set_up(scene);
+        self.play_out(scene, now);
         for &(slot, end) in &self.ends {
             let member = &mut members[slot.index()];
             if member.issued == now {
@@ -134,7 +126,8 @@ impl Predictor {
     }
 
     /// The times of all requests in the table, and the shortest span in which they must be over.
-    fn of_table(&self, now: Time, table: &Table, models: &Models, members: &[Member], links: &Links) -> (Nanos, Nanos) {
+    fn of_table(&self, scene: Scene<'_>) -> (Nanos, Nanos) {
+        let Scene { now, table, models, members, links } = scene;
         let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
         for entry in table.stack() {
             let served = served(models, entry.model);
@@ -152,21 +145,11 @@ impl Predictor {
     }
 
     /// Plays the stack with the newcomers on top to its end.
-    #[expect(clippy::too_many_arguments, reason = "the scheduler's fields, borrowed apart")]
-    fn all_punctual(
-        &mut self,
-        now: Time,
-        table: &Table,
-        models: &Models,
-        members: &[Member],
-        links: &Links,
-        id: ModelId,
-        newcomers: impl Iterator<Item = RequestSlot>,
-    ) -> bool {
-        self.set_up(table, members, links);
+    fn all_punctual(&mut self, scene: Scene<'_>, id: ModelId, newcomers: impl Iterator<Item = RequestSlot>) -> bool {
+        self.set_up(scene);
         self.enter(id, newcomers);
-        let mut at = now;
-        while let Some((late, then)) = self.play(at, models, members) {
+        let mut at = scene.now;
+        while let Some((late, then)) = self.play(scene, at) {
             if late {
                 return false;
             }
@@ -182,16 +165,16 @@ impl Predictor {
     }
 
     /// Plays to the end, and says when that is.
-    fn play_out(&mut self, from: Time, models: &Models, members: &[Member]) -> Time {
+    fn play_out(&mut self, scene: Scene<'_>, from: Time) -> Time {
         let mut at = from;
-        while let Some((_, then)) = self.play(at, models, members) {
+        while let Some((_, then)) = self.play(scene, at) {
             at = then;
         }
         at
     }
 
     /// Puts the table on the stage.
-    fn set_up(&mut self, table: &Table, members: &[Member], links: &Links) {
+    fn set_up(&mut self, Scene { table, members, links, .. }: Scene<'_>) {
         self.ghosts.clear();
         self.entries.clear();
         self.ends.clear();
@@ -206,7 +189,7 @@ impl Predictor {
     }
 
     /// Runs the top sub-batch until somebody is done with its block. Whether somebody ended late, and when it is then.
-    fn play(&mut self, at: Time, models: &Models, members: &[Member]) -> Option<(bool, Time)> {
+    fn play(&mut self, Scene { models, members, .. }: Scene<'_>, at: Time) -> Option<(bool, Time)> {
         while let [.., below, top] = self.entries.as_slice()
             && (below.0, below.1) == (top.0, top.1)
         {
