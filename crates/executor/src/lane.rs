@@ -156,7 +156,8 @@ impl Drop for Lane {
 
 impl Body {
     fn run_messages(&mut self, mailbox: &Mailbox, abort: &Abort) {
-        while let Some(message) = mailbox.receive() {
+        let mut soon = false;
+        while let Some(message) = mailbox.receive(std::mem::take(&mut soon)) {
             match message {
                 Message::Attach(id, attachment, model) => self.worker.attach(id, attachment, model),
                 Message::Detach(id) => self.worker.detach(id),
@@ -165,6 +166,8 @@ impl Body {
                     let result = self.run_task(abort, &task, accepted);
                     abort.release(task.id);
                     mailbox.release();
+                    // Who goes on with another block comes back as soon as that is decided.
+                    soon = result.outcome.iter().flatten().any(|progress| !progress.ended);
                     if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
                         tracing::error!(task = task.id.0, "the receiver of a result panicked");
                     }

@@ -5,13 +5,18 @@
 //! handed back once the lane holds its depth (never a wait, since a scheduler's thread submits), while attachments
 //! are rare and slow, so that their sender simply waits. The count of tasks held includes the running one and is lowered
 //! before its result is reported, so that whoever hears of a result may submit the next task at once.
+//!
+//! A lane that expects a task looks out for it before it sleeps: being woken takes longer than many a decision, and a request in
+//! stages would pay for it at each border.
 
 use crate::worker::Ready;
 use crate::{ExecError, Task};
 use parking_lot::{Condvar, Mutex};
 use ripieno_base::ModelId;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// A message to a lane's thread.
 pub(crate) enum Message {
@@ -25,9 +30,14 @@ pub(crate) enum Message {
 /// The most attachments and detachments that wait at once; the sender of a further one waits.
 const MAX_CONTROLS: usize = 64;
 
+/// How long a lane looks out for a task that it expects: about as long as a decision takes, with the waking of who decides.
+const LOOK_OUT: Duration = Duration::from_micros(100);
+
 pub(crate) struct Mailbox {
     depth: usize,
     state: Mutex<State>,
+    /// Whether a message is queued, or none will follow; a hint, for looking without the lock.
+    stirred: AtomicBool,
     arrived: Condvar,
     controls_taken: Condvar,
 }
@@ -45,7 +55,8 @@ impl Mailbox {
     pub(crate) fn new(depth: usize) -> Mailbox {
         let queue = VecDeque::with_capacity(depth + MAX_CONTROLS);
         let state = State { queue, tasks: 0, controls: 0, closed: false };
-        Mailbox { depth, state: Mutex::new(state), arrived: Condvar::new(), controls_taken: Condvar::new() }
+        let (arrived, controls_taken) = (Condvar::new(), Condvar::new());
+        Mailbox { depth, state: Mutex::new(state), stirred: AtomicBool::new(false), arrived, controls_taken }
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -60,7 +71,7 @@ impl Mailbox {
         }
         state.tasks += 1;
         state.queue.push_back(Message::Run(task, Instant::now()));
-        self.arrived.notify_one();
+        self.stir();
         Ok(())
     }
 
@@ -70,14 +81,18 @@ impl Mailbox {
         self.controls_taken.wait_while(&mut state, |state| state.controls >= MAX_CONTROLS);
         state.controls += 1;
         state.queue.push_back(message);
-        self.arrived.notify_one();
+        self.stir();
     }
 
-    /// Waits for the next message; none once the mailbox is closed and empty.
-    pub(crate) fn receive(&self) -> Option<Message> {
+    /// Waits for the next message, wide awake at first if it is expected `soon`; none once the mailbox is closed and empty.
+    pub(crate) fn receive(&self, soon: bool) -> Option<Message> {
+        if soon {
+            self.look_out();
+        }
         let mut state = self.state.lock();
         self.arrived.wait_while(&mut state, |state| state.queue.is_empty() && !state.closed);
         let message = state.queue.pop_front()?;
+        self.stirred.store(state.closed || !state.queue.is_empty(), Ordering::Relaxed);
         if !matches!(message, Message::Run(..)) {
             state.controls -= 1;
             self.controls_taken.notify_one();
@@ -92,7 +107,21 @@ impl Mailbox {
 
     /// No message will follow.
     pub(crate) fn close(&self) {
-        self.state.lock().closed = true;
+        let mut state = self.state.lock();
+        state.closed = true;
+        self.stir();
+    }
+
+    /// There is news; called with the lock held.
+    fn stir(&self) {
+        self.stirred.store(true, Ordering::Relaxed);
         self.arrived.notify_one();
+    }
+
+    fn look_out(&self) {
+        let until = Instant::now() + LOOK_OUT;
+        while !self.stirred.load(Ordering::Relaxed) && Instant::now() < until {
+            thread::yield_now();
+        }
     }
 }
