@@ -112,6 +112,12 @@ impl Profile {
         (1..=self.max_batch()).find(|&batch| self.share(batch) >= 950_000).unwrap_or(self.max_batch())
     }
 
+    /// Whether parts of a model prefer different batches, given what each prefers: by a factor of two somewhere, since less is
+    /// what measurements of equal parts differ by.
+    pub fn prefer_differently(preferred: impl Iterator<Item = usize> + Clone) -> bool {
+        preferred.clone().min().zip(preferred.max()).is_some_and(|(least, most)| most >= 2 * least)
+    }
+
     /// The largest batch size described.
     pub fn max_batch(&self) -> usize {
         self.table.len()
@@ -256,6 +262,8 @@ mod tests {
         let profile = table(&[4, 4, 4, 4, 5, 6, 7, 8]);
         let shares: Vec<_> = (1..=8).map(|batch| profile.share(batch)).collect();
         assert_eq!(shares, [250_000, 500_000, 750_000, 1_000_000, 1_000_000, 1_000_000, 1_000_000, 1_000_000]);
+        let differently = |preferred: &[usize]| Profile::prefer_differently(preferred.iter().copied());
+        assert!(differently(&[4, 3, 2]) && !differently(&[5, 3, 4]) && !differently(&[3]) && !differently(&[]));
         assert_eq!((profile.preferred(), table(&[1, 2, 3]).preferred(), table(&[3, 3, 3]).preferred()), (4, 1, 3));
     }
 

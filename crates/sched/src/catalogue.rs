@@ -123,7 +123,7 @@ impl Policy {
 const LANES: (&str, usize) = ("buffers", 2);
 
 /// The most lanes that a device may have.
-const MAX_LANES: usize = 16;
+pub(crate) const MAX_LANES: usize = 16;
 
 /// How many lanes of each device a policy uses with these options: a driver opens so many. One that makes no sense is
 /// refused when the policy is built.

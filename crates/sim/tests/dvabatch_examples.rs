@@ -115,6 +115,16 @@ fn case_i_runs_short_and_long_requests_side_by_side() {
 }
 
 #[test]
+fn groups_that_do_not_fit_side_by_side_are_reckoned_one_after_the_other() {
+    let by_length = vec![(1, profile(&[3.0; 4])), (2, profile(&[4.0, 4.0, 5.0, 5.5]))];
+    let mut model = model(&[[5.5; 4]]);
+    model.blocks[0].lengths = Some(Lengths::new(by_length).unwrap());
+    // Two of each length use 0.46 and 0.69 of the device: the long ones would begin after the short ones and end at 7.
+    let table = run("dva", 2, "", &model, &[(0.0, 1), (0.0, 1), (0.0, 2), (0.0, 2)]);
+    assert_eq!(table.rows(), "0 5.5 A [1, 2, 3, 4]\n");
+}
+
+#[test]
 fn case_ii_splits_where_operators_prefer_single_requests() {
     let model = model(&[FLAT, EACH, EACH, EACH]);
     let together = [(0.0, 1); 4];

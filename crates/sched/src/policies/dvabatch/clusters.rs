@@ -83,19 +83,35 @@ impl Clusters {
     /// Finds the least area of every stretch from the first length on, in up to so many groups.
     fn partition(&mut self, groups: usize) {
         let (count, stride) = (self.lengths.len(), self.stride);
-        let Clusters { lengths, area, cut, .. } = self;
-        let rows_before = |at: usize| if at == 0 { 0 } else { lengths[at - 1].2 };
-        let padded = |from: usize, to: usize| u64::from(lengths[to - 1].0) * (rows_before(to) - rows_before(from));
         for to in 1..=count {
-            (area[stride + to], cut[stride + to]) = (padded(0, to), 0);
+            (self.area[stride + to], self.cut[stride + to]) = (self.padded(0, to), 0);
         }
         for group in 2..=groups {
-            for to in group..=count {
-                let of = |from: usize| area[(group - 1) * stride + from] + padded(from, to);
-                let from = (group - 1..to).min_by_key(|&from| of(from)).expect("a length for each group");
-                (area[group * stride + to], cut[group * stride + to]) = (of(from), from);
-            }
+            self.cut_last(group, (group, count), (group - 1, count - 1));
         }
+    }
+
+    /// Finds where the last of `group` groups begins, for the stretches up to each of `to.0..=to.1` lengths; between the two of
+    /// `from` in all cases. The longer the stretch, the later that is, since a longer request makes early rows dearer: so the
+    /// middle one halves the choice of the others.
+    fn cut_last(&mut self, group: usize, to: (usize, usize), from: (usize, usize)) {
+        if to.0 > to.1 {
+            return;
+        }
+        let middle = to.0.midpoint(to.1);
+        let before = (group - 1) * self.stride;
+        let of = |from: usize| self.area[before + from] + self.padded(from, middle);
+        let best = (from.0..=from.1.min(middle - 1)).min_by_key(|&from| of(from)).expect("a length for each group");
+        let place = group * self.stride + middle;
+        (self.area[place], self.cut[place]) = (of(best), best);
+        self.cut_last(group, (to.0, middle - 1), (from.0, best));
+        self.cut_last(group, (middle + 1, to.1), (best, from.1));
+    }
+
+    /// The area of one group, of the lengths from one to another.
+    fn padded(&self, from: usize, to: usize) -> u64 {
+        let rows_before = |at: usize| if at == 0 { 0 } else { self.lengths[at - 1].2 };
+        u64::from(self.lengths[to - 1].0) * (rows_before(to) - rows_before(from))
     }
 
     /// Divides into so many groups.

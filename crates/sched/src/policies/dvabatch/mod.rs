@@ -10,7 +10,8 @@
 //!    left take a batch at least twice as long as a half, halves likewise; the parts run one after the other to the end.
 //! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
 //!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
-//! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares.
+//! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and
+//!    not in parts where a full batch waits and the parts would waste more than lies idle until it can start.
 //!
 //! State: a queue a model; a batch table, batch queues and stage executors for each model on each device. It ignores deadlines but
 //! for rule 4 and for `drop`, and arrivals to come.
@@ -19,7 +20,8 @@
 //! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Where batches can run
 //! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. How many
 //! groups: for each number the division with the least padding is found, and of these the one is taken with which all would
-//! wait the least by the profiles; so requests that use a part of the device together are not run apart. There is no window,
+//! wait the least by the profiles; so requests that use a part of the device together are not run apart, and where a batch
+//! gains nothing, nearly each length runs by itself. There is no window,
 //! since a batch starts as soon as it fits beside what runs; the paper's is `window = "first-stage"`. Members of a batch that
 //! skip a stage go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
 //! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
@@ -102,6 +104,12 @@ impl Device {
     fn next_end(&self, now: Time) -> Nanos {
         let running = self.lanes.iter().filter(|lane| lane.run.is_some());
         running.map(|lane| (lane.ends - now).max(Nanos::ZERO)).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// How long until all lanes have been through with what they run.
+    fn rest(&self, now: Time) -> Nanos {
+        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
+        running.map(|lane| lane.ends - now).max().unwrap_or(Nanos::ZERO).max(Nanos::ZERO)
     }
 
     /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
@@ -326,12 +334,12 @@ impl DvaBatch {
             *window_ends = (*window_ends).min(window_end);
             return None;
         }
-        (count > 0).then(|| self.fitting_beside(device, id, count))
+        (count > 0).then(|| self.fitting_beside(now, device, id, (count, full)))
     }
 
     /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
     /// They stand divided in [`DvaBatch::clusters`].
-    fn fitting_beside(&mut self, device: usize, id: ModelId, count: usize) -> usize {
+    fn fitting_beside(&mut self, now: Time, device: usize, id: ModelId, (count, full): (usize, bool)) -> usize {
         let DvaBatch { models, fifo, devices, clusters, .. } = self;
         let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
         let mut fits = |count: usize| {
@@ -357,7 +365,10 @@ impl DvaBatch {
             if fits(middle) { low = middle } else { high = middle - 1 }
         }
         fits(low);
-        low
+        let (length, rows, _) = clusters.groups().next().expect("there is a request");
+        let (used, rest) = (devices[device].shares(), devices[device].rest(now));
+        let waits = full && plan.suits_later(model, (length, rows), (used, rest), fifo.len(id));
+        if waits { 0 } else { low }
     }
 
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.

@@ -31,8 +31,9 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "groups",
-            default: "4",
-            help: "the most groups by length that waiting requests are divided into; the paper has 2",
+            default: "16",
+            help: "the most groups by length that waiting requests are divided into; fewer where larger batches are worth their \
+                   padding by the profiles; the paper has 2",
         },
         Knob {
             name: "split",
@@ -84,7 +85,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         drop: drop_rule(knobs, DropRule::Never)?,
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
-            groups: knobs.count("groups", None)?.unwrap_or(4).min(MAX_GROUPS),
+            groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
             splits: knobs.flag("split", true)?,
             stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
             comp_wait: None,

@@ -1,8 +1,9 @@
 //! What decides about a batch: the plan of a model, made from its profiles, and the rules of policies I, II and III.
 
 use crate::Request;
+use crate::catalogue::MAX_LANES;
 use ripieno_base::{Nanos, Time};
-use ripieno_model::Model;
+use ripieno_model::{Model, Profile};
 
 /// What of a model's requests is uneven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,9 @@ impl Plan {
             // Batches of different lengths cannot be merged: what is left of the other policies is one group and no stretch.
             terms.diversity.filter(|&asked| asked != Diversity::Operator).unwrap_or(Diversity::Input)
         } else {
-            terms.diversity.unwrap_or(if prefers_alike(model) { Diversity::Load } else { Diversity::Operator })
+            let preferred = model.blocks.iter().map(|block| block.profile.truncated(model.max_batch).preferred());
+            let differ = Profile::prefer_differently(preferred);
+            terms.diversity.unwrap_or(if differ { Diversity::Operator } else { Diversity::Load })
         };
         let max_batch = terms.max_batch.unwrap_or(usize::MAX).min(model.max_batch).min(usize::from(u16::MAX) - 1);
         let first_stage = terms.first_stage_window && diversity == Diversity::Input;
@@ -122,9 +125,9 @@ impl Plan {
         self.remaining(model, 0, request.rows as usize, request.extent.length)
     }
 
-    /// Policy I: what waiting it means to run these groups, the shortest requests first, on so many lanes while `others` wait
-    /// behind them. A group ends no sooner than the lanes have been through with it and all before it, nor than the work of
-    /// these allows. Beside those who are known to wait we reckon with as many to come as there are in the groups.
+    /// Policy I: what waiting it means to run these groups in their order on so many lanes while `others` wait behind them. A
+    /// group begins once a lane is free and it fits beside what runs. Beside those who are known to wait we reckon with as
+    /// many to come as there are in the groups.
     pub(super) fn wait(
         &self,
         model: &Model,
@@ -132,17 +135,42 @@ impl Plan {
         lanes: usize,
         others: usize,
     ) -> u128 {
-        let (mut costs, mut work, mut end) = (0, 0, 0);
+        let mut running = [(Nanos::ZERO, 0); MAX_LANES];
+        let (mut now, mut last) = (Nanos::ZERO, Nanos::ZERO);
         let (mut waits, mut members) = (0, 0);
         for (length, rows) in groups {
-            let cost = u128::from(self.remaining(model, 0, rows, length).0.unsigned_abs());
-            costs += cost;
-            work += cost * u128::from(self.share(model, 0, rows, length)) / u128::from(WHOLE);
-            end = cost.max(work).max(costs / lanes as u128).max(end);
-            waits += end * rows as u128;
+            let share = self.share(model, 0, rows, length);
+            let lane = loop {
+                let ends = running[..lanes].iter().filter(|lane| lane.0 > now);
+                let (busy, used) = ends.clone().fold((0, 0), |(busy, used), lane| (busy + 1, used + lane.1));
+                if busy == 0 || (busy < lanes && used + share <= WHOLE) {
+                    break running.iter().position(|lane| lane.0 <= now).expect("fewer are busy than there are");
+                }
+                now = ends.map(|lane| lane.0).min().expect("one is busy");
+            };
+            let end = now + self.remaining(model, 0, rows, length);
+            running[lane] = (end, share);
+            last = last.max(end);
+            waits += u128::from(end.0.unsigned_abs()) * rows as u128;
             members += rows;
         }
-        waits + end * (members + others) as u128
+        waits + u128::from(last.0.unsigned_abs()) * (members + others) as u128
+    }
+
+    /// Whether requests of which a full batch waits had better wait until the device is free than start in parts beside what
+    /// runs: because what such parts leave unused, as long as the queue lasts, is more than what would lie idle until then.
+    pub(super) fn suits_later(
+        &self,
+        model: &Model,
+        (length, rows): (u32, usize),
+        (used, rest): (u32, Nanos),
+        waiting: usize,
+    ) -> bool {
+        let share = self.share(model, 0, rows, length);
+        let (whole, idle, unused) = (u128::from(WHOLE), WHOLE.saturating_sub(used), WHOLE.saturating_sub(used + share));
+        let nanos = |span: Nanos| u128::from(span.0.unsigned_abs());
+        let work = nanos(self.remaining(model, 0, rows, length)) * u128::from(share);
+        waiting as u128 * u128::from(unused) * work > u128::from(idle) * nanos(rest) * rows as u128 * whole
     }
 
     /// Policy II: whether a batch before `stage` had better go on as two, one after the other.
@@ -200,11 +228,4 @@ pub(super) struct Join {
     pub(super) new_rows: usize,
     /// When another lane is going to be free.
     pub(super) other_lane: Nanos,
-}
-
-/// Whether all stages use the device well from the same batch size on.
-fn prefers_alike(model: &Model) -> bool {
-    let mut preferred = model.blocks.iter().map(|block| block.profile.truncated(model.max_batch).preferred());
-    let first = preferred.next();
-    preferred.all(|other| Some(other) == first)
 }

@@ -85,12 +85,6 @@ pub struct Stage {
     pub preferred: usize,
 }
 
-/// Whether stages prefer batches of different sizes; then the scheduler halves batches.
-fn differ(mut preferred: impl Iterator<Item = usize>) -> bool {
-    let first = preferred.next();
-    preferred.any(|other| Some(other) != first)
-}
-
 impl Staging {
     /// The way that is served.
     pub fn choice(&self) -> &Trial {
@@ -99,7 +93,8 @@ impl Staging {
 
     /// What the policy `dva` does about this model, once it is cut like that.
     pub fn policy(&self) -> &'static str {
-        match (self.input_diversity, differ(self.choice().stages.iter().map(|stage| stage.preferred))) {
+        let differ = Profile::prefer_differently(self.choice().stages.iter().map(|stage| stage.preferred));
+        match (self.input_diversity, differ) {
             (true, _) => "I (cluster by length)",
             (false, true) => "II + III (split, stretch)",
             (false, false) => "III (stretch)",
@@ -258,7 +253,7 @@ impl Bench<'_> {
         let [single, stages] = [overhead.0, overhead.1]
             .map(|more| shares.iter().map(|share| scaled(share, &all, whole, more)).collect::<Vec<Profile>>());
         let largest = whole.max_batch();
-        let splits = !has_length(self.model) && differ(shares.iter().map(Profile::preferred));
+        let splits = !has_length(self.model) && Profile::prefer_differently(shares.iter().map(Profile::preferred));
         let one = |(at, share): (usize, &Profile)| Stage {
             latency_ms: (millis(&single[at..=at], 1), millis(&stages[at..=at], largest)),
             preferred: share.preferred(),
