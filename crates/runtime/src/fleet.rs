@@ -112,7 +112,7 @@ impl Fleet {
     /// Sends a batch to its device.
     pub(crate) fn start(&mut self, start: &Start<'_>, jobs: &mut JobTable) {
         let node = |at| start.nodes.get(at).copied().unwrap_or(0);
-        let members = start.members.iter().enumerate().map(|(at, &slot)| board(slot, node(at), start.device, jobs));
+        let members = start.members.iter().enumerate().map(|(at, &slot)| board(slot, node(at), start, jobs));
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = pad(start, jobs);
@@ -249,7 +249,7 @@ struct Times {
 }
 
 /// The member of a task for the part in `slot`.
-fn board(slot: RequestSlot, node: u32, device: DeviceId, jobs: &mut JobTable) -> Member {
+fn board(slot: RequestSlot, node: u32, start: &Start<'_>, jobs: &mut JobTable) -> Member {
     let (_, call, part) = jobs.owner(slot);
     let (model, part) = (&call.model, &mut call.parts[part]);
     assert!(part.stage != Stage::Outside, "a policy started a request that has ended");
@@ -259,7 +259,9 @@ fn board(slot: RequestSlot, node: u32, device: DeviceId, jobs: &mut JobTable) ->
     }
     part.stage = Stage::Begun;
     part.flying += 1;
-    let entry = part.introduce(device).then(|| Arc::clone(&part.entry));
+    // A chain that was given up between two blocks begins anew where its request is known.
+    let anew = !model.unfolds && start.block == BlockId(0);
+    let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
     Member { slot, rows: part.rows, node, entry }
 }
 
