@@ -1,12 +1,13 @@
 //! Engine "onnxruntime": ONNX by Microsoft's library, loaded at run time by the crate ort.
 //!
-//! A session runs one batch at a time, so each lane of each device needs its own. Making one is slow (the graph is optimised
-//! again, the weights are read again), so it happens in `load`, for as many lanes as are open then and at least one, and the
-//! model keeps the sessions that no lane uses. A device opened later makes its own when the model is attached to it,
-//! on the attaching thread: no other model's batch waits for it. The price is one copy of the weights for each lane.
+//! A session runs one batch at a time, so a model needs as many as batches may run at once: on each device one for each lane, but
+//! no more than the device has threads, since no more batches run there at once. A batch takes sessions that no other one uses, and
+//! gives them back. Making them is slow (the graph is optimised again, the weights are read again), so it happens in
+//! `load`, for all devices that are open then. A device opened later makes its own when the model is attached to it, on the
+//! attaching thread: no other model's batch waits for it. The price is a copy of the weights for each batch at once.
 //!
-//! A session has all threads of its device, so that a batch that is alone has them; no more batches run at once than the device
-//! has threads, and where lanes run side by side the system shares the cores out.
+//! A session has all threads of its device, so that a batch that is alone has them; where lanes run side by side the system
+//! shares the cores out.
 //!
 //! Gathered batches are read in place, and outputs stay in the library's memory until the last answer made of them is
 //! sent.
@@ -23,7 +24,7 @@ use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use library::Library;
 use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, builder::SessionBuilder};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,8 +54,8 @@ pub struct OnnxRuntimeEngine {
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
-    /// Of all devices opened.
-    lanes: AtomicUsize,
+    /// How many batches may run at once, on all devices opened.
+    at_once: Arc<AtomicUsize>,
 }
 
 impl OnnxRuntimeEngine {
@@ -67,7 +68,7 @@ impl OnnxRuntimeEngine {
             threads,
             depth: DEFAULT_DEPTH,
             opened: AtomicUsize::new(0),
-            lanes: AtomicUsize::new(0),
+            at_once: Arc::default(),
         })
     }
 
@@ -90,17 +91,17 @@ impl Engine for OnnxRuntimeEngine {
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
         let read = read_blocks(source, NAME)?;
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
-        let home = Arc::new(Home { library: self.library, threads: self.threads, paths, idle: Mutex::default() });
-        for _ in 0..self.lanes.load(Ordering::Relaxed).max(1) {
-            let made = home.make()?;
-            home.idle.lock().push(made);
-        }
+        let at_once = Arc::clone(&self.at_once);
+        let (library, threads) = (self.library, self.threads);
+        let home = Home { library, threads, paths, at_once, stock: Mutex::default(), given_back: Condvar::new() };
+        let home = Arc::new(home);
+        home.furnish()?;
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: home }))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let lanes = lanes.max(1);
-        self.lanes.fetch_add(lanes, Ordering::Relaxed);
+        self.at_once.fetch_add(lanes.min(self.threads), Ordering::Relaxed);
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
@@ -115,29 +116,65 @@ impl Engine for OnnxRuntimeEngine {
 
 fn prepare(loaded: &dyn Loaded, _lane: usize) -> Result<Ready, ExecError> {
     let model = LoadedModel::<Arc<Home>>::of(loaded, NAME)?;
-    let home = Arc::clone(&model.own);
-    let idle = home.idle.lock().pop();
-    let sessions = match idle {
-        Some(sessions) => sessions,
-        None => home.make().map_err(|cause| ExecError(cause.to_string()))?,
-    };
-    let runner = OrtRunner { plan: Arc::clone(&model.plan), sessions, home };
+    model.own.furnish().map_err(|cause| ExecError(cause.to_string()))?;
+    let runner = OrtRunner { plan: Arc::clone(&model.plan), home: Arc::clone(&model.own) };
     Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
 }
 
-/// Where a model's sessions are made, and where they wait while no device uses them.
+/// Where a model's sessions are made, and where they wait while no batch uses them.
 struct Home {
     library: &'static Library,
     threads: usize,
     paths: Vec<PathBuf>,
-    /// Never more than lanes had the model at once.
-    idle: Mutex<Vec<Sessions>>,
+    /// Of the engine.
+    at_once: Arc<AtomicUsize>,
+    stock: Mutex<Stock>,
+    given_back: Condvar,
+}
+
+#[derive(Default)]
+struct Stock {
+    made: usize,
+    idle: Vec<Sessions>,
 }
 
 /// One session for each block.
 type Sessions = Vec<Session>;
 
 impl Home {
+    /// Makes what is missing for as many batches as may run at once now. Batches that run meanwhile do not wait for it.
+    fn furnish(&self) -> Result<(), LoadError> {
+        while self.orders_one() {
+            let made = self.make().inspect_err(|_| self.stock.lock().made -= 1)?;
+            self.put(made);
+        }
+        Ok(())
+    }
+
+    /// Whether sessions are missing; they count as made from now on.
+    fn orders_one(&self) -> bool {
+        let mut stock = self.stock.lock();
+        let missing = stock.made < self.at_once.load(Ordering::Relaxed).max(1);
+        stock.made += usize::from(missing);
+        missing
+    }
+
+    /// Sessions for one batch. It may have to wait while those of a device that has just been attached are being made.
+    fn lend(&self) -> Lent<'_> {
+        let mut stock = self.stock.lock();
+        loop {
+            match stock.idle.pop() {
+                Some(sessions) => return Lent { home: self, sessions },
+                None => self.given_back.wait(&mut stock),
+            }
+        }
+    }
+
+    fn put(&self, sessions: Sessions) {
+        self.stock.lock().idle.push(sessions);
+        self.given_back.notify_one();
+    }
+
     fn make(&self) -> Result<Sessions, LoadError> {
         let session = |path: &PathBuf| {
             self.session(path).map_err(|cause| {
@@ -162,16 +199,21 @@ fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, 
     Ok(builder.with_log_level(LogLevel::Fatal)?)
 }
 
-struct OrtRunner {
-    plan: Arc<Plan>,
+/// Sessions that a batch uses; given back when it is over.
+struct Lent<'a> {
+    home: &'a Home,
     sessions: Sessions,
-    home: Arc<Home>,
 }
 
-impl Drop for OrtRunner {
+impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        self.home.idle.lock().push(std::mem::take(&mut self.sessions));
+        self.home.put(std::mem::take(&mut self.sessions));
     }
+}
+
+struct OrtRunner {
+    plan: Arc<Plan>,
+    home: Arc<Home>,
 }
 
 impl Runner for OrtRunner {
@@ -182,7 +224,8 @@ impl Runner for OrtRunner {
             let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name), value));
         }
-        let values = self.sessions[call.block].run(inputs);
+        let mut lent = self.home.lend();
+        let values = lent.sessions[call.block].run(inputs);
         let mut values = values.map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
         let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
             let output = &self.plan.values[output];
