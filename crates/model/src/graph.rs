@@ -44,6 +44,14 @@ impl Block {
         }
     }
 
+    /// Costs this from now on. A profile is of the longest requests: what shorter ones cost changes in the same proportion.
+    pub fn replace_profile(&mut self, profile: Profile) {
+        if let Some(lengths) = &mut self.lengths {
+            *lengths = lengths.scaled(&self.profile, &profile);
+        }
+        self.profile = profile;
+    }
+
     /// The largest batch.
     pub fn max_batch(&self) -> usize {
         self.profile.max_batch()

@@ -86,6 +86,20 @@ impl Lengths {
         self.rate(rows, length).over(self.rate(best_rows, best_length))
     }
 
+    /// The same for a block that costs `new` where it has cost `old`: the ratio of the two at a batch size holds at every
+    /// length. Batch sizes end where any of the three does.
+    pub(crate) fn scaled(&self, old: &Profile, new: &Profile) -> Lengths {
+        let scaled = |profile: &Profile| {
+            let each = profile.table().iter().zip(old.table()).zip(new.table());
+            let table: Vec<_> = each
+                .map(|((cost, old), new)| cost.scale(new.0.unsigned_abs(), old.0.unsigned_abs()).max(Nanos(1)))
+                .collect();
+            Profile::from_table(&table).expect("a latency for each batch size")
+        };
+        let table = self.table.iter().map(|(length, profile)| (*length, scaled(profile))).collect();
+        Lengths::new(table).expect("one ratio for all lengths keeps their order")
+    }
+
     /// The profiles by length.
     pub fn table(&self) -> &[(u32, Profile)] {
         &self.table
@@ -118,6 +132,7 @@ impl std::error::Error for LengthsError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Block;
 
     fn profile(millis: &[i64]) -> Profile {
         Profile::from_table(&millis.iter().map(|&ms| Nanos::from_millis(ms)).collect::<Vec<_>>()).unwrap()
@@ -135,6 +150,22 @@ mod tests {
         assert_eq!(lengths.latency(3, 8), Nanos::MAX);
         // The work of a device that is full: eight elements in a millisecond.
         assert_eq!([lengths.share(1, 8), lengths.share(2, 8), lengths.share(1, 16)], [500_000, 1_000_000, 1_000_000]);
+    }
+
+    #[test]
+    fn a_new_profile_changes_the_cost_at_every_length_in_proportion() {
+        let mut block = Block::new("padded", profile(&[4, 8, 8]));
+        block.lengths = Some(Lengths::new(vec![(8, profile(&[2, 2, 2])), (32, profile(&[4, 8, 8]))]).unwrap());
+        block.replace_profile(profile(&[8, 8, 10]));
+        let micros = |block: &Block, length| [1, 2, 3].map(|rows| block.cost(rows, length).0 / 1_000);
+        // Twice as much alone, as before in twos: no larger batch costs less.
+        assert_eq!(micros(&block, 8), [4_000, 4_000, 4_000]);
+        assert_eq!(micros(&block, 32), [8_000, 8_000, 10_000]);
+        assert_eq!((block.share(3, 32), block.share(2, 8)), (1_000_000, 416_666));
+        // Of a shorter profile the batch sizes are fewer, and no cost falls to nothing.
+        block.replace_profile(Profile::from_table(&[Nanos(1), Nanos(2)]).unwrap());
+        assert_eq!([1, 2].map(|rows| block.cost(rows, 8)), [Nanos(1); 2]);
+        assert_eq!(block.cost(3, 8), Nanos::MAX);
     }
 
     #[test]

@@ -219,7 +219,8 @@ impl Engine {
         self.order(Order::Unload(id))
     }
 
-    /// Plans with a new latency profile of one block from now on.
+    /// Plans with a new latency profile of one block from now on: that of its longest requests, where lengths matter. What
+    /// shorter ones cost changes in proportion.
     pub fn replace_profile(&self, id: ModelId, block: BlockId, profile: Profile) -> Result<(), ModelRefused> {
         let _one_at_a_time = self.0.orders.lock();
         let entry = self.0.registry.get(id).ok_or(ModelRefused::NotLoaded)?;

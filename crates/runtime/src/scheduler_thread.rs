@@ -199,7 +199,7 @@ impl SchedulerThread {
             }
             Order::Profile { id, block, profile } => {
                 if let Some(resident) = &mut self.residents[id.index()] {
-                    resident.blocks[block.index()].profile = profile.clone();
+                    resident.blocks[block.index()].replace_profile(profile.clone());
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }

@@ -142,7 +142,8 @@ pub enum Control {
     ModelLoaded(ModelId, Box<Model>),
     /// A model is served no more; its queued requests are rejected, running ones finish.
     ModelUnloaded(ModelId),
-    /// A block's latency profile was measured anew.
+    /// A block's latency profile was measured anew, of the longest requests: where costs depend on lengths, those of shorter
+    /// ones change in proportion.
     ProfileReplaced {
         /// The model.
         model: ModelId,

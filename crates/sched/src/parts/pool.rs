@@ -117,7 +117,7 @@ impl Pool {
 
     pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) {
         let served = self.served_mut(id);
-        served.model.blocks[block.index()].profile = profile;
+        served.model.blocks[block.index()].replace_profile(profile);
         served.profile = served.model.profile();
     }
 

@@ -289,7 +289,7 @@ impl Scheduler for DelayBatch {
                 }
             }
             Control::ProfileReplaced { model, block, profile } => {
-                self.served(model).model.blocks[block.index()].profile = profile;
+                self.served(model).model.blocks[block.index()].replace_profile(profile);
             }
             Control::Cancelled(slot) => {
                 if self.fifo.take(slot) {

@@ -60,7 +60,7 @@ impl Queues {
 
     pub(crate) fn replace_profile(&mut self, now: Time, id: ModelId, block: usize, profile: Profile) {
         let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
-        queue.model.blocks[block].profile = profile;
+        queue.model.blocks[block].replace_profile(profile);
         queue.refresh_profile(now);
         self.mark(id);
     }

@@ -62,7 +62,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
             }
             Control::ModelUnloaded(id) => self.cells.retire(id),
             Control::ProfileReplaced { model, block, profile } => {
-                self.cells.served_mut(model).model.blocks[block.index()].profile = profile;
+                self.cells.served_mut(model).model.blocks[block.index()].replace_profile(profile);
             }
             Control::Cancelled(slot) => self.cells.withdraw(slot, crate::Why::Cancelled),
         }

@@ -488,7 +488,7 @@ impl Scheduler for DvaBatch {
                 }
             }
             Control::ProfileReplaced { model, block, profile } => {
-                self.served_mut(model).model.blocks[block.index()].profile = profile;
+                self.served_mut(model).model.blocks[block.index()].replace_profile(profile);
                 let served = self.served(model);
                 let plan = Plan::new(&served.model, &self.options.terms(&served.model));
                 self.served_mut(model).plan = plan;

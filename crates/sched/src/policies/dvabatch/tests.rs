@@ -2,7 +2,7 @@ use crate::{
     Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, build,
 };
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Block, Extent, Model, Profile, Walk};
+use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
 
 /// A scheduler whose tasks end when a test says so.
 struct Driver {
@@ -33,11 +33,17 @@ impl Driver {
     }
 
     fn arrive(&mut self, now: i64, slots: std::ops::Range<u32>, model: u16, slo_ms: i64) {
-        for slot in slots {
-            let (arrived, deadline) = (ms(now), ms(now + slo_ms));
-            let (slot, model) = (RequestSlot(slot), ModelId(model));
-            self.dva.on_request(arrived, &Request { slot, model, arrived, deadline, rows: 1, extent: Extent::ONE });
-        }
+        slots.for_each(|slot| self.request(now, slot, model, 1, slo_ms));
+    }
+
+    fn arrive_long(&mut self, now: i64, slots: std::ops::Range<u32>, length: u32, slo_ms: i64) {
+        slots.for_each(|slot| self.request(now, slot, 0, length, slo_ms));
+    }
+
+    fn request(&mut self, now: i64, slot: u32, model: u16, length: u32, slo_ms: i64) {
+        let (arrived, deadline) = (ms(now), ms(now + slo_ms));
+        let (slot, model, extent) = (RequestSlot(slot), ModelId(model), Extent { length, limit: 0 });
+        self.dva.on_request(arrived, &Request { slot, model, arrived, deadline, rows: 1, extent });
     }
 
     fn end(&mut self, now: i64, lane: u32, outcome: Outcome, ended: &[bool], skips: &[u16]) {
@@ -230,4 +236,31 @@ fn a_window_holds_on_an_idle_device_only_if_it_was_asked_for() {
     assert_eq!((driver.settle(0), driver.dva.next_wakeup()), (String::new(), ms(3)));
     driver.arrive(1, 1..4, 0, 1_000);
     assert_eq!(driver.settle(1), "lane 0 stage 0 [0, 1, 2, 3]");
+}
+
+/// One stage that takes as many ms as a request is long, whatever the batch up to 4; at most 8 long.
+fn padded() -> Model {
+    let by_length =
+        [1, 8].map(|length| (length, Profile::from_table(&[Nanos::from_millis(length.into()); 4]).unwrap()));
+    let mut model = chain(&[[8; 4]]);
+    model.blocks[0].lengths = Some(Lengths::new(by_length.into()).unwrap());
+    model
+}
+
+#[test]
+fn a_new_profile_holds_for_requests_of_any_length() {
+    // Until when the second one is not hopeless.
+    let mut driver = Driver::new(vec![padded()], 1, &[("drop", "hopeless")]);
+    driver.arrive_long(0, 0..1, 2, 1_000);
+    driver.settle(0);
+    driver.arrive_long(0, 1..2, 2, 20);
+    assert_eq!((driver.settle(0), driver.dva.next_wakeup()), (String::new(), ms(18).next()));
+    driver.ok(2, 0);
+    driver.ok(4, 0);
+    let profile = Profile::from_table(&[Nanos::from_millis(16); 4]).unwrap();
+    driver.dva.on_control(ms(4), Control::ProfileReplaced { model: ModelId(0), block: BlockId(0), profile });
+    driver.arrive_long(4, 0..1, 2, 1_000);
+    driver.settle(4);
+    driver.arrive_long(4, 1..2, 2, 20);
+    assert_eq!((driver.settle(4), driver.dva.next_wakeup()), (String::new(), ms(20).next()));
 }

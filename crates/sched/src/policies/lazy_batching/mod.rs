@@ -447,7 +447,7 @@ impl Scheduler for LazyBatching {
                 }
             }
             Control::ProfileReplaced { model, block, profile } => {
-                self.served(model).model.blocks[block.index()].profile = profile;
+                self.served(model).model.blocks[block.index()].replace_profile(profile);
             }
             Control::Cancelled(slot) => {
                 if self.members[slot.index()].waits {
