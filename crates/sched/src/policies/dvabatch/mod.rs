@@ -79,6 +79,8 @@ struct Device {
     present: bool,
     /// Whether it has lost what it held; nothing starts until all its tasks have ended.
     lost: bool,
+    /// Its latency relative to the profiles, in percent.
+    percent: u32,
     lanes: Vec<Lane>,
 }
 
@@ -100,16 +102,25 @@ impl Device {
         self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
     }
 
+    /// How long it takes for what costs so much by the profiles.
+    fn takes(&self, cost: Nanos) -> Nanos {
+        cost.scale(self.percent.into(), 100)
+    }
+
+    /// What is left by the profiles of all that its lanes run.
+    fn left(&self, now: Time) -> impl Iterator<Item = Nanos> {
+        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
+        running.map(move |lane| (lane.ends - now).max(Nanos::ZERO).scale(100, self.percent.into()))
+    }
+
     /// How long until another lane has been through with what it runs.
     fn next_end(&self, now: Time) -> Nanos {
-        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
-        running.map(|lane| (lane.ends - now).max(Nanos::ZERO)).min().unwrap_or(Nanos::MAX)
+        self.left(now).min().unwrap_or(Nanos::MAX)
     }
 
     /// How long until all lanes have been through with what they run.
     fn rest(&self, now: Time) -> Nanos {
-        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
-        running.map(|lane| lane.ends - now).max().unwrap_or(Nanos::ZERO).max(Nanos::ZERO)
+        self.left(now).max().unwrap_or(Nanos::ZERO)
     }
 
     /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
@@ -142,7 +153,7 @@ impl DvaBatch {
     fn new(setup: &Setup, options: Options) -> DvaBatch {
         let limits = &setup.limits;
         let lane = Lane { members: Vec::with_capacity(limits.batch), ..Lane::default() };
-        let device = |present| Device { present, lost: false, lanes: vec![lane.clone(); options.lanes] };
+        let device = |present| Device { present, lost: false, percent: 100, lanes: vec![lane.clone(); options.lanes] };
         let mut dva = DvaBatch {
             models: (0..limits.models).map(|_| None).collect(),
             fifo: Fifo::new(limits.requests, limits.models),
@@ -407,7 +418,7 @@ impl DvaBatch {
         if newcomers == 0 || (plan.stretch == Stretch::Gain && devices[device].suits_apart(model, plan, &join)) {
             return;
         }
-        let (then, before) = plan.ends(model, now, &join);
+        let [then, before] = plan.lasts(model, &join).map(|cost| now + devices[device].takes(cost));
         let deadlines = members.iter(&fifo.links).map(|slot| fifo.request(RequestSlot(slot)).deadline);
         let harmed = deadlines.into_iter().any(|deadline| deadline >= before && deadline < then);
         if harmed || !plan.stretches(model, now, begun, &join) {
@@ -434,8 +445,9 @@ impl DvaBatch {
         let rows = place.members.iter().map(|&slot| fifo.request(slot).rows as usize).sum();
         let length = pipelines[device].batch(run.item.id).length;
         place.share = plan.share(model, run.stage, rows, length);
-        place.ends = now + plan.remaining(model, run.stage, rows, length);
         place.run = Some(run);
+        let cost = plan.remaining(model, run.stage, rows, length);
+        devices[device].lanes[lane].ends = now + devices[device].takes(cost);
         out.push(Action::Start {
             task: TaskId((device * self.options.lanes + lane) as u32),
             model: owner,
@@ -470,15 +482,18 @@ impl Scheduler for DvaBatch {
 
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => self.devices[device.index()].present = true,
+            Control::DeviceJoined(device) => {
+                let device = &mut self.devices[device.index()];
+                (device.present, device.percent) = (true, 100);
+            }
             Control::DeviceLeft(device) => {
                 self.devices[device.index()].present = false;
                 if !self.devices[device.index()].runs() {
                     self.abandon(device.index());
                 }
             }
-            // The rules are about shares of a device, however fast it is.
-            Control::DeviceSlowed { .. } => {}
+            // Most rules compare shares of a device or costs on it, however fast it is; deadlines do not.
+            Control::DeviceSlowed { device, percent } => self.devices[device.index()].percent = percent.max(1),
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => {
                 self.served_mut(id).retired = true;

@@ -194,11 +194,11 @@ impl Plan {
         }
     }
 
-    /// When a batch would be done that newcomers join, and when without them.
-    pub(super) fn ends(&self, model: &Model, now: Time, join: &Join) -> (Time, Time) {
+    /// How long a batch lasts that newcomers join, and how long without them.
+    pub(super) fn lasts(&self, model: &Model, join: &Join) -> [Nanos; 2] {
         let catch_up = self.catch_up(model, join);
         let merged = self.remaining(model, join.stage, join.rows + join.new_rows, 1);
-        (now + catch_up + merged, now + self.remaining(model, join.stage, join.rows, 1))
+        [catch_up + merged, self.remaining(model, join.stage, join.rows, 1)]
     }
 
     fn catch_up(&self, model: &Model, join: &Join) -> Nanos {

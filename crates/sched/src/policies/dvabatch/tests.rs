@@ -129,6 +129,34 @@ fn nobody_joins_if_a_member_would_be_late_by_that() {
 }
 
 #[test]
+fn a_slow_device_makes_members_late_sooner() {
+    // It takes half as long again, so that the first is done at 6.5 alone and at 8 if another joins.
+    for (slo, expected) in [(5, "lane 0 stage 0 [1]"), (7, "lane 0 stage 1 [0]"), (8, "lane 0 stage 0 [1]")] {
+        let mut driver = Driver::new(vec![flat()], 1, &[]);
+        driver.dva.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 150 });
+        driver.arrive(0, 0..1, 0, slo);
+        driver.settle(0);
+        driver.arrive(1, 1..2, 0, 1_000);
+        assert_eq!(driver.ok(2, 0), expected, "{slo}");
+    }
+}
+
+#[test]
+fn on_a_slow_device_the_gain_is_the_same() {
+    // The third would wait for the first to end before it could run by itself.
+    for factor in [1, 2] {
+        let mut driver = Driver::new(vec![flat()], 2, &[]);
+        driver.dva.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 100 * factor as u32 });
+        driver.arrive(0, 0..1, 0, 1_000);
+        driver.settle(0);
+        driver.arrive(factor, 1..2, 0, 1_000);
+        assert_eq!(driver.ok(factor, 0), "lane 0 stage 1 [0], lane 1 stage 0 [1]");
+        driver.arrive(2 * factor, 2..3, 0, 1_000);
+        assert_eq!(driver.ok(2 * factor, 1), "lane 1 stage 0 [2]", "{factor}");
+    }
+}
+
+#[test]
 fn nobody_joins_who_gains_less_than_others_lose() {
     // After the first stage three would wait 1 ms each for one who saves 3 ms; after the second, for one who saves 2 ms.
     for (stage, expected) in [(1, "lane 0 stage 1 [0, 1, 2]"), (2, "lane 0 stage 2 [0, 1, 2]")] {
