@@ -56,15 +56,29 @@ impl Fifo {
         }
     }
 
-    /// Takes a request out of its queue; false if it does not wait.
+    /// Takes a request out of its queue; false if it does not stand there.
     pub(crate) fn take(&mut self, slot: RequestSlot) -> bool {
+        let waited = self.set_apart(slot);
+        if waited {
+            self.disarm(slot);
+        }
+        waited
+    }
+
+    /// Takes a request out of its queue that goes on waiting elsewhere, and may become too late there until
+    /// [`Fifo::disarm`]; false if it does not stand in its queue.
+    pub(crate) fn set_apart(&mut self, slot: RequestSlot) -> bool {
         let waited = std::mem::take(&mut self.waits[slot.index()]);
         if waited {
             let model = self.request(slot).model;
             self.queues[model.index()].remove(&mut self.links, slot.0);
-            self.timers.remove(slot.index());
         }
         waited
+    }
+
+    /// A request that was set apart waits no more.
+    pub(crate) fn disarm(&mut self, slot: RequestSlot) {
+        self.timers.remove(slot.index());
     }
 
     /// The oldest request of a model.
@@ -100,12 +114,18 @@ impl Fifo {
         heads.filter(|&key| after.is_none_or(|after| key > after)).min()
     }
 
-    /// Takes out a request that is too late by now.
-    pub(crate) fn pop_late(&mut self, now: Time) -> Option<(RequestSlot, Why)> {
+    /// A request that waits and is too late by now.
+    pub(crate) fn late(&self, now: Time) -> Option<(RequestSlot, Why)> {
         let (_, slot) = self.timers.peek().filter(|&(at, _)| at <= now)?;
         let slot = RequestSlot(slot as u32);
-        self.take(slot);
         Some((slot, if self.request(slot).deadline <= now { Why::Expired } else { Why::Hopeless }))
+    }
+
+    /// Takes out a request that is too late by now, where none is set apart.
+    pub(crate) fn pop_late(&mut self, now: Time) -> Option<(RequestSlot, Why)> {
+        let late = self.late(now)?;
+        assert!(self.take(late.0), "who is too late stands in a queue: {late:?}");
+        Some(late)
     }
 
     /// When the next request is too late.

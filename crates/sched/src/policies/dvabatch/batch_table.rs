@@ -114,6 +114,20 @@ impl BatchTable {
         id
     }
 
+    /// A query leaves a batch that has not begun; the batch vanishes with its last one.
+    pub(super) fn shrink(&mut self, id: BatchId, sealed: bool) {
+        let Row { bs, .. } = *self.row(id);
+        let whole = Item { id, start: 0, num: bs };
+        let place = self.queues[0].iter().position(|&item| item == whole).expect("none of it has begun");
+        if bs == 1 {
+            self.queues[0].remove(place);
+            return self.close(id);
+        }
+        self.queues[0][place].num -= 1;
+        let row = self.row_mut(id);
+        (row.bs, row.sealed) = (bs - 1, sealed);
+    }
+
     /// *stretch*: `num` queries join the latest batch, and catch up from the first stage on. Those that stand before a stage
     /// are taken back from its queue; they are pushed again together with the newcomers.
     pub(super) fn stretch(&mut self, id: BatchId, num: u16, sealed: bool) {
@@ -300,6 +314,18 @@ mod tests {
                 "{0, bs 2, {1:2,2:2,3:2}} {1, bs 2, {1:2,2:2,3:2}} Q4 {0,0,2} {1,0,2}",
             ]
         );
+    }
+
+    #[test]
+    fn a_batch_shrinks_before_it_has_begun_and_keeps_its_place() {
+        let mut table = BatchTable::new(2, 8);
+        let first = table.new_batch(2, Time::ORIGIN, true);
+        table.new_batch(1, Time::ORIGIN, false);
+        table.shrink(first, false);
+        assert_eq!(show(&table), "{0, bs 1, {}} {1, bs 1, {}} Q1 {0,0,1} {1,0,1}");
+        assert!(!table.row(first).sealed);
+        table.shrink(first, false);
+        assert_eq!(show(&table), "{1, bs 1, {}} Q1 {1,0,1}");
     }
 
     /// A batch of two that stands before the third of four stages.

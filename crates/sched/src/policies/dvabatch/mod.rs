@@ -13,6 +13,8 @@
 //! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and
 //!    not in parts where a full batch waits and the parts would waste more than lies idle until it can start.
 //!
+//! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
+//!
 //! State: a queue a model; a batch table, batch queues and stage executors for each model on each device. It ignores deadlines but
 //! for rule 4 and for `drop`, and arrivals to come.
 //!
@@ -202,6 +204,26 @@ impl DvaBatch {
         self.pending.push(Action::Reject { request: slot, why });
     }
 
+    /// A request that waits, in its queue or in a batch that has not begun, is rejected; false if it does not wait.
+    fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
+        let DvaBatch { models, fifo, .. } = self;
+        let id = fifo.request(slot).model;
+        let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("the model is loaded");
+        let mut books = Books { fifo, model, plan };
+        let waited = books.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut books, slot));
+        if waited {
+            self.reject(slot, why);
+        }
+        waited
+    }
+
+    /// A request of a model that waits, in a batch that has not begun or in the queue.
+    fn waiting(&self, id: ModelId) -> Option<RequestSlot> {
+        let in_batch = |pipeline: &Pipeline| pipeline.batch(pipeline.formed()?).members.front().map(RequestSlot);
+        let first = || self.fifo.head(id).map(|request| request.slot);
+        self.served(id).pipelines.iter().find_map(in_batch).or_else(first)
+    }
+
     /// The device has lost all that it held, or is to go: its requests start over elsewhere.
     fn abandon(&mut self, device: usize) {
         self.devices[device].lost = false;
@@ -281,7 +303,7 @@ impl DvaBatch {
 
     /// Starts a batch that has been formed and waits for its turn; whether it did.
     fn begin_formed(&mut self, now: Time, device: usize, lane: u8, out: &mut Outbox) -> bool {
-        let DvaBatch { models, devices, .. } = self;
+        let DvaBatch { models, fifo, devices, .. } = self;
         let mut formed = models.iter_mut().zip(0..).filter_map(|(served, id)| {
             let served = served.as_mut()?;
             Some((served.pipelines[device].formed()?, ModelId(id), served))
@@ -293,7 +315,7 @@ impl DvaBatch {
         if !devices[device].has_room(share) || !pipeline.takes(lane) {
             return false;
         }
-        pipeline.begin(now, batch, lane);
+        pipeline.begin(fifo, now, batch, lane);
         let place = &mut devices[device].lanes[usize::from(lane)];
         (place.owner, place.batches) = (Some(id), 1);
         self.run_next(now, device, usize::from(lane), out);
@@ -391,7 +413,7 @@ impl DvaBatch {
             let sealed = plan.will_split(model, 1, rows, length);
             let batch = pipelines[device].open(now, members.len(), length, sealed);
             for &(_, _, slot) in members {
-                fifo.take(slot);
+                fifo.set_apart(slot);
                 pipelines[device].add(fifo, batch, slot);
                 taken += 1;
             }
@@ -497,9 +519,8 @@ impl Scheduler for DvaBatch {
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => {
                 self.served_mut(id).retired = true;
-                while let Some(slot) = self.fifo.head(id).map(|request| request.slot) {
-                    self.fifo.take(slot);
-                    self.reject(slot, Why::Unloaded);
+                while let Some(slot) = self.waiting(id) {
+                    assert!(self.withdraw(slot, Why::Unloaded), "who waits is found: {slot:?}");
                 }
             }
             Control::ProfileReplaced { model, block, profile } => {
@@ -509,16 +530,14 @@ impl Scheduler for DvaBatch {
                 self.served_mut(model).plan = plan;
             }
             Control::Cancelled(slot) => {
-                if self.fifo.take(slot) {
-                    self.reject(slot, Why::Cancelled);
-                }
+                self.withdraw(slot, Why::Cancelled);
             }
         }
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        while let Some((slot, why)) = self.fifo.pop_late(now) {
-            self.reject(slot, why);
+        while let Some((slot, why)) = self.fifo.late(now) {
+            assert!(self.withdraw(slot, why), "who is too late waits: {slot:?}");
         }
         self.pending.drain(..).for_each(|action| out.push(action));
         self.window_ends = Time::NEVER;

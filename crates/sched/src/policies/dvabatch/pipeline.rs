@@ -102,7 +102,27 @@ impl Pipeline {
 
     /// The first batch that has been formed and is on no lane yet.
     pub(super) fn formed(&self) -> Option<BatchId> {
-        self.table.queue(0).iter().map(|item| item.id).find(|&id| self.batch(id).lane.is_none())
+        self.all_formed().next()
+    }
+
+    fn all_formed(&self) -> impl Iterator<Item = BatchId> {
+        self.table.queue(0).iter().map(|item| item.id).filter(|&id| self.batch(id).lane.is_none())
+    }
+
+    /// A request leaves the batch that it waits in and that has not begun; false if there is none.
+    pub(super) fn withdraw(&mut self, books: &mut Books<'_>, slot: RequestSlot) -> bool {
+        let has = |id: &BatchId| self.batch(*id).members.iter(&books.fifo.links).any(|member| member == slot.0);
+        let Some(id) = self.all_formed().find(has) else { return false };
+        books.fifo.disarm(slot);
+        self.remove(books, id, slot);
+        self.rows -= books.fifo.request(slot).rows as usize;
+        let Batch { members, rows, .. } = *self.batch(id);
+        let lengths =
+            members.iter(&books.fifo.links).map(|member| books.fifo.request(RequestSlot(member)).extent.length);
+        let length = lengths.max().unwrap_or(1);
+        self.batches[id.index()].length = length;
+        self.table.shrink(id, books.plan.will_split(books.model, 1, rows, length));
+        true
     }
 
     /// Whether a batch may begin on a free lane.
@@ -110,10 +130,15 @@ impl Pipeline {
         self.executors.takes(0, lane)
     }
 
-    /// A batch that has been formed begins on a free lane.
-    pub(super) fn begin(&mut self, now: Time, id: BatchId, lane: u8) {
+    /// A batch that has been formed begins on a free lane: from now on its members run.
+    pub(super) fn begin(&mut self, fifo: &mut Fifo, now: Time, id: BatchId, lane: u8) {
         let batch = &mut self.batches[id.index()];
         (batch.lane, batch.begun) = (Some(lane), now);
+        let mut next = batch.members.front();
+        while let Some(slot) = next {
+            next = fifo.links.next(slot);
+            fifo.disarm(RequestSlot(slot));
+        }
         self.executors.put(0, lane);
     }
 

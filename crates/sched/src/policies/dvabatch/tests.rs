@@ -26,8 +26,8 @@ fn ms(millis: i64) -> Time {
 impl Driver {
     fn new(models: Vec<Model>, lanes: usize, options: &[(&str, &str)]) -> Driver {
         let limits = Limits { requests: 16, models: models.len(), devices: 1, lanes, depth: 1, batch: 4, nodes: 0 };
-        let word = |&(name, value): &(&str, &str)| (name.to_owned(), OptionValue::Text(value.to_owned()));
-        let options: Options = options.iter().map(word).collect();
+        let value = |text: &str| text.parse().map_or_else(|_| OptionValue::Text(text.to_owned()), OptionValue::Int);
+        let options: Options = options.iter().map(|&(name, text)| (name.to_owned(), value(text))).collect();
         let dva = build("dva", &Setup { models, devices: 1, limits }, &options).unwrap();
         Driver { dva, out: Outbox::new(&limits), seen: Vec::new() }
     }
@@ -291,4 +291,79 @@ fn a_new_profile_holds_for_requests_of_any_length() {
     driver.settle(4);
     driver.arrive_long(4, 1..2, 2, 20);
     assert_eq!((driver.settle(4), driver.dva.next_wakeup()), (String::new(), ms(20).next()));
+}
+
+/// One lane: two of length 1 run, and two of length 4 and 8, due at `slo_ms`, are a batch that waits.
+fn two_groups(drop: &str, slo_ms: i64) -> Driver {
+    let mut driver = Driver::new(vec![padded()], 1, &[("groups", "2"), ("drop", drop)]);
+    driver.arrive_long(0, 0..2, 1, 1_000);
+    driver.arrive_long(0, 2..3, 4, slo_ms);
+    driver.arrive_long(0, 3..4, 8, slo_ms);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
+    driver
+}
+
+fn cancel(driver: &mut Driver, slot: u32) {
+    driver.dva.on_control(ms(0), Control::Cancelled(RequestSlot(slot)));
+}
+
+#[test]
+fn who_waits_in_a_batch_can_be_cancelled() {
+    let mut driver = two_groups("never", 1_000);
+    driver.arrive_long(0, 4..5, 2, 1_000);
+    (0..3).for_each(|slot| cancel(&mut driver, slot));
+    assert_eq!(driver.settle(0), "Cancelled 2");
+    assert_eq!(driver.ok(1, 0), "done 0, done 1, lane 0 stage 0 [3]");
+    assert_eq!(driver.ok(9, 0), "done 3, lane 0 stage 0 [4]");
+
+    // With its last one a batch vanishes.
+    let mut driver = two_groups("never", 1_000);
+    (2..4).for_each(|slot| cancel(&mut driver, slot));
+    assert_eq!(driver.settle(0), "Cancelled 2, Cancelled 3");
+    driver.arrive_long(0, 4..5, 2, 1_000);
+    assert_eq!(driver.ok(1, 0), "done 0, done 1, lane 0 stage 0 [4]");
+}
+
+#[test]
+fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
+    // A row uses an eighth of the device if it is 1 long, five eighths if it is 5 long, and all of it if it is 8 long.
+    let of = |millis: [i64; 4]| Profile::from_table(&millis.map(Nanos::from_millis)).unwrap();
+    let (flat, each) = ([8; 4], [8, 16, 24, 32]);
+    let mut model = chain(&[each]);
+    model.blocks[0].lengths = Some(Lengths::new(vec![(1, of(flat)), (5, of(each)), (8, of(each))]).unwrap());
+    let mut driver = Driver::new(vec![model], 2, &[("groups", "2")]);
+    for (slot, length) in [(0, 1), (1, 5), (2, 8)] {
+        driver.arrive_long(0, slot..slot + 1, length, 1_000);
+    }
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    cancel(&mut driver, 2);
+    assert_eq!(driver.settle(0), "Cancelled 2, lane 1 stage 0 [1]");
+}
+
+#[test]
+fn who_waits_in_a_batch_is_dropped_as_in_the_queue() {
+    // Due at 10, they take 4 and 8 ms; the batch before them ends at 11 only.
+    let mut driver = two_groups("expired", 10);
+    assert_eq!((driver.dva.next_wakeup(), driver.settle(9)), (ms(10), String::new()));
+    assert_eq!(driver.settle(10), "Expired 2, Expired 3");
+    assert_eq!(driver.ok(11, 0), "done 0, done 1");
+
+    let mut driver = two_groups("hopeless", 10);
+    assert_eq!((driver.dva.next_wakeup(), driver.settle(3)), (ms(2).next(), "Hopeless 3".to_owned()));
+    assert_eq!(driver.dva.next_wakeup(), ms(6).next());
+    assert_eq!(driver.ok(6, 0), "done 0, done 1, lane 0 stage 0 [2]");
+    // Who runs is not dropped.
+    assert_eq!((driver.dva.next_wakeup(), driver.settle(9)), (Time::NEVER, String::new()));
+}
+
+#[test]
+fn who_waits_in_a_batch_is_rejected_if_the_model_goes() {
+    let mut driver = two_groups("hopeless", 100);
+    driver.arrive_long(0, 4..5, 2, 1_000);
+    driver.dva.on_control(ms(0), Control::ModelUnloaded(ModelId(0)));
+    assert_eq!(
+        (driver.settle(0), driver.dva.next_wakeup()),
+        ("Unloaded 2, Unloaded 3, Unloaded 4".into(), Time::NEVER)
+    );
+    assert_eq!(driver.ok(1, 0), "done 0, done 1");
 }
