@@ -172,3 +172,18 @@ fn case_iii_stretches_the_batch_by_those_who_came_late() {
     assert_eq!(never.rows().lines().nth(4), Some("9 10 A [2, 3, 4]"));
     assert_eq!(never.mean(), 8.0);
 }
+
+#[test]
+fn case_iii_runs_newcomers_beside_the_batch_where_there_are_two_buffers() {
+    let model = model(&[FLAT; 4]);
+    let answers = |knobs: &str| run("dva", 2, &format!("window_ms=4 {knobs}"), &model, &BURST).latencies;
+    // One row and three fill the device together, so the batch of three slows nobody down and nobody waits for it to catch up:
+    // request 1 is answered at 8 instead of 9, the others at 9 as before.
+    for knobs in ["", "stretch=never"] {
+        assert_eq!(answers(knobs), [(1, 8.0), (2, 4.0), (3, 4.0), (4, 4.0)], "{knobs:?}");
+    }
+    // The paper's rule knows no shares and stretches with two buffers as with one.
+    let stretched = [(1, 9.0), (2, 4.0), (3, 4.0), (4, 4.0)];
+    assert_eq!(answers("stretch=comp-wait comp_wait_ms=1"), stretched);
+    assert_eq!(run("dva", 1, "window_ms=4", &model, &BURST).latencies, stretched);
+}
