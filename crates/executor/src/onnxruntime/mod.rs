@@ -54,7 +54,7 @@ pub struct OnnxRuntimeEngine {
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
-    /// How many batches may run at once, on all devices opened.
+    /// How many batches may run at once, on all devices that are open.
     at_once: Arc<AtomicUsize>,
 }
 
@@ -101,11 +101,11 @@ impl Engine for OnnxRuntimeEngine {
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let lanes = lanes.max(1);
-        self.at_once.fetch_add(lanes.min(self.threads), Ordering::Relaxed);
+        let claim = Claim::new(&self.at_once, lanes.min(self.threads));
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
-            prepare: Box::new(prepare),
+            prepare: Box::new(move |loaded, _lane| claim.prepare(loaded)),
             enter: Arc::new(|body| body()),
             aborts: (0..lanes).map(|_| Arc::default()).collect(),
             at_once: self.threads,
@@ -114,11 +114,27 @@ impl Engine for OnnxRuntimeEngine {
     }
 }
 
-fn prepare(loaded: &dyn Loaded, _lane: usize) -> Result<Ready, ExecError> {
-    let model = LoadedModel::<Arc<Home>>::of(loaded, NAME)?;
-    model.own.furnish().map_err(|cause| ExecError(cause.to_string()))?;
-    let runner = OrtRunner { plan: Arc::clone(&model.plan), home: Arc::clone(&model.own) };
-    Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
+/// How many batches may run at once on a device, for as long as it is open.
+struct Claim(Arc<AtomicUsize>, usize);
+
+impl Claim {
+    fn new(at_once: &Arc<AtomicUsize>, own: usize) -> Claim {
+        at_once.fetch_add(own, Ordering::Relaxed);
+        Claim(Arc::clone(at_once), own)
+    }
+
+    fn prepare(&self, loaded: &dyn Loaded) -> Result<Ready, ExecError> {
+        let model = LoadedModel::<Arc<Home>>::of(loaded, NAME)?;
+        model.own.furnish().map_err(|cause| ExecError(cause.to_string()))?;
+        let runner = OrtRunner { plan: Arc::clone(&model.plan), home: Arc::clone(&model.own) };
+        Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 /// Where a model's sessions are made, and where they wait while no batch uses them.
@@ -154,7 +170,7 @@ impl Home {
     /// Whether sessions are missing; they count as made from now on.
     fn orders_one(&self) -> bool {
         let mut stock = self.stock.lock();
-        let missing = stock.made < self.at_once.load(Ordering::Relaxed).max(1);
+        let missing = stock.made < self.wanted();
         stock.made += usize::from(missing);
         missing
     }
@@ -170,9 +186,19 @@ impl Home {
         }
     }
 
+    /// Takes sessions back, or lets them go if a device has been closed since.
     fn put(&self, sessions: Sessions) {
-        self.stock.lock().idle.push(sessions);
-        self.given_back.notify_one();
+        let mut stock = self.stock.lock();
+        if stock.made > self.wanted() {
+            stock.made -= 1;
+        } else {
+            stock.idle.push(sessions);
+            self.given_back.notify_one();
+        }
+    }
+
+    fn wanted(&self) -> usize {
+        self.at_once.load(Ordering::Relaxed).max(1)
     }
 
     fn make(&self) -> Result<Sessions, LoadError> {
@@ -235,5 +261,39 @@ impl Runner for OrtRunner {
             tensors::from_ort(value, output.spec.datatype, call.inputs).map_err(refuse)
         });
         outputs.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BlockSource;
+    use ripieno_base::ModelId;
+
+    #[test]
+    fn there_are_sessions_for_as_many_batches_as_run_at_once() {
+        let engine = OnnxRuntimeEngine::new(OnnxRuntimeOptions { threads: 2, ..Default::default() }).unwrap();
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models/way_first.onnx");
+        let block = BlockSource { path: Some(path), ..BlockSource::new("way") };
+        let loaded = engine.load(&ModelSource::new("way", vec![block], 4)).unwrap();
+        let home = &LoadedModel::<Arc<Home>>::of(&*loaded, NAME).unwrap().own;
+        assert_eq!(home.stock.lock().made, 1);
+        let open = |lanes: usize| {
+            let device = engine.open(lanes, Arc::new(|_| {})).unwrap();
+            device.attach(ModelId(0), Arc::clone(&loaded));
+            device
+        };
+        let (wide, narrow) = (open(3), open(1));
+        assert_eq!(
+            home.stock.lock().made,
+            3,
+            "two at once on the device of three lanes and two threads, one on the other"
+        );
+        drop(wide);
+        let (first, second) = (home.lend(), home.lend());
+        drop((first, second));
+        let stock = home.stock.lock();
+        assert_eq!((stock.made, stock.idle.len()), (1, 1));
+        drop((stock, narrow));
     }
 }
