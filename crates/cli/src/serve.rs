@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_sched::Options;
 use ripieno_server::repository::ModelReport;
-use ripieno_server::{Addresses, ServerConfig};
+use ripieno_server::{Addresses, ServerConfig, Walker};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -125,10 +125,18 @@ impl ServeArgs {
 /// One scheduler runs all models, so it is the one that suits the most demanding among them: "cellular" serves whole
 /// models too, and joins requests of those that unfold at every cell.
 fn default_policy(repository: &Path) -> &'static str {
-    let unfolded = ripieno_server::walks(repository).into_iter().find(|(_, walk)| walk.is_unfolded());
-    let Some((model, walk)) = unfolded else { return "deferred" };
-    tracing::info!("the policy is cellular for all models, because model {model} has walk = \"{}\"", walk.name());
-    "cellular"
+    let models = ripieno_server::walks(repository);
+    if let Some(Walker { model, walk, .. }) = models.iter().find(|model| model.walk.is_unfolded()) {
+        tracing::info!("the policy is cellular for all models, because model {model} has walk = \"{}\"", walk.name());
+        return "cellular";
+    }
+    if let Some(Walker { model, .. }) = models.iter().find(|model| model.pads) {
+        tracing::info!(
+            "the policy is deferred, which pads the requests of model {model} to the longest of each batch; \
+             --policy dva batches those of like length together"
+        );
+    }
+    "deferred"
 }
 
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {

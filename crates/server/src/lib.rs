@@ -28,4 +28,4 @@ mod walks;
 pub use backend::{Backend, Withdraw};
 pub use config::ServerConfig;
 pub use serve::{Addresses, BindError, Server};
-pub use walks::walks;
+pub use walks::{Walker, walks};
