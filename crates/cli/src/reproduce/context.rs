@@ -53,9 +53,18 @@ impl Context {
 
     /// The real models to measure, if the user wants that and all of these are in his repository.
     pub(super) fn models(&self, wanted: &[&str]) -> Option<Measured> {
+        self.repository().filter(|measured| measured.lacks(wanted).is_none())
+    }
+
+    fn repository(&self) -> Option<Measured> {
         let (engine, repository) = (self.measured?, self.models.clone()?);
-        let measured = Measured { repository, engine, quick: self.is_quick() };
-        measured.has(wanted).then_some(measured)
+        let (rounds, seconds) = match self.effort {
+            Effort::Usual | Effort::Full => (3, 5.0),
+            Effort::Quick => (1, 2.0),
+            #[cfg(test)]
+            Effort::Tiny => (1, 0.2),
+        };
+        Some(Measured { repository, engine, rounds, seconds })
     }
 
     /// The same, with measurements of real cells.

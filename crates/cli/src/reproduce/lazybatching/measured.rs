@@ -7,6 +7,7 @@
 use super::workload::{WINDOWS_MS, mean};
 use crate::compare::Row;
 use crate::reproduce::context::Context;
+use crate::reproduce::measured::{Contest, Setting};
 
 /// What the windows have over LazyBatching, in mean latency (windows over lazy) and throughput (lazy over windows): of the window
 /// that is best by its mean over loads, and of all.
@@ -18,6 +19,7 @@ pub(super) struct Gains {
 }
 
 const SHARES: [f64; 3] = [0.2, 0.5, 0.8];
+const OUTSTANDING: u16 = 64;
 
 /// The gains on the model of this network; none if nobody asked, or the repository does not hold it.
 pub(super) fn gains(context: &Context, network: &str) -> anyhow::Result<Option<Gains>> {
@@ -30,19 +32,18 @@ pub(super) fn gains(context: &Context, network: &str) -> anyhow::Result<Option<G
     let needed = if network == "transformer" { vec![network] } else { vec![network, blocks.as_str()] };
     let Some(measured) = context.models(&needed) else { return Ok(None) };
     let windows: Vec<String> = WINDOWS_MS.iter().map(|window| format!("{graph}{window}")).collect();
-    let peak = measured.contest(network, &windows[..1], &[])?.rows[0].answered_rps;
-    let rates = SHARES.map(|share| share * peak);
+    let setting = |policies| Setting { model: network, policies, outstanding: OUTSTANDING, lengths: None };
+    let peak_rps = measured.peaks(setting(&windows[..1]))?.answered_rps(&windows[0]);
     let contestants: Vec<String> = windows.iter().cloned().chain([lazy.clone()]).collect();
-    let contest = measured.contest(network, &contestants, &rates)?;
-    Ok(Some(Gains::of(&contest.rows, &windows, &lazy, &contest.command)))
+    let contest = measured.at_shares(setting(&contestants), peak_rps, &SHARES)?;
+    Ok(Some(Gains::of(&contest, &windows, &lazy)))
 }
 
 impl Gains {
-    fn of(rows: &[Row], windows: &[String], lazy: &str, command: &str) -> Gains {
-        let of = |who: &str| rows.iter().filter(|row| row.policy == who).collect::<Vec<_>>();
-        let lazy = of(lazy);
+    fn of(contest: &Contest, windows: &[String], lazy: &str) -> Gains {
+        let lazy = contest.of(lazy);
         let ratio = |window: &String, value: &dyn Fn(&Row, &Row) -> f64| {
-            mean(of(window).into_iter().zip(&lazy).map(|(window, lazy)| value(window, lazy)))
+            mean(contest.of(window).into_iter().zip(&lazy).map(|(window, lazy)| value(window, lazy)))
         };
         let both = |value: &dyn Fn(&Row, &Row) -> f64| {
             let all: Vec<f64> = windows.iter().map(|window| ratio(window, value)).collect();
@@ -51,7 +52,7 @@ impl Gains {
         Gains {
             latency: both(&|window, lazy| window.mean_ms / lazy.mean_ms),
             throughput: both(&|window, lazy| lazy.answered_rps / window.answered_rps),
-            note: format!("Measured here: `{command}`."),
+            note: contest.note(),
         }
     }
 }
