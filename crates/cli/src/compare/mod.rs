@@ -99,7 +99,7 @@ pub(crate) struct Row {
     violation_rate: f64,
     p50_ms: f64,
     pub(crate) p90_ms: f64,
-    p99_ms: f64,
+    pub(crate) p99_ms: f64,
     pub(crate) mean_ms: f64,
     rows_per_task: f64,
     tasks_per_s: f64,

@@ -5,6 +5,7 @@ use super::job::{Answer, Job, Question};
 use super::measured::Measured;
 use super::queue::Queue;
 use crate::devices::EngineName;
+use anyhow::bail;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct Context {
     measured: Option<EngineName>,
     queue: Queue,
     models: Option<PathBuf>,
+    /// Whether an item is one of many, whose models need not all lie in one repository.
+    one_of_many: bool,
 }
 
 /// A number from several seeds.
@@ -43,17 +46,29 @@ pub(super) struct Spread {
 
 impl Context {
     pub(super) fn new(effort: Effort, seeds: Option<u64>, queue: Queue) -> Context {
-        Context { effort, seeds, measured: None, queue, models: None }
+        Context { effort, seeds, measured: None, queue, models: None, one_of_many: false }
     }
 
-    /// The same, with a repository of real models.
-    pub(super) fn with_models(self, models: Option<PathBuf>) -> Context {
-        Context { models, ..self }
+    /// The same, with a repository of real models; none of its models is missed in a run of many items.
+    pub(super) fn with_models(self, models: Option<PathBuf>, one_of_many: bool) -> Context {
+        Context { models, one_of_many, ..self }
     }
 
     /// The real models to measure, if the user wants that and all of these are in his repository.
     pub(super) fn models(&self, wanted: &[&str]) -> Option<Measured> {
         self.repository().filter(|measured| measured.lacks(wanted).is_none())
+    }
+
+    /// The same where a program writes all of these: a repository that lacks one is an error.
+    pub(super) fn models_by(&self, program: &str, wanted: &[&str]) -> anyhow::Result<Option<Measured>> {
+        let lacks = self.repository().and_then(|measured| measured.lacks(wanted).map(|model| (measured, model)));
+        match lacks {
+            Some((Measured { repository, .. }, model)) if !self.one_of_many => {
+                let repository = repository.display();
+                bail!("--models {repository} holds no model {model}; python {program} {repository} writes it")
+            }
+            _ => Ok(self.models(wanted)),
+        }
     }
 
     fn repository(&self) -> Option<Measured> {

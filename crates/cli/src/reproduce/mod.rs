@@ -51,7 +51,8 @@ pub(crate) struct ReproduceArgs {
     full: bool,
 
     /// Beside the simulation, measure cells with a state of 1,024 and random weights on this machine, where the item says
-    /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine.
+    /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine. With --models, real
+    /// models of lazybatching and dvabatch, too.
     #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
     measured: Option<EngineName>,
 
@@ -67,8 +68,10 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: Option<u64>,
 
-    /// With --measured, also measure the models of this repository (lazybatching/figure12, figure13, figure16):
-    /// tests/python/measured_models.py writes resnet50, bert and transformer with random weights, whole and in blocks.
+    /// With --measured, also measure the models of this repository; at most two minutes each with --quick, else ten. For
+    /// lazybatching/figure12, figure13, figure16: tests/python/measured_models.py writes resnet50, bert and transformer with
+    /// random weights, whole and in blocks. For dvabatch/figure14 to figure17: tests/python/dva_models.py writes bert, unet and
+    /// resnet, whole and in stages.
     #[arg(long, value_name = "DIR", requires = "measured")]
     models: Option<PathBuf>,
 
@@ -111,7 +114,9 @@ fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let jobs = args.jobs.map_or(cores, NonZeroUsize::get);
     let queue = Queue::new(args.out.join("cache"), jobs)?;
-    Ok(Context::new(effort, args.seeds, queue).measuring(args.measured).with_models(args.models.clone()))
+    Ok(Context::new(effort, args.seeds, queue)
+        .measuring(args.measured)
+        .with_models(args.models.clone(), args.what == "all"))
 }
 
 /// Runs an item, writes its plot, prints it if people read it, and returns it for programs.

@@ -1,6 +1,7 @@
 use super::context::{Context, Effort};
 use super::item::{Item, Report, Row};
 use super::queue::Queue;
+use crate::devices::EngineName;
 use std::path::PathBuf;
 
 /// A folder of this test alone, removed at the end.
@@ -15,6 +16,29 @@ impl Folder {
 
     fn context(&self) -> Context {
         Context::new(Effort::Tiny, None, Queue::new(self.0.join("cache"), 2).unwrap())
+    }
+
+    /// The same with real models measured on the built-in engine.
+    fn measuring(&self, one_of_many: bool) -> Context {
+        self.context().measuring(Some(EngineName::Cpu)).with_models(Some(self.0.join("models")), one_of_many)
+    }
+
+    /// A model of one block, or of several in a chain, from the executor's tiny files.
+    fn model(&self, name: &str, toml: &str, blocks: &[&str]) {
+        let folder = self.0.join("models").join(name);
+        std::fs::create_dir_all(folder.join("1")).unwrap();
+        let files = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
+        let mut toml = format!("slo_ms = 60000\nlate = \"answer\"\nmax_batch = 4\n{toml}");
+        match blocks {
+            [whole] => drop(std::fs::copy(files.join(whole), folder.join("1/model.onnx")).unwrap()),
+            several => {
+                for file in several {
+                    toml += &format!("[[block]]\nname = \"{file}\"\nfile = \"{file}\"\n");
+                    std::fs::copy(files.join(file), folder.join("1").join(file)).unwrap();
+                }
+            }
+        }
+        std::fs::write(folder.join("model.toml"), toml).unwrap();
     }
 
     fn kept(&self) -> usize {
@@ -115,6 +139,49 @@ fn figures_of_dvabatch_have_their_rows() {
     for id in ["figure4", "figure5", "figure6", "figure18", "figure21"] {
         check(&(item(&format!("dvabatch/{id}")).run)(&folder.context()).unwrap());
     }
+}
+
+/// However fast the machine: whether a figure is there is looked at, and not what it is.
+#[test]
+fn dvabatch_is_measured_beside_delay_batch() {
+    let folder = Folder::new("measured-dvabatch");
+    let input = |kind: &str, name: &str| format!("[[{kind}]]\nname = \"{name}\"\nlength_dim = 1\n");
+    let lengths = [("input", "ids"), ("input", "mask"), ("output", "tokens")].map(|(kind, name)| input(kind, name));
+    folder.model("bert", &format!("max_length = 256\n{}", lengths.concat()), &["pool.onnx"]);
+    for name in ["unet", "resnet"] {
+        folder.model(name, "", &["mlp.onnx"]);
+        folder.model(&format!("{name}-4"), "", &["mlp_first.onnx", "mlp_second.onnx"]);
+    }
+    let measured = |id: &str| {
+        let report = (item(id).run)(&folder.measuring(false)).unwrap();
+        check(&report);
+        report.rows.into_iter().filter(|row| row.measured.is_some()).collect::<Vec<_>>()
+    };
+    let by_load = measured("dvabatch/figure14");
+    // ZeroBatch, DelayBatch and DVABatch at three loads for three networks; then DVABatch against the two.
+    assert_eq!(by_load.len(), 3 * 3 * 3 + 2 * 3);
+    let note = |name: &str| by_load.iter().find(|row| row.name == name).unwrap().note.clone();
+    let told = note("BertBase, high load: DVABatch");
+    assert!(
+        told.contains("--model bert --policy delay-batch --policy delay-batch,window_ms=20 --policy dva,buffers=1 ")
+    );
+    assert!(told.contains("--lengths 3.986,0.557,8,256") && told.matches("--rate").count() == 3, "{told}");
+    let told = note("Unet, low load: DVABatch");
+    assert!(told.contains("--policy dva,buffers=1,model=unet-4") && !told.contains("--lengths"), "{told}");
+    assert!(note("less than ZeroBatch, free, low load, mean of networks").ends_with("Unet, BertBase, ResNet152."));
+    // RTE, SST-2 and log-normal laws, and no law is known of CoLA's lengths.
+    let by_lengths = measured("dvabatch/figure17");
+    assert!(by_lengths.iter().all(|row| row.name.starts_with("BertBase, ") && row.name.ends_with(", free")));
+    assert_eq!((by_lengths.len(), by_lengths.iter().any(|row| row.name.contains("cola"))), (2 * 5, false));
+}
+
+#[test]
+fn a_missing_model_is_named_unless_many_items_run() {
+    let folder = Folder::new("missing-model");
+    let error = (item("dvabatch/figure14").run)(&folder.measuring(false)).unwrap_err().to_string();
+    assert!(error.contains("holds no model bert; python tests/python/dva_models.py "), "{error}");
+    assert!(folder.measuring(true).models_by("", &["bert"]).unwrap().is_none());
+    assert!(folder.context().models_by("", &["bert"]).unwrap().is_none());
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Figures 14 and 16, and stretch at every load: latency by load.
 
 use super::SOURCE;
+use super::measured::{self, Given};
 use super::workload::{
     Case, LOADS, NETWORKS, Network, Outcomes, RESNET152, System, Tuned, UNET, VGG19, axis, lines, mean, run, seeds,
     series, settings, tuned,
 };
+use crate::compare;
 use crate::reproduce::context::{Context, Spread};
 use crate::reproduce::item::{Item, Report, Row};
 use ripieno_report::plot::{Axis, Figure, Look, Series};
@@ -38,6 +40,7 @@ struct What {
     title: &'static str,
     label: &'static str,
     value: fn(&Outcomes) -> Spread,
+    measured: fn(&compare::Row) -> f64,
     /// By load, against ZeroBatch and DelayBatch.
     zero: [f64; 3],
     delay: [f64; 3],
@@ -50,6 +53,7 @@ fn figure_14(context: &Context) -> anyhow::Result<Report> {
             title: "Average latency by load",
             label: "mean latency, ms",
             value: Outcomes::mean_ms,
+            measured: |row| row.mean_ms,
             zero: [16.1, 39.0, 57.7],
             delay: [35.4, 47.3, 48.5],
         },
@@ -63,6 +67,7 @@ fn figure_16(context: &Context) -> anyhow::Result<Report> {
             title: "99th percentile by load",
             label: "p99, ms",
             value: |outcomes| outcomes.quantile_ms(0.99),
+            measured: |row| row.p99_ms,
             zero: [16.9, 27.4, 53.7],
             delay: [45.2, 45.1, 29.2],
         },
@@ -76,6 +81,9 @@ fn contenders(tuned: &[Tuned; 2]) -> [System; 5] {
 
 fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
     let plain: Vec<_> = NETWORKS.iter().map(|network| Case::new(context, network, System::DVA, 1.0)).collect();
+    // Before the simulations: what is missing for it is told at once.
+    let measured: Vec<_> =
+        plain.iter().map(|case| measured::by_load(context, case)).collect::<anyhow::Result<Vec<_>>>()?;
     let tuned = tuned(context, &plain)?;
     let mut cases = Vec::new();
     for (case, tuned) in plain.iter().zip(&tuned) {
@@ -93,7 +101,9 @@ fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
             for (load, (level, _)) in LOADS.iter().enumerate() {
                 let Spread { mean, low, high } = value(network, system, load);
                 let row = Row::new(format!("{name}, {level} load: {}", who.name()), "ms", mean);
-                rows.push(row.seeds(low, high, seeds(context)).note(window(who)));
+                let row = row.seeds(low, high, seeds(context)).note(window(who));
+                let given = measured[network].as_ref();
+                rows.push(measured::beside(row, given, |given| given.latency(who, load, what.measured)));
             }
             let points =
                 LOADS.iter().enumerate().map(|(at, (_, load))| (load * 100.0, value(network, system, at).mean));
@@ -107,12 +117,29 @@ fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
                 let less = |network: usize| 1.0 - value(network, 4, load).mean / value(network, system, load).mean;
                 let name = format!("less than {baseline}, {rule}, {level} load, mean of networks");
                 let ours = mean((0..NETWORKS.len()).map(less)) * 100.0;
-                rows.push(Row::new(name, "%", ours).paper(paper[load]).note(if rule == "free" { FREE } else { START }));
+                let row = Row::new(name, "%", ours).paper(paper[load]).note(if rule == "free" { FREE } else { START });
+                let baseline = contenders(&tuned[0])[system];
+                rows.push(less_measured(row, what, baseline, load, &measured));
             }
         }
     }
     let (title, note) = (what.title.to_owned(), SOURCE.to_owned());
     Ok(Report { rows, figure: Figure { title, subtitle: settings(context), panels, columns: 3, note } })
+}
+
+/// With how much less DVABatch takes on real models, mean over those that were measured.
+fn less_measured(row: Row, what: &What, baseline: System, load: usize, measured: &[Option<Given>]) -> Row {
+    let less = |given: &Given| {
+        let value = |system| given.latency(system, load, what.measured);
+        Some(1.0 - value(System::DVA)? / value(baseline)?)
+    };
+    let of: Vec<_> = measured.iter().map(|given| given.as_ref().and_then(less)).collect();
+    if of.iter().all(Option::is_none) {
+        return row;
+    }
+    let names: Vec<_> = NETWORKS.iter().zip(&of).filter(|(_, less)| less.is_some()).map(|(net, _)| net.name).collect();
+    let given = mean(of.into_iter().flatten()) * 100.0;
+    row.measured(given).note(format!("Measured: the mean of {}.", names.join(", ")))
 }
 
 fn window(system: System) -> String {

@@ -9,6 +9,7 @@ mod diversity;
 mod examples;
 mod knobs;
 mod latency;
+mod measured;
 mod peak;
 mod workload;
 

@@ -1,6 +1,7 @@
 //! Figures 15 and 17: what load is carried.
 
 use super::SOURCE;
+use super::measured::{self, Given};
 use super::workload::{
     BERT_BASE, BERT_LARGE, Case, NETWORKS, Network, Outcome, QOS_MS, Sentences, System, axis, lines, mean, series,
     settings, tuned,
@@ -68,6 +69,7 @@ fn carried_rps(latencies_ms: &[f64]) -> f64 {
 
 fn figure_15(context: &Context) -> anyhow::Result<Report> {
     let plain: Vec<_> = NETWORKS.iter().map(|network| Case::new(context, network, System::DVA, 1.0)).collect();
+    let measured = measured_peaks(context, &plain)?;
     let tuned = tuned(context, &plain)?;
     let contenders = |at: usize| [tuned[at][0].system, tuned[at][1].system, System::DVA];
     let cases: Vec<_> =
@@ -82,7 +84,8 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
         for (system, who) in contenders(at).into_iter().enumerate() {
             rows.push(Row::new(format!("{name}: last step carried, {}", who.name()), "queries/s", steps[system]));
             let peak = if system == 2 { searched[at] } else { tuned[at][system].peak };
-            rows.push(Row::new(format!("{name}: peak by search, {}", who.name()), "queries/s", peak));
+            let row = Row::new(format!("{name}: peak by search, {}", who.name()), "queries/s", peak);
+            rows.push(measured::beside(row, measured[at].as_ref(), |given| given.peak_rps(who)));
             let latencies_ms = &climbs[at * 3 + system];
             let point = |(block, of): (usize, &[f64])| ((block as f64 + 0.5) / 4.0, mean(of.iter().copied()));
             curves.push(series(who, latencies_ms.chunks(500).enumerate().map(point).collect()));
@@ -90,7 +93,8 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
         for (rule, place) in [("free", 0), ("start", 1)] {
             let gain = searched[at] / tuned[at][place].peak;
             let row = Row::new(format!("{name}: peak over DelayBatch, {rule}, by search"), "x", gain);
-            rows.push(row.paper(published_gain(case.network)).note(if case.network.has_lengths() { GAIN } else { "" }));
+            let row = row.paper(published_gain(case.network)).note(if case.network.has_lengths() { GAIN } else { "" });
+            rows.push(measured::beside(row, measured[at].as_ref(), |given| given.gain(tuned[at][place].system)));
         }
         let y = Axis { to: Some(2.0 * QOS_MS), ..axis("latency, ms") };
         panels.push(lines(name, axis("query, in steps of 2,000"), y, curves));
@@ -103,6 +107,11 @@ fn figure_15(context: &Context) -> anyhow::Result<Report> {
         note: SOURCE.to_owned(),
     };
     Ok(Report { rows, figure })
+}
+
+/// What real models carry; before the simulations, so that what is missing for it is told at once.
+fn measured_peaks(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Option<Given>>> {
+    cases.iter().map(|case| measured::peaks(context, case)).collect()
 }
 
 const GAIN: &str = "The load rises by 262/s a step, so peaks are also searched at constant load, to 1 %: the 99th percentile is at most \
@@ -128,6 +137,7 @@ fn figure_17(context: &Context) -> anyhow::Result<Report> {
             sentences.iter().map(move |&sentences| Case { sentences, ..plain })
         })
         .collect();
+    let measured = measured_peaks(context, &cases)?;
     let (baselines, peaks) = (tuned(context, &cases)?, context.each(&cases, Case::peak)?);
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (network, place) in networks.iter().zip(0..) {
@@ -136,8 +146,11 @@ fn figure_17(context: &Context) -> anyhow::Result<Report> {
             let at = place * sentences_len(&cases) + at;
             let name = format!("{}, {}", network.name, sentences.name());
             for (rule, tuned) in ["free", "start"].iter().zip(&baselines[at]) {
-                rows.push(Row::new(format!("{name}: DelayBatch, {rule}"), "queries/s", tuned.peak));
-                rows.push(Row::new(format!("{name}: DVABatch over it, {rule}"), "x", peaks[at] / tuned.peak));
+                let given = measured[at].as_ref();
+                let row = Row::new(format!("{name}: DelayBatch, {rule}"), "queries/s", tuned.peak);
+                rows.push(measured::beside(row, given, |given| given.peak_rps(tuned.system)));
+                let row = Row::new(format!("{name}: DVABatch over it, {rule}"), "x", peaks[at] / tuned.peak);
+                rows.push(measured::beside(row, given, |given| given.gain(tuned.system)));
             }
             let value = peaks[at] / baselines[at][0].peak;
             bars.push(Bar { name: sentences.name(), value, spread: None, paper: None, look: Look::solid(0) });

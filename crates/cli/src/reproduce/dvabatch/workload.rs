@@ -131,6 +131,16 @@ impl Sentences {
         }
     }
 
+    /// As `--lengths` takes them, and what a model of 256 tokens bears: of data sets the laws that were fitted to them.
+    pub(super) fn law(self) -> Option<String> {
+        match self {
+            Sentences::Of("glue-rte") => Some("3.986,0.557,8,256".to_owned()),
+            Sentences::Of("sst2-sentences") => Some("2.76,0.6,2,64".to_owned()),
+            Sentences::Of(_) => None,
+            Sentences::LogNormal(sigma) => Some(format!("{:.3},{sigma},8,256", Sentences::mu(sigma))),
+        }
+    }
+
     fn mu(sigma: f64) -> f64 {
         64f64.ln() - sigma * sigma / 2.0
     }
