@@ -170,9 +170,10 @@ fn search(plan: &Plan, target: &Target, progress: &Progress) -> Result<Staging, 
     report(1);
     let whole = Profile::sum(bench.profiles(&model.slice(&Cuts::none(), "whole").map_err(text)?)?.iter());
     report(2);
-    let measured = Measured { layers, by_layer, whole };
+    let groups = worth::groups(&by_layer);
+    let saturating = parts(&by_layer, &groups).iter().map(Profile::preferred).max().unwrap_or(1);
+    let measured = Measured { layers, by_layer, whole, saturating };
     let mut trials: Vec<Trial> = Vec::with_capacity(ways);
-    let groups = worth::groups(&measured.by_layer);
     for (at, (way, ends)) in bench.ways(&measured, &groups)?.into_iter().enumerate() {
         if trials.iter().all(|trial| trial.ends != ends) {
             trials.push(bench.attempt(way, ends, &measured)?);
@@ -214,6 +215,8 @@ struct Measured {
     layers: Cuts,
     by_layer: Vec<Profile>,
     whole: Profile,
+    /// The smallest batch that saturates every group of layers.
+    saturating: usize,
 }
 
 /// A model on the engine that will serve it.
@@ -245,12 +248,16 @@ impl Bench<'_> {
     }
 
     fn attempt(&self, way: &str, ends: Vec<usize>, measured: &Measured) -> Result<Trial, String> {
-        let Measured { layers, by_layer, whole } = measured;
+        let &Measured { ref layers, ref by_layer, ref whole, saturating } = measured;
         let slices = self.model.slice(&layers.grouped(&ends), "stage").map_err(|error| error.to_string())?;
         let overhead = if ends.is_empty() { (1.0, 1.0) } else { self.overhead(&slices)? };
         let shares = parts(by_layer, &ends);
         let all = Profile::sum(by_layer.iter());
-        let [single, stages] = [overhead.0, overhead.1]
+        // What borders add was measured for one row and for several.
+        let several = BATCH.min(whole.max_batch());
+        let share = (saturating.min(several) - 1) as f64 / (several - 1).max(1) as f64;
+        let typical = overhead.0 + (overhead.1 - overhead.0) * share;
+        let [single, usual, stages] = [overhead.0, typical, overhead.1]
             .map(|more| shares.iter().map(|share| scaled(share, &all, whole, more)).collect::<Vec<Profile>>());
         let largest = whole.max_batch();
         let splits = !has_length(self.model) && Profile::prefer_differently(shares.iter().map(Profile::preferred));
@@ -266,7 +273,7 @@ impl Bench<'_> {
             cuts: slices.blocks.iter().map(carried).take(ends.len()).collect(),
             ends,
             latency_ms: (millis(&single, 1), millis(&stages, largest)),
-            expected_ms: worth::expected(&stages, largest, splits).as_millis_f64(),
+            expected_ms: worth::expected(&usual, saturating, splits).as_millis_f64(),
             stages: shares.iter().enumerate().map(one).collect(),
             overhead,
         })

@@ -1,10 +1,11 @@
 //! What a way to cut is worth, from what its stages cost: nothing is run here.
 //!
-//! A batch that changes only at stage borders costs its members two things that more and better borders make smaller: a batch
-//! that is too large for what comes next runs on as one, and a newcomer waits for the stage that runs. So a way to cut is as
-//! good as the mean time of a full batch's members is short, the batch halved where that pays by the rule that the scheduler
-//! uses (Policy II of DVABatch), and half of the longest stage for the newcomer. What the borders themselves cost is in
-//! the stages' times.
+//! A batch that changes only at stage borders costs its members what more and better borders make smaller: one that is too large
+//! for what comes next runs on as one. So a way to cut is as good as the mean time of a batch's members is short, and half of
+//! its time for a newcomer who finds it running; the batch is the smallest that saturates every part of the model, and halved
+//! where that pays by the rule that the scheduler uses (Policy II of DVABatch). Before the first stage it is halved whatever
+//! the way: that takes no border, only smaller batches. That newcomers may join at a border does not count: with as many as
+//! come meanwhile it seldom pays. What the borders themselves cost is in the stages' times.
 
 use ripieno_base::Nanos;
 use ripieno_model::Profile;
@@ -14,29 +15,40 @@ pub(super) const MOST_GROUPS: usize = 8;
 /// A group with a smaller share of the time than one in so many is not worth a border.
 const LEAST_SHARE: i64 = 20;
 
-/// What a request waits on average, in and before a full batch of `rows`; `splits` says whether batches are halved.
+/// When the rows of a batch end, summed, and when the last does.
+type Ends = (Nanos, Nanos);
+
+/// What a request waits on average, in and before a batch of `rows`; `splits` says whether batches are halved at borders.
 pub(super) fn expected(stages: &[Profile], rows: usize, splits: bool) -> Nanos {
-    let (sum, _) = run(stages, rows, splits);
-    let longest = stages.iter().map(|stage| stage.latency(rows)).max().unwrap_or(Nanos::ZERO);
-    Nanos(sum.0 / rows.max(1) as i64 + longest.0 / 2)
+    let (sum, end) = begin(stages, rows, splits);
+    Nanos(sum.0 / rows.max(1) as i64 + end.0 / 2)
 }
 
-/// The times at which the rows of a batch end, summed, and when the last does: run through `stages`.
-fn run(stages: &[Profile], rows: usize, splits: bool) -> (Nanos, Nanos) {
+fn begin(stages: &[Profile], rows: usize, splits: bool) -> Ends {
+    let halves = halved(stages, rows, |rows| begin(stages, rows, splits));
+    halves.unwrap_or_else(|| run(stages, rows, splits))
+}
+
+fn run(stages: &[Profile], rows: usize, splits: bool) -> Ends {
     let Some((first, rest)) = stages.split_first() else { return (Nanos::ZERO, Nanos::ZERO) };
     let here = first.latency(rows);
     let (sum, end) = go_on(rest, rows, splits);
     (sum + Nanos(here.0 * rows as i64), here + end)
 }
 
-/// The same before a stage, where the batch is halved if that pays, and its halves likewise.
-fn go_on(rest: &[Profile], rows: usize, splits: bool) -> (Nanos, Nanos) {
-    if !(splits && rows > 1 && pays(rest, rows)) {
-        return run(rest, rows, splits);
+fn go_on(rest: &[Profile], rows: usize, splits: bool) -> Ends {
+    let halves = if splits { halved(rest, rows, |rows| go_on(rest, rows, splits)) } else { None };
+    halves.unwrap_or_else(|| run(rest, rows, splits))
+}
+
+/// Both halves of a batch one after the other, if that pays.
+fn halved(stages: &[Profile], rows: usize, half: impl Fn(usize) -> Ends) -> Option<Ends> {
+    if rows < 2 || !pays(stages, rows) {
+        return None;
     }
     let (one, other) = (rows.div_ceil(2), rows / 2);
-    let ((sum, end), (later_sum, later_end)) = (go_on(rest, one, splits), go_on(rest, other, splits));
-    (sum + later_sum + Nanos(end.0 * other as i64), end + later_end)
+    let ((sum, end), (later_sum, later_end)) = (half(one), half(other));
+    Some((sum + later_sum + Nanos(end.0 * other as i64), end + later_end))
 }
 
 /// Whether two halves take no longer than the whole for what is left.
@@ -109,17 +121,20 @@ mod tests {
         let stages = [stage(4, 4), stage(1, 1), stage(1, 1), stage(1, 1)];
         let (sum, end) = run(&stages, 4, true);
         assert_eq!((sum, end), (Nanos(46_000), Nanos(16_000)), "7, 10, 13 and 16");
-        assert_eq!(expected(&stages, 4, true), Nanos(11_500 + 2000));
-        assert_eq!(expected(&stages, 4, false), Nanos(16_000 + 2000), "a scheduler that halves no batch");
+        assert_eq!(expected(&stages, 4, true), Nanos(11_500 + 8000));
+        assert_eq!(expected(&stages, 4, false), Nanos(16_000 + 8000), "a scheduler that halves no batch");
         let whole = Profile::sum(stages.iter());
         assert_eq!(expected(&[whole], 4, true), Nanos(16_000 + 8000));
     }
 
     #[test]
-    fn without_diversity_only_the_border_counts() {
+    fn without_diversity_borders_give_nothing() {
         let even = [stage(4, 16), stage(4, 16)];
-        assert_eq!(expected(&even, 16, true), Nanos(8000 + 2000));
+        assert_eq!(expected(&even, 16, true), Nanos(8000 + 4000));
         assert_eq!(expected(&[stage(8, 16)], 16, true), Nanos(8000 + 4000));
+        // Where batches gain nothing small ones are better, but for that a model need not be cut.
+        let (single, cut) = ([stage(8, 1)], [stage(4, 1), stage(4, 1)]);
+        assert_eq!((expected(&single, 4, true), expected(&cut, 4, true)), (Nanos(36_000), Nanos(36_000)));
     }
 
     #[test]
