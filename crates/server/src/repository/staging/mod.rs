@@ -27,6 +27,9 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
+/// Counts how a way was chosen: what an earlier rule chose is tried again.
+const CHOICE_VERSION: u32 = 2;
+
 /// Numbers of stages that are tried, even in time.
 const COUNTS: [usize; 3] = [2, 4, 8];
 /// Of ways that are so nearly as good as the best, the one with the fewest stages is taken: one part in so many.
@@ -148,7 +151,7 @@ pub(super) fn ends(plan: &Plan, target: &Target, may_measure: bool) -> Result<Ve
 }
 
 fn key(plan: &Plan, target: &Target) -> Result<ProfileKey, String> {
-    let device = format!("{}/slicer-{SLICER_VERSION}", target.engine.device_key());
+    let device = format!("{}/slicer-{SLICER_VERSION}/choice-{CHOICE_VERSION}", target.engine.device_key());
     ProfileKey::new(&device, &plan.files(), plan.source.max_batch)
 }
 
