@@ -374,6 +374,9 @@ impl DvaBatch {
     /// They stand divided in [`DvaBatch::clusters`].
     fn fitting_beside(&mut self, now: Time, device: usize, id: ModelId, (count, full): (usize, bool)) -> usize {
         let DvaBatch { models, fifo, devices, clusters, .. } = self;
+        if devices[device].shares() >= WHOLE {
+            return 0;
+        }
         let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
         let mut fits = |count: usize| {
             let member = |request: &Request| (request.extent.length, request.rows, request.slot);
@@ -389,7 +392,7 @@ impl DvaBatch {
         if fits(count) {
             return count;
         }
-        if devices[device].shares() >= WHOLE || !fits(1) {
+        if !fits(1) {
             return 0;
         }
         let (mut low, mut high) = (1, count - 1);
