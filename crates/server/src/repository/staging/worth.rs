@@ -102,7 +102,8 @@ fn next_to_join(groups: &[Group], least: Nanos) -> Option<usize> {
     if let Some(at) = nearest(&mut pairs.clone().filter(small)) {
         return Some(at);
     }
-    nearest(&mut pairs.clone()).filter(|&at| apart(at) < 2000 || groups.len() > MOST_GROUPS)
+    let differ = |at: usize| Profile::prefer_differently(groups[at..at + 2].iter().map(|group| group.preferred));
+    nearest(&mut pairs.clone()).filter(|&at| !differ(at) || groups.len() > MOST_GROUPS)
 }
 
 #[cfg(test)]
