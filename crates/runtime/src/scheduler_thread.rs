@@ -24,7 +24,7 @@ use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Block, Model};
-use ripieno_sched::{Action, Control, Outcome, Prediction, Request, TaskDone, Why};
+use ripieno_sched::{Action, Control, Outcome, Prediction, Request, RequestClass, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -154,7 +154,7 @@ impl SchedulerThread {
             part.stage = Stage::Waiting;
             let (arrived, deadline) = (call.arrived, call.deadline - margin);
             let (rows, extent) = (part.rows as u32, part.entry.extent);
-            let request = Request { slot, model: id, arrived, deadline, rows, extent };
+            let request = Request { slot, model: id, arrived, deadline, rows, extent, class: RequestClass::default() };
             self.core.request(&request, part.entry.graph.as_deref());
         }
     }

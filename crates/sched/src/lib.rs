@@ -6,7 +6,7 @@
 //! ```
 //! use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 //! use ripieno_model::{Extent, Model, Profile};
-//! use ripieno_sched::{Action, Limits, Options, Outbox, Outcome, Request, Setup, TaskDone, build};
+//! use ripieno_sched::{Action, Limits, Options, Outbox, Outcome, Request, RequestClass, Setup, TaskDone, build};
 //!
 //! let ms = |millis| Time::ORIGIN + Nanos::from_millis(millis);
 //! let model = Model::whole("resnet", Profile::linear(1.0, 5.0, 16).unwrap(), Nanos::from_millis(12));
@@ -15,7 +15,7 @@
 //! let mut out = Outbox::new(&limits);
 //!
 //! // A request arrives at 0 and is due at 12. Alone it takes 6 ms, with a second one 7: frontrun is 5.
-//! let request = Request { slot: RequestSlot(0), model: ModelId(0), arrived: ms(0), deadline: ms(12), rows: 1, extent: Extent::ONE };
+//! let request = Request { slot: RequestSlot(0), model: ModelId(0), arrived: ms(0), deadline: ms(12), rows: 1, extent: Extent::ONE, class: RequestClass::default() };
 //! scheduler.on_request(ms(0), &request);
 //! scheduler.settle(ms(0), &mut out);
 //! assert!(out.actions().is_empty());
@@ -44,5 +44,5 @@ pub use catalogue::{
     BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, find, lanes,
 };
 pub use event::Event;
-pub use scheduler::{Control, Limits, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
+pub use scheduler::{Control, Limits, Outcome, Prediction, Request, RequestClass, Scheduler, Setup, Shape, TaskDone};
 pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Post, Release, Sent, ToMatchmaker};

@@ -81,6 +81,31 @@ pub struct Request {
     pub rows: u32,
     /// How far it walks.
     pub extent: Extent,
+    /// With whom it may share a batch, and with whom it shares the devices.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub class: RequestClass,
+}
+
+/// What sets a request apart from others of its model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RequestClass {
+    /// Only requests of the same shape meet in a batch.
+    pub shape: Shape,
+    /// Whose share of the devices it takes: clients that the driver cannot tell apart are one.
+    pub client: u16,
+    /// The higher, the sooner among requests of its model and client; 0 unless the client says otherwise.
+    pub priority: u8,
+}
+
+/// The shapes of a request's inputs, as a number that the driver gives to each combination of a model that it has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Shape(pub u32);
+
+impl Shape {
+    /// Of a request that shares a batch with nobody.
+    pub const ALONE: Shape = Shape(u32::MAX);
 }
 
 impl Request {
@@ -92,6 +117,7 @@ impl Request {
         deadline: Time::ORIGIN,
         rows: 0,
         extent: Extent::ONE,
+        class: RequestClass { shape: Shape(0), client: 0, priority: 0 },
     };
 }
 

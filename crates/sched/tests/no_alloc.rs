@@ -3,8 +3,8 @@
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model, Profile};
 use ripieno_sched::{
-    Action, CATALOGUE, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone,
-    build,
+    Action, CATALOGUE, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup,
+    TaskDone, build,
 };
 
 const MODELS: usize = 4;
@@ -69,7 +69,15 @@ impl Driver {
         let rows = 1 + self.draw(2) as u32;
         scheduler.on_request(
             self.now,
-            &Request { slot, model: ModelId(model as u16), arrived: self.now, deadline, rows, extent: Extent::ONE },
+            &Request {
+                slot,
+                model: ModelId(model as u16),
+                arrived: self.now,
+                deadline,
+                rows,
+                extent: Extent::ONE,
+                class: RequestClass::default(),
+            },
         );
         if self.draw(50) == 0 {
             scheduler.on_control(self.now, Control::Cancelled(slot));

@@ -3,7 +3,8 @@
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, Graph, Model, Profile, Steps, Walk};
 use ripieno_sched::{
-    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, build,
+    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
+    build,
 };
 
 const DEVICES: usize = 3;
@@ -82,7 +83,15 @@ impl Driver {
         }
         let extent = Extent { length, limit };
         let deadline = self.now + Nanos::from_millis(40);
-        let request = Request { slot, model: ModelId(model as u16), arrived: self.now, deadline, rows: 1, extent };
+        let request = Request {
+            slot,
+            model: ModelId(model as u16),
+            arrived: self.now,
+            deadline,
+            rows: 1,
+            extent,
+            class: RequestClass::default(),
+        };
         scheduler.on_request(self.now, &request);
         if self.draw(50) == 0 {
             scheduler.on_control(self.now, Control::Cancelled(slot));

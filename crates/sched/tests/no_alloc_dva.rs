@@ -4,7 +4,8 @@
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
 use ripieno_sched::{
-    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, build,
+    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
+    build,
 };
 
 const BATCH: usize = 16;
@@ -115,7 +116,10 @@ impl Driver {
         let model = ModelId(self.draw(3) as u16);
         let (rows, extent) = (1 + self.draw(2) as u32, Extent { length: 1 + self.draw(64) as u32, limit: 0 });
         let deadline = self.now + Nanos::from_millis(1 + self.draw(100) as i64);
-        scheduler.on_request(self.now, &Request { slot, model, arrived: self.now, deadline, rows, extent });
+        scheduler.on_request(
+            self.now,
+            &Request { slot, model, arrived: self.now, deadline, rows, extent, class: RequestClass::default() },
+        );
         if self.draw(50) == 0 {
             scheduler.on_control(self.now, Control::Cancelled(slot));
         }

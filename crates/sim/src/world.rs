@@ -12,7 +12,7 @@ use crate::observer::{End, Observer, Run};
 use crate::route::{Carried, Route};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model};
-use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use ripieno_sched::{Action, Control, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::iter::Peekable;
@@ -31,6 +31,8 @@ pub struct Arrival {
     pub deadline: Time,
     /// How far it walks.
     pub extent: Extent,
+    /// With whom it may share a batch, and with whom it shares the devices.
+    pub class: RequestClass,
     /// At which step of a block that runs until its end it ends, counted from 1: hidden from the scheduler.
     pub output: u32,
     /// Where its graph stands among the [`World::with_graphs`], if it brings one.
@@ -42,7 +44,8 @@ pub struct Arrival {
 impl Arrival {
     /// A request of one row that runs each block once.
     pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
-        Arrival { at, model, rows: 1, deadline, extent: Extent::ONE, output: 0, graph: None, route: Route::ALL }
+        let (extent, class) = (Extent::ONE, RequestClass::default());
+        Arrival { at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
     }
 }
 
@@ -305,8 +308,8 @@ impl<'a> World<'a> {
             each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
             return;
         };
-        let Arrival { model, rows, deadline, extent, .. } = *arrival;
-        let request = Request { slot, model, arrived: self.now, deadline, rows, extent };
+        let Arrival { model, rows, deadline, extent, class, .. } = *arrival;
+        let request = Request { slot, model, arrived: self.now, deadline, rows, extent, class };
         self.live[slot.index()] = Some((self.arrived, request));
         if let Some(carried) = &mut self.carried {
             carried.accept(slot, arrival);

@@ -4,7 +4,7 @@
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
 use ripieno_report::Latencies;
-use ripieno_sched::{Limits, Request};
+use ripieno_sched::{Limits, Request, RequestClass};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -60,6 +60,7 @@ impl Load {
             deadline: Time(0),
             rows: 1,
             extent: Extent::ONE,
+            class: RequestClass::default(),
         };
         Load {
             next: Time::ORIGIN,
@@ -102,7 +103,15 @@ impl Load {
         }
         let slot = self.free.pop()?;
         let deadline = due + self.plan.models[model.index()].slo;
-        let request = Request { slot, model, arrived: due, deadline, rows: 1, extent: Extent::ONE };
+        let request = Request {
+            slot,
+            model,
+            arrived: due,
+            deadline,
+            rows: 1,
+            extent: Extent::ONE,
+            class: RequestClass::default(),
+        };
         self.live[slot.index()] = request;
         Some(request)
     }

@@ -1,5 +1,6 @@
 use crate::{
-    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, build,
+    Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
+    build,
 };
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
@@ -43,7 +44,10 @@ impl Driver {
     fn request(&mut self, now: i64, slot: u32, model: u16, length: u32, slo_ms: i64) {
         let (arrived, deadline) = (ms(now), ms(now + slo_ms));
         let (slot, model, extent) = (RequestSlot(slot), ModelId(model), Extent { length, limit: 0 });
-        self.dva.on_request(arrived, &Request { slot, model, arrived, deadline, rows: 1, extent });
+        self.dva.on_request(
+            arrived,
+            &Request { slot, model, arrived, deadline, rows: 1, extent, class: RequestClass::default() },
+        );
     }
 
     fn end(&mut self, now: i64, lane: u32, outcome: Outcome, ended: &[bool], skips: &[u16]) {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Limits;
+use crate::{Limits, RequestClass};
 use ripieno_base::Nanos;
 use ripieno_model::Extent;
 use ripieno_model::{Block, Profile};
@@ -24,8 +24,15 @@ fn ms(millis: i64) -> Time {
 
 fn arrive(lazy: &mut LazyBatching, slot: u32, arrived: Time, slo_ms: i64) {
     let deadline = arrived + Nanos::from_millis(slo_ms);
-    let request =
-        Request { slot: RequestSlot(slot), model: ModelId(0), arrived, deadline, rows: 1, extent: Extent::ONE };
+    let request = Request {
+        slot: RequestSlot(slot),
+        model: ModelId(0),
+        arrived,
+        deadline,
+        rows: 1,
+        extent: Extent::ONE,
+        class: RequestClass::default(),
+    };
     lazy.on_request(arrived, &request);
 }
 
