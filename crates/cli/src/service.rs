@@ -5,7 +5,7 @@ use anyhow::Context;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_runtime::{Engine, EngineConfig, Recording};
-use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build, find};
+use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build_served, find};
 use ripieno_server::registry::Registry;
 use ripieno_server::repository::{LiveRepository, Progress, Target};
 use ripieno_server::{Addresses, Server, ServerConfig};
@@ -74,7 +74,7 @@ impl Service {
         let devices = target.devices;
         let policy = find(&self.policy)?;
         let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy, devices) };
-        let scheduler = build(&self.policy, &setup, &self.options)?;
+        let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         config.policy = Some(policy);
         config.record = match &self.record {

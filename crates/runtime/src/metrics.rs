@@ -67,6 +67,8 @@ pub enum Ending {
     Expired,
     /// Given up before its deadline, which no schedule could meet.
     Hopeless,
+    /// Given up because its model or client asks for more than its share.
+    Share,
     /// Withdrawn by its client.
     Cancelled,
     /// The engine failed on it.
@@ -81,11 +83,12 @@ pub enum Ending {
 
 impl Ending {
     /// Every ending.
-    pub const ALL: [Ending; 9] = [
+    pub const ALL: [Ending; 10] = [
         Ending::Ok,
         Ending::Late,
         Ending::Expired,
         Ending::Hopeless,
+        Ending::Share,
         Ending::Cancelled,
         Ending::Failed,
         Ending::Refused,
@@ -97,7 +100,7 @@ impl Ending {
     pub fn is_good(self) -> Option<bool> {
         match self {
             Ending::Ok => Some(true),
-            Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Refused => Some(false),
+            Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Share | Ending::Refused => Some(false),
             Ending::Cancelled | Ending::Failed | Ending::Unloaded | Ending::ShuttingDown => None,
         }
     }
@@ -109,6 +112,7 @@ impl Ending {
             Ending::Late => "late",
             Ending::Expired => "expired",
             Ending::Hopeless => "hopeless",
+            Ending::Share => "share",
             Ending::Cancelled => "cancelled",
             Ending::Failed => "failed",
             Ending::Refused => "refused",

@@ -263,6 +263,7 @@ impl SchedulerThread {
             Why::Hopeless => Failure::Hopeless,
             Why::Cancelled => Failure::Cancelled,
             Why::Unloaded => Failure::Unloaded,
+            Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
             Why::Failed => match self.jobs.part(slot).result.take() {
                 Some(Err(text)) => Failure::Failed(text),
                 _ => Failure::Failed("the engine gave no reason".to_owned()),
@@ -358,6 +359,7 @@ fn ending(failure: &Failure) -> Ending {
         Failure::Hopeless => Ending::Hopeless,
         Failure::Cancelled => Ending::Cancelled,
         Failure::Failed(_) => Ending::Failed,
+        Failure::Share(_) => Ending::Share,
         Failure::Unloaded => Ending::Unloaded,
         Failure::ShuttingDown => Ending::ShuttingDown,
     }

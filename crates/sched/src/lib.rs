@@ -32,6 +32,7 @@
 //! ```
 
 mod action;
+mod admission;
 mod catalogue;
 mod event;
 mod parts;
@@ -41,7 +42,7 @@ mod shard;
 
 pub use action::{Action, Outbox, Why};
 pub use catalogue::{
-    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, find, lanes,
+    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, build_served, find, lanes,
 };
 pub use event::Event;
 pub use scheduler::{Control, Limits, Outcome, Prediction, Request, RequestClass, Scheduler, Setup, Shape, TaskDone};

@@ -96,6 +96,10 @@ impl From<LookupError> for Problem {
 impl From<Failure> for Problem {
     fn from(failure: Failure) -> Problem {
         let kind = match failure {
+            Failure::Share(retry_after) => {
+                let problem = Problem::new(Kind::Overloaded, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
             Failure::Expired | Failure::Hopeless => Kind::Expired,
             Failure::Cancelled => Kind::Cancelled,
             Failure::Failed(_) => Kind::Internal,

@@ -8,7 +8,7 @@ use crate::unfolding::Unfolding;
 use crate::{Arrival, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
-use ripieno_sched::{BuildError, Request, build};
+use ripieno_sched::{BuildError, Request, build, build_served};
 use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix, stream as stream_of};
 use thiserror::Error;
 
@@ -127,6 +127,7 @@ fn run(
     trace: Option<&mut Trace>,
 ) -> Result<Summary, SimError> {
     let setup = &scenario.effective_setup();
+    let build = if scenario.admission { build_served } else { build };
     let mut scheduler = build(&scenario.policy, setup, &scenario.effective_options())?;
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
     let names = setup.models.iter().map(|model| model.name.clone());

@@ -45,6 +45,8 @@ pub struct Scenario {
     pub policy: String,
     /// The policy's options.
     pub policy_options: Options,
+    /// Whether the policy stands behind the door that a server puts in front of it.
+    pub admission: bool,
     /// Explicit requests, sorted by arrival.
     pub requests: Option<Vec<crate::Arrival>>,
     /// Each model's share of the rate and its arrival process; by model.
@@ -114,6 +116,8 @@ struct File {
     policy: String,
     #[serde(default)]
     policy_options: std::collections::BTreeMap<String, toml::Value>,
+    #[serde(default)]
+    admission: bool,
     #[serde(default = "one_device")]
     cluster: Cluster,
     #[serde(default)]
@@ -291,6 +295,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         autoscale,
         window: file.window(&autoscale)?,
         policy: file.policy,
+        admission: file.admission,
         requests,
     })
 }

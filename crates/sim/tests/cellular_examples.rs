@@ -70,7 +70,17 @@ fn cell(name: &str, steps: Steps, priority: u32, max_batch: usize) -> Block {
 fn model(walk: Walk, blocks: Vec<Block>) -> Model {
     let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
     let slo = Nanos::from_millis(1000);
-    Model { name: "m".to_owned(), blocks, walk, slo, max_batch, instances: usize::MAX, drop: None, dec_timesteps: None }
+    Model {
+        name: "m".to_owned(),
+        blocks,
+        walk,
+        slo,
+        max_batch,
+        instances: usize::MAX,
+        drop: None,
+        weight: 1,
+        dec_timesteps: None,
+    }
 }
 
 fn run(policy: &str, knobs: &str, model: Model, devices: usize, arrivals: &[Arrival], graphs: &[Graph]) -> String {

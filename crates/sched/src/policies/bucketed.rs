@@ -31,6 +31,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "BatchMaker, section 7.1 (MXNet, TensorFlow)",
     summary: "sequences of similar lengths are padded to one length and run as one",
     sharded: false,
+    keeps_deadlines: false,
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::InStep,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],

@@ -38,6 +38,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "BatchMaker, Algorithm 1; Late Batching",
     summary: "requests join and leave a running batch at every cell",
     sharded: false,
+    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::InStep,
     knobs: &[MAX_TASKS, EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],

@@ -30,6 +30,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Symphony, sections 3.1 and 3.2",
     summary: "a batch starts at the last moment that keeps its size, so that it is as large as its deadline allows",
     sharded: true,
+    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[

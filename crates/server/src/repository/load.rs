@@ -176,6 +176,7 @@ impl Prepared {
             max_batch: source.max_batch,
             instances: config.instances,
             drop: config.drop,
+            weight: 1,
             dec_timesteps: self.plan.dec_timesteps,
         })
     }

@@ -31,6 +31,7 @@ pub(super) struct ModelTable {
     gpu: Option<String>,
     max_batch: Option<usize>,
     instances: Option<usize>,
+    weight: Option<u32>,
     #[serde(default = "one_share")]
     share: f64,
     #[serde(default)]
@@ -122,7 +123,11 @@ impl ModelTable {
         }
         let drop = self.drop.as_deref().map(drop_rule).transpose().map_err(context)?;
         let name = self.name.clone();
-        let model = Model { name, blocks, walk, slo, max_batch, instances, drop, dec_timesteps: None };
+        let weight = self.weight.unwrap_or(1);
+        if weight == 0 {
+            return Err(context("weight = 0; it must be at least 1".to_owned()));
+        }
+        let model = Model { name, blocks, walk, slo, max_batch, instances, drop, weight, dec_timesteps: None };
         Ok((model, routes))
     }
 
