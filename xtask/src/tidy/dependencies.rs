@@ -4,7 +4,7 @@ use super::Finding;
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -17,11 +17,23 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("wire", &[]),
     ("server", &["base", "model", "onnx", "executor", "runtime", "wire", "report"]),
     ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
+    ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "cluster"]),
     (
         "cli",
         &[
-            "base", "model", "sched", "workload", "report", "sim", "onnx", "executor", "runtime", "wire", "server",
+            "base",
+            "model",
+            "sched",
+            "workload",
+            "report",
+            "sim",
+            "onnx",
+            "executor",
+            "runtime",
+            "wire",
+            "server",
             "cluster",
+            "reproduce",
         ],
     ),
     ("xtask", &[]),
