@@ -48,7 +48,9 @@ const RULES: [Rule; 6] = [purity::check, sizes::check, markers::check, text::che
 pub(crate) fn run() -> Result<()> {
     let sources = read_repository()?;
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&sources)).collect();
-    findings.extend(dependencies::check(&metadata()?));
+    let metadata = metadata()?;
+    findings.extend(dependencies::check(&metadata));
+    findings.extend(dependencies::check_use(&metadata, &sources));
     findings.sort();
     for finding in &findings {
         println!("{finding}");
