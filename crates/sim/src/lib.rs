@@ -22,11 +22,12 @@ mod unfolding;
 mod world;
 
 pub use autoscale::Autoscale;
+pub use changing::Load;
 pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
 pub use planning::{Footprint, Planning};
-pub use route::Route;
+pub use route::{Arrival, Route};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
-pub use scenario::{Length, Load, Routes, Scenario, ScenarioError, Unfold};
+pub use scenario::{Length, Routes, Scenario, ScenarioError, Unfold};
 pub use trace::Trace;
-pub use world::{Arrival, Controller, Fault, World};
+pub use world::{Controller, Fault, World};
