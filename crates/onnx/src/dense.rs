@@ -8,22 +8,20 @@
 //! The file is edited as a stream of protobuf fields. All but the nodes in question are copied as they are, so nothing
 //! that these few messages do not know can get lost.
 
-use crate::onnx_io::{self, ModelProto};
-use bytes::Buf;
+use crate::proto::{AttributeProto, GRAPH_NODE, MODEL_GRAPH, ModelProto, NodeProto};
+use bytes::{Buf, Bytes};
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, encode_key, encode_varint, skip_field};
 use std::collections::HashSet;
 
-const MODEL_GRAPH: u32 = onnx_io::MODEL_GRAPH;
-const GRAPH_NODE: u32 = 1;
-
 /// The model with each `Gemm` of constant weights taken apart; as it was where nothing applies.
-pub(crate) fn take_apart(model: Vec<u8>) -> Vec<u8> {
-    let weights = ModelProto::decode(&*model).ok().and_then(|model| model.graph).map(|graph| {
+pub fn split_gemm(model: Vec<u8>) -> Vec<u8> {
+    let model = Bytes::from(model);
+    let weights = ModelProto::decode(model.clone()).ok().and_then(|model| model.graph).map(|graph| {
         let names = graph.initializer.into_iter().map(|weight| weight.name);
         names.collect::<HashSet<String>>()
     });
-    let Some(weights) = weights else { return model };
+    let Some(weights) = weights else { return model.into() };
     let node =
         |node: &[u8], out: &mut Vec<u8>| match NodeProto::decode(node).ok().and_then(|node| split(node, &weights)) {
             Some(nodes) => nodes.iter().for_each(|node| put(GRAPH_NODE, &node.encode_to_vec(), out)),
@@ -33,7 +31,7 @@ pub(crate) fn take_apart(model: Vec<u8>) -> Vec<u8> {
         Some(graph) => put(MODEL_GRAPH, &graph, out),
         None => put(MODEL_GRAPH, graph, out),
     };
-    edit(&model, MODEL_GRAPH, &graph).unwrap_or(model)
+    edit(&model, MODEL_GRAPH, &graph).unwrap_or_else(|| model.into())
 }
 
 /// Copies a message field by field, but lets `replace` write the fields numbered `number`.
@@ -80,8 +78,7 @@ fn split(gemm: NodeProto, weights: &HashSet<String>) -> Option<Vec<NodeProto>> {
     let (turned, product) = (format!("{y}/turned-weights"), format!("{y}/product"));
     let mut nodes = Vec::with_capacity(3);
     if transposed {
-        let perm = AttributeProto { name: "perm".to_owned(), ints: vec![1, 0], r#type: INTS, ..Default::default() };
-        nodes.push(NodeProto { attribute: vec![perm], ..node("Transpose", &[weight], &turned) });
+        nodes.push(node("Transpose", &[weight], &turned).with_ints("perm", &[1, 0]));
     }
     let weight = if transposed { &turned } else { weight };
     match bias {
@@ -96,48 +93,14 @@ fn transposes_weights(attributes: &[AttributeProto]) -> Option<bool> {
     let mut transposed = false;
     for attribute in attributes {
         match &*attribute.name {
-            "alpha" | "beta" if attribute.f == 1.0 => {}
-            "transA" if attribute.i == 0 => {}
-            "transB" => transposed = attribute.i != 0,
+            "alpha" | "beta" if attribute.f == Some(1.0) => {}
+            "transA" if attribute.i.unwrap_or(0) == 0 => {}
+            "transB" => transposed = attribute.i.unwrap_or(0) != 0,
             _ => return None,
         }
     }
     Some(transposed)
 }
-
-// The messages of onnx.proto that are written here, under their published field numbers.
-
-#[derive(Clone, PartialEq, Message)]
-struct NodeProto {
-    #[prost(string, repeated, tag = "1")]
-    input: Vec<String>,
-    #[prost(string, repeated, tag = "2")]
-    output: Vec<String>,
-    #[prost(string, tag = "4")]
-    op_type: String,
-    #[prost(message, repeated, tag = "5")]
-    attribute: Vec<AttributeProto>,
-    #[prost(string, tag = "7")]
-    domain: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct AttributeProto {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(float, tag = "2")]
-    f: f32,
-    #[prost(int64, tag = "3")]
-    i: i64,
-    /// rten reads only the unpacked form.
-    #[prost(int64, repeated, packed = "false", tag = "8")]
-    ints: Vec<i64>,
-    #[prost(int32, tag = "20")]
-    r#type: i32,
-}
-
-/// The attribute type of a list of integers.
-const INTS: i32 = 7;
 
 #[cfg(test)]
 mod tests {
@@ -154,11 +117,11 @@ mod tests {
     }
 
     fn int(name: &str, i: i64) -> AttributeProto {
-        AttributeProto { name: name.to_owned(), i, ..AttributeProto::default() }
+        AttributeProto { name: name.to_owned(), i: Some(i), ..AttributeProto::default() }
     }
 
     fn float(name: &str, f: f32) -> AttributeProto {
-        AttributeProto { name: name.to_owned(), f, ..AttributeProto::default() }
+        AttributeProto { name: name.to_owned(), f: Some(f), ..AttributeProto::default() }
     }
 
     fn operators(node: NodeProto) -> Option<Vec<String>> {
@@ -190,10 +153,10 @@ mod tests {
         assert_eq!(operators(computed), None);
         assert_eq!(operators(NodeProto { op_type: "MatMul".to_owned(), ..gemm(vec![]) }), None);
         for file in ["double", "gather", "identity_bytes"] {
-            let path = format!("{}/tests/models/{file}.onnx", env!("CARGO_MANIFEST_DIR"));
+            let path = format!("{}/../executor/tests/models/{file}.onnx", env!("CARGO_MANIFEST_DIR"));
             let model = std::fs::read(path).unwrap();
-            assert_eq!(take_apart(model.clone()), model);
+            assert_eq!(split_gemm(model.clone()), model);
         }
-        assert_eq!(take_apart(b"no model".to_vec()), b"no model");
+        assert_eq!(split_gemm(b"no model".to_vec()), b"no model");
     }
 }
