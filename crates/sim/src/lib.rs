@@ -12,6 +12,7 @@ pub mod checkers;
 mod lanes;
 mod link;
 mod meter;
+pub mod npu;
 mod observer;
 mod planning;
 mod route;

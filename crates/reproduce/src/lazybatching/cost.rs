@@ -4,8 +4,9 @@ use super::SOURCE;
 use super::workload::{axis, lines};
 use crate::context::Context;
 use crate::item::{Item, Report, Row};
-use ripieno_model::{Steps, npu};
+use ripieno_model::Steps;
 use ripieno_report::plot::{Axis, Figure, Look, Series};
+use ripieno_sim::npu;
 use ripieno_workload::{Lengths, counted_lengths, stream};
 
 pub(super) const FIGURE_3: Item = Item {

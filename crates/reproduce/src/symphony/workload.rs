@@ -2,8 +2,8 @@
 
 use crate::case::{Case, Contender, Load};
 use anyhow::Context as _;
-use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_report::plot::{Axis, Content, Look, Panel, Series};
+use ripieno_workload::zoo::{ZooDevice, ZooModel};
 
 /// A model whose requests arrive at random moments, with an equal share.
 pub(super) fn load(name: impl Into<String>, alpha_ms: f64, beta_ms: f64, slo_ms: f64) -> Load {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Profile, Steps};
+use ripieno_model::{Block, Profile, Steps};
 
 #[test]
 fn every_list_can_be_read_and_has_its_size() {
@@ -20,7 +20,7 @@ fn every_list_can_be_read_and_has_its_size() {
 #[test]
 fn single_inputs_take_what_table_2_says() {
     for network in NETWORKS {
-        let single = |block: &crate::Block| block.profile.latency(1) * if block.steps == Steps::Once { 1 } else { 18 };
+        let single = |block: &Block| block.profile.latency(1) * if block.steps == Steps::Once { 1 } else { 18 };
         let total: Nanos = network.blocks().iter().map(single).sum();
         let wanted = network.single_published().unwrap_or(network.single_unscaled());
         assert!((total - wanted).0.abs() < 2_000, "{}: {total:?}, {wanted:?}", network.name);

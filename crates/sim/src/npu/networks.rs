@@ -3,8 +3,8 @@
 //! The lists lie as CSV files in `data/npu`, each with its source in its first lines.
 
 use super::{Layer, span};
-use crate::{Block, Profile, Steps, Walk};
 use ripieno_base::Nanos;
+use ripieno_model::{Block, Profile, Steps, Walk};
 
 /// A network as the NPU sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
