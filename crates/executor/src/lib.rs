@@ -15,7 +15,6 @@ mod error;
 mod lane;
 mod mailbox;
 mod model;
-mod onnx_io;
 mod onnxruntime;
 mod padding;
 mod plan;

@@ -1,10 +1,10 @@
 //! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
 
-use crate::onnx_io::{self, OnnxIo};
 use crate::plan::{BlockIo, Plan};
 use crate::{ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
+use ripieno_onnx::Declared;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
 /// The ONNX files of a model's blocks, read and tied together.
 pub(crate) struct OnnxBlocks<'a> {
     pub(crate) plan: Plan,
-    pub(crate) blocks: Vec<(&'a Path, OnnxIo)>,
+    pub(crate) blocks: Vec<(&'a Path, Declared)>,
 }
 
 /// Reads the ONNX files of a model's blocks and ties them together.
@@ -83,7 +83,7 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
             let (model, block) = (&source.name, &block.name);
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
-        blocks.push((path, onnx_io::read(path)?));
+        blocks.push((path, Declared::read(path).map_err(|cause| LoadError(cause.0))?));
     }
     let ios = source.blocks.iter().zip(&blocks).map(|(block, (path, io))| BlockIo {
         place: format!("block '{}' ({})", block.name, path.display()),

@@ -38,7 +38,7 @@ pub(crate) struct Fleet {
     clock: Clock,
     devices: Devices,
     metrics: Arc<[DeviceMetrics]>,
-    flying: HashMap<TaskId, Flying>,
+    flying: HashMap<TaskId, InFlight>,
     /// Lanes of each device.
     lanes: usize,
     /// When the last task of each lane ended, device by device.
@@ -59,7 +59,7 @@ pub(crate) struct Fleet {
     skipped: bool,
 }
 
-struct Flying {
+struct InFlight {
     model: ModelId,
     block: BlockId,
     steps: Steps,
@@ -112,7 +112,7 @@ impl Fleet {
     /// Sends a batch to its device.
     pub(crate) fn start(&mut self, start: &Start<'_>, jobs: &mut JobTable) {
         let node = |at| start.nodes.get(at).copied().unwrap_or(0);
-        let members = start.members.iter().enumerate().map(|(at, &slot)| board(slot, node(at), start, jobs));
+        let members = start.members.iter().enumerate().map(|(at, &slot)| prepare_member(slot, node(at), start, jobs));
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = pad(start, jobs);
@@ -120,7 +120,7 @@ impl Fleet {
         kept.extend_from_slice(start.members);
         let mut nodes = self.spare_nodes.pop().unwrap_or_default();
         nodes.extend_from_slice(start.nodes);
-        let flying = Flying {
+        let flying = InFlight {
             model: start.model,
             block: start.block,
             steps: start.spec.steps,
@@ -174,18 +174,18 @@ impl Fleet {
             let (_, call, _) = jobs.owner(flying.members[0]);
             call.model.metrics.on_batch(flying.rows, times.execution);
             count_elements(&flying, jobs);
-            self.alight(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
+            self.complete_members(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
         };
-        let Flying { model, members, mut nodes, .. } = flying;
+        let InFlight { model, members, mut nodes, .. } = flying;
         nodes.clear();
         self.spare_nodes.push(nodes);
         Landed { task, outcome, members, model, expected }
     }
 
     /// Gives the members what the task did for each.
-    fn alight(
+    fn complete_members(
         &mut self,
-        flying: &Flying,
+        flying: &InFlight,
         outcome: Result<Vec<Progress>, String>,
         times: &Times,
         jobs: &mut JobTable,
@@ -199,7 +199,7 @@ impl Fleet {
         match outcome {
             Ok(progress) => {
                 for (&slot, progress) in members.iter().zip(progress) {
-                    let (call, part) = alight(slot, times, jobs);
+                    let (call, part) = complete_member(slot, times, jobs);
                     // The end of a walk is news only where the core cannot know it: an early exit, or an end token.
                     let told = progress.ended && (!call.model.unfolds || flying.steps == Steps::UntilEnd);
                     self.ended.push(told);
@@ -214,7 +214,7 @@ impl Fleet {
             }
             Err(text) => {
                 for &slot in members {
-                    let (call, part) = alight(slot, times, jobs);
+                    let (call, part) = complete_member(slot, times, jobs);
                     call.parts[part].result.get_or_insert_with(|| Err(text.clone()));
                 }
                 Outcome::Failed
@@ -249,7 +249,7 @@ struct Times {
 }
 
 /// The member of a task for the part in `slot`.
-fn board(slot: RequestSlot, node: u32, start: &Start<'_>, jobs: &mut JobTable) -> Member {
+fn prepare_member(slot: RequestSlot, node: u32, start: &Start<'_>, jobs: &mut JobTable) -> Member {
     let (_, call, part) = jobs.owner(slot);
     let (model, part) = (&call.model, &mut call.parts[part]);
     assert!(part.stage != Stage::Outside, "a policy started a request that has ended");
@@ -281,7 +281,7 @@ fn pad(start: &Start<'_>, jobs: &mut JobTable) -> u32 {
 }
 
 /// Counts what a task computed of its requests, and what only filled the shorter ones up.
-fn count_elements(flying: &Flying, jobs: &mut JobTable) {
+fn count_elements(flying: &InFlight, jobs: &mut JobTable) {
     let useful = |&slot: &RequestSlot| {
         let part = jobs.part(slot);
         part.rows as u64 * u64::from(part.entry.extent.length)
@@ -300,7 +300,7 @@ pub(crate) fn stop_waiting(model: &ModelEntry) {
 }
 
 /// Counts the rows that nobody needed: they are known before what the task did is noted.
-fn count_lost(flying: &Flying, jobs: &mut JobTable) {
+fn count_lost(flying: &InFlight, jobs: &mut JobTable) {
     let (mut wasted, mut padding) = (0, 0);
     for (at, &slot) in flying.members.iter().enumerate() {
         let (_, call, part) = jobs.owner(slot);
@@ -319,7 +319,7 @@ fn count_lost(flying: &Flying, jobs: &mut JobTable) {
 }
 
 /// Notes that a task with the part in `slot` has ended.
-fn alight<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a mut Call, usize) {
+fn complete_member<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a mut Call, usize) {
     let (_, call, at) = jobs.owner(slot);
     let part = &mut call.parts[at];
     part.flying -= 1;

@@ -1,9 +1,10 @@
 //! The two commands over a scenario: run it, and search for its goodput.
 
 use crate::autoscale::Autoscaler;
+use crate::changing::Load;
 use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
-use crate::scenario::{Drawn, Length, Load, Scenario};
+use crate::scenario::{Drawn, Length, Scenario};
 use crate::unfolding::Unfolding;
 use crate::{Arrival, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};

@@ -12,7 +12,7 @@ mod routes;
 mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
-use crate::changing::{Changing, Given, PhaseTable};
+use crate::changing::{Changing, Given, Load, PhaseTable};
 use crate::link::{Delay, Network};
 use crate::planning::{PlanTable, Planning};
 pub use routes::Routes;
@@ -23,7 +23,6 @@ use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Setup};
-use ripieno_workload::{Arrival as Process, Rates};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -78,17 +77,6 @@ pub enum Length {
     Requests(u64),
     /// Arrivals up to this moment.
     Until(Time),
-}
-
-/// The load on one model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Load {
-    /// Fraction of the total rate, 0 to 1.
-    pub share: f64,
-    /// The arrival process.
-    pub arrival: Process,
-    /// The rate relative to its mean over the run, if it changes.
-    pub curve: Option<Rates>,
 }
 
 /// Why a scenario cannot be used.

@@ -9,45 +9,14 @@ mod unfolded;
 use crate::lanes::Lanes;
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
-use crate::route::{Carried, Route};
+use crate::route::{Arrival, Carried};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Graph, Model};
-use ripieno_sched::{Action, Control, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone};
+use ripieno_model::{Graph, Model};
+use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::iter::Peekable;
 use unfolded::Unfolded;
-
-/// A request that will arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// When.
-    pub at: Time,
-    /// For which model.
-    pub model: ModelId,
-    /// How many rows it holds.
-    pub rows: u32,
-    /// When its answer is due.
-    pub deadline: Time,
-    /// How far it walks.
-    pub extent: Extent,
-    /// With whom it may share a batch, and with whom it shares the devices.
-    pub class: RequestClass,
-    /// At which step of a block that runs until its end it ends, counted from 1: hidden from the scheduler.
-    pub output: u32,
-    /// Where its graph stands among the [`World::with_graphs`], if it brings one.
-    pub graph: Option<u32>,
-    /// Which blocks of a chain it runs: hidden from the scheduler until they have run.
-    pub route: Route,
-}
-
-impl Arrival {
-    /// A request of one row that runs each block once.
-    pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
-        let (extent, class) = (Extent::ONE, RequestClass::default());
-        Arrival { at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
-    }
-}
 
 /// Something that goes wrong or changes during a run.
 #[derive(Clone, Debug, PartialEq)]

@@ -66,7 +66,7 @@ fn run(
         return Err(ExecError(format!("a member of model '{}' has {rows} rows; a walk of cells has one", plan.name)));
     }
     let mut watch = Watch::start();
-    let (seats, mut parts) = board(wiring, cells, task)?;
+    let (seats, mut parts) = gather_members(wiring, cells, task)?;
     let rows = seats.len().max(runner.least_rows());
     parts.iter_mut().for_each(|parts| parts.resize_with(rows, || Part::Any));
     let mut inputs = Vec::with_capacity(parts.len());
@@ -85,13 +85,18 @@ fn run(
     account.count(copied, carried && copied == 0);
     drop(parts);
     let outputs = check_outputs(plan, block, outputs, rows)?;
-    let progress = seats.iter().enumerate().map(|(row, seat)| alight(wiring, block, seat, (&outputs, row))).collect();
+    let progress =
+        seats.iter().enumerate().map(|(row, seat)| complete_member(wiring, block, seat, (&outputs, row))).collect();
     account.spend(Spent { gather_ns, compute_ns, scatter_ns: watch.lap_ns() });
     progress
 }
 
 /// Finds the members' walks and, for each input of the cell, their parts of it.
-fn board<'w>(wiring: &'w Wiring, cells: &Cells, task: &Task) -> Result<(Vec<Seat>, Vec<Vec<Part<'w>>>), ExecError> {
+fn gather_members<'w>(
+    wiring: &'w Wiring,
+    cells: &Cells,
+    task: &Task,
+) -> Result<(Vec<Seat>, Vec<Vec<Part<'w>>>), ExecError> {
     let block = task.block.index();
     let count = wiring.cells[block].feeds.len();
     let mut seats = Vec::with_capacity(task.members.len());
@@ -128,7 +133,12 @@ fn check_outputs(plan: &Plan, block: usize, outputs: Vec<Batch>, rows: usize) ->
     outputs.into_iter().zip(values).map(check).collect()
 }
 
-fn alight(wiring: &Wiring, block: usize, seat: &Seat, left: (&[Arc<Batch>], usize)) -> Result<Progress, ExecError> {
+fn complete_member(
+    wiring: &Wiring,
+    block: usize,
+    seat: &Seat,
+    left: (&[Arc<Batch>], usize),
+) -> Result<Progress, ExecError> {
     let mut walk = seat.walk.lock();
     // Another walk may have begun in the slot only if its owner has given this one up.
     match seat.turn {

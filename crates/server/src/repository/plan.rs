@@ -11,8 +11,8 @@ use super::config::{
 use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Engine, ModelSource};
-use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_model::{Lengths, Profile, TensorSpec};
+use ripieno_workload::zoo::{ZooDevice, ZooModel};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -183,8 +183,8 @@ fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Opt
 /// As the owner says; failing that as far as the given latencies reach; failing that a default.
 fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Nanos) -> usize {
     let shortest = config.latencies().filter_map(Latency::max_batch).min();
-    let within_slo = |model: ZooModel| model.profile(ZOO_MAX_BATCH).map(|profile| profile.largest_within(slo).max(1));
-    let published = zoo.and_then(|model| within_slo(model).ok());
+    let profile = |model: ZooModel| Profile::linear(model.alpha_ms, model.beta_ms, ZOO_MAX_BATCH).ok();
+    let published = zoo.and_then(profile).map(|profile| profile.largest_within(slo).max(1));
     config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
 }
 
