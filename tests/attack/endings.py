@@ -90,9 +90,11 @@ def early(bench, server, large, small):
             bench.ledger.answered += 1
             if first.will_close:
                 return f"{first.status}, closed"
+            bench.ledger.sent += 1
             stream.sendall(small)
             second = http.client.HTTPResponse(stream, method="POST")
             second.begin()
+            bench.ledger.answered += 1
             return f"{first.status}, then {second.status}"
         except (OSError, http.client.HTTPException) as error:
             bench.ledger.miss("early error", type(error).__name__)

@@ -23,8 +23,9 @@ LIGHT_RATE = 20
 MODEST_RATE = 0.1 * CAPACITY
 # A client that shares two cores with the server may be late itself.
 GRACE_S = 0.15
-FAIR = 0.99
-FLAT = 0.95
+# Of the capacity, and of what a modest asker asks for; the quick form may run on a machine that does much else.
+FLAT, FAIR = 0.95, 0.99
+SHORT_FLAT, SHORT_FAIR = 0.8, 0.95
 MODEST_ADDRESS = "127.0.0.9"
 X = ("x", "FP32", [1, 2], [1.0, 2.0])
 
@@ -56,7 +57,7 @@ async def one_policy(bench, extra):
             await bench.row(server, "B8a", f"the first request of all under {name}", lambda: lone(bench, server, 1))
             await overloads(bench, server, name)
             what = f"a lone request after bursts on other models under {name}"
-            await bench.row(server, "B8a", what, lambda: lone(bench, server, 4), tries=2)
+            await bench.row(server, "B8a", what, lambda: lone_after_burst(bench, server), tries=2)
 
 
 async def overloads(bench, server, name):
@@ -67,7 +68,8 @@ async def overloads(bench, server, name):
 
         async def goodput():
             seen.update(await overload(bench, server, factor))
-            enough = FLAT * max(peak, CAPACITY) if factor > 1 else FLAT * factor * CAPACITY
+            flat = SHORT_FLAT if bench.short else FLAT
+            enough = flat * (max(peak, CAPACITY) if factor > 1 else factor * CAPACITY)
             return seen["good"] >= enough, f"{seen['good']:.1f} useful answers a second of {CAPACITY:.1f}; {seen['heavy']}"
 
         await bench.row(server, "B5", what, goodput, tries=2)
@@ -76,13 +78,13 @@ async def overloads(bench, server, name):
             continue
         parts = (("light", f"a light model beside it, {what}"), ("modest", f"a modest client beside it, {what}"))
         for part, text in parts:
-            await bench.row(server, "B6", text, lambda: fair(seen[part]))
+            await bench.row(server, "B6", text, lambda: fair(bench, seen[part]))
         await asyncio.sleep(1)
 
 
-async def fair(statuses):
+async def fair(bench, statuses):
     share = sum(status == 200 for status in statuses) / len(statuses)
-    return share >= FAIR, f"{share:.1%} of {len(statuses)} served; {tally(statuses)}"
+    return share >= (SHORT_FAIR if bench.short else FAIR), f"{share:.1%} of {len(statuses)} served; {tally(statuses)}"
 
 
 async def overload(bench, server, factor):
@@ -126,6 +128,15 @@ async def lone(bench, server, count):
     await client.close()
     slow = sorted(took)[len(took) // 2]
     return set(statuses) == {200} and slow < 200, f"median {slow:.0f} ms for 20 ms of work; {tally(statuses)}"
+
+
+async def lone_after_burst(bench, server):
+    """A device that was nearly full just now and is idle: what was measured then must not hold up who comes now."""
+    client = bench.client(server)
+    await open_loop(client, wire.infer("heavy", X), arrivals(0.95 * CAPACITY, 2, 6), "burst")
+    await client.close()
+    await asyncio.sleep(0.5)
+    return await lone(bench, server, 4)
 
 
 async def lone_when_efficient(bench):

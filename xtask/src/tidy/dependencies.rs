@@ -4,7 +4,7 @@ use super::Finding;
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -24,6 +24,7 @@ const EDGES: [(&str, &[&str]); 14] = [
             "cluster",
         ],
     ),
+    ("fuzz", &["base", "model", "onnx", "wire", "server"]),
     ("xtask", &[]),
 ];
 
@@ -83,7 +84,10 @@ fn short(name: &str) -> &str {
 }
 
 fn manifest(name: &str) -> String {
-    if name == "xtask" { "xtask/Cargo.toml".into() } else { format!("crates/{name}/Cargo.toml") }
+    match name {
+        "fuzz" | "xtask" => format!("{name}/Cargo.toml"),
+        _ => format!("crates/{name}/Cargo.toml"),
+    }
 }
 
 #[cfg(test)]
