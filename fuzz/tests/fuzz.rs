@@ -16,8 +16,8 @@ const INPUTS: u64 = 20_000;
 /// An input of at most 64 KiB that takes this long hangs, on any machine.
 const LONGEST: Duration = Duration::from_secs(30);
 /// Memory that a target may take, by its input; an error of one line and a few tables are in the constant.
-const BYTES_PER_BYTE: u64 = 600;
-const BYTES_BESIDE: u64 = 4 << 20;
+const BYTES_PER_BYTE: u64 = 300;
+const BYTES_BESIDE: u64 = 1 << 20;
 
 #[test]
 fn http_json() {
