@@ -1,8 +1,9 @@
-//! The project's own commands: `cargo xtask tidy | test | ci | overhead`.
+//! The project's own commands: `cargo xtask tidy | test | ci | overhead | attack`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
 //! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
 
+mod attack;
 mod ci;
 mod overhead;
 mod python;
@@ -22,7 +23,8 @@ Commands:
   test --export                      the exporter's tests; its environment has PyTorch, several gigabytes on Linux
   venv                               only make that environment, and print the path of its onnxruntime library
   overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
-  ci                                 format, lints, docs, tidy, then every test: what a change must pass";
+  attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
+  ci                                 format, lints, docs, tidy, every test, attacks: what a change must pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,6 +47,7 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["test", "--export"] => test::run(test::Which::Export),
         ["venv"] => python::Environment::prepare(&python::CLIENTS)?.print(),
         ["overhead"] => overhead::run(),
+        ["attack", options @ ..] => attack::run(options),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -37,6 +37,7 @@ const EDGES: [(&str, &[&str]); 15] = [
             "reproduce",
         ],
     ),
+    ("fuzz", &["base", "model", "onnx", "wire", "server"]),
     ("xtask", &[]),
 ];
 
@@ -138,7 +139,10 @@ fn short(name: &str) -> &str {
 }
 
 fn manifest(name: &str) -> String {
-    if name == "xtask" { "xtask/Cargo.toml".into() } else { format!("crates/{name}/Cargo.toml") }
+    match name {
+        "fuzz" | "xtask" => format!("{name}/Cargo.toml"),
+        _ => format!("crates/{name}/Cargo.toml"),
+    }
 }
 
 #[cfg(test)]
