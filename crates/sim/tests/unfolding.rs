@@ -192,6 +192,11 @@ promises! {
     cellular_without_early_start: "cellular" "early_start=false";
     cellular_without_early_leave: "cellular" "early_leave=false";
     cellular_without_both: "cellular" "early_start=false early_leave=false drop=expired";
+    late: "late" "";
+    late_that_drops: "late" "drop=hopeless max_batch=3";
+    lazy: "lazy" "";
+    lazy_that_drops: "lazy" "preempt=slack drop=expired";
+    lazy_oracle: "lazy-oracle" "";
     bucketed: "bucketed" "width=3";
     bucketed_to_the_longest: "bucketed" "width=100 pad=longest turn=one";
     graph_merge: "graph-merge" "";
