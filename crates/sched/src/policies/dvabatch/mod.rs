@@ -30,6 +30,7 @@
 
 mod batch_table;
 mod clusters;
+mod devices;
 mod options;
 mod pipeline;
 mod rules;
@@ -42,15 +43,12 @@ pub(crate) use options::POLICY;
 use crate::parts::fifo::Fifo;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
+use devices::{Device, Lane};
 use options::Options;
-use pipeline::{Batch, Books, Pipeline, Run};
-use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use pipeline::{Batch, Books, Pipeline};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
-use rules::{Busy, Join, Plan, Play, Stretch, WHOLE};
-
-/// The share from which on a device counts as used well, where batches can run side by side. Below it, newcomers use what
-/// would lie idle.
-const FULL: u32 = WHOLE / 5 * 4;
+use rules::{Join, Plan, Play, Stretch, WHOLE};
 
 /// A model that is served.
 #[derive(Debug)]
@@ -61,89 +59,6 @@ struct Served {
     /// By device.
     pipelines: Vec<Pipeline>,
     retired: bool,
-}
-
-/// A lane of a device, and the model whose batch and its parts run on it.
-#[derive(Clone, Debug, Default)]
-struct Lane {
-    owner: Option<ModelId>,
-    batches: usize,
-    run: Option<Run>,
-    /// How much of the device the task can use, and its batch on average from here on.
-    share: u32,
-    mean_share: u32,
-    /// When its batch would be done if nothing came between.
-    ends: Time,
-    members: Vec<RequestSlot>,
-}
-
-#[derive(Clone, Debug)]
-struct Device {
-    present: bool,
-    /// Whether it has lost what it held; nothing starts until all its tasks have ended.
-    lost: bool,
-    /// Its latency relative to the profiles, in percent.
-    percent: u32,
-    lanes: Vec<Lane>,
-}
-
-impl Device {
-    fn runs(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.run.is_some())
-    }
-
-    fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.owner.is_none())
-    }
-
-    fn free_lane(&self) -> Option<u8> {
-        self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| lane as u8)
-    }
-
-    /// How much of it the running tasks can use.
-    fn shares(&self) -> u32 {
-        self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
-    }
-
-    /// How long it takes for what costs so much by the profiles.
-    fn takes(&self, cost: Nanos) -> Nanos {
-        cost.scale(self.percent.into(), 100)
-    }
-
-    /// What is left by the profiles of all that its lanes run.
-    fn left(&self, now: Time) -> impl Iterator<Item = Nanos> {
-        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
-        running.map(move |lane| (lane.ends - now).max(Nanos::ZERO).scale(100, self.percent.into()))
-    }
-
-    /// What its lanes run, by the profiles.
-    fn busy(&self, now: Time) -> impl Iterator<Item = Busy> {
-        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
-        running.zip(self.left(now)).map(|(lane, left)| Busy { left, share: lane.share, mean_share: lane.mean_share })
-    }
-
-    /// How long until another lane has been through with what it runs.
-    fn next_end(&self, now: Time) -> Nanos {
-        self.left(now).min().unwrap_or(Nanos::MAX)
-    }
-
-    /// How long until all lanes have been through with what they run.
-    fn rest(&self, now: Time) -> Nanos {
-        self.left(now).max().unwrap_or(Nanos::ZERO)
-    }
-
-    /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
-    /// it, or because it and what runs beside it use the device as well as a larger batch would.
-    fn suits_apart(&self, model: &Model, plan: &Plan, join: &Join) -> bool {
-        let used = self.shares() + plan.share(model, join.stage, join.rows, 1);
-        let fits = self.free_lane().is_some() && used + plan.share(model, 0, join.new_rows, 1) <= WHOLE;
-        self.lanes.len() > 1 && (fits || used >= FULL)
-    }
-
-    /// Whether a task of this share would slow down nobody: nothing runs, or there is room for both.
-    fn has_room(&self, share: u32) -> bool {
-        !self.runs() || self.shares() + share <= WHOLE
-    }
 }
 
 struct DvaBatch {
@@ -390,7 +305,7 @@ impl DvaBatch {
             self.devices[device].has_room(plan.share(model, 0, rows, length))
         };
         if fits(count) {
-            return count;
+            return if self.devices[device].runs() && self.suits_later(now, device, id, count) { 0 } else { count };
         }
         if !fits(1) {
             return 0;
@@ -416,8 +331,8 @@ impl DvaBatch {
         clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
     }
 
-    /// Whether those who wait had better begin together once the device is free than `part` of them now and the others in such
-    /// parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] afterwards.
+    /// Whether it is better for all, those who run too, if those who wait begin together once the device is free than `part` of
+    /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] afterwards.
     fn suits_later(&mut self, now: Time, device: usize, id: ModelId, part: usize) -> bool {
         let (all, _) = self.fifo.fitting(id, self.served(id).plan.max_batch);
         let (lanes, others) = (self.devices[device].lanes.len(), self.fifo.len(id) - all);
@@ -507,6 +422,7 @@ impl DvaBatch {
         let length = pipelines[device].batch(run.item.id).length;
         place.share = plan.share(model, run.stage, rows, length);
         place.mean_share = plan.mean_share(model, run.stage, rows, length);
+        place.rows = rows;
         place.run = Some(run);
         let cost = plan.remaining(model, run.stage, rows, length);
         devices[device].lanes[lane].ends = now + devices[device].takes(cost);

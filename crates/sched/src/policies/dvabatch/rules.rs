@@ -217,6 +217,7 @@ pub(super) struct Busy {
     /// How much of the device the batch can use in the stage that it starts with, and on average.
     pub(super) share: u32,
     pub(super) mean_share: u32,
+    pub(super) rows: usize,
 }
 
 /// Batches played on the lanes of a device, by the profiles.
@@ -250,28 +251,34 @@ impl Play {
         self
     }
 
-    /// A batch begins once a lane is free and it fits beside what runs. What the running ones can use together beyond the
-    /// whole device makes it last longer.
+    /// A batch begins once a lane is free and it fits beside what runs. What they can use together beyond the whole device makes
+    /// all of them last longer.
     pub(super) fn run(&mut self, plan: &Plan, model: &Model, length: u32, rows: usize) {
         let Play { lanes, count, now, .. } = self;
         let share = plan.share(model, 0, rows, length);
-        let (lane, used, until) = loop {
+        let (lane, used) = loop {
             let busy = lanes[..*count].iter().filter(|lane| lane.left > *now);
             let first = busy
                 .clone()
                 .fold((0, 0, 0), |(busy, share, used), lane| (busy + 1, share + lane.share, used + lane.mean_share));
             if first.0 == 0 || (first.0 < *count && first.1 + share <= WHOLE) {
-                let until = busy.map(|lane| lane.left).max().unwrap_or(*now);
                 let free = lanes[..*count].iter().position(|lane| lane.left <= *now);
-                break (free.expect("fewer are busy than there are"), first.2, until);
+                break (free.expect("fewer are busy than there are"), first.2);
             }
             *now = busy.map(|lane| lane.left).min().expect("one is busy");
         };
         let mean_share = plan.mean_share(model, 0, rows, length);
         let alone = plan.remaining(model, 0, rows, length);
         let excess = (used + mean_share).saturating_sub(WHOLE);
-        let left = *now + alone + alone.min(until - *now).scale(excess.into(), WHOLE.into());
-        lanes[lane] = Busy { left, share, mean_share };
+        let mut left = *now + alone;
+        for other in lanes[..*count].iter_mut().filter(|other| other.left > *now) {
+            let longer = alone.min(other.left - *now).scale(excess.into(), WHOLE.into());
+            left = left.max(*now + alone + longer);
+            other.left += longer;
+            self.last = self.last.max(other.left);
+            self.waits += u128::from(longer.0.unsigned_abs()) * other.rows as u128;
+        }
+        lanes[lane] = Busy { left, share, mean_share, rows };
         self.last = self.last.max(left);
         self.waits += u128::from(left.0.unsigned_abs()) * rows as u128;
         self.rows += rows;
