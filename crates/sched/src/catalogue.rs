@@ -86,6 +86,7 @@ pub const CATALOGUE: &[Policy] = &[
     policies::nexus::POLICY,
     policies::shepherd::POLICY,
     policies::cellular::POLICY,
+    policies::late::POLICY,
     policies::bucketed::POLICY,
     policies::graph_merge::POLICY,
     policies::lazy_batching::LAZY,

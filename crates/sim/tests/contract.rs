@@ -192,7 +192,7 @@ macro_rules! contract {
                     for model in &mut case.setup.models {
                         model.drop = Some(DropRule::Hopeless);
                     }
-                    let blind = ["serial", "cellular", "bucketed", "graph-merge", "lazy", "lazy-oracle", "delay-batch", "dva"].contains(&$policy);
+                    let blind = ["serial", "cellular", "late", "bucketed", "graph-merge", "lazy", "lazy-oracle", "delay-batch", "dva"].contains(&$policy);
                     let knows_deadlines = !$options.contains("fifo") && !blind;
                     let late = run($policy, &options($options), &case).requests_csv().contains("late");
                     prop_assert!(!(late && knows_deadlines));
@@ -234,6 +234,8 @@ contract! {
     cellular: "cellular" "";
     cellular_each: "cellular" "max_tasks=1 drop=hopeless";
     cellular_sets: "cellular" "early_start=false early_leave=false drop=expired";
+    late: "late" "";
+    late_hopeless: "late" "drop=hopeless";
     bucketed: "bucketed" "turn=one";
     graph_merge: "graph-merge" "merge_us_per_node=30 drop=expired";
     lazy: "lazy" "";

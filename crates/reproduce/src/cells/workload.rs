@@ -163,7 +163,8 @@ pub(super) fn panel(title: &str, x: &str, y: &str, series: Vec<Series>) -> Panel
 }
 
 pub(super) fn cellular(name: &str, look: Look) -> Contender {
-    Contender::new(name, "cellular", &[], look)
+    // The papers' order; ours is the policy's default.
+    Contender::new(name, "cellular", &[("order", "\"priority\"")], look)
 }
 
 pub(super) fn bucketed(name: &str, width: u32, turn: &str, look: Look) -> Contender {
