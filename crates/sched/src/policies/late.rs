@@ -29,6 +29,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Late Batching",
     summary: "requests join and leave at every cell, and the next one is decided while one runs",
     sharded: false,
+    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[ORDER, MAX_BATCH, Knob { default: "never", ..DROP }],
