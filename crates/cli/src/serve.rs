@@ -3,12 +3,12 @@
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
-use crate::service::{Running, Service, with_objective};
+use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_sched::Options;
+use ripieno_sched::{Choice, Kind, Options, choose, find, served_options};
 use ripieno_server::repository::ModelReport;
 use ripieno_server::{Addresses, ServerConfig, Walker};
 use std::net::SocketAddr;
@@ -45,8 +45,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: an idle device starts at once while small batches keep up with the load. efficiency: always wait for the
-    /// largest batch that the SLO allows, so that fewer devices do [default: latency].
+    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as long as
+    /// that makes it cheaper, so that fewer devices do [default: latency].
     #[arg(long, value_enum)]
     objective: Option<Objective>,
 
@@ -82,6 +82,15 @@ enum Objective {
     Efficiency,
 }
 
+impl From<Objective> for ripieno_sched::Objective {
+    fn from(objective: Objective) -> ripieno_sched::Objective {
+        match objective {
+            Objective::Latency => ripieno_sched::Objective::Latency,
+            Objective::Efficiency => ripieno_sched::Objective::Efficiency,
+        }
+    }
+}
+
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
     let outcome = runtime.block_on(serve(args));
@@ -92,10 +101,16 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
-        let policy = self.policy.policy.clone().unwrap_or_else(|| default_policy(&self.repository).to_owned());
-        let objective = match self.objective.unwrap_or(Objective::Latency) {
-            Objective::Latency => "latency",
-            Objective::Efficiency => "efficiency",
+        let objective = self.objective.unwrap_or(Objective::Latency);
+        let (policy, options) = match &self.policy.policy {
+            Some(policy) => {
+                let given = self.policy.over(Options::new());
+                (policy.clone(), served_options(find(policy)?, given, objective.into()))
+            }
+            None => {
+                let Choice { policy, options, .. } = default_policy(&self.repository, objective.into());
+                (policy.to_owned(), self.policy.over(options))
+            }
         };
         if self.objective.is_some() && policy != "deferred" {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
@@ -103,7 +118,7 @@ impl ServeArgs {
         Ok(Service {
             repository: self.repository.clone(),
             devices: self.devices.clone(),
-            options: with_objective(&policy, self.policy.over(Options::new()), objective)?,
+            options,
             policy,
             max_live: self.max_live as usize,
             record: self.record.clone(),
@@ -122,21 +137,27 @@ impl ServeArgs {
     }
 }
 
-/// One scheduler runs all models, so it is the one that suits the most demanding among them: "cellular" serves whole
-/// models too, and joins requests of those that unfold at every cell.
-fn default_policy(repository: &Path) -> &'static str {
+/// The policy that suits the models of a repository.
+pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
     let models = ripieno_server::walks(repository);
-    if let Some(Walker { model, walk, .. }) = models.iter().find(|model| model.walk.is_unfolded()) {
-        tracing::info!("the policy is cellular for all models, because model {model} has walk = \"{}\"", walk.name());
-        return "cellular";
+    let kinds: Vec<_> = models.into_iter().map(|Walker { model, walk, pads }| Kind { model, walk, pads }).collect();
+    let choice = choose(&kinds, objective);
+    let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));
+    match decided {
+        Some(Kind { model, walk, .. }) if walk.is_unfolded() => {
+            tracing::info!(
+                "the policy is cellular for all models, because model {model} has walk = \"{}\"",
+                walk.name()
+            );
+        }
+        Some(Kind { model, .. }) => tracing::info!(
+            "the policy is {} for all models, because the requests of model {model} are padded (length_dim): it batches \
+             those of like length together",
+            choice.policy
+        ),
+        None => {}
     }
-    if let Some(Walker { model, .. }) = models.iter().find(|model| model.pads) {
-        tracing::info!(
-            "the policy is deferred, which pads the requests of model {model} to the longest of each batch; \
-             --policy dva batches those of like length together"
-        );
-    }
-    "deferred"
+    choice
 }
 
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {

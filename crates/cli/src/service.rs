@@ -102,15 +102,6 @@ impl Service {
     }
 }
 
-/// The objective as the policy's option, where the policy has one.
-pub(crate) fn with_objective(policy: &str, mut options: Options, objective: &str) -> anyhow::Result<Options> {
-    let known = ripieno_sched::find(policy)?.knobs.iter().any(|knob| knob.name == "objective");
-    if known {
-        options.entry("objective".to_owned()).or_insert_with(|| OptionValue::Text(objective.to_owned()));
-    }
-    Ok(options)
-}
-
 /// A bar a model while something is done to it, in so many units; nothing unless on a terminal.
 pub(crate) fn progress_bars(what: &str, unit: &str) -> Progress {
     let all = MultiProgress::new();

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, Scheduler, Setup};
+use ripieno_sched::{Limits, Policy, Scheduler, Setup, fit_batches};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -195,7 +195,9 @@ impl Engine {
     /// the core gives up what the client would still take.
     pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
         suitable::check(&served, self.0.policy, &self.0.limits).map_err(ModelRefused::Unsuitable)?;
-        suitable::fit_batches(&mut served.model, self.0.policy);
+        if let Some(policy) = self.0.policy {
+            fit_batches(&mut served.model, policy);
+        }
         let inner = &self.0;
         let devices = inner.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
         let devices = devices.ok_or(ModelRefused::Stopped)?;

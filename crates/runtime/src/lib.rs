@@ -22,7 +22,6 @@ mod registry;
 mod replay;
 mod scheduler_thread;
 mod sharded;
-mod slip;
 mod split;
 mod suitable;
 #[cfg(test)]

@@ -19,12 +19,11 @@ use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{Ending, SchedulerMetrics};
 use crate::parking::Sleeper;
 use crate::registry::Registry;
-use crate::slip::Slip;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{ModelId, RequestSlot, Time};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Block, Model};
-use ripieno_sched::{Action, Control, Outcome, Prediction, Request, RequestClass, TaskDone, Why};
+use ripieno_sched::{Action, Control, Margin, Outcome, Prediction, Request, RequestClass, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -60,20 +59,13 @@ pub(crate) struct Resident {
     tasks: usize,
     leaving: bool,
     blocks: Vec<Block>,
-    slip: Slip,
+    margin: Margin,
 }
 
 impl Resident {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
-        // Steps follow each other on the device without a decision between them, so an unfolded walk slips once.
-        let tasks = if entry.unfolds { 1 } else { model.blocks.len() };
-        let (blocks, slip) = (model.blocks.clone(), Slip::new(model.slo, tasks));
-        Resident { entry, live: 0, tasks: 0, leaving: false, blocks, slip }
-    }
-
-    /// By how much deadlines are planned ahead.
-    fn margin(&self) -> Nanos {
-        self.slip.margin()
+        let (blocks, margin) = (model.blocks.clone(), Margin::new(model));
+        Resident { entry, live: 0, tasks: 0, leaving: false, blocks, margin }
     }
 }
 
@@ -147,7 +139,7 @@ impl SchedulerThread {
         };
         let call = self.jobs.call(lead);
         resident.live += call.parts.len();
-        let margin = resident.margin();
+        let margin = resident.margin.ahead();
         call.in_core = call.parts.len();
         entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
         for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
@@ -171,7 +163,7 @@ impl SchedulerThread {
         resident.tasks -= 1;
         // A batch that was stopped says nothing about how late batches end.
         if outcome != Outcome::Cancelled {
-            resident.slip.observe(now - expected);
+            resident.margin.observe(now - expected);
         }
         for &slot in members.iter().filter(|_| !resident.entry.unfolds) {
             let (lead, call, _) = self.jobs.owner(slot);

@@ -9,6 +9,7 @@
 mod autoscale;
 mod changing;
 pub mod checkers;
+mod jitter;
 mod lanes;
 mod link;
 mod meter;
@@ -24,6 +25,7 @@ mod world;
 
 pub use autoscale::Autoscale;
 pub use changing::Load;
+pub use jitter::Jitter;
 pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
 pub use planning::{Footprint, Planning};

@@ -148,8 +148,12 @@ fn run(
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
     let mut world = World::new(scheduler.as_mut(), setup)
         .with_network(scenario.network, scenario.seed)
+        .with_jitter(scenario.jitter, scenario.seed)
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather);
+    if scenario.margins {
+        world = world.with_margins();
+    }
     if scenario.routes.iter().any(Option::is_some) {
         world = world.with_routes(setup);
     }

@@ -13,6 +13,7 @@ mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
 use crate::changing::{Changing, Given, Load, PhaseTable};
+use crate::jitter::Jitter;
 use crate::link::{Delay, Network};
 use crate::planning::{PlanTable, Planning};
 pub use routes::Routes;
@@ -22,7 +23,7 @@ use model::ModelTable;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model, Walk};
-use ripieno_sched::{Limits, OptionValue, Options, Setup};
+use ripieno_sched::{Choice, Kind, Limits, Objective, OptionValue, Options, Setup, choose, fit_batches};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -52,6 +53,10 @@ pub struct Scenario {
     pub loads: Vec<Load>,
     /// The network between scheduler and devices.
     pub network: Network,
+    /// How much longer tasks take than profiled.
+    pub jitter: Jitter,
+    /// Whether deadlines are planned ahead by a margin that is learnt, as the server does it.
+    pub margins: bool,
     /// What is said for planning only.
     pub planning: Planning,
     /// Models, devices and bounds.
@@ -110,6 +115,8 @@ struct File {
     cluster: Cluster,
     #[serde(default)]
     network: NetworkTable,
+    #[serde(default)]
+    jitter: Jitter,
     max_live: Option<usize>,
     window_s: Option<f64>,
     autoscale: Option<AutoscaleTable>,
@@ -174,6 +181,19 @@ impl Scenario {
     /// Parses the text of a scenario; `file` names it in errors.
     pub fn parse(text: &str, file: &str) -> Result<Scenario, ScenarioError> {
         parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
+    }
+
+    /// The same scenario under the policy, the options, the largest batches and the margins with which the server would serve
+    /// these models; says which model decided about the policy.
+    pub fn serve(&mut self, objective: Objective) -> Option<String> {
+        let kinds: Vec<_> = self.setup.models.iter().map(Kind::of).collect();
+        let Choice { policy, options, because } = choose(&kinds, objective);
+        (self.policy, self.policy_options) = (policy.to_owned(), options);
+        (self.margins, self.admission) = (true, true);
+        if let Ok(policy) = ripieno_sched::find(policy) {
+            self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
+        }
+        because
     }
 
     /// The policy's options, with the estimates of the network where the policy takes them and none are given.
@@ -274,6 +294,8 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         policy_options: options(&file.policy_options)?,
         loads,
         network: file.network.parse()?,
+        jitter: file.jitter.check()?,
+        margins: false,
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
         walks,

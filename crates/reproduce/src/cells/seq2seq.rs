@@ -57,7 +57,10 @@ fn run(context: &Context) -> anyhow::Result<Report> {
             });
         }
         if devices == 2 {
-            beside(&mut rows, measure(context, Network::Seq2Seq, devices, &["cellular,order=priority", "bucketed,width=10"], 1)?);
+            beside(
+                &mut rows,
+                measure(context, Network::Seq2Seq, devices, &["cellular,order=priority", "bucketed,width=10"], 1)?,
+            );
         }
         let gain = (found[0].goodput_rps / found[1].goodput_rps - 1.0) * 100.0;
         rows.push(
