@@ -12,10 +12,12 @@ use ripieno_sim::{Scenario, goodput, simulate_at};
 use ripieno_workload::{stream, unit};
 use std::fmt::Write;
 
-/// What is compared: a name, the policy, its options. The first are ours.
+/// What is compared: a name, the policy, its options. The first are ours, behind the server's door.
 const POLICIES: &[(&str, &str, &str)] = &[
     ("latency", "deferred", "objective=latency"),
     ("efficiency", "deferred", "objective=efficiency"),
+    ("eager", "eager", ""),
+    ("eager, priced", "eager", "gather=priced"),
     ("eager prefix", "eager", ""),
     ("eager window", "eager", "gather=window"),
     ("timeout 2 ms", "timeout", "timeout_ms=2"),
@@ -25,7 +27,7 @@ const POLICIES: &[(&str, &str, &str)] = &[
     ("nexus", "nexus", ""),
 ];
 /// How many of them are ours.
-const OURS: usize = 2;
+const OURS: usize = 4;
 const LOADS: [f64; 4] = [0.30, 0.60, 0.85, 1.10];
 
 /// A workload from its seed.
@@ -65,6 +67,7 @@ fn measure(mut scenario: Scenario) -> (String, Vec<[f64; 5]>) {
     let set = |scenario: &mut Scenario, at: usize| {
         let (_, policy, given) = POLICIES[at];
         (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(given));
+        scenario.admission = at < OURS;
     };
     let found: Vec<f64> = (0..POLICIES.len())
         .map(|at| {
