@@ -1,9 +1,10 @@
-//! The project's own commands: `cargo xtask tidy | test | ci | overhead`.
+//! The project's own commands: `cargo xtask tidy | test | deny | ci | overhead`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
 //! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
 
 mod ci;
+mod deny;
 mod overhead;
 mod python;
 mod steps;
@@ -22,7 +23,8 @@ Commands:
   test --export                      the exporter's tests; its environment has PyTorch, several gigabytes on Linux
   venv                               only make that environment, and print the path of its onnxruntime library
   overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
-  ci                                 format, lints, docs, tidy, then every test: what a change must pass";
+  deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
+  ci                                 format, tidy, deny, lints, docs, then every test: what a change must pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,6 +47,7 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["test", "--export"] => test::run(test::Which::Export),
         ["venv"] => python::Environment::prepare(&python::CLIENTS)?.print(),
         ["overhead"] => overhead::run(),
+        ["deny"] => deny::run(),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

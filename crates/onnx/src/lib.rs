@@ -18,6 +18,7 @@ mod cuts;
 mod dim;
 mod error;
 mod estimate;
+mod external;
 #[cfg(test)]
 mod fixture;
 mod graph;
@@ -32,5 +33,6 @@ mod weights;
 pub use blocks::{Block, SLICER_VERSION, Slices};
 pub use cuts::Cuts;
 pub use error::OnnxError;
+pub use external::external_files;
 pub use graph::Model;
 pub use recurrent::{Answer, Cell, Cells, RandomCells};

@@ -1,5 +1,6 @@
 //! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
 
+mod borders;
 mod cells;
 mod leaving;
 mod lengths;
