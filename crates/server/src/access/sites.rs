@@ -50,6 +50,10 @@ impl Sites {
     }
 
     fn is_ours(&self, called: &Authority, bind: Option<SocketAddr>) -> bool {
+        if called.as_str().contains('@') {
+            // No browser sends a user's name here.
+            return false;
+        }
         let name = called.host().trim_end_matches('.').to_ascii_lowercase();
         if self.hosts.contains(&name) {
             return true;
