@@ -1,10 +1,11 @@
-//! The project's own commands: `cargo xtask tidy | test | ci | overhead | attack`.
+//! The project's own commands: `cargo xtask tidy | test | deny | ci | overhead | attack`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
 //! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
 
 mod attack;
 mod ci;
+mod deny;
 mod overhead;
 mod python;
 mod steps;
@@ -24,7 +25,8 @@ Commands:
   venv                               only make that environment, and print the path of its onnxruntime library
   overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
   attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
-  ci                                 format, lints, docs, tidy, every test, attacks: what a change must pass";
+  deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
+  ci                                 format, tidy, deny, lints, docs, every test, attacks: what a change must pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -48,6 +50,7 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["venv"] => python::Environment::prepare(&python::CLIENTS)?.print(),
         ["overhead"] => overhead::run(),
         ["attack", options @ ..] => attack::run(options),
+        ["deny"] => deny::run(),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -1,5 +1,6 @@
 //! `ripieno serve`: serves a repository of models until it is told to stop.
 
+use crate::access::AccessArgs;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
@@ -50,6 +51,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum)]
     objective: Option<Objective>,
 
+    /// Serve models whose files lie outside of the repository, behind symbolic links.
+    #[arg(long)]
+    allow_symlinks: bool,
+
     /// The most requests that wait or run at once, of all models; further ones are refused with 429.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_live: u32,
@@ -73,6 +78,9 @@ pub(crate) struct ServeArgs {
     /// How to print what is served; json prints one line once the models are loaded.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
+
+    #[command(flatten)]
+    access: AccessArgs,
 }
 
 /// What the scheduler is to optimise.
@@ -124,6 +132,7 @@ impl ServeArgs {
             record: self.record.clone(),
             measure_for: None,
             slo: None,
+            allow_symlinks: self.allow_symlinks,
             config: ServerConfig {
                 http: Some(self.http),
                 grpc: Some(self.grpc),
@@ -131,6 +140,7 @@ impl ServeArgs {
                 server_name: self.server_name.clone(),
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
+                access: self.access.config(),
                 ..ServerConfig::default()
             },
         })
@@ -169,10 +179,10 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let Running { engine, repository, server, addresses, .. } = service.start().await?;
     let loading = tokio::task::spawn_blocking(move || repository.load_all());
-    let format = args.format;
+    let (format, scheme) = (args.format, args.access.scheme());
     let announced = tokio::spawn(async move {
         match loading.await.map_err(anyhow::Error::from).and_then(|models| models.map_err(anyhow::Error::msg)) {
-            Ok(models) => announce(&addresses, &models, format),
+            Ok(models) => announce(&addresses, scheme, &models, format),
             Err(error) => {
                 tracing::error!("the repository cannot be read: {error:#}");
                 Ok(())
@@ -196,7 +206,12 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> anyhow::Result<()> {
+fn announce(
+    addresses: &Addresses,
+    (scheme, of_metrics): (&str, &str),
+    models: &[ModelReport],
+    format: Format,
+) -> anyhow::Result<()> {
     if format == Format::Json {
         return print_json(&serde_json::json!({
             "http": addresses.http,
@@ -207,11 +222,11 @@ fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> an
     }
     output::print(tables::models(models))?;
     let shown = |address: Option<SocketAddr>| address.map_or("off".to_owned(), |address| address.to_string());
-    output::print(format!("HTTP     http://{}", shown(addresses.http)))?;
+    output::print(format!("HTTP     {scheme}://{}", shown(addresses.http)))?;
     output::print(format!("gRPC     {}", shown(addresses.grpc)))?;
-    output::print(format!("metrics  http://{}/metrics", shown(addresses.metrics)))?;
+    output::print(format!("metrics  {of_metrics}://{}/metrics", shown(addresses.metrics)))?;
     if let (Some(http), Some(model)) = (addresses.http, models.iter().find(|model| model.error.is_none())) {
-        output::print(format!("\ntry      curl http://{http}/v2/models/{}", model.name))?;
+        output::print(format!("\ntry      curl {scheme}://{http}/v2/models/{}", model.name))?;
     }
     // A load of sequences or trees needs to be told how long they are.
     let is_fixed = |model: &&ModelReport| model.error.is_none() && !model.inputs.iter().any(|input| has_length(input));

@@ -38,6 +38,8 @@ pub(crate) struct Service {
     pub(crate) measure_for: Option<Duration>,
     /// The latency target of all models, instead of their own.
     pub(crate) slo: Option<Nanos>,
+    /// Whether links in the repository may lead out of it.
+    pub(crate) allow_symlinks: bool,
     pub(crate) config: ServerConfig,
 }
 
@@ -56,6 +58,7 @@ impl Service {
         let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
+        target.allow_symlinks = self.allow_symlinks;
         let engine = self.engine(&target)?;
         let registry = Arc::new(Registry::default());
         let repository = Arc::new(LiveRepository::new(

@@ -22,6 +22,7 @@ mod dense;
 mod dim;
 mod error;
 mod estimate;
+mod external;
 #[cfg(test)]
 mod fixture;
 mod graph;
@@ -38,5 +39,6 @@ pub use cuts::Cuts;
 pub use declared::Declared;
 pub use dense::split_gemm;
 pub use error::OnnxError;
+pub use external::external_files;
 pub use graph::Model;
 pub use recurrent::{Answer, Cell, Cells, RandomCells};

@@ -117,6 +117,7 @@ impl Live {
             record: None,
             measure_for: Some(MEASURE_FOR),
             slo: None,
+            allow_symlinks: false,
             config,
         };
         let Running { engine, repository, registry, server, addresses, .. } = service.start().await?;
