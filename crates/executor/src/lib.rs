@@ -18,6 +18,7 @@ mod model;
 mod onnx_io;
 mod onnxruntime;
 mod padding;
+mod parts;
 mod plan;
 mod profile;
 mod rows;
@@ -28,7 +29,9 @@ mod unfold;
 mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
-pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult};
+pub use contract::{
+    Again, Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult,
+};
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
