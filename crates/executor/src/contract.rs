@@ -52,9 +52,9 @@ pub trait Loaded: Send + Sync {
     /// How far a request with these inputs walks, and its graph where it brings one: what an [`Entry`] needs beside them.
     ///
     /// Called at submission, before the request takes a slot. Checks all that the walk demands beyond
-    /// [`inputs`](Loaded::inputs): one sequence or tree a request, a length within the bound, a table of nodes that is a
-    /// tree or graph, ids that the cells know. A request of a walk that does not unfold runs each block once; its length is 1
-    /// unless its tensors have one.
+    /// [`inputs`](Loaded::inputs): ids that the model's tables have, text where it takes text, one sequence or tree a request, a
+    /// length within the bound, a table of nodes that is a tree or graph. A request of a walk that does not unfold runs each
+    /// block once; its length is 1 unless its tensors have one.
     fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         Ok((Extent::ONE, None))
     }

@@ -26,6 +26,7 @@ mod source;
 mod tensor;
 mod turns;
 mod unfold;
+mod values;
 mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};

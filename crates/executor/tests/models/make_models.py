@@ -195,3 +195,13 @@ for block, (taken, given) in {"first": ("x", "h"), "second": ("h", "g")}.items()
 save("pick_third", PICK, [floats("g", WHOLE)], [PICKED], [ROWS])
 added = [*PICK, helper.make_node("Add", ["y", "h"], ["h_next"])]
 save("cell_pick", added, [floats("g", WHOLE), floats("h", ["batch", 2])], [floats("h_next", ["batch", 2])], [ROWS])
+
+# Ids that change their type and shape before they are looked up.
+changed = [
+    helper.make_node("Cast", ["ids"], ["small"], to=TensorProto.INT32),
+    helper.make_node("Unsqueeze", ["small", "axis"], ["more"]),
+    helper.make_node("Gather", ["rows", "more"], ["found"]),
+    helper.make_node("Squeeze", ["found", "axis"], ["y"]),
+]
+PAIR, PAIRS = tensor("ids", ID, ["batch", 2]), floats("y", ["batch", 2, 2])
+save("gather_cast", changed, [PAIR], [PAIRS], [ROWS, ("axis", np.array([1], np.int64))])
