@@ -120,14 +120,11 @@ fn run(
         spent.scatter_ns += watch.lap_ns();
         Ok(())
     })?;
-    for (seat, cause) in seats.iter().zip(seat_failures) {
-        failures[seat.at] = cause.filter(|_| seat.turn.is_some());
-    }
-    for (progress, cause) in progress.iter_mut().zip(failures) {
-        if let Some(cause) = cause {
-            *progress = Progress::failed(cause);
-        }
-    }
+    // Padding belongs to nobody who could be told.
+    let of_seats = seats.iter().zip(seat_failures).filter(|(seat, _)| seat.turn.is_some());
+    of_seats.for_each(|(seat, cause)| failures[seat.at] = cause);
+    let failed = progress.iter_mut().zip(failures).filter_map(|(progress, cause)| Some((progress, cause?)));
+    failed.for_each(|(progress, cause)| *progress = Progress::failed(cause));
     account.spend(spent);
     Ok((progress, again))
 }
