@@ -1,6 +1,7 @@
 //! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
 
 use crate::plan::{BlockIo, Plan};
+use crate::values::ValueCheck;
 use crate::{ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
@@ -47,6 +48,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
             Some(cells) => cells.wiring.describe(inputs),
             None => {
                 let extent = self.plan.padding.as_ref().map_or(Ok(Extent::ONE), |padding| padding.describe(inputs))?;
+                self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
                 Ok((extent, None))
             }
         }
@@ -91,6 +93,8 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
         outputs: io.outputs.clone(),
         vocabulary: io.vocabulary.clone(),
     });
-    let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let mut plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let texts = plan.inputs.iter().filter_map(ValueCheck::text);
+    plan.checks.extend(texts);
     Ok(OnnxBlocks { plan, blocks })
 }
