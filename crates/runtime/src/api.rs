@@ -29,6 +29,10 @@ pub struct Job {
     pub rows: usize,
     /// The client's own time limit, if it gave one; the model's SLO holds as well.
     pub timeout: Option<Duration>,
+    /// Whose share of the devices it takes; 0 if nobody knows.
+    pub client: u16,
+    /// The higher, the sooner among requests of the same client for the same model, where not all can be served.
+    pub priority: u8,
     /// Wants the outputs that hold every step as they come, if the model has any; dropped before `on_answer` is called.
     /// Called from a runtime thread, for which all other clients wait: it must not block, and must bound what it keeps.
     pub on_step: Option<OnStep>,

@@ -266,7 +266,7 @@ impl Engine {
             done: 0,
             in_core: 0,
             cancel_read: false,
-            class: RequestClass::default(),
+            class: RequestClass { client: job.client, priority: job.priority, ..RequestClass::default() },
             permit,
         };
         let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(&self.0.mailbox) };

@@ -100,7 +100,16 @@ impl Tally {
             }
         });
         let timeout = number.is_multiple_of(5).then(|| Duration::from_micros((number % 7 * 40) as u64));
-        Job { model, inputs: bytes(rows, number as u8), rows, timeout, on_step: None, on_answer }
+        Job {
+            model,
+            inputs: bytes(rows, number as u8),
+            rows,
+            timeout,
+            client: 0,
+            priority: 0,
+            on_step: None,
+            on_answer,
+        }
     }
 }
 

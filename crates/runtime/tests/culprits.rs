@@ -146,7 +146,16 @@ fn submit(engine: &Engine, model: ModelId, input: &Tensor, tell: impl Fn(Answer)
     loop {
         let tell = tell.clone();
         let (inputs, on_answer) = (vec![input.clone()].into(), Box::new(tell));
-        match engine.submit(Job { model, inputs, rows: 1, timeout: None, on_step: None, on_answer }) {
+        match engine.submit(Job {
+            model,
+            inputs,
+            rows: 1,
+            timeout: None,
+            client: 0,
+            priority: 0,
+            on_step: None,
+            on_answer,
+        }) {
             Ok(_) => return,
             Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
             Err(other) => panic!("{other}"),

@@ -154,7 +154,16 @@ fn submit(engine: &Engine, model: ModelId, case: &Case, tell: impl FnOnce(ripien
         let told = Arc::clone(&told);
         let on_answer = Box::new(move |answer| (told.lock().unwrap().take().expect("answered once"))(answer));
         let (inputs, rows) = (Arc::clone(&case.inputs), case.rows);
-        match engine.submit(Job { model, inputs, rows, timeout: None, on_step: None, on_answer }) {
+        match engine.submit(Job {
+            model,
+            inputs,
+            rows,
+            timeout: None,
+            client: 0,
+            priority: 0,
+            on_step: None,
+            on_answer,
+        }) {
             Ok(_) => return,
             Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
             Err(other) => panic!("{other}"),
@@ -243,7 +252,10 @@ fn a_request_of_two_lengths_is_refused_without_a_slot() {
     assert_ne!(short.inputs[0].shape[1], long.inputs[0].shape[1]);
     let inputs = vec![short.inputs[0].clone(), long.inputs[1].clone()].into();
     let on_answer = Box::new(|_| panic!("it was not accepted"));
-    let refused = engine.submit(Job { model, inputs, rows: 1, timeout: None, on_step: None, on_answer }).err().unwrap();
+    let refused = engine
+        .submit(Job { model, inputs, rows: 1, timeout: None, client: 0, priority: 0, on_step: None, on_answer })
+        .err()
+        .unwrap();
     assert!(matches!(&refused, Refused::Invalid(text) if text.contains("send them equally long")), "{refused}");
     assert_eq!(engine.model_metrics(model).unwrap().live, 0);
 }

@@ -33,7 +33,19 @@ fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<Answer>) {
     let (send, answers) = channel();
     // A test that has seen enough may be gone.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
-    (Job { model, inputs: sequence(bytes), rows: 1, timeout: None, on_step: None, on_answer }, answers)
+    (
+        Job {
+            model,
+            inputs: sequence(bytes),
+            rows: 1,
+            timeout: None,
+            client: 0,
+            priority: 0,
+            on_step: None,
+            on_answer,
+        },
+        answers,
+    )
 }
 
 fn ask(engine: &Engine, model: ModelId, bytes: &[u8]) -> Answer {
@@ -278,7 +290,7 @@ impl Tally {
         let timeout = number.is_multiple_of(3).then(|| Duration::from_micros((number % 97) as u64 * 20));
         let on_step: Option<OnStep> = number.is_multiple_of(2).then(|| Box::new(|step: Step| drop(step)) as OnStep);
         let model = models[usize::from(number.is_multiple_of(11))];
-        Job { model, inputs: sequence(&bytes), rows: 1, timeout, on_step, on_answer }
+        Job { model, inputs: sequence(&bytes), rows: 1, timeout, client: 0, priority: 0, on_step, on_answer }
     }
 }
 

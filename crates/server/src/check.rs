@@ -15,12 +15,15 @@ pub(crate) struct Checked {
     pub(crate) inputs: Arc<[Tensor]>,
     pub(crate) rows: usize,
     pub(crate) timeout: Option<Duration>,
+    /// As the core has it: the higher, the sooner.
+    pub(crate) priority: u8,
     /// The outputs to send: index among the model's outputs, and whether in binary.
     pub(crate) outputs: Vec<(usize, bool)>,
 }
 
 pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checked, Problem> {
     let timeout = timeout(&request.parameters)?;
+    let priority = priority(&request.parameters)?;
     refuse_sequences(&request.parameters, &entry.name)?;
     let outputs = outputs(entry, &request)?;
     let given = match request.raw_input {
@@ -29,7 +32,7 @@ pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checke
     };
     let inputs = inputs(entry, given)?;
     let rows = rows(entry, &inputs)?;
-    Ok(Checked { inputs, rows, timeout, outputs })
+    Ok(Checked { inputs, rows, timeout, priority, outputs })
 }
 
 /// The client's own limit on this request, in microseconds; 0 means none, as clients send it by default.
@@ -41,6 +44,21 @@ fn timeout(parameters: &Parameters) -> Result<Option<Duration>, Problem> {
         None => {
             Err(Problem::invalid(format!("parameter timeout is {value}; it must be a whole number of microseconds")))
         }
+    }
+}
+
+/// Levels of priority, the most urgent first; a request that names none stands in the middle.
+const PRIORITIES: u64 = 9;
+
+/// The protocol counts levels from 1, the most urgent; 0 means none, and what is beyond the last level stands there.
+fn priority(parameters: &Parameters) -> Result<u8, Problem> {
+    let Some(value) = parameters.get("priority") else { return Ok(PRIORITIES.div_ceil(2) as u8) };
+    match value.as_u64() {
+        Some(0) => Ok(PRIORITIES.div_ceil(2) as u8),
+        Some(level) => Ok((PRIORITIES + 1 - level.min(PRIORITIES)) as u8),
+        None => Err(Problem::invalid(format!(
+            "parameter priority is {value}; it must be a whole number from 1, the most urgent, to {PRIORITIES}"
+        ))),
     }
 }
 

@@ -55,12 +55,13 @@ pub(crate) fn accept(
 ) -> Result<Accepted, Problem> {
     let entry = state.registry.get(&request.model, &request.version)?;
     let id = request.id.clone();
-    let Checked { inputs, rows, timeout: own_timeout, outputs } = check(&entry, request)?;
+    let client = request.client;
+    let Checked { inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
     let timeout = [timeout, own_timeout].into_iter().flatten().min();
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client; then nobody wants the answer.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
-    let job = Job { model: entry.id, inputs, rows, timeout, on_step, on_answer };
+    let job = Job { model: entry.id, inputs, rows, timeout, client, priority, on_step, on_answer };
     let decoding = received.elapsed();
     let withdraw = state.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
     Ok(Accepted { entry, outputs, id, decoding, answer, withdraw: Some(withdraw) })

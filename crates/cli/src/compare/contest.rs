@@ -150,7 +150,8 @@ impl InProcess {
         let (tell, told) = oneshot::channel();
         // Whoever gave up waiting is gone; then nobody wants the answer.
         let on_answer = Box::new(move |answer| drop(tell.send(answer)));
-        let job = Job { model: self.model, inputs, rows, timeout: None, on_step: None, on_answer };
+        let job =
+            Job { model: self.model, inputs, rows, timeout: None, client: 0, priority: 0, on_step: None, on_answer };
         match self.engine.submit(job) {
             Ok(_ticket) => told.await.unwrap_or(Err(ripieno_runtime::Failure::ShuttingDown)),
             Err(refused) => Err(ripieno_runtime::Failure::Failed(refused.to_string())),

@@ -101,6 +101,8 @@ impl Client {
             inputs: bytes(rows, number as u8),
             rows,
             timeout,
+            client: 0,
+            priority: 0,
             on_step: None,
             on_answer,
         })

@@ -85,6 +85,16 @@ fn parameters_are_understood_or_refused() {
 }
 
 #[test]
+fn priorities_count_from_the_most_urgent() {
+    let with = |parameters: Value| {
+        check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "parameters": parameters}))).map(|ok| ok.priority)
+    };
+    let levels = [0, 1, 2, 5, 9, 1000].map(|level| with(json!({"priority": level})).unwrap());
+    assert_eq!((levels, with(json!({})).unwrap()), ([5, 9, 8, 5, 1, 1], 5));
+    assert!(with(json!({"priority": "high"})).unwrap_err().message.contains("a whole number from 1, the most urgent"));
+}
+
+#[test]
 fn outputs_are_chosen_by_name() {
     let with = |outputs: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "outputs": outputs})));
     let binary = json!([{"name": "z", "parameters": {"binary_data": true}}, {"name": "y"}]);

@@ -195,7 +195,18 @@ fn the_demo_models_answer_as_they_were_trained_to() {
             let answer = answer.clone();
             let on_answer = Box::new(move |result| answer.send((number, result)).unwrap());
             let inputs = sample.inputs.clone().into();
-            engine.submit(Job { model: id, inputs, rows: 1, timeout: None, on_step: None, on_answer }).unwrap();
+            engine
+                .submit(Job {
+                    model: id,
+                    inputs,
+                    rows: 1,
+                    timeout: None,
+                    client: 0,
+                    priority: 0,
+                    on_step: None,
+                    on_answer,
+                })
+                .unwrap();
         }
         let asked = samples.len().min(200);
         let right = (0..asked).filter(|_| {
