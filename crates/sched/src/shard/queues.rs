@@ -236,7 +236,7 @@ impl Queues {
         let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
         let cost = queue.target_cost();
         let Start::Priced(price) = queue.rule.start else {
-            return Terms { to_skip: self.scarcity.to_skip(now, cost), ..Terms::default() };
+            return Terms { to_skip: self.scarcity.price_of_skip(now, cost), ..Terms::default() };
         };
         self.loads.set(id, queue.load(now));
         // Loads fall while nobody asks for their model, so each time another one is looked at, too.
@@ -246,9 +246,9 @@ impl Queues {
         }
         let to_start = match price {
             Price::Full => WHOLE,
-            Price::Measured => self.scarcity.to_start(now, cost, self.loads.total, devices),
+            Price::Measured => self.scarcity.price_of_start(now, cost, self.loads.total, devices),
         };
-        Terms { to_start, to_skip: self.scarcity.to_skip(now, cost), guard: self.loads.guard(id, devices) }
+        Terms { to_start, to_skip: self.scarcity.price_of_skip(now, cost), guard: self.loads.guard(id, devices) }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
@@ -283,7 +283,7 @@ impl Queues {
         let queue = queues[grant.model.index()].as_mut().expect("the model is loaded");
         let batch = queue.target_cost();
         scarcity.stir(now, batch);
-        let price = scarcity.to_skip(now, batch);
+        let price = scarcity.price_of_skip(now, batch);
         let candidate = queue.gather(links, requests, now, grant.percent, price)?;
         let late = queue.is_late(requests, now);
         scarcity.observe(candidate.rows, late);
