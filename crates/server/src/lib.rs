@@ -8,8 +8,10 @@
 //! deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not only the queue.
 
 mod backend;
+mod bounds;
 mod check;
 mod config;
+mod decoded;
 mod describe;
 mod grpc;
 mod http;

@@ -1,10 +1,12 @@
 //! The front end over loopback, as a client sees it: a scripted backend for what must be exact, the runtime with an
 //! emulated device for what must fit together.
 
+mod connections;
 mod grpc;
 mod http;
 mod infer;
 mod live;
+mod memory;
 mod scripted;
 mod shutdown;
 mod streams;
