@@ -3,6 +3,7 @@
 mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
+mod bounds;
 mod compare;
 mod corpus;
 mod demo;
