@@ -122,18 +122,42 @@ fn give_up(waiting: &Mutex<Waiting>, key: &(String, Change), tell: &watch::Sende
 mod tests {
     use super::*;
     use crate::registry::IndexRow;
+    use parking_lot::Condvar;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// Says what begins, and ends it when told.
     struct Gated {
         begun: Mutex<Sender<String>>,
-        go: Mutex<Receiver<()>>,
+        gate: Arc<Gate>,
+    }
+
+    /// How many loads of each model may still end.
+    #[derive(Default)]
+    struct Gate {
+        open: Mutex<BTreeMap<String, usize>>,
+        changed: Condvar,
+    }
+
+    impl Gate {
+        fn end(&self, name: &str) {
+            *self.open.lock().entry(name.to_owned()).or_default() += 1;
+            self.changed.notify_all();
+        }
+
+        fn wait(&self, name: &str) {
+            let mut open = self.open.lock();
+            while open.get(name).is_none_or(|&loads| loads == 0) {
+                self.changed.wait(&mut open);
+            }
+            *open.entry(name.to_owned()).or_default() -= 1;
+        }
     }
 
     impl Repository for Gated {
         fn load(&self, name: &str, _: Option<&str>) -> Result<(), String> {
             self.begun.lock().send(name.to_owned()).unwrap();
-            self.go.lock().recv().map_err(|error| error.to_string())
+            self.gate.wait(name);
+            Ok(())
         }
 
         fn unload(&self, _: &str) -> Result<(), String> {
@@ -145,10 +169,10 @@ mod tests {
         }
     }
 
-    fn gated(at_once: usize) -> (Arc<Loads>, Receiver<String>, Sender<()>) {
-        let ((begun, told), (go, wait)) = (channel(), channel());
-        let repository = Arc::new(Gated { begun: Mutex::new(begun), go: Mutex::new(wait) });
-        (Arc::new(Loads::new(repository, at_once)), told, go)
+    fn gated(at_once: usize) -> (Arc<Loads>, Receiver<String>, Arc<Gate>) {
+        let ((begun, told), gate) = (channel(), Arc::new(Gate::default()));
+        let repository = Arc::new(Gated { begun: Mutex::new(begun), gate: gate.clone() });
+        (Arc::new(Loads::new(repository, at_once)), told, gate)
     }
 
     fn ask(loads: &Arc<Loads>, model: &str) -> tokio::task::JoinHandle<Result<Outcome, Problem>> {
@@ -164,7 +188,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_waits_for_the_same_load_shares_it_and_who_leaves_takes_it_along() {
-        let (loads, begun, go) = gated(4);
+        let (loads, begun, gate) = gated(4);
         let first = ask(&loads, "m");
         until(|| begun.try_recv().is_ok()).await;
         // These may want files that the first load did not see.
@@ -179,30 +203,30 @@ mod tests {
             call.abort();
         }
         until(|| waiting() == 1).await;
-        go.send(()).unwrap();
-        go.send(()).unwrap();
+        gate.end("m");
+        gate.end("n");
         assert_eq!((first.await.unwrap(), other.await.unwrap()), (Ok(Ok(())), Ok(Ok(()))));
         until(|| begun.try_recv().is_ok()).await;
         let abandoned = ask(&loads, "m");
         until(|| waiting() == 1).await;
         abandoned.abort();
         until(|| loads.waiting.lock().is_empty()).await;
-        go.send(()).unwrap();
+        gate.end("m");
         assert_eq!(sharing.into_iter().next().unwrap().await.unwrap(), Ok(Ok(())));
         assert!(begun.try_recv().is_err(), "a load that nobody waits for began");
     }
 
     #[tokio::test]
     async fn few_models_are_loaded_at_once() {
-        let (loads, begun, go) = gated(2);
+        let (loads, begun, gate) = gated(2);
         let calls: Vec<_> = (0..5).map(|at| ask(&loads, &format!("m{at}"))).collect();
         for _ in 0..2 {
             until(|| begun.try_recv().is_ok()).await;
         }
         until(|| loads.at_once.available_permits() == 0).await;
         assert!(begun.try_recv().is_err());
-        for _ in 0..5 {
-            go.send(()).unwrap();
+        for at in 0..5 {
+            gate.end(&format!("m{at}"));
         }
         for call in calls {
             assert_eq!(call.await.unwrap(), Ok(Ok(())));

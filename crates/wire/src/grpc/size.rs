@@ -6,12 +6,12 @@
 
 use crate::{MAX_PARAMETERS, MAX_TENSORS, WireError};
 
-/// One input or requested output: its struct in a list that may have grown to twice its length.
+/// One input or requested output: its struct, three times while the list grows to twice its length.
 const TENSOR: usize = 1024;
 /// One parameter: its entry in two maps, one after the other.
 const PARAMETER: usize = 400;
-/// One element of bytes_contents: its handle, in a list that may have grown to twice its length, and its length in the data.
-const ELEMENT: usize = 80;
+/// One element of bytes_contents: its handle, three times while the list grows, and its length in the data.
+const ELEMENT: usize = 112;
 
 /// The most bytes that decoding this message takes, beside the message itself: raw contents stay where they are.
 pub fn decoded_size(message: &[u8]) -> Result<usize, WireError> {
@@ -46,8 +46,8 @@ fn tensor(message: &[u8], is_input: bool) -> Result<usize, WireError> {
     fields(message, &mut |field, payload| {
         match (field, is_input) {
             (2, false) | (4, true) => size += parameter(&mut parameters, payload)?,
-            // Dimensions: a byte at least becomes eight, twice where the list has grown.
-            (3, true) => size += 16 * payload.len().max(1),
+            // Dimensions: a byte at least becomes eight, three times while the list grows.
+            (3, true) => size += 24 * payload.len().max(1),
             (5, true) => size += contents(payload)?,
             _ => size += payload.len(),
         }
@@ -56,7 +56,7 @@ fn tensor(message: &[u8], is_input: bool) -> Result<usize, WireError> {
     Ok(size)
 }
 
-/// Typed contents: the list of the message, which may have grown to twice its length, and the tensor's bytes.
+/// Typed contents: the list of the message, three times while it grows, and then twice beside the tensor's bytes.
 fn contents(message: &[u8]) -> Result<usize, WireError> {
     let mut size = 0_usize;
     fields(message, &mut |field, payload| {

@@ -18,8 +18,8 @@ pub fn decoded_size(text: &[u8]) -> usize {
         commas += usize::from(piece.iter().map(|&byte| u8::from(byte == b',')).sum::<u8>());
         colons += usize::from(piece.iter().map(|&byte| u8::from(byte == b':')).sum::<u8>());
     }
-    // Strings: once as they are, once where escapes are undone.
-    commas.saturating_mul(NUMBER) + colons.saturating_mul(ENTRY) + 2 * text.len()
+    // Strings: once as they are; and where escapes are undone, or nesting is followed, three times while that buffer grows.
+    commas.saturating_mul(NUMBER) + colons.saturating_mul(ENTRY) + 4 * text.len()
 }
 
 /// The most bytes of the JSON form of a response, binary outputs behind it included.
