@@ -86,8 +86,11 @@ fn bound(count: &mut usize, most: usize, what: &str) -> Result<(), WireError> {
     Ok(())
 }
 
+/// Told of a field's number and payload.
+type Visit<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), WireError>;
+
 /// Visits the fields of a message: number, and payload. Numbers outside of packed lists have their own bytes as payload.
-fn fields(mut message: &[u8], visit: &mut dyn FnMut(u64, &[u8]) -> Result<(), WireError>) -> Result<(), WireError> {
+fn fields(mut message: &[u8], visit: Visit<'_>) -> Result<(), WireError> {
     while !message.is_empty() {
         let key = varint(&mut message)?;
         let length = match key & 7 {
