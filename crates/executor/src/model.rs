@@ -1,10 +1,11 @@
 //! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
 
-use crate::onnx_io::{self, OnnxIo};
 use crate::plan::{BlockIo, Plan};
+use crate::values::ValueCheck;
 use crate::{ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
+use ripieno_onnx::Declared;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -47,6 +48,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
             Some(cells) => cells.wiring.describe(inputs),
             None => {
                 let extent = self.plan.padding.as_ref().map_or(Ok(Extent::ONE), |padding| padding.describe(inputs))?;
+                self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
                 Ok((extent, None))
             }
         }
@@ -72,7 +74,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
 /// The ONNX files of a model's blocks, read and tied together.
 pub(crate) struct OnnxBlocks<'a> {
     pub(crate) plan: Plan,
-    pub(crate) blocks: Vec<(&'a Path, OnnxIo)>,
+    pub(crate) blocks: Vec<(&'a Path, Declared)>,
 }
 
 /// Reads the ONNX files of a model's blocks and ties them together.
@@ -83,7 +85,7 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
             let (model, block) = (&source.name, &block.name);
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
-        blocks.push((path, onnx_io::read(path)?));
+        blocks.push((path, Declared::read(path).map_err(|cause| LoadError(cause.0))?));
     }
     let ios = source.blocks.iter().zip(&blocks).map(|(block, (path, io))| BlockIo {
         place: format!("block '{}' ({})", block.name, path.display()),
@@ -91,6 +93,8 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
         outputs: io.outputs.clone(),
         vocabulary: io.vocabulary.clone(),
     });
-    let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let mut plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let texts = plan.inputs.iter().filter_map(ValueCheck::text);
+    plan.checks.extend(texts);
     Ok(OnnxBlocks { plan, blocks })
 }

@@ -12,6 +12,8 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Invalid,
+    Unauthenticated,
+    Forbidden,
     NotFound,
     WrongMethod,
     TooSlow,
@@ -59,6 +61,8 @@ impl Kind {
     pub(crate) fn http_status(self) -> u16 {
         match self {
             Kind::Invalid => 400,
+            Kind::Unauthenticated => 401,
+            Kind::Forbidden => 403,
             Kind::NotFound => 404,
             Kind::WrongMethod => 405,
             Kind::TooSlow => 408,
@@ -75,6 +79,8 @@ impl Kind {
     pub(crate) fn grpc_code(self) -> tonic::Code {
         match self {
             Kind::Invalid | Kind::TooLarge => tonic::Code::InvalidArgument,
+            Kind::Unauthenticated => tonic::Code::Unauthenticated,
+            Kind::Forbidden => tonic::Code::PermissionDenied,
             Kind::NotFound => tonic::Code::NotFound,
             Kind::WrongMethod | Kind::UnknownEncoding => tonic::Code::Unimplemented,
             Kind::Overloaded => tonic::Code::ResourceExhausted,
@@ -105,6 +111,10 @@ impl From<LookupError> for Problem {
 impl From<Failure> for Problem {
     fn from(failure: Failure) -> Problem {
         let kind = match failure {
+            Failure::Share(retry_after) => {
+                let problem = Problem::new(Kind::Overloaded, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
             Failure::Expired | Failure::Hopeless => Kind::Expired,
             Failure::Cancelled => Kind::Cancelled,
             Failure::Failed(_) => Kind::Internal,

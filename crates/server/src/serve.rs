@@ -4,6 +4,7 @@
 //! and every one of them hears of the shutdown, which the ready-made servers offer only in part. What a connection may take is
 //! in [`bounds`](crate::bounds).
 
+use crate::access::{self, AccessError, Door, Need};
 use crate::backend::Backend;
 use crate::bounds::call::{Answer, Call};
 use crate::bounds::connection::Connection;
@@ -48,14 +49,24 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The front end cannot start.
 #[derive(Debug, Error)]
-#[error(
-    "cannot listen on {address} for {purpose}: {source}; is another server running there? choose another with {option}"
-)]
-pub struct BindError {
-    address: SocketAddr,
-    purpose: &'static str,
-    option: &'static str,
-    source: std::io::Error,
+pub enum BindError {
+    /// An address cannot be had.
+    #[error(
+        "cannot listen on {address} for {purpose}: {source}; is another server running there? choose another with {option}"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What it is for.
+        purpose: &'static str,
+        /// The option that sets it.
+        option: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Tokens or certificates cannot be used.
+    #[error(transparent)]
+    Access(#[from] AccessError),
 }
 
 /// Where a server listens; ports that were 0 are real here.
@@ -88,7 +99,11 @@ impl Server {
         let http = listen(config.http, "HTTP", "--http").await?;
         let grpc = listen(config.grpc, "gRPC", "--grpc").await?;
         let metrics = listen(config.metrics, "metrics", "--metrics").await?;
-        Ok(Server { state: Arc::new(State::new(config, backend, registry, repository)), http, grpc, metrics })
+        let state = Arc::new(State::new(config, backend, registry, repository)?);
+        let server = Server { state, http, grpc, metrics };
+        let Addresses { http, grpc, metrics } = server.addresses();
+        server.state.access.announce(&[("HTTP", http), ("gRPC", grpc), ("metrics", metrics)]);
+        Ok(server)
     }
 
     /// Where it listens.
@@ -103,21 +118,21 @@ impl Server {
         let state = self.state;
         let mut loops = JoinSet::new();
         loops.spawn(signals::keep_sampling(state.clone()));
+        loops.spawn(access::keep_fresh(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));
-            loops.spawn(accept(state.clone(), listener, service));
+            loops.spawn(accept(state.clone(), listener, false, service));
         }
         if let Some(listener) = self.grpc {
-            let routes = grpc::routes(&state);
-            let shared = state.clone();
+            let (shared, routes) = (state.clone(), grpc::routes(&state));
             let service = service_fn(move |request| grpc::handle(shared.clone(), routes.clone(), request));
-            loops.spawn(accept(state.clone(), listener, service));
+            loops.spawn(accept(state.clone(), listener, false, service));
         }
         if let Some(listener) = self.metrics {
             let shared = state.clone();
             let service = service_fn(move |request| answer_metrics(shared.clone(), request));
-            loops.spawn(accept(state.clone(), listener, service));
+            loops.spawn(accept(state.clone(), listener, true, service));
         }
         shutdown.await;
         state.begin_draining();
@@ -139,17 +154,19 @@ async fn listen(
 ) -> Result<Option<TcpListener>, BindError> {
     let Some(address) = address else { return Ok(None) };
     let bound = TcpListener::bind(address).await;
-    bound.map(Some).map_err(|source| BindError { address, purpose, option, source })
+    bound.map(Some).map_err(|source| BindError::Listen { address, purpose, option, source })
 }
 
 /// Accepts connections until the server drains, then waits for those that are open.
-async fn accept<S, B>(state: Arc<State>, listener: TcpListener, service: S)
+async fn accept<S, B>(state: Arc<State>, listener: TcpListener, is_metrics: bool, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
     B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let Ok(bind) = listener.local_addr() else { return };
+    let door = Door { bind, is_metrics };
     let places = Places::new(&state.config);
     let mut open = JoinSet::new();
     loop {
@@ -167,7 +184,7 @@ where
             Ok((stream, Some(place), connection)) => {
                 let (state, service) = (state.clone(), service.clone());
                 open.spawn(async move {
-                    serve_connection(state, stream, connection, service).await;
+                    serve_connection(state, stream, door, connection, service).await;
                     drop(place);
                 });
             }
@@ -193,7 +210,7 @@ async fn place(places: &Arc<Places>, connection: &Arc<Connection>) -> Option<Pla
     }
 }
 
-async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, facts: Arc<Connection>, service: S)
+async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, door: Door, facts: Arc<Connection>, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
@@ -203,6 +220,12 @@ where
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!("cannot set TCP_NODELAY: {error}");
     }
+    let greeted = tokio::select! {
+        greeted = state.access.greet(door, stream, service, state.config.header_timeout) => greeted,
+        () = facts.evicted.notified() => return,
+        () = state.drained() => return,
+    };
+    let Some((stream, service)) = greeted else { return };
     let socket = Socket::new(stream, facts.clone(), &state.config);
     let builder = builder(&state.config);
     let service = counted(state.clone(), facts.clone(), service);
@@ -306,6 +329,10 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
 }
 
 async fn answer_metrics(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let need = if request.uri().path() == "/metrics" { Need::Metrics } else { Need::Health };
+    if let Err(problem) = state.access.admit(need, &request) {
+        return Ok(http::refusal(&problem));
+    }
     let (status, body) = match request.uri().path() {
         "/metrics" => (hyper::StatusCode::OK, metrics::render(&state)),
         // The same as on the HTTP port, for probes that must get through whatever clients do there.

@@ -1,5 +1,6 @@
 //! What all connections share.
 
+use crate::access::{Access, AccessError};
 use crate::backend::Backend;
 use crate::bounds::budget::Budget;
 use crate::bounds::loads::Loads;
@@ -25,6 +26,7 @@ pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) signals: LiveSignals,
+    pub(crate) access: Access,
     pub(crate) budget: Arc<Budget>,
     pub(crate) loads: Loads,
     phase: watch::Sender<Phase>,
@@ -38,13 +40,14 @@ impl State {
         backend: Arc<dyn Backend>,
         registry: Arc<Registry>,
         repository: Arc<dyn Repository>,
-    ) -> State {
+    ) -> Result<State, AccessError> {
+        let access = Access::open(config.access.clone())?;
         let budget = Budget::new(config.max_bytes_in_flight);
         let loads = Loads::new(repository, config.max_loads);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (phase, workers) = (watch::Sender::new(Phase::Serving), Arc::new(Semaphore::new(cores)));
         let signals = LiveSignals::new();
-        State { config, backend, registry, signals, budget, loads, phase, workers }
+        Ok(State { config, backend, registry, signals, access, budget, loads, phase, workers })
     }
 
     /// The server is ready while it is not going down and no model is still on its way.

@@ -1,4 +1,4 @@
-//! A TCP stream that tells its [`Connection`] how it fares, and is patient with clients that stop sending.
+//! A client's stream, inside TLS if it is on, that tells its [`Connection`] how it fares, and is patient with clients that stop sending.
 //!
 //! A client that has sent its request may close its side and still wants the answer. TCP tells this no different from a client
 //! that is gone, whose work should be freed. So the end of input is kept back from hyper while an answer is owed, and an interim
@@ -8,6 +8,7 @@
 //! would reset the connection, and the client might never see the answer that said why.
 
 use super::connection::Connection;
+use crate::access::Stream;
 use crate::config::ServerConfig;
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
+use tokio_util::either::Either;
 
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// How often a client that has stopped sending is looked after.
@@ -25,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const DISCARD_BYTES: usize = 16 << 10;
 
 pub(crate) struct Socket {
-    stream: TcpStream,
+    stream: Stream,
     connection: Arc<Connection>,
     /// Set once the client has stopped sending while an answer is owed: when to look next.
     ended: Option<Pin<Box<Sleep>>>,
@@ -44,7 +45,7 @@ struct Linger {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>, config: &ServerConfig) -> Socket {
+    pub(crate) fn new(stream: Stream, connection: Arc<Connection>, config: &ServerConfig) -> Socket {
         let linger = Linger { bytes: config.max_body_bytes, time: config.body_timeout, until: None };
         Socket { stream, connection, ended: None, interim: None, unflushed: false, linger }
     }
@@ -55,7 +56,7 @@ impl Socket {
             if !self.connection.owes_answers(context.waker()) {
                 return Poll::Ready(Ok(()));
             }
-            if let Some(error) = self.stream.take_error()? {
+            if let Some(error) = take_error(&self.stream)? {
                 return Poll::Ready(Err(error));
             }
             if self.interim.is_none() && !self.unflushed && self.connection.is_handling() {
@@ -104,6 +105,14 @@ impl Socket {
     }
 }
 
+/// What the system says of the TCP connection, once it is broken.
+fn take_error(stream: &Stream) -> io::Result<Option<io::Error>> {
+    match stream {
+        Either::Left(clear) => clear.take_error(),
+        Either::Right(encrypted) => encrypted.get_ref().0.take_error(),
+    }
+}
+
 impl AsyncRead for Socket {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -144,7 +153,10 @@ impl AsyncWrite for Socket {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.unflushed = false;
-        Pin::new(&mut self.stream).poll_flush(context)
+        // TLS takes some bytes before the kernel does, so that a client that reads nothing may show here only.
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.connection.set_blocked(flushed.is_pending());
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

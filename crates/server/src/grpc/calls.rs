@@ -2,6 +2,7 @@
 
 use super::frames::{self, Messages};
 use super::{status, stream, timeout};
+use crate::access::client_of;
 use crate::bounds::connection::Connection;
 use crate::infer::{Inferred, infer};
 use crate::problem::Problem;
@@ -47,7 +48,8 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let message = Messages::new(&parts.headers, body, connection.clone())?.only(state).await?;
     let received = Instant::now();
     let (_, request) = frames::decode(state, message).await;
-    let request = request?;
+    let mut request = request?;
+    request.client = client_of(&parts.extensions);
     let mut inferred = infer(state, request, received, timeout).await?;
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.

@@ -1,6 +1,7 @@
 //! gRPC: the same calls, as the generated service wants them.
 
 mod calls;
+mod doors;
 mod frames;
 mod health;
 mod stream;
@@ -48,12 +49,17 @@ pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
     tonic::service::Routes::new(inference).add_service(health).prepare()
 }
 
-/// Answers one call: those that carry tensors here, all others through `routes`.
+/// Answers one call, if its caller may make it: those that carry tensors here, all others through `routes`. No call gets
+/// past this function, so that all are asked who they are before anything of a message is read.
 pub(crate) async fn handle(
     state: Arc<State>,
     mut routes: tonic::service::Routes,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
+    match state.access.admit(doors::need(request.uri().path()), &request) {
+        Ok(caller) => request.extensions_mut().insert(caller),
+        Err(problem) => return Ok(calls::failed(status(problem))),
+    };
     match request.uri().path() {
         calls::MODEL_INFER => Ok(calls::model_infer(state, request).await),
         calls::MODEL_STREAM_INFER => Ok(calls::model_stream_infer(state, request)),

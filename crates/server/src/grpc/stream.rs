@@ -11,6 +11,7 @@
 use super::calls::{Frames, trailers};
 use super::frames::{self, Messages};
 use super::{status, timeout};
+use crate::access::client_of;
 use crate::bounds::budget::Reservation;
 use crate::bounds::connection::Connection;
 use crate::problem::Problem;
@@ -51,7 +52,8 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames
     let (send, receive) = mpsc::channel(UNSENT);
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
-    let stream = Stream { state, send, connection, ends_on_error, deadline };
+    let client = client_of(&head.extensions);
+    let stream = Stream { state, send, connection, ends_on_error, deadline, client };
     tokio::spawn(stream.run(incoming, window));
     Ok(ReceiverStream::new(receive))
 }
@@ -63,6 +65,7 @@ struct Stream {
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
+    client: u16,
 }
 
 impl Stream {
@@ -114,10 +117,14 @@ impl Stream {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
-        let connection = self.connection.clone();
+        let (connection, client) = (self.connection.clone(), self.client);
         tasks.spawn(async move {
             let (id, request) = frames::decode(&state, message).await;
-            let answered = async { answer(&state, request?, received, timeout, &send, connection.as_ref()).await };
+            let answered = async {
+                let mut request = request?;
+                request.client = client;
+                answer(&state, request, received, timeout, &send, connection.as_ref()).await
+            };
             match answered.await {
                 Ok(()) => None,
                 Err(problem) if ends_on_error => Some(status(problem)),

@@ -7,6 +7,7 @@ use super::infer::PARSE_INLINE_BYTES;
 use super::path::Target;
 use super::send::Caller;
 use super::{Answer, body, reply, send};
+use crate::access::client_of;
 use crate::check::wire_datatype;
 use crate::decoded;
 use crate::infer::{Inferred, infer};
@@ -125,7 +126,9 @@ async fn read(
     let (version, length) = (target.version.clone(), bytes.len());
     let work = move || parse(&entry, &version, &bytes);
     let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
-    Ok((decoded::keep(parsed?, room)?, received))
+    let mut parsed = decoded::keep(parsed?, room)?;
+    parsed.client = client_of(request.extensions());
+    Ok((parsed, received))
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {

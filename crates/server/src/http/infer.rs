@@ -2,6 +2,7 @@
 
 use super::path::Target;
 use super::{Answer, body, reply, send};
+use crate::access::client_of;
 use crate::decoded;
 use crate::infer::{Inferred, infer as run};
 use crate::problem::Problem;
@@ -29,7 +30,8 @@ pub(super) async fn infer(
     state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    let parsed = parse(state, target, bytes, json_length).await?;
+    let mut parsed = parse(state, target, bytes, json_length).await?;
+    parsed.client = client_of(request.extensions());
     let mut inferred = run(state, parsed, received, None).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;

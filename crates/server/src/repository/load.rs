@@ -3,6 +3,7 @@
 //! Slow by nature, so it runs on loader threads. Reading is done by as many of them as like; measuring by one at a time,
 //! because two measurements at once would measure each other.
 
+use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
 use super::plan::{Plan, Target};
 use super::report::{ModelReport, ProfileReport, describe};
@@ -77,6 +78,9 @@ impl Loader {
 
     fn try_prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
         let mut plan = Plan::new(found, &self.target)?;
+        for file in plan.files() {
+            check_weights(found, &file, self.target.allow_symlinks)?;
+        }
         let (loaded, warning) = self.load(&mut plan, profiling)?;
         check_batch_dimension(&plan, &*loaded)?;
         plan.check_declared(loaded.inputs(), loaded.outputs())?;
@@ -176,6 +180,7 @@ impl Prepared {
             max_batch: source.max_batch,
             instances: config.instances,
             drop: config.drop,
+            weight: 1,
             dec_timesteps: self.plan.dec_timesteps,
         })
     }

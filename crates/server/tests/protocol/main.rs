@@ -1,6 +1,7 @@
 //! The front end over loopback, as a client sees it: a scripted backend for what must be exact, the runtime with an
 //! emulated device for what must fit together.
 
+mod access;
 mod connections;
 mod grpc;
 mod http;
@@ -11,3 +12,4 @@ mod scripted;
 mod shutdown;
 mod streams;
 mod support;
+mod tls;
