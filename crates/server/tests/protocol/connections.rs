@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 const LIVE: &str = "GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n";
 
-fn request(model: &str) -> String {
+pub(crate) fn request(model: &str) -> String {
     let body = json!({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}).to_string();
     format!("POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
