@@ -5,7 +5,7 @@ use super::source::{Source, lines_with};
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
