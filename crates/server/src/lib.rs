@@ -9,8 +9,10 @@
 
 mod access;
 mod backend;
+mod bounds;
 mod check;
 mod config;
+mod decoded;
 mod describe;
 mod grpc;
 mod http;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Receiver};
 
 /// Steps of one request that wait for their client to read.
-const MAX_UNREAD: usize = 256;
+pub(crate) const MAX_UNREAD: usize = 256;
 
 /// What marks the last part, as Triton has it.
 const FINAL: &str = "triton_final_response";

@@ -17,7 +17,7 @@ mod tls;
 mod tokens;
 
 pub use config::{AccessConfig, AccessError, Admin, TlsFiles, TokenSource};
-pub(crate) use connection::{Connection, Door};
+pub(crate) use connection::{Connection, Door, Stream};
 
 use crate::problem::{Kind, Problem};
 use crate::state::State;

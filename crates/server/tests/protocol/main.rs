@@ -2,10 +2,12 @@
 //! emulated device for what must fit together.
 
 mod access;
+mod connections;
 mod grpc;
 mod http;
 mod infer;
 mod live;
+mod memory;
 mod scripted;
 mod shutdown;
 mod streams;
