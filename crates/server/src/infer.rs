@@ -6,7 +6,6 @@ use crate::check::{Checked, check, wire_datatype};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
 use crate::state::State;
-use crate::stream::MAX_UNREAD;
 use ripieno_executor::Tensor;
 use ripieno_runtime::{Answer, Answered, Job, OnStep};
 use ripieno_wire::json::text_size;
@@ -14,6 +13,9 @@ use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+
+/// Steps of one request that wait for their client to read.
+pub(crate) const MAX_UNREAD: usize = 256;
 
 /// The answer and the entry that gave it, whose statistics the caller completes once the answer is encoded.
 pub(crate) struct Inferred {

@@ -1,6 +1,6 @@
 //! ModelInfer and ModelStreamInfer as HTTP/2 calls: the two that carry tensors, whose bytes are counted from the first to the last.
 
-use super::frames::{self, Messages};
+use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
 use crate::access::client_of;
 use crate::bounds::connection::Connection;
@@ -9,14 +9,12 @@ use crate::problem::Problem;
 use crate::state::State;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{HeaderMap, Request, Response};
+use hyper::{Request, Response};
 use ripieno_wire::grpc;
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -69,18 +67,6 @@ pub(super) fn model_stream_infer(state: Arc<State>, request: Request<Incoming>) 
         Ok(frames) => head(Body::new(StreamBody::new(frames))),
         Err(problem) => failed(status(problem)),
     }
-}
-
-pub(super) type Frames = ReceiverStream<Result<Frame<Bytes>, Infallible>>;
-
-/// How a call ended.
-pub(super) fn trailers(status: &Status) -> HeaderMap {
-    let mut trailers = HeaderMap::new();
-    if let Err(error) = status.add_header(&mut trailers) {
-        tracing::warn!("a status cannot be sent: {error}");
-        trailers.insert("grpc-status", HeaderValue::from(tonic::Code::Internal as i32));
-    }
-    trailers
 }
 
 fn head(body: Body) -> Response<Body> {

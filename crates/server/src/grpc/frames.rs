@@ -13,12 +13,16 @@ use crate::state::State;
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming};
+use hyper::header::HeaderValue;
 use prost::Message;
 use ripieno_wire::proto::inference::ModelInferRequest;
 use ripieno_wire::{InferRequest, grpc};
+use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::time::{Instant, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 
 const HEAD_BYTES: usize = 5;
 
@@ -168,4 +172,17 @@ pub(super) fn encode(
     room.resize(bytes.len())?;
     let unsent = connection.map(|connection| connection.unsent(bytes.len()));
     Ok(hold(bytes, (room, unsent)))
+}
+
+/// What goes out on a stream.
+pub(super) type Frames = ReceiverStream<Result<Frame<Bytes>, Infallible>>;
+
+/// How a call ended.
+pub(super) fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if let Err(error) = status.add_header(&mut trailers) {
+        tracing::warn!("a status cannot be sent: {error}");
+        trailers.insert("grpc-status", HeaderValue::from(tonic::Code::Internal as i32));
+    }
+    trailers
 }

@@ -8,8 +8,7 @@
 //! each step, in order. The last one is marked `triton_final_response`. It is empty only if nothing that the client asked for
 //! is left by then, and like Triton's empty ones goes out to those alone who set `triton_enable_empty_final_response`.
 
-use super::calls::{Frames, trailers};
-use super::frames::{self, Messages};
+use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
 use crate::access::client_of;
 use crate::bounds::budget::Reservation;
