@@ -12,6 +12,7 @@ mod contract;
 mod cpu;
 mod emulated;
 mod error;
+mod independence;
 mod lane;
 mod mailbox;
 mod model;
@@ -32,6 +33,7 @@ pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
+pub use independence::{Rows, check_rows};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
 pub use source::{

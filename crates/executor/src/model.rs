@@ -1,8 +1,8 @@
 //! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
 
 use crate::onnx_io::{self, OnnxIo};
-use crate::plan::{BlockIo, Plan};
-use crate::{ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
+use crate::plan::{BlockIo, Plan, as_one_row};
+use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
@@ -31,6 +31,15 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
 
     fn outputs(&self) -> &[TensorSpec] {
         &self.plan.outputs
+    }
+
+    fn batched(&self) -> bool {
+        !self.plan.unbatched
+    }
+
+    fn range(&self, input: &str) -> Option<(i64, i64)> {
+        let ids = self.plan.vocabulary.iter().filter(|(name, _)| name == input).map(|&(_, size)| size).min();
+        ids.map(|size| (0, (size - 1).max(0)))
     }
 
     fn blocks(&self) -> usize {
@@ -85,12 +94,44 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
         })?;
         blocks.push((path, onnx_io::read(path)?));
     }
+    let unbatched = is_unbatched(source, &blocks)?;
+    // To devices, a request of a model that is not batched is one row, which is all of its tensors.
+    let rows = |spec: &TensorSpec| match unbatched {
+        true => as_one_row(spec),
+        false => spec.clone(),
+    };
     let ios = source.blocks.iter().zip(&blocks).map(|(block, (path, io))| BlockIo {
         place: format!("block '{}' ({})", block.name, path.display()),
-        inputs: io.inputs.clone(),
-        outputs: io.outputs.clone(),
+        inputs: io.inputs.iter().map(rows).collect(),
+        outputs: io.outputs.iter().map(rows).collect(),
         vocabulary: io.vocabulary.clone(),
     });
     let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
-    Ok(OnnxBlocks { plan, blocks })
+    let max_batch = if unbatched { 1 } else { plan.max_batch };
+    Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, ..plan }, blocks })
+}
+
+/// Whether each request of the model runs by itself: because it is asked for, or because a file has tensors without a dynamic
+/// first dimension. Not all that walks do can be done without a batch.
+fn is_unbatched(source: &ModelSource, blocks: &[(&Path, OnnxIo)]) -> Result<bool, LoadError> {
+    let fixed = blocks.iter().find_map(|(_, io)| io.no_batch.clone());
+    let Some(cause) = fixed.or_else(|| source.unbatched.then(|| "it is to run without a batch".to_owned())) else {
+        return Ok(false);
+    };
+    let leaves = |block: &BlockSource| block.exit.is_some() || block.skip.is_some();
+    let at_odds = if source.walk.is_unfolded() {
+        Some("a walk of cells steps row by row: export its cells with a dynamic batch axis")
+    } else if !source.lengths.inputs.is_empty() {
+        Some("length_dim pads what shares a batch: export it with a dynamic batch axis, or remove every length_dim")
+    } else if source.condition.is_some() || source.blocks.iter().any(leaves) {
+        Some(
+            "conditions are for rows of a batch: export it with a dynamic batch axis, or remove exit_when and skip_when",
+        )
+    } else {
+        None
+    };
+    match at_odds {
+        Some(fix) => Err(LoadError(format!("model '{}': {cause}, but {fix}", source.name))),
+        None => Ok(true),
+    }
 }

@@ -26,6 +26,10 @@ pub(crate) struct BlockIo {
 pub(crate) struct Plan {
     pub(crate) name: String,
     pub(crate) max_batch: usize,
+    /// Whether each request runs by itself: one row, without a batch for the engine.
+    pub(crate) unbatched: bool,
+    /// Of inputs that look up an embedding, how many ids it has.
+    pub(crate) vocabulary: Vec<(String, i64)>,
     /// What a request brings.
     pub(crate) inputs: Vec<TensorSpec>,
     /// What a request gets.
@@ -80,7 +84,7 @@ impl Plan {
         for (at, block) in blocks.iter().enumerate() {
             linker.add(at, block).map_err(named)?;
         }
-        let vocabulary = blocks.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
+        let vocabulary: Vec<(String, i64)> = blocks.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
         let Linker { mut values, blocks, inputs, mut outputs, .. } = linker;
         let hidden = hidden(source);
         outputs.retain(|&output| !hidden.contains(&*values[output].name));
@@ -91,13 +95,20 @@ impl Plan {
             numbers.iter().map(|&value| values[value].spec.clone()).collect()
         };
         let (brought, given) = (specs(&inputs), specs(&outputs));
-        let ends = Ends { inputs: (&brought, &inputs), outputs: (&given, &outputs), values: values.len(), vocabulary };
+        let ends = Ends {
+            inputs: (&brought, &inputs),
+            outputs: (&given, &outputs),
+            values: values.len(),
+            vocabulary: &vocabulary,
+        };
         let padding = Padding::link(source, &ends).map_err(named)?;
         let linked = Linked { source, values: &values, blocks: &blocks, inputs: &inputs, outputs: &outputs };
         let conditions = Conditions::link(&linked).map_err(named)?;
         Ok(Plan {
             name: source.name.clone(),
             max_batch: source.max_batch,
+            unbatched: source.unbatched,
+            vocabulary,
             inputs: brought,
             outputs: given,
             input_values: inputs,
@@ -109,6 +120,12 @@ impl Plan {
             conditions,
         })
     }
+}
+
+/// A tensor of a request that is one row by itself: the batch, of one, before the shape of the whole.
+pub(crate) fn as_one_row(spec: &TensorSpec) -> TensorSpec {
+    let shape = [-1].into_iter().chain(spec.shape.iter().copied()).collect();
+    TensorSpec { shape, ..spec.clone() }
 }
 
 fn check_source(source: &ModelSource) -> Result<(), LoadError> {

@@ -22,6 +22,9 @@ pub struct ModelSource {
     pub blocks: Vec<BlockSource>,
     /// The most rows in one batch; buffers are sized for it.
     pub max_batch: usize,
+    /// Whether each request runs by itself, whatever the files say. A file whose tensors have no dynamic first dimension
+    /// is run so anyway.
+    pub unbatched: bool,
     /// Inputs as declared by the user; needed by engines that have no file to read them from.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared by the user; likewise.
@@ -48,6 +51,7 @@ impl ModelSource {
             walk: if blocks.len() > 1 { Walk::Chain } else { Walk::Whole },
             blocks,
             max_batch,
+            unbatched: false,
             inputs: Vec::new(),
             outputs: Vec::new(),
             answers: Vec::new(),

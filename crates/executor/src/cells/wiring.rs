@@ -214,6 +214,8 @@ impl Linker<'_> {
         Plan {
             name: self.source.name.clone(),
             max_batch: self.source.max_batch,
+            unbatched: false,
+            vocabulary: Vec::new(),
             inputs,
             outputs,
             values,

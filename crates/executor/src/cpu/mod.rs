@@ -186,13 +186,13 @@ impl Runner for RtenRunner {
         let block = &self.blocks[call.block];
         let mut inputs = Vec::with_capacity(call.inputs.len());
         for ((input, &node), scratch) in call.inputs.iter().zip(&block.inputs).zip(&mut self.scratch[call.block]) {
-            inputs.push((node, convert::to_rten(input, scratch)?.into()));
+            inputs.push((node, convert::to_rten(input, scratch, self.plan.unbatched)?.into()));
         }
         let values = block.model.run(inputs, &block.outputs, Some(self.options.clone()));
         let values = values.map_err(|cause| ExecError(format!("rten: {cause}")))?;
         let outputs = values.into_iter().zip(&self.plan.blocks[call.block].outputs).map(|(value, &output)| {
             let output = &self.plan.values[output];
-            let batch = convert::from_rten(value, output.spec.datatype);
+            let batch = convert::from_rten(value, output.spec.datatype, self.plan.unbatched);
             batch.map_err(|cause| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name)))
         });
         outputs.collect()

@@ -246,7 +246,7 @@ impl Runner for OrtRunner {
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
         let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(call.inputs.len());
         for input in call.inputs {
-            let value = tensors::to_ort(input);
+            let value = tensors::to_ort(input, self.plan.unbatched);
             let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name), value));
         }
@@ -258,7 +258,7 @@ impl Runner for OrtRunner {
             let refuse =
                 |cause: String| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name));
             let value = values.remove(&*output.name).ok_or_else(|| refuse("the session did not give it".to_owned()))?;
-            tensors::from_ort(value, output.spec.datatype, call.inputs).map_err(refuse)
+            tensors::from_ort(value, output.spec.datatype, self.plan.unbatched, call.inputs).map_err(refuse)
         });
         outputs.collect()
     }

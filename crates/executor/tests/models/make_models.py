@@ -184,3 +184,24 @@ save("way_third", last, [H2], [Y], [("w2", W2.T.copy()), ("b2", B2)])
 
 # How sure one is, and nothing else.
 save("sure", way[3:4], [X], [SURE], FIRST_OF)
+
+# Rows that depend on each other: a softmax, a running sum and a mean over the batch, and a Reshape that moves it.
+row3 = lambda name: floats(name, ["batch", 3])
+save("softmax_of_batch", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x", ["n"])], [floats("y", ["n"])])
+zero = ("zero", np.array(0, dtype=np.int64))
+save("running_sum", [helper.make_node("CumSum", ["x", "zero"], ["y"])], [row3("x")], [row3("y")], [zero])
+centred = [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]), helper.make_node("Sub", ["x", "mean"], ["y"])]
+save("centred", centred, [row3("x")], [row3("y")])
+turned = [
+    helper.make_node("Reshape", ["x", "across"], ["h"]),
+    helper.make_node("Softmax", ["h"], ["s"], axis=0),
+    helper.make_node("Reshape", ["s", "back"], ["y"]),
+]
+shapes = [("across", np.array([3, -1])), ("back", np.array([-1, 3]))]
+save("turned", turned, [row3("x")], [row3("y")], shapes)
+
+# No dynamic first dimension: of two rows, of no dimension at all, of text.
+save("two_rows", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x", [2, 3])], [floats("y", [2, 3])])
+save("scalars", [helper.make_node("Mul", ["a", "b"], ["y"])], [floats("a", []), floats("b", [])], [floats("y", [])])
+texts = lambda name: tensor(name, TensorProto.STRING, [1])
+save("one_text", [helper.make_node("Identity", ["x"], ["y"])], [texts("x")], [texts("y")])

@@ -39,9 +39,10 @@ const MOST_QUEUED: usize = 1_000_000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "slo_ms",
     "max_batch",
+    "batching",
     "instances",
     "policy",
     "warm_up",
@@ -95,6 +96,8 @@ pub struct ModelConfig {
     pub slo: Option<Nanos>,
     /// The most rows in one batch.
     pub max_batch: Option<usize>,
+    /// Whether requests share batches.
+    pub batching: Batching,
     /// The most batches of this model that run at once.
     pub instances: usize,
     /// The policy that the model was set up for; the server must run it.
@@ -123,6 +126,19 @@ pub struct ModelConfig {
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+}
+
+/// Whether requests share batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batching {
+    /// If the model's rows are independent of each other, as tried at load.
+    Auto,
+    /// They must be; else the model is refused.
+    Require,
+    /// Without a trial: the owner knows better.
+    Trust,
+    /// Never.
+    Off,
 }
 
 /// Into what a model in one file is cut at load.
@@ -250,6 +266,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
+        batching: read_batching(keys)?,
         instances: keys.whole("instances", 1, MOST_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
@@ -272,6 +289,16 @@ fn read_warm_up(keys: &Keys<'_>) -> Result<usize, String> {
         Some(true) => Ok(DEFAULT_WARM_UP),
         Some(false) => Ok(0),
         None => Ok(keys.whole("warm_up", 0, MOST_WARM_UP)?.unwrap_or(DEFAULT_WARM_UP)),
+    }
+}
+
+fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
+    let words =
+        [("auto", Batching::Auto), ("require", Batching::Require), ("trust", Batching::Trust), ("off", Batching::Off)];
+    let batching = keys.one_of("batching", &words)?.unwrap_or(Batching::Auto);
+    match (batching, keys.whole("max_batch", 1, Profile::MAX_BATCH)?) {
+        (Batching::Off, Some(2..)) => Err(keys.wrong("batching", "contradicts max_batch; remove one of the two")),
+        _ => Ok(batching),
     }
 }
 
@@ -357,9 +384,6 @@ fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
     let datatypes = DataType::ALL.map(|datatype| (datatype.name(), datatype));
     let datatype = keys.required(keys.one_of("datatype", &datatypes)?, "datatype", "\"FP32\"")?;
     let shape = keys.required(keys.integers("shape", "[-1, 64]")?, "shape", "[-1, 64]")?;
-    if shape.first() != Some(&-1) {
-        return Err(keys.wrong("shape", "has no batch dimension; its first number must be -1, as in [-1, 64]"));
-    }
     if shape.iter().any(|&size| size < -1 || size == 0) {
         return Err(keys.wrong("shape", "must hold sizes above 0, or -1 where the size is not fixed"));
     }
