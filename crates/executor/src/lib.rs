@@ -26,6 +26,7 @@ mod source;
 mod tensor;
 mod turns;
 mod unfold;
+mod values;
 mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
@@ -37,8 +38,8 @@ pub use independence::{Rows, check_rows};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
 pub use source::{
-    AnswerSource, BlockSource, Initial, InputLength, LengthDims, Link, ModelSource, OutputLength, Source, StepLimit,
-    Take,
+    AnswerSource, BlockSource, Initial, InputLength, InputRange, LengthDims, Link, ModelSource, OutputLength, Source,
+    StepLimit, Take,
 };
 pub use tensor::Tensor;
 pub use unfold::Unfold;

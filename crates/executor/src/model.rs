@@ -2,6 +2,7 @@
 
 use crate::onnx_io::{self, OnnxIo};
 use crate::plan::{BlockIo, Plan, as_one_row};
+use crate::values::{Block, Known, Limits, check_request};
 use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
@@ -39,7 +40,13 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
 
     fn range(&self, input: &str) -> Option<(i64, i64)> {
         let ids = self.plan.vocabulary.iter().filter(|(name, _)| name == input).map(|&(_, size)| size).min();
-        ids.map(|size| (0, (size - 1).max(0)))
+        let ids = ids.map(|size| (0, (size - 1).max(0)));
+        let declared = self.plan.ranges.iter().find(|range| range.tensor == input);
+        let declared = declared.map(|range| (range.least.ceil() as i64, range.most.floor() as i64));
+        match (ids, declared) {
+            (Some(ids), Some(declared)) => Some((ids.0.max(declared.0), ids.1.min(declared.1))),
+            (ids, declared) => ids.or(declared),
+        }
     }
 
     fn blocks(&self) -> usize {
@@ -52,6 +59,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
     }
 
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        check_request(inputs, &self.plan.ranges, self.plan.limits)?;
         match &self.plan.cells {
             Some(cells) => cells.wiring.describe(inputs),
             None => {
@@ -85,15 +93,27 @@ pub(crate) struct OnnxBlocks<'a> {
 }
 
 /// Reads the ONNX files of a model's blocks and ties them together.
-pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<OnnxBlocks<'a>, LoadError> {
+pub(crate) fn read_blocks<'a>(
+    source: &'a ModelSource,
+    engine: &str,
+    limits: Limits,
+) -> Result<OnnxBlocks<'a>, LoadError> {
     let mut blocks = Vec::with_capacity(source.blocks.len());
+    let mut known = Known::nothing();
     for block in &source.blocks {
         let path = block.path.as_deref().ok_or_else(|| {
             let (model, block) = (&source.name, &block.name);
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
-        blocks.push((path, onnx_io::read(path)?));
+        let (io, bytes) = onnx_io::read(path)?;
+        // Of cells, nobody knows here which of another's outputs an input is.
+        if source.walk.is_unfolded() {
+            known = Known::nothing();
+        }
+        known.follow(Block { path, bytes, inputs: &io.inputs }, &source.ranges, limits)?;
+        blocks.push((path, io));
     }
+    check_ranges(source, &blocks)?;
     let unbatched = is_unbatched(source, &blocks)?;
     // To devices, a request of a model that is not batched is one row, which is all of its tensors.
     let rows = |spec: &TensorSpec| match unbatched {
@@ -108,7 +128,19 @@ pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<O
     });
     let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
     let max_batch = if unbatched { 1 } else { plan.max_batch };
-    Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, ..plan }, blocks })
+    Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, limits, ..plan }, blocks })
+}
+
+/// A range of what no block takes would check nothing.
+fn check_ranges(source: &ModelSource, blocks: &[(&Path, OnnxIo)]) -> Result<(), LoadError> {
+    let taken = |name: &str| blocks.iter().any(|(_, io)| io.inputs.iter().any(|spec| spec.name == name));
+    match source.ranges.iter().find(|range| !source.walk.is_unfolded() && !taken(&range.tensor)) {
+        Some(range) => Err(LoadError(format!(
+            "model '{}': min and max stand at input '{}', which it does not have; correct its name",
+            source.name, range.tensor
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Whether each request of the model runs by itself: because it is asked for, or because a file has tensors without a dynamic

@@ -4,6 +4,7 @@
 //! model declares, so both engines take it from here. Only these few fields are decoded; weights are skipped over.
 
 use crate::LoadError;
+use bytes::Bytes;
 use prost::Message;
 use ripieno_model::{DataType, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,13 +23,14 @@ pub(crate) struct OnnxIo {
     pub(crate) vocabulary: Vec<(String, i64)>,
 }
 
-/// Reads what `path` declares.
-pub(crate) fn read(path: &Path) -> Result<OnnxIo, LoadError> {
+/// Reads what `path` declares, and returns also the whole of it.
+pub(crate) fn read(path: &Path) -> Result<(OnnxIo, Bytes), LoadError> {
     let file = path.display();
     let bytes = std::fs::read(path)
+        .map(Bytes::from)
         .map_err(|cause| LoadError(format!("cannot read {file}: {cause}; put the model's ONNX file there")))?;
     let not_onnx = || LoadError(format!("{file} is not an ONNX model: export the model to ONNX anew"));
-    let graph = ModelProto::decode(&*bytes).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
+    let graph = ModelProto::decode(bytes.clone()).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
     if graph.output.is_empty() {
         return Err(not_onnx());
     }
@@ -42,7 +44,7 @@ pub(crate) fn read(path: &Path) -> Result<OnnxIo, LoadError> {
     }
     let vocabulary = vocabulary(&graph);
     let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
-    Ok(OnnxIo { inputs, outputs, external, no_batch, vocabulary })
+    Ok((OnnxIo { inputs, outputs, external, no_batch, vocabulary }, bytes))
 }
 
 fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, LoadError> {

@@ -6,6 +6,8 @@
 use crate::cells::{self, Cells};
 use crate::conditions::{Conditions, Linked, hidden};
 use crate::padding::{Ends, Padding};
+use crate::source::InputRange;
+use crate::values::Limits;
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
@@ -30,6 +32,10 @@ pub(crate) struct Plan {
     pub(crate) unbatched: bool,
     /// Of inputs that look up an embedding, how many ids it has.
     pub(crate) vocabulary: Vec<(String, i64)>,
+    /// What requests may hold.
+    pub(crate) ranges: Vec<InputRange>,
+    /// What the engine can compute with.
+    pub(crate) limits: Limits,
     /// What a request brings.
     pub(crate) inputs: Vec<TensorSpec>,
     /// What a request gets.
@@ -109,6 +115,8 @@ impl Plan {
             max_batch: source.max_batch,
             unbatched: source.unbatched,
             vocabulary,
+            ranges: source.ranges.clone(),
+            limits: Limits::default(),
             inputs: brought,
             outputs: given,
             input_values: inputs,

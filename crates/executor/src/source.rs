@@ -35,6 +35,8 @@ pub struct ModelSource {
     pub max_length: u32,
     /// Of a model of walk `whole` or `chain` whose requests differ in length: where the length stands in its tensors.
     pub lengths: LengthDims,
+    /// What requests may hold, where that is bounded.
+    pub ranges: Vec<InputRange>,
     /// How long a block that runs until its end may go on.
     pub limit: StepLimit,
     /// Decides who leaves a chain on the way, beside the rules of the blocks.
@@ -57,6 +59,7 @@ impl ModelSource {
             answers: Vec::new(),
             max_length: ModelSource::MAX_LENGTH,
             lengths: LengthDims::default(),
+            ranges: Vec::new(),
             limit: StepLimit::default(),
             condition: None,
             unfold: None,
@@ -76,6 +79,17 @@ pub struct LengthDims {
     pub inputs: Vec<InputLength>,
     /// The outputs that are cut back.
     pub outputs: Vec<OutputLength>,
+}
+
+/// The numbers that an input may hold; a request with others is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputRange {
+    /// The input.
+    pub tensor: String,
+    /// The smallest.
+    pub least: f64,
+    /// The largest.
+    pub most: f64,
 }
 
 /// An input of which one dimension is the length of the request.

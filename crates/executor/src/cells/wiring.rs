@@ -216,6 +216,8 @@ impl Linker<'_> {
             max_batch: self.source.max_batch,
             unbatched: false,
             vocabulary: Vec::new(),
+            ranges: self.source.ranges.clone(),
+            limits: Default::default(),
             inputs,
             outputs,
             values,

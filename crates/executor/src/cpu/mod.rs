@@ -17,6 +17,7 @@ use crate::model::{LoadedModel, read_blocks};
 use crate::onnx_io::OnnxIo;
 use crate::plan::Plan;
 use crate::rows::Batch;
+use crate::values::Limits;
 use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use convert::Scratch;
@@ -73,7 +74,7 @@ impl Engine for CpuEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME)?;
+        let read = read_blocks(source, NAME, Limits { narrow: true })?;
         let blocks = read.blocks.iter().map(|(path, io)| Block::load(path, io)).collect::<Result<_, _>>()?;
         let own = RtenModel { blocks: Arc::new(blocks) };
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))

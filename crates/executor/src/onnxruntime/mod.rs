@@ -19,6 +19,7 @@ use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, read_blocks};
 use crate::plan::Plan;
 use crate::rows::Batch;
+use crate::values::Limits;
 use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use library::Library;
@@ -89,7 +90,7 @@ impl Engine for OnnxRuntimeEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME)?;
+        let read = read_blocks(source, NAME, Limits { narrow: false })?;
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
         let at_once = Arc::clone(&self.at_once);
         let (library, threads) = (self.library, self.threads);

@@ -205,3 +205,11 @@ save("two_rows", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x
 save("scalars", [helper.make_node("Mul", ["a", "b"], ["y"])], [floats("a", []), floats("b", [])], [floats("y", [])])
 texts = lambda name: tensor(name, TensorProto.STRING, [1])
 save("one_text", [helper.make_node("Identity", ["x"], ["y"])], [texts("x")], [texts("y")])
+
+# INT64 arithmetic on what a request brings, and a size that it chooses.
+number = lambda name: tensor(name, TensorProto.INT64, ["batch", 1])
+huge = ("huge", np.array([1 << 40]))
+save("plus_huge", [helper.make_node("Add", ["n", "huge"], ["y"])], [number("n")], [number("y")], [huge])
+save("square", [helper.make_node("Mul", ["n", "n"], ["y"])], [number("n")], [number("y")])
+size = tensor("n", TensorProto.INT64, [2])
+save("zeros_of", [helper.make_node("ConstantOfShape", ["n"], ["y"])], [size], [floats("y", [None, None])])

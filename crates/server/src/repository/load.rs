@@ -35,6 +35,9 @@ pub enum Profiling {
     Never,
 }
 
+/// Engines recurse into a graph as deep as it is, when they load it. Only what is used of this is ever in memory.
+const LOADING_STACK: usize = 256 << 20;
+
 /// Loads models for one target.
 pub struct Loader {
     target: Target,
@@ -71,9 +74,14 @@ impl Loader {
 
     /// Loads one model. The error is one line that names file, key and fix; a panic in an engine becomes one, too.
     pub fn prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
-        let attempt = catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
+        let shown = found.model.display();
+        let attempt = || catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
+        let attempt = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("load".to_owned()).stack_size(LOADING_STACK);
+            let thread = thread.spawn_scoped(scope, attempt).map_err(|error| format!("{shown}: no thread: {error}"))?;
+            Ok::<_, String>(thread.join().and_then(|attempt| attempt))
+        })?;
         let outcome = attempt.unwrap_or_else(|panic| {
-            let shown = found.model.display();
             Err(format!("{shown}: the {} engine failed on it: {}", self.target.engine.name(), panic_text(&*panic)))
         });
         outcome.map_err(|error| error.replace('\n', " "))

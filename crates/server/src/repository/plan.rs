@@ -88,6 +88,7 @@ impl Plan {
             .map(|block| block_source(found, &config, block, max_batch, target))
             .collect::<Result<_, _>>()?;
         let mut source = ModelSource {
+            ranges: config.ranges.clone(),
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
             ..ModelSource::new(&found.name, blocks, max_batch)

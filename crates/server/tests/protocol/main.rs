@@ -9,3 +9,4 @@ mod scripted;
 mod shutdown;
 mod streams;
 mod support;
+mod whole_requests;

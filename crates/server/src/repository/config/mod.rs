@@ -13,6 +13,7 @@ mod tests;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
+use ripieno_executor::InputRange;
 use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -84,7 +85,7 @@ const BLOCK_KEYS: [&str; 17] = [
     "skip_when",
     "skip_to",
 ];
-const INPUT_KEYS: [&str; 5] = ["name", "datatype", "shape", "length_dim", "pad"];
+const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
 const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
 
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
@@ -122,6 +123,8 @@ pub struct ModelConfig {
     pub cells: Option<CellsConfig>,
     /// Where the length of a request stands, if requests differ in length and are padded.
     pub lengths: Option<LengthsConfig>,
+    /// What inputs may hold, where it is bounded.
+    pub ranges: Vec<InputRange>,
     /// Inputs as declared.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
@@ -261,7 +264,8 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     // tensors that the model's file describes.
     let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
     let declared = outputs.iter().filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim")));
-    let brought = inputs.iter().filter(|input| typed(input) || !input.has("length_dim"));
+    let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
+    let brought = inputs.iter().filter(|input| typed(input) || !says_else(input));
     Ok(ModelConfig {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
@@ -277,6 +281,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         by_length: lengths::read_costs(keys, lengths.is_some())?,
         granularity: read_granularity(keys)?,
         blocks: read_blocks(&blocks, lengths.is_some())?,
+        ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
         inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
         cells,
@@ -377,6 +382,24 @@ fn read_block(keys: &Keys<'_>, has_lengths: bool) -> Result<BlockConfig, String>
     }
     let (latency, by_length) = (read_latency(keys)?, lengths::read_costs(keys, has_lengths)?);
     Ok(BlockConfig { name, file, latency, by_length, conditions: BlockConditions::default() })
+}
+
+/// The smallest and the largest number that requests may bring; from zero on if only the largest is given.
+fn read_range(keys: &Keys<'_>) -> Result<Option<InputRange>, String> {
+    if !keys.has("min") && !keys.has("max") {
+        return Ok(None);
+    }
+    let number = |key: &str| match (keys.has(key), keys.any_number(key)) {
+        (true, None) => Err(keys.wrong(key, "must be a number, without quotes")),
+        (_, number) => Ok(number),
+    };
+    let tensor = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
+    let (least, most) = (number("min")?.unwrap_or(0.0), number("max")?);
+    let most = keys.required(most, "max", "64")?;
+    match least <= most {
+        true => Ok(Some(InputRange { tensor, least, most })),
+        false => Err(keys.wrong("max", "is below min, which is 0 if not given; raise max or lower min")),
+    }
 }
 
 fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
