@@ -28,6 +28,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NAME: &str = "cpu";
+/// rten orders the operators of a graph recursively, on threads whose stacks are 2 MiB; 6,000 in a row are too many for them.
+const DEEPEST: usize = 2000;
 
 /// How the engine uses the machine.
 #[derive(Clone, Debug)]
@@ -74,7 +76,7 @@ impl Engine for CpuEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME, Limits { narrow: true })?;
+        let read = read_blocks(source, NAME, Limits { narrow: true, deepest: Some(DEEPEST) })?;
         let blocks = read.blocks.iter().map(|(path, io)| Block::load(path, io)).collect::<Result<_, _>>()?;
         let own = RtenModel { blocks: Arc::new(blocks) };
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))

@@ -90,7 +90,7 @@ impl Engine for OnnxRuntimeEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME, Limits { narrow: false })?;
+        let read = read_blocks(source, NAME, Limits::default())?;
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
         let at_once = Arc::clone(&self.at_once);
         let (library, threads) = (self.library, self.threads);

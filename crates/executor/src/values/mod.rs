@@ -36,6 +36,8 @@ pub(crate) struct Known(HashMap<String, Value>);
 pub(crate) struct Limits {
     /// Whether INT64 is computed in 32 bits.
     pub(crate) narrow: bool,
+    /// The most operators one after the other, where it recurses into them on a thread of its own.
+    pub(crate) deepest: Option<usize>,
 }
 
 /// A block to look into.
@@ -70,7 +72,7 @@ impl Known {
             })
             .collect();
         values.extend(before.iter().map(|(name, value)| (&**name, value.clone())));
-        let mut walk = Walk { values, limits, sources: HashMap::new() };
+        let mut walk = Walk { values, limits, sources: HashMap::new(), depths: HashMap::new() };
         walk.sources.extend(before.iter().map(|(name, _)| (&**name, BTreeSet::from([name.clone()]))));
         walk.graph(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
         walk.check_outputs(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
@@ -176,6 +178,8 @@ struct Walk<'a> {
     limits: Limits,
     /// For messages: the inputs of the request that a value stems from.
     sources: HashMap<&'a str, BTreeSet<String>>,
+    /// How many operators, one after the other, a value took.
+    depths: HashMap<&'a str, usize>,
 }
 
 impl<'a> Walk<'a> {
@@ -188,6 +192,7 @@ impl<'a> Walk<'a> {
     }
 
     fn node(&mut self, node: &'a NodeProto) -> Result<(), String> {
+        self.check_depth(node)?;
         let taken: Vec<Option<Value>> = node.input.iter().map(|name| self.values.get(&**name).cloned()).collect();
         self.check_sizes(node, &taken)?;
         self.check_wide(node, &taken)?;
@@ -241,6 +246,20 @@ impl<'a> Walk<'a> {
             }
         }
         Ok(given)
+    }
+
+    fn check_depth(&mut self, node: &'a NodeProto) -> Result<(), String> {
+        let before = node.input.iter().filter_map(|name| self.depths.get(&**name)).max();
+        let depth = before.map_or(1, |depth| depth + 1);
+        self.depths.extend(node.output.iter().map(|name| (&**name, depth)));
+        match self.limits.deepest.filter(|&deepest| depth > deepest) {
+            Some(deepest) => Err(format!(
+                "{} comes after more than {deepest} others, one after the other, which is too deep for engine 'cpu': use --engine \
+                 onnxruntime",
+                label(node)
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Operators that make a tensor as large as their inputs' numbers say.

@@ -42,7 +42,7 @@ fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange
     let bytes = Bytes::from(ModelProto { graph: Some(graph) }.encode_to_vec());
     let inputs = [spec("n", DataType::Int64, &[1]), spec("x", DataType::Fp32, &[-1, 4])];
     let block = Block { path: Path::new("m.onnx"), bytes, inputs: &inputs };
-    Known::nothing().follow(block, ranges, Limits { narrow }).map_err(|error| error.to_string())
+    Known::nothing().follow(block, ranges, Limits { narrow, deepest: None }).map_err(|error| error.to_string())
 }
 
 fn range(most: f64) -> [InputRange; 1] {
@@ -160,7 +160,7 @@ fn requests_are_held_to_what_is_declared_and_to_32_bits() {
         data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into(),
     };
     let check = |numbers: &[i64], ranges: &[InputRange], narrow| {
-        check_request(&[tensor(numbers)], ranges, Limits { narrow }).map_err(|error| error.0)
+        check_request(&[tensor(numbers)], ranges, Limits { narrow, deepest: None }).map_err(|error| error.0)
     };
     assert_eq!(check(&[0, i64::from(i32::MIN)], &[], true), Ok(()));
     assert!(check(&[1, 1 << 40], &[], true).unwrap_err().contains("input 'n' holds 1099511627776, which does not fit"));
@@ -173,5 +173,5 @@ fn requests_are_held_to_what_is_declared_and_to_32_bits() {
         data: f32::NAN.to_le_bytes().to_vec().into(),
         ..tensor(&[])
     };
-    assert!(check_request(&[nan], &range(64.0), Limits { narrow: false }).is_err());
+    assert!(check_request(&[nan], &range(64.0), Limits::default()).is_err());
 }

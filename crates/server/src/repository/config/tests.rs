@@ -1,6 +1,6 @@
 use super::*;
 use ripieno_base::BlockId;
-use ripieno_executor::{Comparison, Rule};
+use ripieno_executor::{Comparison, InputRange, Rule};
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
     ModelConfig::parse("m/model.toml", text)
