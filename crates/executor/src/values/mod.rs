@@ -328,13 +328,8 @@ impl<'a> Walk<'a> {
 
 /// What a body gets turn by turn is like what it gets at first, but for its elements.
 fn handed_on(value: Value) -> Value {
-    let bounds = match (value.origin, value.kind) {
-        (Origin::Request, _) => Bounds::of_type(value.kind),
-        (_, elem::INT64) => NARROW,
-        (_, kind) => Bounds::of_type(kind),
-    };
-    let origin = value.origin.max(Origin::Shapes);
-    Value::new(value.kind, origin, if value.kind == elem::INT64 { NARROW } else { bounds })
+    let bounds = if value.kind == elem::INT64 { NARROW } else { Bounds::of_type(value.kind) };
+    Value::new(value.kind, value.origin.max(Origin::Shapes), bounds)
 }
 
 fn too_wide(node: &NodeProto, tensor: &str) -> String {

@@ -44,7 +44,7 @@ impl Drop for Folder {
 
 async fn start(folder: &Folder) -> Running {
     let limits = Limits { requests: 64, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
-    let setup = || Setup { models: vec![], devices: 1, limits: limits.clone() };
+    let setup = || Setup { models: vec![], devices: 1, limits };
     let scheduler = build("eager", &setup(), &Default::default()).unwrap();
     let executor = Arc::new(CpuEngine::new(CpuOptions::default()));
     let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
