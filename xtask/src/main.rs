@@ -1,9 +1,11 @@
-//! The project's own commands: `cargo xtask tidy | test | ci | overhead`.
+//! The project's own commands: `cargo xtask tidy | test | deny | ci | overhead | attack`.
 //!
 //! They are a program, not shell scripts, so that the rules of the house can have tests of their own and run wherever
 //! Rust runs. Every rule that a reader would otherwise have to remember in review is a rule of [`tidy`].
 
+mod attack;
 mod ci;
+mod deny;
 mod overhead;
 mod python;
 mod steps;
@@ -22,7 +24,9 @@ Commands:
   test --export                      the exporter's tests; its environment has PyTorch, several gigabytes on Linux
   venv                               only make that environment, and print the path of its onnxruntime library
   overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
-  ci                                 format, lints, docs, tidy, then every test: what a change must pass";
+  attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
+  deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
+  ci                                 format, tidy, deny, lints, docs, every test, attacks: what a change must pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,6 +49,8 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["test", "--export"] => test::run(test::Which::Export),
         ["venv"] => python::Environment::prepare(&python::CLIENTS)?.print(),
         ["overhead"] => overhead::run(),
+        ["attack", options @ ..] => attack::run(options),
+        ["deny"] => deny::run(),
         ["ci"] => ci::run(),
         [] | ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

@@ -66,11 +66,22 @@ impl Environment {
 
     /// A pytest run over some paths, from the root of the repository.
     pub(crate) fn pytest(&self, paths: &[&str]) -> Result<Command> {
+        let mut command = self.script("-m")?;
+        command.args(["pytest", "-p", "no:cacheprovider"]).args(paths);
+        Ok(command)
+    }
+
+    /// A Python program, or package with a `__main__`, run from the root of the repository.
+    pub(crate) fn script(&self, path: &str) -> Result<Command> {
         let mut command = Command::new(self.python());
-        command.args(["-m", "pytest", "-p", "no:cacheprovider"]).args(paths).current_dir(root());
-        command.env("ORT_DYLIB_PATH", self.onnxruntime()?);
+        command.arg(path).current_dir(root()).env("ORT_DYLIB_PATH", self.onnxruntime()?);
         command.env("RIPIENO_TARGET", &self.target).env("PYTHONDONTWRITEBYTECODE", "1");
         Ok(command)
+    }
+
+    /// Where cargo puts what it builds.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
     }
 
     /// Prints the library's path alone, so that a shell can take it.

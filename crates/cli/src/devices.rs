@@ -5,8 +5,8 @@ use clap::{Args, ValueEnum};
 use ripieno_executor::{
     CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Engine, OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
-use ripieno_model::zoo::ZooDevice;
 use ripieno_server::repository::Target;
+use ripieno_workload::zoo::ZooDevice;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

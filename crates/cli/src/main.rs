@@ -1,5 +1,6 @@
 //! The `ripieno` binary: parses the command line, wires the crates together, prints results.
 
+mod access;
 mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
@@ -8,6 +9,7 @@ mod corpus;
 mod demo;
 mod devices;
 mod goodput;
+mod logs;
 mod models;
 mod output;
 mod plan;
@@ -23,7 +25,6 @@ mod tables;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// A DNN inference server whose product is batching: one number per model, the SLO, and it does the rest.
 ///
@@ -54,8 +55,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    logs::start();
     let outcome = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Serve(args) => serve::run(args),

@@ -24,6 +24,10 @@ pub(crate) struct ModelsArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
+    /// Take models whose files lie outside of the repository, behind symbolic links.
+    #[arg(long)]
+    allow_symlinks: bool,
+
     /// How to print the result.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
@@ -57,6 +61,10 @@ pub(crate) struct ProfileArgs {
     #[command(flatten)]
     devices: DeviceArgs,
 
+    /// Take models whose files lie outside of the repository, behind symbolic links.
+    #[arg(long)]
+    allow_symlinks: bool,
+
     /// How to print the result.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
@@ -70,7 +78,8 @@ enum Stages {
 }
 
 pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
-    let models = inspect(&args.repository, args.devices.target()?).map_err(anyhow::Error::msg)?;
+    let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
+    let models = inspect(&args.repository, target).map_err(anyhow::Error::msg)?;
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
     } else {
@@ -84,7 +93,7 @@ pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
         return corpus::run(&args.corpus, args.format);
     }
     args.corpus.check_absent()?;
-    let target = args.devices.target()?;
+    let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     if let Some(Stages::Auto) = args.stages {
         return try_stages(args, &target);
     }

@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_runtime::{Header, Replayed, replay};
-use ripieno_sched::{Options, Scheduler, build};
+use ripieno_sched::{Options, Scheduler, build_served};
 use std::path::PathBuf;
 
 /// Replay a recording of `ripieno serve --record FILE`: does the scheduler decide the same again?
@@ -49,5 +49,5 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
 
 fn scheduler(header: &Header) -> anyhow::Result<Box<dyn Scheduler>> {
     let options: Options = serde_json::from_value(header.options.clone()).context("the options in its first line")?;
-    Ok(build(&header.policy, &header.setup, &options)?)
+    Ok(build_served(&header.policy, &header.setup, &options)?)
 }

@@ -1,14 +1,15 @@
 //! `ripieno serve`: serves a repository of models until it is told to stop.
 
+use crate::access::AccessArgs;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
-use crate::service::{Running, Service, with_objective};
+use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_sched::Options;
+use ripieno_sched::{Choice, Kind, Options, choose, find, served_options};
 use ripieno_server::repository::ModelReport;
 use ripieno_server::{Addresses, ServerConfig, Walker};
 use std::net::SocketAddr;
@@ -45,10 +46,14 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: an idle device starts at once while small batches keep up with the load. efficiency: always wait for the
-    /// largest batch that the SLO allows, so that fewer devices do [default: latency].
+    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as long as
+    /// that makes it cheaper, so that fewer devices do [default: latency].
     #[arg(long, value_enum)]
     objective: Option<Objective>,
+
+    /// Serve models whose files lie outside of the repository, behind symbolic links.
+    #[arg(long)]
+    allow_symlinks: bool,
 
     /// The most requests that wait or run at once, of all models; further ones are refused with 429.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
@@ -73,6 +78,9 @@ pub(crate) struct ServeArgs {
     /// How to print what is served; json prints one line once the models are loaded.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,
+
+    #[command(flatten)]
+    access: AccessArgs,
 }
 
 /// What the scheduler is to optimise.
@@ -80,6 +88,15 @@ pub(crate) struct ServeArgs {
 enum Objective {
     Latency,
     Efficiency,
+}
+
+impl From<Objective> for ripieno_sched::Objective {
+    fn from(objective: Objective) -> ripieno_sched::Objective {
+        match objective {
+            Objective::Latency => ripieno_sched::Objective::Latency,
+            Objective::Efficiency => ripieno_sched::Objective::Efficiency,
+        }
+    }
 }
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -92,10 +109,16 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 impl ServeArgs {
     fn service(&self) -> anyhow::Result<Service> {
-        let policy = self.policy.policy.clone().unwrap_or_else(|| default_policy(&self.repository).to_owned());
-        let objective = match self.objective.unwrap_or(Objective::Latency) {
-            Objective::Latency => "latency",
-            Objective::Efficiency => "efficiency",
+        let objective = self.objective.unwrap_or(Objective::Latency);
+        let (policy, options) = match &self.policy.policy {
+            Some(policy) => {
+                let given = self.policy.over(Options::new());
+                (policy.clone(), served_options(find(policy)?, given, objective.into()))
+            }
+            None => {
+                let Choice { policy, options, .. } = default_policy(&self.repository, objective.into());
+                (policy.to_owned(), self.policy.over(options))
+            }
         };
         if self.objective.is_some() && policy != "deferred" {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
@@ -103,12 +126,13 @@ impl ServeArgs {
         Ok(Service {
             repository: self.repository.clone(),
             devices: self.devices.clone(),
-            options: with_objective(&policy, self.policy.over(Options::new()), objective)?,
+            options,
             policy,
             max_live: self.max_live as usize,
             record: self.record.clone(),
             measure_for: None,
             slo: None,
+            allow_symlinks: self.allow_symlinks,
             config: ServerConfig {
                 http: Some(self.http),
                 grpc: Some(self.grpc),
@@ -116,27 +140,34 @@ impl ServeArgs {
                 server_name: self.server_name.clone(),
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
+                access: self.access.config(),
                 ..ServerConfig::default()
             },
         })
     }
 }
 
-/// One scheduler runs all models, so it is the one that suits the most demanding among them: "cellular" serves whole
-/// models too, and joins requests of those that unfold at every cell.
-fn default_policy(repository: &Path) -> &'static str {
+/// The policy that suits the models of a repository.
+pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
     let models = ripieno_server::walks(repository);
-    if let Some(Walker { model, walk, .. }) = models.iter().find(|model| model.walk.is_unfolded()) {
-        tracing::info!("the policy is cellular for all models, because model {model} has walk = \"{}\"", walk.name());
-        return "cellular";
+    let kinds: Vec<_> = models.into_iter().map(|Walker { model, walk, pads }| Kind { model, walk, pads }).collect();
+    let choice = choose(&kinds, objective);
+    let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));
+    match decided {
+        Some(Kind { model, walk, .. }) if walk.is_unfolded() => {
+            tracing::info!(
+                "the policy is cellular for all models, because model {model} has walk = \"{}\"",
+                walk.name()
+            );
+        }
+        Some(Kind { model, .. }) => tracing::info!(
+            "the policy is {} for all models, because the requests of model {model} are padded (length_dim): it batches \
+             those of like length together",
+            choice.policy
+        ),
+        None => {}
     }
-    if let Some(Walker { model, .. }) = models.iter().find(|model| model.pads) {
-        tracing::info!(
-            "the policy is deferred, which pads the requests of model {model} to the longest of each batch; \
-             --policy dva batches those of like length together"
-        );
-    }
-    "deferred"
+    choice
 }
 
 async fn serve(args: ServeArgs) -> anyhow::Result<()> {
@@ -148,10 +179,10 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let Running { engine, repository, server, addresses, .. } = service.start().await?;
     let loading = tokio::task::spawn_blocking(move || repository.load_all());
-    let format = args.format;
+    let (format, scheme) = (args.format, args.access.scheme());
     let announced = tokio::spawn(async move {
         match loading.await.map_err(anyhow::Error::from).and_then(|models| models.map_err(anyhow::Error::msg)) {
-            Ok(models) => announce(&addresses, &models, format),
+            Ok(models) => announce(&addresses, scheme, &models, format),
             Err(error) => {
                 tracing::error!("the repository cannot be read: {error:#}");
                 Ok(())
@@ -175,7 +206,12 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> anyhow::Result<()> {
+fn announce(
+    addresses: &Addresses,
+    (scheme, of_metrics): (&str, &str),
+    models: &[ModelReport],
+    format: Format,
+) -> anyhow::Result<()> {
     if format == Format::Json {
         return print_json(&serde_json::json!({
             "http": addresses.http,
@@ -186,11 +222,11 @@ fn announce(addresses: &Addresses, models: &[ModelReport], format: Format) -> an
     }
     output::print(tables::models(models))?;
     let shown = |address: Option<SocketAddr>| address.map_or("off".to_owned(), |address| address.to_string());
-    output::print(format!("HTTP     http://{}", shown(addresses.http)))?;
+    output::print(format!("HTTP     {scheme}://{}", shown(addresses.http)))?;
     output::print(format!("gRPC     {}", shown(addresses.grpc)))?;
-    output::print(format!("metrics  http://{}/metrics", shown(addresses.metrics)))?;
+    output::print(format!("metrics  {of_metrics}://{}/metrics", shown(addresses.metrics)))?;
     if let (Some(http), Some(model)) = (addresses.http, models.iter().find(|model| model.error.is_none())) {
-        output::print(format!("\ntry      curl http://{http}/v2/models/{}", model.name))?;
+        output::print(format!("\ntry      curl {scheme}://{http}/v2/models/{}", model.name))?;
     }
     // A load of sequences or trees needs to be told how long they are.
     let is_fixed = |model: &&ModelReport| model.error.is_none() && !model.inputs.iter().any(|input| has_length(input));

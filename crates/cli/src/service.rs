@@ -5,7 +5,7 @@ use anyhow::Context;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_runtime::{Engine, EngineConfig, Recording};
-use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build, find};
+use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build_served, find};
 use ripieno_server::registry::Registry;
 use ripieno_server::repository::{LiveRepository, Progress, Target};
 use ripieno_server::{Addresses, Server, ServerConfig};
@@ -38,6 +38,8 @@ pub(crate) struct Service {
     pub(crate) measure_for: Option<Duration>,
     /// The latency target of all models, instead of their own.
     pub(crate) slo: Option<Nanos>,
+    /// Whether links in the repository may lead out of it.
+    pub(crate) allow_symlinks: bool,
     pub(crate) config: ServerConfig,
 }
 
@@ -56,6 +58,7 @@ impl Service {
         let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
+        target.allow_symlinks = self.allow_symlinks;
         let engine = self.engine(&target)?;
         let registry = Arc::new(Registry::default());
         let repository = Arc::new(LiveRepository::new(
@@ -74,7 +77,7 @@ impl Service {
         let devices = target.devices;
         let policy = find(&self.policy)?;
         let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy, devices) };
-        let scheduler = build(&self.policy, &setup, &self.options)?;
+        let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         config.policy = Some(policy);
         config.record = match &self.record {
@@ -100,15 +103,6 @@ impl Service {
         let lanes = ripieno_sched::lanes(policy, &self.options);
         Limits { requests: self.max_live, models: MAX_MODELS, devices, lanes, depth, batch: MAX_BATCH, nodes }
     }
-}
-
-/// The objective as the policy's option, where the policy has one.
-pub(crate) fn with_objective(policy: &str, mut options: Options, objective: &str) -> anyhow::Result<Options> {
-    let known = ripieno_sched::find(policy)?.knobs.iter().any(|knob| knob.name == "objective");
-    if known {
-        options.entry("objective".to_owned()).or_insert_with(|| OptionValue::Text(objective.to_owned()));
-    }
-    Ok(options)
 }
 
 /// A bar a model while something is done to it, in so many units; nothing unless on a terminal.

@@ -5,6 +5,7 @@ use crate::policy::{PolicyArgs, catalogue};
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_report::{Format, Summary, models_table, policies_table, windows_table};
+use ripieno_sched::Objective;
 use ripieno_sim::{Scenario, Trace, simulate};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -36,6 +37,11 @@ pub(crate) struct Overrides {
     #[command(flatten)]
     policy: PolicyArgs,
 
+    /// Serve the models as `ripieno serve` would: its choice of the policy and its options, its largest batches, the
+    /// margins by which it plans deadlines ahead, and what it refuses at the door.
+    #[arg(long, conflicts_with = "policy")]
+    as_served: bool,
+
     /// Seed of the random arrivals, instead of the scenario's.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -49,6 +55,9 @@ impl Overrides {
     /// Reads the scenario and applies the changes. Another policy starts from its own default options.
     pub(crate) fn read(&self, path: &std::path::Path) -> anyhow::Result<Scenario> {
         let mut scenario = Scenario::read(path)?;
+        if self.as_served {
+            scenario.serve(Objective::default());
+        }
         if let Some(policy) = self.policy.policy.as_ref().filter(|&policy| *policy != scenario.policy) {
             scenario.policy.clone_from(policy);
             scenario.policy_options.clear();

@@ -51,6 +51,11 @@ impl Abort {
         self.asked.notify_all();
     }
 
+    /// Whether a task that the lane holds shall stop.
+    pub(crate) fn is_stopped(&self, id: TaskId) -> bool {
+        self.state.lock().held.contains(&(id, true))
+    }
+
     /// Waits until `instant`. Returns early, with the error that the task is to report, if the task that runs shall stop.
     pub(crate) fn wait_until(&self, instant: Instant) -> Result<(), ExecError> {
         self.wait(|| Some(instant).filter(|&instant| instant > Instant::now()))

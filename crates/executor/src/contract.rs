@@ -63,9 +63,9 @@ pub trait Loaded: Send + Sync {
     /// How far a request with these inputs walks, and its graph where it brings one: what an [`Entry`] needs beside them.
     ///
     /// Called at submission, before the request takes a slot. Checks all that the walk demands beyond
-    /// [`inputs`](Loaded::inputs): one sequence or tree a request, a length within the bound, a table of nodes that is a
-    /// tree or graph, ids that the cells know. A request of a walk that does not unfold runs each block once; its length is 1
-    /// unless its tensors have one.
+    /// [`inputs`](Loaded::inputs): ids that the model's tables have, text where it takes text, one sequence or tree a request, a
+    /// length within the bound, a table of nodes that is a tree or graph. A request of a walk that does not unfold runs each
+    /// block once; its length is 1 unless its tensors have one.
     fn describe(&self, _inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         Ok((Extent::ONE, None))
     }
@@ -196,12 +196,15 @@ pub struct Member {
     ///
     /// An entry that is not the one (by [`Arc::ptr_eq`]) which the slot holds begins a new walk there and forgets the old.
     pub entry: Option<Arc<Entry>>,
+    /// Until when somebody waits for it; for ever if none. Should its batch fail, it takes no part after that when parts of the
+    /// batch are run again.
+    pub until: Option<Instant>,
 }
 
 impl Member {
     /// A request that runs its first or only step.
     pub fn new(slot: RequestSlot, rows: usize, entry: Option<Arc<Entry>>) -> Member {
-        Member { slot, rows, node: 0, entry }
+        Member { slot, rows, node: 0, entry, until: None }
     }
 }
 
@@ -232,12 +235,35 @@ impl Entry {
 pub struct TaskResult {
     /// The task.
     pub id: TaskId,
-    /// One entry a member in batch order, or the error that befell the whole batch.
+    /// One entry a member in batch order, some of whom may have [`failed`](Progress::failed), or the error that befell the whole
+    /// batch.
     pub outcome: Result<Vec<Progress>, ExecError>,
+    /// If the batch failed and parts of it were run again.
+    pub again: Option<Again>,
     /// When the device began with it.
     pub started: Instant,
     /// When it was done.
     pub finished: Instant,
+}
+
+/// A batch that failed, and was run again in parts.
+#[derive(Clone, Debug)]
+pub struct Again {
+    /// How many parts were run.
+    pub runs: u32,
+    /// What the engine said of the whole batch. It may speak of any member, so it is for the log and not for clients.
+    pub cause: ExecError,
+}
+
+impl TaskResult {
+    /// The outcome, where only a batch that ran as one and well in all its members will do.
+    pub fn whole(self) -> Result<Vec<Progress>, ExecError> {
+        let progress = self.outcome?;
+        match self.again.map(|again| again.cause).or_else(|| progress.iter().find_map(|one| one.failed.clone())) {
+            Some(cause) => Err(cause),
+            None => Ok(progress),
+        }
+    }
 }
 
 /// What a task did for one member.
@@ -255,9 +281,16 @@ pub struct Progress {
     /// If its entry asks for a stream: what this step adds to the outputs that hold every step, as [1, 1, …] under the
     /// output's name, in the order in which steps run. The last step has it, too, beside the outputs.
     pub step: Vec<Tensor>,
+    /// The engine failed on this member alone, be it with these words; its walk is over, and there are no outputs.
+    pub failed: Option<ExecError>,
 }
 
 impl Progress {
+    /// The end of a walk that the engine failed on.
+    pub fn failed(cause: ExecError) -> Progress {
+        Progress { failed: Some(cause), ..Progress::default() }
+    }
+
     /// The end of a walk.
     pub fn ended(outputs: Vec<Tensor>) -> Progress {
         Progress { ended: true, outputs, ..Progress::default() }

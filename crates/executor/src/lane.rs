@@ -1,7 +1,7 @@
 //! An asynchronous device made of a synchronous engine: a few lanes, each one thread that runs what its mailbox holds, in order.
 //!
 //! A lane's thread also calls the sink, so that the results of a lane come one after the other and a slow receiver slows the lane
-//! down instead of filling a queue. Nothing that a task or the sink does ends the thread: a panic becomes the error of its task.
+//! down instead of filling a queue. Nothing that a task or the sink does ends the thread: a panic is an error like any other.
 //!
 //! Lanes run side by side on one device: what one of them leaves for a walk is there for the others, under one lock that is held
 //! only to take it out and put it back. Each has a runner of its own, so none waits for another inside the engine; where the
@@ -9,11 +9,11 @@
 
 use crate::abort::Abort;
 use crate::mailbox::{Mailbox, Message};
+use crate::parts::caught;
 use crate::turns::Turns;
-use crate::worker::{Account, Ready, Slots, Worker};
-use crate::{Device, ExecError, LoadError, Loaded, Progress, Sink, Spent, Task, TaskResult};
+use crate::worker::{Account, Done, Ready, Slots, Worker};
+use crate::{Device, ExecError, LoadError, Loaded, Sink, Spent, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -167,7 +167,7 @@ impl Body {
                     abort.release(task.id);
                     mailbox.release();
                     // Who goes on with another block comes back as soon as that is decided.
-                    soon = result.outcome.iter().flatten().any(|progress| !progress.ended);
+                    soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
                     if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
                         tracing::error!(task = task.id.0, "the receiver of a result panicked");
                     }
@@ -186,18 +186,16 @@ impl Body {
         }
         let started = Instant::now();
         if let Err(cancelled) = waited {
-            return TaskResult { id: task.id, outcome: Err(cancelled), started, finished: started };
+            return TaskResult { id: task.id, outcome: Err(cancelled), again: None, started, finished: started };
         }
         // The worker takes the state of a task's walks out before it runs them, so a panic leaves none half done.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.worker.execute(task, ready)));
-        let outcome: Result<Vec<Progress>, ExecError> = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        TaskResult { id: task.id, outcome, started, finished: Instant::now() }
+        let done = caught(|| self.worker.execute(task, ready, &|| abort.is_stopped(task.id)));
+        let (outcome, again) = match done {
+            Ok(Done { progress, again }) => (Ok(progress), again),
+            Err(cause) => (Err(cause), None),
+        };
+        TaskResult { id: task.id, outcome, again, started, finished: Instant::now() }
     }
-}
-
-fn panicked(panic: &(dyn Any + Send)) -> ExecError {
-    let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    ExecError(format!("the engine panicked: {}", words.unwrap_or("without a word")))
 }
 
 #[cfg(test)]

@@ -16,9 +16,9 @@ mod independence;
 mod lane;
 mod mailbox;
 mod model;
-mod onnx_io;
 mod onnxruntime;
 mod padding;
+mod parts;
 mod plan;
 mod profile;
 mod rows;
@@ -26,11 +26,14 @@ mod source;
 mod tensor;
 mod turns;
 mod unfold;
+mod value_checks;
 mod values;
 mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
-pub use contract::{Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult};
+pub use contract::{
+    Again, Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult,
+};
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};

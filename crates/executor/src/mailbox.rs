@@ -30,8 +30,8 @@ pub(crate) enum Message {
 /// The most attachments and detachments that wait at once; the sender of a further one waits.
 const MAX_CONTROLS: usize = 64;
 
-/// How long a lane looks out for a task that it expects: about as long as a decision takes, with the waking of who decides.
-const LOOK_OUT: Duration = Duration::from_micros(100);
+/// How long a lane spins for a task that it expects: about as long as a decision takes, with the waking of who decides.
+const SPIN_BEFORE_PARK: Duration = Duration::from_micros(100);
 
 pub(crate) struct Mailbox {
     depth: usize,
@@ -119,7 +119,7 @@ impl Mailbox {
     }
 
     fn look_out(&self) {
-        let until = Instant::now() + LOOK_OUT;
+        let until = Instant::now() + SPIN_BEFORE_PARK;
         while !self.stirred.load(Ordering::Relaxed) && Instant::now() < until {
             thread::yield_now();
         }

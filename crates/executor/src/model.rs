@@ -1,11 +1,12 @@
 //! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
 
-use crate::onnx_io::{self, OnnxIo};
 use crate::plan::{BlockIo, Plan, as_one_row};
+use crate::value_checks::ValueCheck;
 use crate::values::{Block, Known, Limits, check_request};
 use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
+use ripieno_onnx::Declared;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -64,6 +65,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
             Some(cells) => cells.wiring.describe(inputs),
             None => {
                 let extent = self.plan.padding.as_ref().map_or(Ok(Extent::ONE), |padding| padding.describe(inputs))?;
+                self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
                 Ok((extent, None))
             }
         }
@@ -89,7 +91,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
 /// The ONNX files of a model's blocks, read and tied together.
 pub(crate) struct OnnxBlocks<'a> {
     pub(crate) plan: Plan,
-    pub(crate) blocks: Vec<(&'a Path, OnnxIo)>,
+    pub(crate) blocks: Vec<(&'a Path, Declared)>,
 }
 
 /// Reads the ONNX files of a model's blocks and ties them together.
@@ -105,7 +107,7 @@ pub(crate) fn read_blocks<'a>(
             let (model, block) = (&source.name, &block.name);
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
-        let (io, bytes) = onnx_io::read(path)?;
+        let (io, bytes) = Declared::read(path).map_err(|cause| LoadError(cause.0))?;
         // Of cells, nobody knows here which of another's outputs an input is.
         if source.walk.is_unfolded() {
             known = Known::nothing();
@@ -126,13 +128,15 @@ pub(crate) fn read_blocks<'a>(
         outputs: io.outputs.iter().map(rows).collect(),
         vocabulary: io.vocabulary.clone(),
     });
-    let plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let mut plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let texts = plan.inputs.iter().filter_map(ValueCheck::text);
+    plan.checks.extend(texts);
     let max_batch = if unbatched { 1 } else { plan.max_batch };
     Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, limits, ..plan }, blocks })
 }
 
 /// A range of what no block takes would check nothing.
-fn check_ranges(source: &ModelSource, blocks: &[(&Path, OnnxIo)]) -> Result<(), LoadError> {
+fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<(), LoadError> {
     let taken = |name: &str| blocks.iter().any(|(_, io)| io.inputs.iter().any(|spec| spec.name == name));
     match source.ranges.iter().find(|range| !source.walk.is_unfolded() && !taken(&range.tensor)) {
         Some(range) => Err(LoadError(format!(
@@ -145,7 +149,7 @@ fn check_ranges(source: &ModelSource, blocks: &[(&Path, OnnxIo)]) -> Result<(), 
 
 /// Whether each request of the model runs by itself: because it is asked for, or because a file has tensors without a dynamic
 /// first dimension. Not all that walks do can be done without a batch.
-fn is_unbatched(source: &ModelSource, blocks: &[(&Path, OnnxIo)]) -> Result<bool, LoadError> {
+fn is_unbatched(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<bool, LoadError> {
     let fixed = blocks.iter().find_map(|(_, io)| io.no_batch.clone());
     let Some(cause) = fixed.or_else(|| source.unbatched.then(|| "it is to run without a batch".to_owned())) else {
         return Ok(false);

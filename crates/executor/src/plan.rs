@@ -7,6 +7,7 @@ use crate::cells::{self, Cells};
 use crate::conditions::{Conditions, Linked, hidden};
 use crate::padding::{Ends, Padding};
 use crate::source::InputRange;
+use crate::value_checks::ValueCheck;
 use crate::values::Limits;
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
@@ -53,6 +54,8 @@ pub(crate) struct Plan {
     pub(crate) padding: Option<Padding>,
     /// Where walks may end early or skip blocks.
     pub(crate) conditions: Option<Conditions>,
+    /// What a request's values must be, where its walk does not unfold.
+    pub(crate) checks: Vec<ValueCheck>,
 }
 
 /// A tensor between blocks.
@@ -74,7 +77,7 @@ pub(crate) struct BlockPlan {
 impl Plan {
     /// Ties the blocks together. A request brings what is taken before it is given, and gets what is given and not
     /// taken any more.
-    pub(crate) fn link(source: &ModelSource, blocks: &[BlockIo]) -> Result<Plan, LoadError> {
+    pub(crate) fn link(source: &ModelSource, ios: &[BlockIo]) -> Result<Plan, LoadError> {
         check_source(source)?;
         let named = |cause: String| LoadError(format!("model '{}': {cause}", source.name));
         if source.walk.is_unfolded() {
@@ -83,14 +86,14 @@ impl Plan {
                     "input '{}' has a length_dim, but a walk of cells pads nothing; remove it",
                     input.tensor
                 ))),
-                None => cells::link(source, blocks),
+                None => cells::link(source, ios),
             };
         }
         let mut linker = Linker::default();
-        for (at, block) in blocks.iter().enumerate() {
+        for (at, block) in ios.iter().enumerate() {
             linker.add(at, block).map_err(named)?;
         }
-        let vocabulary: Vec<(String, i64)> = blocks.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
+        let vocabulary: Vec<(String, i64)> = ios.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
         let Linker { mut values, blocks, inputs, mut outputs, .. } = linker;
         let hidden = hidden(source);
         outputs.retain(|&output| !hidden.contains(&*values[output].name));
@@ -110,6 +113,7 @@ impl Plan {
         let padding = Padding::link(source, &ends).map_err(named)?;
         let linked = Linked { source, values: &values, blocks: &blocks, inputs: &inputs, outputs: &outputs };
         let conditions = Conditions::link(&linked).map_err(named)?;
+        let checks = id_checks(&brought, ios);
         Ok(Plan {
             name: source.name.clone(),
             max_batch: source.max_batch,
@@ -126,6 +130,7 @@ impl Plan {
             cells: None,
             padding,
             conditions,
+            checks,
         })
     }
 }
@@ -134,6 +139,18 @@ impl Plan {
 pub(crate) fn as_one_row(spec: &TensorSpec) -> TensorSpec {
     let shape = [-1].into_iter().chain(spec.shape.iter().copied()).collect();
     TensorSpec { shape, ..spec.clone() }
+}
+
+/// The ids that requests bring, and not those that a block gives under the same name.
+fn id_checks(brought: &[TensorSpec], ios: &[BlockIo]) -> Vec<ValueCheck> {
+    let table = |spec: &TensorSpec| {
+        let given = ios.iter().position(|block| block.outputs.iter().any(|output| output.name == spec.name));
+        // The block that gives it anew still takes what the request brings.
+        let own = &ios[..given.map_or(ios.len(), |at| at + 1)];
+        let sizes = own.iter().flat_map(|block| &block.vocabulary).filter(|(name, _)| *name == spec.name);
+        sizes.map(|&(_, size)| size).min()
+    };
+    brought.iter().filter_map(|spec| Some(ValueCheck::ids(spec, table(spec)?))).collect()
 }
 
 fn check_source(source: &ModelSource) -> Result<(), LoadError> {

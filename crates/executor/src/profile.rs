@@ -358,15 +358,15 @@ impl Stand {
                 members,
                 not_before: None,
             })?;
-            outputs = result.outcome?.into_iter().map(|progress| progress.outputs).collect();
+            outputs = result.whole()?.into_iter().map(|progress| progress.outputs).collect();
         }
         Ok(outputs)
     }
 
     fn run(&self, task: Task) -> Result<Nanos, ExecError> {
         let result = self.result(task)?;
-        result.outcome?;
         let taken = result.finished.saturating_duration_since(result.started);
+        result.whole()?;
         Ok(Nanos(i64::try_from(taken.as_nanos()).unwrap_or(i64::MAX).max(1)))
     }
 

@@ -181,7 +181,7 @@ impl Rows {
 }
 
 /// One row of a batch of cells.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Part<'a> {
     Rows(Rows),
     /// Bytes that every request begins with.

@@ -8,9 +8,10 @@
 
 use crate::buffer::AlignedBuffer;
 use crate::cells;
+use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
-use crate::{ExecError, Member, Progress, Spent, Task, Tensor, Verdict};
+use crate::{Again, ExecError, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, RequestSlot};
 use std::collections::HashMap;
@@ -158,7 +159,13 @@ impl Worker {
         }
     }
 
-    pub(crate) fn execute(&mut self, task: &Task, ready: Instant) -> Result<Vec<Progress>, ExecError> {
+    /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see [`parts`](crate::parts).
+    pub(crate) fn execute(
+        &mut self,
+        task: &Task,
+        ready: Instant,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<Done, ExecError> {
         let attached = match self.models.get_mut(&task.model) {
             Some(Ok(attached)) => attached,
             Some(Err(cause)) => return Err(cause.clone()),
@@ -166,36 +173,76 @@ impl Worker {
         };
         let plan = Arc::clone(&attached.ready.plan);
         let block = check_task(&plan, task)?;
+        let terms = Terms { ready, until: &|at| task.members[at].until, stopped };
         if let Some(cells) = &plan.cells {
             let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
-            return cells::execute(&plan, cells, engine, task, ready, &self.account);
+            return cells::execute(&plan, cells, engine, task, &terms, &self.account);
         }
         let mut watch = Watch::start();
         let attachment = attached.attachment;
         let mut slots = self.slots.0.lock();
-        let courses = task.members.iter().map(|member| match block {
-            0 => begin(&plan, &mut slots, member),
-            _ => resume(&plan, &mut slots, member, attachment),
-        });
-        let mut walks = courses.collect::<Result<Vec<Course>, ExecError>>()?;
+        let mut failures = vec![None; task.members.len()];
+        let mut walks: Vec<Option<Course>> = Vec::with_capacity(task.members.len());
+        for (member, failure) in task.members.iter().zip(&mut failures) {
+            let course = match block {
+                0 => begin(&plan, &mut slots, member),
+                _ => resume(&plan, &mut slots, member, attachment),
+            };
+            walks.push(course.map_err(|cause| *failure = Some(cause)).ok());
+        }
         drop(slots);
-        let length = padded_length(&plan, block, &mut walks)?;
+        pad(block, &mut walks);
         let mut spent = Spent::default();
-        let (outputs, copied) = attached.run(block, &walks, (length, ready), (&mut watch, &mut spent))?;
-        self.account.count(copied, block > 0 && copied == 0);
-        scatter(&plan, block, &task.members, &mut walks, outputs)?;
-        let progress =
-            walks.iter().map(|course| progress(&plan, block, course)).collect::<Result<Vec<Progress>, ExecError>>()?;
-        forget(&plan, block, &mut walks);
+        let batches = batches(&plan, block, &walks);
+        let again = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
+            let members: Vec<&Course> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
+            let (outputs, copied) = attached.run(block, &members, ready, (&mut watch, &mut spent))?;
+            self.account.count(copied, block > 0 && copied == 0);
+            scatter(&plan, block, (task, part), &mut walks, outputs)
+        })?;
+        let progress = self.part_ways(&plan, (task, attachment), walks, failures);
+        self.account.spend(Spent { scatter_ns: watch.lap_ns(), ..spent });
+        Done::of(progress, again)
+    }
+
+    /// Says what the block did for each member, and keeps what those have left who go on.
+    fn part_ways(
+        &self,
+        plan: &Plan,
+        (task, attachment): (&Task, u64),
+        walks: Vec<Option<Course>>,
+        failures: Vec<Option<ExecError>>,
+    ) -> Vec<Progress> {
+        let block = task.block.index();
+        let each = walks.iter().zip(failures).map(|(course, failure)| match (failure, course) {
+            (None, Some(course)) => caught(|| progress(plan, block, course)).unwrap_or_else(Progress::failed),
+            (failure, _) => Progress::failed(failure.unwrap_or_else(|| ExecError("it was not run".to_owned()))),
+        });
+        let each: Vec<Progress> = each.collect();
         let mut slots = self.slots.0.lock();
-        for ((member, course), progress) in task.members.iter().zip(walks).zip(&progress) {
-            if !progress.ended {
+        for ((member, course), progress) in task.members.iter().zip(walks).zip(&each) {
+            if let Some(mut course) = course.filter(|_| !progress.ended && progress.failed.is_none()) {
+                forget(plan, block, &mut course);
                 slots.insert(member.slot, Walk { attachment, course });
             }
         }
-        drop(slots);
-        self.account.spend(Spent { scatter_ns: watch.lap_ns(), ..spent });
-        Ok(progress)
+        each
+    }
+}
+
+/// What a task did.
+pub(crate) struct Done {
+    pub(crate) progress: Vec<Progress>,
+    pub(crate) again: Option<Again>,
+}
+
+impl Done {
+    /// A batch of one that failed has failed as a whole.
+    pub(crate) fn of(mut progress: Vec<Progress>, again: Option<Again>) -> Result<Done, ExecError> {
+        match &mut progress[..] {
+            [Progress { failed: Some(cause), .. }] => Err(cause.clone()),
+            _ => Ok(Done { progress, again }),
+        }
     }
 }
 
@@ -221,21 +268,43 @@ fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
     Ok(block)
 }
 
-/// The length of a batch: in the first block its longest member's, later what all its members were padded to there.
-fn padded_length(plan: &Plan, block: usize, walks: &mut [Course]) -> Result<u32, ExecError> {
+/// Pads a batch: in the first block to its longest member. What a block leaves cannot be padded, so later its members stay as
+/// they are.
+fn pad(block: usize, walks: &mut [Option<Course>]) {
     if block == 0 {
-        let longest = walks.iter().map(|course| course.length).max().unwrap_or(1);
-        walks.iter_mut().for_each(|course| course.padded = longest);
+        let longest = walks.iter().flatten().map(|course| course.length).max().unwrap_or(1);
+        walks.iter_mut().flatten().for_each(|course| course.padded = longest);
     }
-    let padded = walks[0].padded;
-    match walks.iter().find(|course| course.padded != padded) {
-        Some(other) => Err(ExecError(format!(
-            "requests that were padded to {padded} and to {} in the first block of model '{}' cannot share a batch of block \
-             {block}: what a block leaves cannot be padded",
-            other.padded, plan.name
-        ))),
-        None => Ok(padded),
+}
+
+/// The batches that a task is run as, by the members' places: one, unless its members differ in their shapes. Whoever forms
+/// batches should not let them meet; if they do, it costs time and nothing else.
+fn batches(plan: &Plan, block: usize, walks: &[Option<Course>]) -> Vec<Vec<usize>> {
+    let taken = &plan.blocks[block].inputs;
+    let alike = |a: &Course, b: &Course| {
+        let same = |&value: &usize| {
+            let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value)).map(|axis| axis.dim - 1);
+            match (&a.values[value], &b.values[value]) {
+                (Some(a), Some(b)) => same_shape(a.row_shape(), b.row_shape(), axis),
+                (a, b) => a.is_none() == b.is_none(),
+            }
+        };
+        a.padded == b.padded && taken.iter().all(same)
+    };
+    let mut batches: Vec<(&Course, Vec<usize>)> = Vec::with_capacity(1);
+    for (at, course) in walks.iter().enumerate() {
+        let Some(course) = course else { continue };
+        match batches.iter_mut().find(|(first, _)| alike(first, course)) {
+            Some((_, members)) => members.push(at),
+            None => batches.push((course, vec![at])),
+        }
     }
+    batches.into_iter().map(|(_, members)| members).collect()
+}
+
+/// Whether rows are of one shape, but for the dimension that is padded.
+fn same_shape(a: &[i64], b: &[i64], padded: Option<usize>) -> bool {
+    a.len() == b.len() && a.iter().zip(b).enumerate().all(|(dim, (a, b))| a == b || Some(dim) == padded)
 }
 
 /// What a request brings.
@@ -305,16 +374,17 @@ impl Attached {
         Attached { buffers: buffers.collect(), attachment, ready }
     }
 
-    /// Runs a block over the walks in their order. Returns its outputs and how many rows were copied.
+    /// Runs a block over walks that were padded alike, in their order. Returns its outputs and how many rows were copied.
     fn run(
         &mut self,
         block: usize,
-        walks: &[Course],
-        (length, ready): (u32, Instant),
+        walks: &[&Course],
+        ready: Instant,
         (watch, spent): (&mut Watch, &mut Spent),
     ) -> Result<(Vec<Batch>, usize), ExecError> {
         let plan = &self.ready.plan;
         let taken = &plan.blocks[block].inputs;
+        let length = walks.first().map_or(1, |course| course.padded);
         let shapes: Vec<Vec<i64>> = taken.iter().map(|&value| padded_shape(plan, value, walks, length)).collect();
         let mut copied = 0;
         let mut inputs = Vec::with_capacity(taken.len());
@@ -329,15 +399,15 @@ impl Attached {
             inputs.push(input);
         }
         let rows = rows_of(walks);
-        spent.gather_ns = watch.lap_ns();
-        let outputs = self.ready.runner.run(&Call { block, rows, length, ready, inputs: &inputs })?;
-        spent.compute_ns = watch.lap_ns();
-        Ok((outputs, copied))
+        spent.gather_ns += watch.lap_ns();
+        let outputs = caught(|| self.ready.runner.run(&Call { block, rows, length, ready, inputs: &inputs }));
+        spent.compute_ns += watch.lap_ns();
+        Ok((outputs?, copied))
     }
 }
 
 /// The shape that rows of a value are padded to; nothing where they are not padded.
-fn padded_shape(plan: &Plan, value: usize, walks: &[Course], length: u32) -> Vec<i64> {
+fn padded_shape(plan: &Plan, value: usize, walks: &[&Course], length: u32) -> Vec<i64> {
     let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value));
     let first = walks.first().and_then(|course| course.values[value].as_ref());
     let Some((axis, first)) = axis.zip(first) else { return Vec::new() };
@@ -346,7 +416,7 @@ fn padded_shape(plan: &Plan, value: usize, walks: &[Course], length: u32) -> Vec
     shape
 }
 
-fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &'a [Course]) -> Result<Vec<&'a Rows>, ExecError> {
+fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &[&'a Course]) -> Result<Vec<&'a Rows>, ExecError> {
     let missing = || {
         ExecError(format!(
             "block {block} of model '{}' takes '{}', which no block before it has left: the blocks must run in order",
@@ -357,45 +427,47 @@ fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &'a [Course]) 
 }
 
 /// The rows of a batch; all values of a walk have the same number of rows.
-fn rows_of(walks: &[Course]) -> usize {
+fn rows_of(walks: &[&Course]) -> usize {
     walks.iter().map(|course| course.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
-/// Gives each walk its rows of the outputs.
+/// Gives each walk of a part of the task its rows of the outputs.
 fn scatter(
     plan: &Plan,
     block: usize,
-    members: &[Member],
-    walks: &mut [Course],
+    (task, part): (&Task, &[usize]),
+    walks: &mut [Option<Course>],
     outputs: Vec<Batch>,
 ) -> Result<(), ExecError> {
-    let rows: usize = members.iter().map(|member| member.rows).sum();
-    for (&value, batch) in plan.blocks[block].outputs.iter().zip(outputs) {
-        if batch.rows() != rows {
-            return Err(ExecError(format!(
-                "output '{}' of model '{}' has {} rows for a batch of {rows}: its first dimension must be the batch",
-                plan.values[value].name,
-                plan.name,
-                batch.rows()
-            )));
-        }
+    let rows: usize = part.iter().map(|&at| task.members[at].rows).sum();
+    let given = &plan.blocks[block].outputs;
+    if let Some((&value, batch)) = given.iter().zip(&outputs).find(|(_, batch)| batch.rows() != rows) {
+        return Err(ExecError(format!(
+            "output '{}' of model '{}' has {} rows for a batch of {rows}: its first dimension must be the batch",
+            plan.values[value].name,
+            plan.name,
+            batch.rows()
+        )));
+    }
+    for (&value, batch) in given.iter().zip(outputs) {
         let batch = Arc::new(batch);
-        let mut at = 0;
-        for (member, course) in members.iter().zip(walks.iter_mut()) {
-            course.values[value] = Some(Rows::of_batch(&batch, at..at + member.rows));
-            at += member.rows;
+        let mut first = 0;
+        for &at in part {
+            let after = first + task.members[at].rows;
+            if let Some(course) = &mut walks[at] {
+                course.values[value] = Some(Rows::of_batch(&batch, first..after));
+            }
+            first = after;
         }
     }
     Ok(())
 }
 
 /// Forgets what no later block takes.
-fn forget(plan: &Plan, block: usize, walks: &mut [Course]) {
-    for course in walks {
-        for (held, value) in course.values.iter_mut().zip(&plan.values) {
-            if value.last_use <= block {
-                *held = None;
-            }
+fn forget(plan: &Plan, block: usize, course: &mut Course) {
+    for (held, value) in course.values.iter_mut().zip(&plan.values) {
+        if value.last_use <= block {
+            *held = None;
         }
     }
 }

@@ -38,7 +38,8 @@ contract!(cpu onnxruntime emulated cpu_of_two_lanes onnxruntime_of_two_lanes emu
     a_cancelled_task_that_waits_is_never_begun
     models_come_and_go_in_order
     a_model_may_be_on_several_devices
-    different_widths_cannot_share_a_batch
+    different_widths_in_one_task_are_run_apart
+    a_wrong_request_fails_alone
     a_wrong_request_fails_and_says_why
     a_batch_beyond_the_maximum_fails
     the_walk_is_declared
@@ -223,14 +224,29 @@ fn a_model_may_be_on_several_devices(fixture: &Fixture) {
     }
 }
 
-fn different_widths_cannot_share_a_batch(fixture: &Fixture) {
+fn different_widths_in_one_task_are_run_apart(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.any_width);
-    let member = |slot: u32, width: usize| wide_request(slot, &numbers(width, 1), width);
-    let error = stand.run(0, vec![member(0, 5), member(1, 7)]).unwrap_err();
-    assert_eq!(error.0, "requests of different shapes cannot share a batch: input 'x' has rows of [5] and of [7]");
-    for width in [5, 7] {
-        let outputs = stand.run(0, vec![member(0, width), member(1, width)]).unwrap();
-        assert_eq!(outputs[1].outputs[0].shape, [1, width as i64]);
+    let widths = [5, 7, 5, 4, 7];
+    let member = |(slot, &width): (u32, &usize)| wide_request(slot, &numbers(width, slot as usize), width);
+    let members: Vec<Member> = (0..).zip(&widths).map(member).collect();
+    let alone = |member: &Member| stand.run(0, vec![member.clone()]).unwrap().remove(0).outputs.remove(0);
+    let alone: Vec<Tensor> = members.iter().map(alone).collect();
+    let together = stand.run(0, members).unwrap();
+    for ((progress, alone), &width) in together.iter().zip(&alone).zip(&widths) {
+        assert_eq!((&progress.outputs[0].shape[..], progress.ended), (&[1, width as i64][..], true));
+        assert_close(&floats(&progress.outputs[0]), &floats(alone));
+    }
+}
+
+fn a_wrong_request_fails_alone(fixture: &Fixture) {
+    let stand = fixture.stand(&fixture.whole);
+    let mut members: Vec<Member> = (0..5).map(|slot| request(slot, &numbers(4, slot as usize))).collect();
+    members[2].entry = None;
+    for (slot, progress) in stand.run(0, members).unwrap().into_iter().enumerate() {
+        match slot {
+            2 => assert!(progress.failed.unwrap().0.contains("does not bring it")),
+            _ => assert_close(&floats(&progress.outputs[0]), &(fixture.answer)(&numbers(4, slot))),
+        }
     }
 }
 

@@ -207,9 +207,17 @@ pub struct Model {
     pub instances: usize,
     /// What becomes of hopeless requests; the policy's own rule if none.
     pub drop: Option<DropRule>,
+    /// Its part of the devices when there is not enough for all, relative to those of other models; at least 1.
+    #[cfg_attr(feature = "serde", serde(default = "one"))]
+    pub weight: u32,
     /// How many steps its decoder is predicted to take, where a length profile says so.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dec_timesteps: Option<u32>,
+}
+
+#[cfg(feature = "serde")]
+fn one() -> u32 {
+    1
 }
 
 impl Model {
@@ -225,6 +233,7 @@ impl Model {
             max_batch,
             instances: usize::MAX,
             drop: None,
+            weight: 1,
             dec_timesteps: None,
         }
     }

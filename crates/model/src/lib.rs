@@ -5,11 +5,9 @@
 pub mod bounds;
 mod graph;
 mod lengths;
-pub mod npu;
 mod profile;
 mod tensor;
 mod unfolded;
-pub mod zoo;
 
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
 pub use lengths::{Lengths, LengthsError};

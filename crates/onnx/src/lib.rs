@@ -8,6 +8,8 @@
 //!    choose among them.
 //! 3. [`Model::slice`] and [`Slices::write`] make files of them.
 //!
+//! Whoever serves a file whole learns from [`Declared`] what it takes and gives.
+//!
 //! Nothing is run here: times, where stages shall be even in time, come from whoever has an engine. The graph is not changed
 //! either: each operator ends up in one file as it was, so what an engine gives for the chain differs from the whole only as
 //! far as it had fused across a cut. Rejected: naming a cut's tensors to an engine that runs parts of a loaded graph, which one
@@ -15,9 +17,12 @@
 
 mod blocks;
 mod cuts;
+mod declared;
+mod dense;
 mod dim;
 mod error;
 mod estimate;
+mod external;
 #[cfg(test)]
 mod fixture;
 mod graph;
@@ -31,6 +36,9 @@ mod weights;
 
 pub use blocks::{Block, SLICER_VERSION, Slices};
 pub use cuts::Cuts;
+pub use declared::Declared;
+pub use dense::split_gemm;
 pub use error::OnnxError;
+pub use external::external_files;
 pub use graph::Model;
 pub use recurrent::{Answer, Cell, Cells, RandomCells};

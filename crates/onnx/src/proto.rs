@@ -91,6 +91,11 @@ pub(crate) struct AttributeProto {
     pub(crate) ref_attr_name: String,
 }
 
+/// The field number of [`ModelProto::graph`].
+pub(crate) const MODEL_GRAPH: u32 = 7;
+/// The field number of [`GraphProto::node`].
+pub(crate) const GRAPH_NODE: u32 = 1;
+
 /// The attribute types that are written here.
 pub(crate) mod attribute_type {
     pub(crate) const INT: i32 = 2;
@@ -179,6 +184,13 @@ pub(crate) mod elem {
     pub(crate) const INT32: i32 = 6;
     pub(crate) const INT64: i32 = 7;
     pub(crate) const BOOL: i32 = 9;
+}
+
+impl DimensionProto {
+    /// The size, if it is one; exporters also write sizes of 0 or -1 where they mean any.
+    pub(crate) fn fixed(&self) -> Option<i64> {
+        self.dim_value.filter(|&size| size > 0)
+    }
 }
 
 impl NodeProto {

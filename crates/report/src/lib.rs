@@ -17,6 +17,6 @@ pub use advice::{ModelTotals, Reading, Rule, Signals, Totals, advice};
 pub use collector::{Collector, Window};
 pub use latencies::Latencies;
 pub use search::{Found, Search, Trial, search};
-pub use summary::{Figures, ModelFigures, RunInfo, Summary, UnfoldedFigures};
-pub use table::{Format, Table, models_table, number, percent, policies_table};
+pub use summary::{Figures, ModelFigures, RunInfo, Summary, UnfoldedFigures, models_table, policies_table};
+pub use table::{Format, Table, number, percent};
 pub use windows::{ModelWindow, WindowFigures, windows_table};

@@ -1,5 +1,6 @@
 //! What a run comes to: the fields that `--format json` prints.
 
+use crate::table::{Table, number, percent};
 use crate::windows::WindowFigures;
 use serde::Serialize;
 
@@ -117,4 +118,57 @@ pub struct Summary {
     /// The run by windows of time, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<WindowFigures>,
+}
+
+const FIGURE_HEADERS: [&str; 10] = [
+    "offered/s",
+    "goodput/s",
+    "bad %",
+    "p50 ms",
+    "p90 ms",
+    "p99 ms",
+    "mean batch",
+    "median batch",
+    "device busy %",
+    "devices used",
+];
+
+/// The models of one run, one a row, with the total below where there are several.
+pub fn models_table(summary: &Summary) -> Table {
+    let mut table = Table::new(std::iter::once("model").chain(FIGURE_HEADERS));
+    for model in &summary.models {
+        table.row(figure_cells(&model.name, &model.figures));
+    }
+    if summary.models.len() > 1 {
+        table.row(figure_cells("all", &summary.total));
+    }
+    table
+}
+
+/// Runs under the same load side by side, one a row.
+pub fn policies_table<'a>(summaries: impl IntoIterator<Item = &'a Summary>) -> Table {
+    let mut table = Table::new(std::iter::once("policy").chain(FIGURE_HEADERS).chain(["devices desired"]));
+    for summary in summaries {
+        let mut cells = figure_cells(&summary.policy, &summary.total);
+        cells.push(summary.desired_devices.to_string());
+        table.row(cells);
+    }
+    table
+}
+
+fn figure_cells(name: &str, figures: &Figures) -> Vec<String> {
+    let ms = |latency: Option<f64>| number(latency.unwrap_or(f64::NAN));
+    vec![
+        name.to_owned(),
+        number(figures.offered_rps),
+        number(figures.goodput_rps),
+        percent(figures.bad_rate),
+        ms(figures.p50_ms),
+        ms(figures.p90_ms),
+        ms(figures.p99_ms),
+        number(figures.mean_batch),
+        number(figures.median_batch),
+        percent(figures.busy_fraction),
+        figures.devices_used.to_string(),
+    ]
 }

@@ -158,7 +158,7 @@ impl ModelEntry {
 
     /// A retry may succeed once what waits now has run, in full batches on one device: an estimate that needs no
     /// look at any queue.
-    fn retry_after(&self) -> Duration {
+    pub(crate) fn retry_after(&self) -> Duration {
         let waiting = self.metrics.waiting.load(Relaxed) as i64;
         let clear = (self.latency_per_row * waiting).clamp(RETRY_MIN, RETRY_MAX);
         Duration::from_nanos(clear.0.cast_unsigned())

@@ -75,6 +75,11 @@ pub enum Failure {
     /// No schedule could meet its deadline any more.
     #[error("Request timeout expired: no schedule could meet its deadline")]
     Hopeless,
+    /// Its model or client asks for more than its share of the devices.
+    #[error(
+        "the devices are busy, and the model or the client asks for more than its share of them; retry after {0:?}"
+    )]
+    Share(Duration),
     /// The client went away.
     #[error("the request was cancelled")]
     Cancelled,

@@ -9,6 +9,7 @@ use crate::jobs::{Call, Hold, JobTable, Part};
 use crate::joiner::Joiner;
 use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
+use crate::offences::Offences;
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
 use crate::scheduler_thread::SchedulerThread;
@@ -17,7 +18,7 @@ use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, Scheduler, Setup};
+use ripieno_sched::{Limits, Policy, RequestClass, Scheduler, Setup, fit_batches};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -174,6 +175,7 @@ impl Engine {
             fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits),
             joiner: Joiner::start().map_err(StartError::Thread)?,
             residents: (0..limits.models).map(|_| None).collect(),
+            offences: Offences::default(),
             withdrawals: Vec::with_capacity(limits.requests),
             leaving: Vec::new(),
             dismissing: false,
@@ -195,7 +197,9 @@ impl Engine {
     /// the core gives up what the client would still take.
     pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
         suitable::check(&served, self.0.policy, &self.0.limits).map_err(ModelRefused::Unsuitable)?;
-        suitable::fit_batches(&mut served.model, self.0.policy);
+        if let Some(policy) = self.0.policy {
+            fit_batches(&mut served.model, policy);
+        }
         let inner = &self.0;
         let devices = inner.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
         let devices = devices.ok_or(ModelRefused::Stopped)?;
@@ -262,6 +266,7 @@ impl Engine {
             done: 0,
             in_core: 0,
             cancel_read: false,
+            class: RequestClass::default(),
             permit,
         };
         let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(&self.0.mailbox) };

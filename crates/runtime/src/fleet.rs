@@ -9,7 +9,7 @@ use crate::jobs::{Call, JobTable, Stage};
 use crate::metrics::DeviceMetrics;
 use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{Device, Member, Progress, Task, TaskResult};
+use ripieno_executor::{Again, Device, Member, Progress, Task, TaskResult};
 use ripieno_model::{Block, Steps};
 use ripieno_sched::{Limits, Outcome};
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ pub(crate) struct Fleet {
     clock: Clock,
     devices: Devices,
     metrics: Arc<[DeviceMetrics]>,
-    flying: HashMap<TaskId, Flying>,
+    flying: HashMap<TaskId, InFlight>,
     /// Lanes of each device.
     lanes: usize,
     /// When the last task of each lane ended, device by device.
@@ -57,9 +57,11 @@ pub(crate) struct Fleet {
     skips: Vec<BlockId>,
     /// Whether one of them goes on with a later block than the next one.
     skipped: bool,
+    /// Who the engine failed on alone in the task that ended last.
+    culprits: Vec<RequestSlot>,
 }
 
-struct Flying {
+struct InFlight {
     model: ModelId,
     block: BlockId,
     steps: Steps,
@@ -84,6 +86,8 @@ pub(crate) struct Landed {
     pub(crate) model: ModelId,
     /// When it would have ended, had it taken as long as its profile says.
     pub(crate) expected: Time,
+    /// Whether the batch failed and was run again in parts.
+    pub(crate) again: bool,
 }
 
 impl Fleet {
@@ -102,6 +106,7 @@ impl Fleet {
             ended: Vec::with_capacity(limits.batch),
             skips: Vec::with_capacity(limits.batch),
             skipped: false,
+            culprits: Vec::with_capacity(limits.batch),
         }
     }
 
@@ -112,7 +117,11 @@ impl Fleet {
     /// Sends a batch to its device.
     pub(crate) fn start(&mut self, start: &Start<'_>, jobs: &mut JobTable) {
         let node = |at| start.nodes.get(at).copied().unwrap_or(0);
-        let members = start.members.iter().enumerate().map(|(at, &slot)| board(slot, node(at), start, jobs));
+        let members = start
+            .members
+            .iter()
+            .enumerate()
+            .map(|(at, &slot)| prepare_member(slot, node(at), start, &self.clock, jobs));
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = pad(start, jobs);
@@ -120,7 +129,7 @@ impl Fleet {
         kept.extend_from_slice(start.members);
         let mut nodes = self.spare_nodes.pop().unwrap_or_default();
         nodes.extend_from_slice(start.nodes);
-        let flying = Flying {
+        let flying = InFlight {
             model: start.model,
             block: start.block,
             steps: start.spec.steps,
@@ -153,7 +162,7 @@ impl Fleet {
 
     /// Takes in a result: outputs or error go to the members, times to the metrics.
     pub(crate) fn land(&mut self, result: TaskResult, jobs: &mut JobTable) -> Landed {
-        let TaskResult { id: task, outcome, started, finished } = result;
+        let TaskResult { id: task, outcome, again, started, finished } = result;
         let flying = self.flying.remove(&task).expect("a device reports each task once");
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
         // A task that waited in the lane's queue could not begin before the one ahead of it ended.
@@ -167,25 +176,30 @@ impl Fleet {
         self.ended.clear();
         self.skips.clear();
         self.skipped = false;
+        self.culprits.clear();
         let outcome = if flying.cancelled {
             flying.members.iter().for_each(|&slot| forget(slot, jobs));
             Outcome::Cancelled
         } else {
             let (_, call, _) = jobs.owner(flying.members[0]);
             call.model.metrics.on_batch(flying.rows, times.execution);
+            if let Some(Again { runs, cause }) = &again {
+                call.model.metrics.on_again();
+                tracing::debug!(model = call.model.name, runs, %cause, "a batch failed and was run again in parts");
+            }
             count_elements(&flying, jobs);
-            self.alight(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
+            self.complete_members(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
         };
-        let Flying { model, members, mut nodes, .. } = flying;
+        let InFlight { model, members, mut nodes, .. } = flying;
         nodes.clear();
         self.spare_nodes.push(nodes);
-        Landed { task, outcome, members, model, expected }
+        Landed { task, outcome, members, model, expected, again: again.is_some() }
     }
 
     /// Gives the members what the task did for each.
-    fn alight(
+    fn complete_members(
         &mut self,
-        flying: &Flying,
+        flying: &InFlight,
         outcome: Result<Vec<Progress>, String>,
         times: &Times,
         jobs: &mut JobTable,
@@ -198,8 +212,18 @@ impl Fleet {
         });
         match outcome {
             Ok(progress) => {
+                let all_failed = progress.iter().all(|progress| progress.failed.is_some());
                 for (&slot, progress) in members.iter().zip(progress) {
-                    let (call, part) = alight(slot, times, jobs);
+                    let (call, part) = complete_member(slot, times, jobs);
+                    if let Some(cause) = progress.failed {
+                        // Where walks unfold, an end is not for the device to say: the driver withdraws the request.
+                        self.ended.push(!call.model.unfolds);
+                        self.skips.push(BlockId(flying.block.0 + 1));
+                        if failed(call, part, cause.0) {
+                            self.culprits.push(slot);
+                        }
+                        continue;
+                    }
                     // The end of a walk is news only where the core cannot know it: an early exit, or an end token.
                     let told = progress.ended && (!call.model.unfolds || flying.steps == Steps::UntilEnd);
                     self.ended.push(told);
@@ -210,12 +234,19 @@ impl Fleet {
                     call.model.metrics.on_leaving(early, progress.skip.is_some());
                     progressed(call, part, told, progress);
                 }
+                if all_failed {
+                    self.ended.clear();
+                    return Outcome::Failed;
+                }
                 Outcome::Ok
             }
             Err(text) => {
                 for &slot in members {
-                    let (call, part) = alight(slot, times, jobs);
-                    call.parts[part].result.get_or_insert_with(|| Err(text.clone()));
+                    let (call, part) = complete_member(slot, times, jobs);
+                    let first = failed(call, part, text.clone());
+                    if first && members.len() == 1 {
+                        self.culprits.push(slot);
+                    }
                 }
                 Outcome::Failed
             }
@@ -231,6 +262,11 @@ impl Fleet {
     /// Per member of the task that landed last, the block that it goes on with; empty if none skips any.
     pub(crate) fn skips(&self) -> &[BlockId] {
         if self.skipped { &self.skips } else { &[] }
+    }
+
+    /// Who the engine failed on alone in the task that landed last, each once.
+    pub(crate) fn culprits(&self) -> &[RequestSlot] {
+        &self.culprits
     }
 
     /// Gives back a member list.
@@ -249,9 +285,9 @@ struct Times {
 }
 
 /// The member of a task for the part in `slot`.
-fn board(slot: RequestSlot, node: u32, start: &Start<'_>, jobs: &mut JobTable) -> Member {
+fn prepare_member(slot: RequestSlot, node: u32, start: &Start<'_>, clock: &Clock, jobs: &mut JobTable) -> Member {
     let (_, call, part) = jobs.owner(slot);
-    let (model, part) = (&call.model, &mut call.parts[part]);
+    let (model, until, part) = (&call.model, clock.instant(call.expires), &mut call.parts[part]);
     assert!(part.stage != Stage::Outside, "a policy started a request that has ended");
     assert!(model.unfolds || part.flying == 0, "a policy started a request that runs");
     if part.stage == Stage::Waiting {
@@ -262,7 +298,7 @@ fn board(slot: RequestSlot, node: u32, start: &Start<'_>, jobs: &mut JobTable) -
     // A chain that was given up between two blocks begins anew where its request is known.
     let anew = !model.unfolds && start.block == BlockId(0);
     let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
-    Member { slot, rows: part.rows, node, entry }
+    Member { slot, rows: part.rows, node, entry, until }
 }
 
 /// What the members of a task are padded to: in the first block the longest of them, later as they were there.
@@ -281,7 +317,7 @@ fn pad(start: &Start<'_>, jobs: &mut JobTable) -> u32 {
 }
 
 /// Counts what a task computed of its requests, and what only filled the shorter ones up.
-fn count_elements(flying: &Flying, jobs: &mut JobTable) {
+fn count_elements(flying: &InFlight, jobs: &mut JobTable) {
     let useful = |&slot: &RequestSlot| {
         let part = jobs.part(slot);
         part.rows as u64 * u64::from(part.entry.extent.length)
@@ -300,7 +336,7 @@ pub(crate) fn stop_waiting(model: &ModelEntry) {
 }
 
 /// Counts the rows that nobody needed: they are known before what the task did is noted.
-fn count_lost(flying: &Flying, jobs: &mut JobTable) {
+fn count_lost(flying: &InFlight, jobs: &mut JobTable) {
     let (mut wasted, mut padding) = (0, 0);
     for (at, &slot) in flying.members.iter().enumerate() {
         let (_, call, part) = jobs.owner(slot);
@@ -319,7 +355,7 @@ fn count_lost(flying: &Flying, jobs: &mut JobTable) {
 }
 
 /// Notes that a task with the part in `slot` has ended.
-fn alight<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a mut Call, usize) {
+fn complete_member<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a mut Call, usize) {
     let (_, call, at) = jobs.owner(slot);
     let part = &mut call.parts[at];
     part.flying -= 1;
@@ -333,6 +369,13 @@ fn alight<'a>(slot: RequestSlot, times: &Times, jobs: &'a mut JobTable) -> (&'a 
         call.model.metrics.on_first_start(times.started - call.arrived, call.deadline - times.started);
     }
     (call, at)
+}
+
+/// Notes that a task failed on a part; whether that is news.
+fn failed(call: &mut Call, at: usize, text: String) -> bool {
+    let news = call.parts[at].result.is_none();
+    call.parts[at].result.get_or_insert(Err(text));
+    news
 }
 
 /// Notes what a task did for a part, and passes its step on.

@@ -16,13 +16,14 @@ mod jobs;
 mod joiner;
 mod mailbox;
 mod metrics;
+mod offences;
 mod parking;
 mod recorder;
 mod registry;
 mod replay;
 mod scheduler_thread;
+mod shapes;
 mod sharded;
-mod slip;
 mod split;
 mod suitable;
 #[cfg(test)]

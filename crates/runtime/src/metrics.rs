@@ -67,6 +67,8 @@ pub enum Ending {
     Expired,
     /// Given up before its deadline, which no schedule could meet.
     Hopeless,
+    /// Given up because its model or client asks for more than its share.
+    Share,
     /// Withdrawn by its client.
     Cancelled,
     /// The engine failed on it.
@@ -81,11 +83,12 @@ pub enum Ending {
 
 impl Ending {
     /// Every ending.
-    pub const ALL: [Ending; 9] = [
+    pub const ALL: [Ending; 10] = [
         Ending::Ok,
         Ending::Late,
         Ending::Expired,
         Ending::Hopeless,
+        Ending::Share,
         Ending::Cancelled,
         Ending::Failed,
         Ending::Refused,
@@ -97,7 +100,7 @@ impl Ending {
     pub fn is_good(self) -> Option<bool> {
         match self {
             Ending::Ok => Some(true),
-            Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Refused => Some(false),
+            Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Share | Ending::Refused => Some(false),
             Ending::Cancelled | Ending::Failed | Ending::Unloaded | Ending::ShuttingDown => None,
         }
     }
@@ -109,6 +112,7 @@ impl Ending {
             Ending::Late => "late",
             Ending::Expired => "expired",
             Ending::Hopeless => "hopeless",
+            Ending::Share => "share",
             Ending::Cancelled => "cancelled",
             Ending::Failed => "failed",
             Ending::Refused => "refused",
@@ -197,6 +201,8 @@ pub(crate) struct ModelMetrics {
     useful_elements: AtomicU64,
     padding_elements: AtomicU64,
     early_exits: AtomicU64,
+    batches_again: AtomicU64,
+    bad_requests: AtomicU64,
     skips: AtomicU64,
     /// Parts of requests that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
@@ -246,6 +252,10 @@ pub struct ModelSnapshot {
     pub padding_elements: u64,
     /// Requests (or parts of large ones) whose walk a condition ended before the last block.
     pub early_exits: u64,
+    /// Batches that failed and were run again in parts.
+    pub batches_again: u64,
+    /// Requests (or parts of large ones) that the engine failed on alone.
+    pub bad_requests: u64,
     /// How often a condition sent a request (or part) on to a later block than the next one.
     pub skips: u64,
     /// Duration of a batch.
@@ -292,6 +302,8 @@ impl ModelMetrics {
             useful_elements: AtomicU64::new(0),
             padding_elements: AtomicU64::new(0),
             early_exits: AtomicU64::new(0),
+            batches_again: AtomicU64::new(0),
+            bad_requests: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queue_delay: Histogram::new(&DURATIONS_NS),
@@ -345,6 +357,16 @@ impl ModelMetrics {
         }
     }
 
+    /// A batch failed and was run again in parts.
+    pub(crate) fn on_again(&self) {
+        self.batches_again.fetch_add(1, Relaxed);
+    }
+
+    /// The engine failed on a request alone.
+    pub(crate) fn on_bad_request(&self) {
+        self.bad_requests.fetch_add(1, Relaxed);
+    }
+
     /// The first batch of a request (or part) has run.
     pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
         self.queue_delay.add(queued.0);
@@ -392,6 +414,8 @@ impl ModelMetrics {
             useful_elements: self.useful_elements.load(Relaxed),
             padding_elements: self.padding_elements.load(Relaxed),
             early_exits: self.early_exits.load(Relaxed),
+            batches_again: self.batches_again.load(Relaxed),
+            bad_requests: self.bad_requests.load(Relaxed),
             skips: self.skips.load(Relaxed),
             execution: self.execution.snapshot(),
             slack: self.slack.snapshot(),

@@ -17,14 +17,15 @@ use crate::jobs::{Call, JobTable, Stage};
 use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{Ending, SchedulerMetrics};
+use crate::offences::Offences;
 use crate::parking::Sleeper;
 use crate::registry::Registry;
-use crate::slip::Slip;
+use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{ModelId, RequestSlot, Time};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Block, Model};
-use ripieno_sched::{Action, Control, Outcome, Prediction, Request, RequestClass, TaskDone, Why};
+use ripieno_sched::{Action, Control, Margin, Outcome, Prediction, Request, Shape, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -40,6 +41,7 @@ pub(crate) struct SchedulerThread {
     pub(crate) jobs: JobTable,
     pub(crate) fleet: Fleet,
     pub(crate) joiner: Joiner,
+    pub(crate) offences: Offences,
     /// By model id.
     pub(crate) residents: Vec<Option<Resident>>,
     /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
@@ -60,20 +62,16 @@ pub(crate) struct Resident {
     tasks: usize,
     leaving: bool,
     blocks: Vec<Block>,
-    slip: Slip,
+    /// Where requests differ in shape.
+    shapes: Option<Shapes>,
+    margin: Margin,
 }
 
 impl Resident {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
-        // Steps follow each other on the device without a decision between them, so an unfolded walk slips once.
-        let tasks = if entry.unfolds { 1 } else { model.blocks.len() };
-        let (blocks, slip) = (model.blocks.clone(), Slip::new(model.slo, tasks));
-        Resident { entry, live: 0, tasks: 0, leaving: false, blocks, slip }
-    }
-
-    /// By how much deadlines are planned ahead.
-    fn margin(&self) -> Nanos {
-        self.slip.margin()
+        let (blocks, margin) = (model.blocks.clone(), Margin::new(model));
+        let shapes = Shapes::new(&*entry.loaded, entry.unfolds);
+        Resident { entry, live: 0, tasks: 0, leaving: false, blocks, shapes, margin }
     }
 }
 
@@ -147,14 +145,20 @@ impl SchedulerThread {
         };
         let call = self.jobs.call(lead);
         resident.live += call.parts.len();
-        let margin = resident.margin();
+        let margin = resident.margin.ahead();
         call.in_core = call.parts.len();
+        if self.offences.on_request(now, id, call.class.client) {
+            call.class.shape = Shape::ALONE;
+        } else if let Some(shapes) = &mut resident.shapes {
+            call.class.shape = shapes.enter(&call.parts[0].entry.inputs, call.parts.len());
+        }
+        let class = call.class;
         entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
         for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
             part.stage = Stage::Waiting;
             let (arrived, deadline) = (call.arrived, call.deadline - margin);
             let (rows, extent) = (part.rows as u32, part.entry.extent);
-            let request = Request { slot, model: id, arrived, deadline, rows, extent, class: RequestClass::default() };
+            let request = Request { slot, model: id, arrived, deadline, rows, extent, class };
             self.core.request(&request, part.entry.graph.as_deref());
         }
     }
@@ -166,23 +170,41 @@ impl SchedulerThread {
     }
 
     fn land(&mut self, now: Time, result: TaskResult) {
-        let Landed { task, outcome, members, model, expected } = self.fleet.land(result, &mut self.jobs);
+        let Landed { task, outcome, members, model, expected, again } = self.fleet.land(result, &mut self.jobs);
         let resident = self.residents[model.index()].as_mut().expect("a model stays while its tasks fly");
         resident.tasks -= 1;
-        // A batch that was stopped says nothing about how late batches end.
-        if outcome != Outcome::Cancelled {
-            resident.slip.observe(now - expected);
+        // A batch that was stopped, or run more than once, says nothing about how late batches end.
+        if outcome != Outcome::Cancelled && !again {
+            resident.margin.observe(now - expected);
         }
         for &slot in members.iter().filter(|_| !resident.entry.unfolds) {
-            let (lead, call, _) = self.jobs.owner(slot);
-            if call.done == call.parts.len() {
+            let (lead, call, part) = self.jobs.owner(slot);
+            if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
                 // It will be finished in this very turn, so its timer must not strike between.
                 self.jobs.disarm(lead);
             }
         }
         self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: self.fleet.skips() });
+        self.convict(now, outcome);
         self.jobs.release_landed(&members);
         self.fleet.recycle(members);
+    }
+
+    /// Takes note of the requests that the engine failed on alone in the task that has just landed.
+    ///
+    /// If the task failed in all its members, the core rejects them. Otherwise it was told that their walks have ended, and
+    /// finishes them, but where walks unfold it is told that nobody waits for them any more.
+    fn convict(&mut self, now: Time, outcome: Outcome) {
+        for at in 0..self.fleet.culprits().len() {
+            let slot = self.fleet.culprits()[at];
+            let (lead, call, part) = self.jobs.owner(slot);
+            call.model.metrics.on_bad_request();
+            self.offences.on_failure(now, call.id, call.class.client);
+            if call.model.unfolds && outcome == Outcome::Ok {
+                let failure = Failure::Failed(reason(call, part));
+                self.fail(now, lead, failure);
+            }
+        }
     }
 
     fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
@@ -250,8 +272,11 @@ impl SchedulerThread {
         let call = self.jobs.call(lead);
         if call.done == call.parts.len() {
             self.complete(now, lead);
-        } else if !matches!(self.jobs.part(slot).result, Some(Ok(_))) {
-            self.fail(now, lead, Failure::Failed("the engine ended the request without outputs".to_owned()));
+        } else if let (lead, call, part) = self.jobs.owner(slot)
+            && !matches!(call.parts[part].result, Some(Ok(_)))
+        {
+            let failure = Failure::Failed(reason(call, part));
+            self.fail(now, lead, failure);
         }
         self.jobs.release_if_over(lead);
     }
@@ -263,10 +288,11 @@ impl SchedulerThread {
             Why::Hopeless => Failure::Hopeless,
             Why::Cancelled => Failure::Cancelled,
             Why::Unloaded => Failure::Unloaded,
-            Why::Failed => match self.jobs.part(slot).result.take() {
-                Some(Err(text)) => Failure::Failed(text),
-                _ => Failure::Failed("the engine gave no reason".to_owned()),
-            },
+            Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
+            Why::Failed => {
+                let (_, call, part) = self.jobs.owner(slot);
+                Failure::Failed(reason(call, part))
+            }
         };
         self.fail(now, lead, failure);
         self.jobs.release_if_over(lead);
@@ -285,6 +311,9 @@ impl SchedulerThread {
         call.in_core -= 1;
         let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
         resident.live -= 1;
+        if let Some(shapes) = &mut resident.shapes {
+            shapes.leave(call.class.shape);
+        }
         lead
     }
 
@@ -331,12 +360,14 @@ impl SchedulerThread {
 
     /// Lets go of unloaded models whose last request has ended.
     fn see_off(&mut self) {
-        let (residents, fleet, registry) = (&mut self.residents, &self.fleet, &self.registry);
+        let (residents, fleet, registry, offences) =
+            (&mut self.residents, &self.fleet, &self.registry, &mut self.offences);
         self.leaving.retain(|&id| {
             let live = residents[id.index()].as_ref().map_or(0, |resident| resident.live + resident.tasks);
             if live == 0 {
                 residents[id.index()] = None;
                 fleet.detach(id);
+                offences.forget(id);
                 registry.free(id);
             }
             live > 0
@@ -352,12 +383,21 @@ impl SchedulerThread {
     }
 }
 
+/// What the engine said of a part that it failed on.
+fn reason(call: &Call, part: usize) -> String {
+    match &call.parts[part].result {
+        Some(Err(text)) => text.clone(),
+        _ => "the engine ended the request without outputs".to_owned(),
+    }
+}
+
 fn ending(failure: &Failure) -> Ending {
     match failure {
         Failure::Expired => Ending::Expired,
         Failure::Hopeless => Ending::Hopeless,
         Failure::Cancelled => Ending::Cancelled,
         Failure::Failed(_) => Ending::Failed,
+        Failure::Share(_) => Ending::Share,
         Failure::Unloaded => Ending::Unloaded,
         Failure::ShuttingDown => Ending::ShuttingDown,
     }

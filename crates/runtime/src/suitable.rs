@@ -1,7 +1,6 @@
-//! Can this engine serve this model, and in batches of what size?
+//! Can this engine serve this model?
 
 use crate::ServedModel;
-use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 use ripieno_sched::{BuildError, Limits, Options, Policy, Setup, build};
 
@@ -61,41 +60,5 @@ fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Resu
             Err(format!("{error}; start the server with --policy and one of these"))
         }
         Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
-/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own. A policy that
-/// predicts sees to its deadlines itself.
-pub(crate) fn fit_batches(model: &mut Model, policy: Option<&'static Policy>) {
-    let of_cells =
-        policy.is_some_and(|policy| !policy.predicts() && policy.walks.iter().any(|walk| walk.is_unfolded()));
-    if of_cells && !model.walk.is_unfolded() {
-        let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
-        model.max_batch = model.max_batch.min(fitting.max(1));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::served;
-    use ripieno_sched::find;
-
-    #[test]
-    fn two_batches_of_a_whole_model_fit_into_its_slo_beside_cells() {
-        // ℓ(b) = b + 1 ms, within 100 ms.
-        let fitted = |max_batch, slo, policy| {
-            let mut model = served(max_batch, 1).model;
-            model.slo = slo;
-            fit_batches(&mut model, Some(find(policy).unwrap()));
-            model.max_batch
-        };
-        let slo = Nanos::from_millis(100);
-        assert_eq!(
-            (fitted(64, slo, "cellular"), fitted(8, slo, "cellular"), fitted(8, Nanos(1), "cellular")),
-            (49, 8, 1)
-        );
-        assert_eq!((fitted(64, slo, "deferred"), fitted(64, slo, "lazy")), (64, 64));
     }
 }

@@ -59,6 +59,8 @@ pub enum Why {
     Failed,
     /// Its model was unloaded.
     Unloaded,
+    /// Its model or its client asks for more than its share of the devices, and others need theirs.
+    Share,
 }
 
 const _: () = assert!(size_of::<Action>() <= 24);
@@ -89,6 +91,11 @@ impl Outbox {
     /// The actions since the last [`Outbox::clear`], in order.
     pub fn actions(&self) -> &[Action] {
         &self.actions
+    }
+
+    /// The same, for layers between policy and driver that translate them.
+    pub(crate) fn actions_mut(&mut self) -> &mut [Action] {
+        &mut self.actions
     }
 
     /// Empties the outbox.

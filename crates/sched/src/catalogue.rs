@@ -4,7 +4,7 @@
 //! is added by one file in `policies/` and one row here.
 
 use crate::shard::Halves;
-use crate::{Scheduler, Setup, policies};
+use crate::{Scheduler, Setup, admission, policies};
 use ripieno_model::{Model, Walk};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,6 +39,8 @@ pub struct Policy {
     pub summary: &'static str,
     /// Whether it can run as model shards and a matchmaker on threads of their own.
     pub sharded: bool,
+    /// Whether it refuses early, by itself, what cannot be answered in time.
+    pub keeps_deadlines: bool,
     /// The walks that it serves.
     pub walks: &'static [Walk],
     /// What it makes of chains.
@@ -84,6 +86,7 @@ pub const CATALOGUE: &[Policy] = &[
     policies::nexus::POLICY,
     policies::shepherd::POLICY,
     policies::cellular::POLICY,
+    policies::late::POLICY,
     policies::bucketed::POLICY,
     policies::graph_merge::POLICY,
     policies::lazy_batching::LAZY,
@@ -144,6 +147,14 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
     let knobs = Knobs { policy, options };
     knobs.check(setup)?;
     (policy.build)(setup, &knobs)
+}
+
+/// Builds the policy of this name as a server runs it: behind a door that refuses what no schedule is likely to answer in
+/// time and what exceeds its share, and that keeps requests of different shapes apart.
+pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
+    let inner = Setup { limits: admission::widen(&setup.limits), ..setup.clone() };
+    let policy = build(name, &inner, options)?;
+    Ok(admission::guard(policy, find(name)?.keeps_deadlines, setup))
 }
 
 /// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their

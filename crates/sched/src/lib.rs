@@ -32,17 +32,21 @@
 //! ```
 
 mod action;
+mod admission;
 mod catalogue;
 mod event;
 mod parts;
 mod policies;
 mod scheduler;
+mod serving;
 mod shard;
 
 pub use action::{Action, Outbox, Why};
 pub use catalogue::{
-    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, find, lanes,
+    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, build_served, find, lanes,
 };
 pub use event::Event;
+pub use parts::margin::Margin;
 pub use scheduler::{Control, Limits, Outcome, Prediction, Request, RequestClass, Scheduler, Setup, Shape, TaskDone};
+pub use serving::{Choice, Kind, Objective, choose, fit_batches, served_options};
 pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Post, Release, Sent, ToMatchmaker};

@@ -1,5 +1,6 @@
 //! How the front end listens, and what it takes from strangers.
 
+use crate::access::AccessConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub struct ServerConfig {
     pub strict_readiness: bool,
     /// How long requests in flight may take after the shutdown began.
     pub drain_timeout: Duration,
+    /// Who is let in, and how connections are encrypted.
+    pub access: AccessConfig,
 }
 
 impl Default for ServerConfig {
@@ -51,6 +54,7 @@ impl Default for ServerConfig {
             body_timeout: Duration::from_secs(60),
             strict_readiness: false,
             drain_timeout: Duration::from_secs(30),
+            access: AccessConfig::default(),
         }
     }
 }

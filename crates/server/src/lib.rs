@@ -7,6 +7,7 @@
 //! ModelStreamInfer speaks Triton's messages, and so does generate_stream; refusals for load are 429 with Retry-After (RESOURCE_EXHAUSTED), missed
 //! deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not only the queue.
 
+mod access;
 mod backend;
 mod check;
 mod config;
@@ -25,6 +26,7 @@ pub mod stats;
 mod stream;
 mod walks;
 
+pub use access::{AccessConfig, AccessError, Admin, TlsFiles, TokenSource};
 pub use backend::{Backend, Withdraw};
 pub use config::ServerConfig;
 pub use serve::{Addresses, BindError, Server};

@@ -95,6 +95,10 @@ fn requests(text: &mut Text, rows: &[Row]) {
     text.per_model(("ripieno_early_exits_total", "counter", help), rows, |row| row.model.early_exits);
     let help = "How often a condition sent a request (or part) past a block.";
     text.per_model(("ripieno_skips_total", "counter", help), rows, |row| row.model.skips);
+    let help = "Batches that failed and were run again in parts.";
+    text.per_model(("ripieno_batches_rerun_total", "counter", help), rows, |row| row.model.batches_again);
+    let help = "Requests (or parts of large ones) that the engine failed on alone.";
+    text.per_model(("ripieno_bad_requests_total", "counter", help), rows, |row| row.model.bad_requests);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
     let help = "Requests (or parts of large ones) that wait or run.";

@@ -9,6 +9,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Invalid,
+    Unauthenticated,
+    Forbidden,
     NotFound,
     WrongMethod,
     TooSlow,
@@ -50,6 +52,8 @@ impl Kind {
     pub(crate) fn http_status(self) -> u16 {
         match self {
             Kind::Invalid => 400,
+            Kind::Unauthenticated => 401,
+            Kind::Forbidden => 403,
             Kind::NotFound => 404,
             Kind::WrongMethod => 405,
             Kind::TooSlow => 408,
@@ -66,6 +70,8 @@ impl Kind {
     pub(crate) fn grpc_code(self) -> tonic::Code {
         match self {
             Kind::Invalid | Kind::TooLarge => tonic::Code::InvalidArgument,
+            Kind::Unauthenticated => tonic::Code::Unauthenticated,
+            Kind::Forbidden => tonic::Code::PermissionDenied,
             Kind::NotFound => tonic::Code::NotFound,
             Kind::WrongMethod | Kind::UnknownEncoding => tonic::Code::Unimplemented,
             Kind::Overloaded => tonic::Code::ResourceExhausted,
@@ -96,6 +102,10 @@ impl From<LookupError> for Problem {
 impl From<Failure> for Problem {
     fn from(failure: Failure) -> Problem {
         let kind = match failure {
+            Failure::Share(retry_after) => {
+                let problem = Problem::new(Kind::Overloaded, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
             Failure::Expired | Failure::Hopeless => Kind::Expired,
             Failure::Cancelled => Kind::Cancelled,
             Failure::Failed(_) => Kind::Internal,

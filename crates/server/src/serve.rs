@@ -3,6 +3,7 @@
 //! One accept loop for all three ports, on hyper itself: connections are counted, their heads bounded in size and time,
 //! and every one of them hears of the shutdown, which the ready-made servers offer only in part.
 
+use crate::access::{self, AccessError, Door, Need};
 use crate::backend::Backend;
 use crate::config::ServerConfig;
 use crate::registry::{Registry, Repository};
@@ -24,7 +25,6 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tower::Service as _;
 
 /// The head of an HTTP/2 request: model names and a few headers need far less.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -38,14 +38,24 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The front end cannot start.
 #[derive(Debug, Error)]
-#[error(
-    "cannot listen on {address} for {purpose}: {source}; is another server running there? choose another with {option}"
-)]
-pub struct BindError {
-    address: SocketAddr,
-    purpose: &'static str,
-    option: &'static str,
-    source: std::io::Error,
+pub enum BindError {
+    /// An address cannot be had.
+    #[error(
+        "cannot listen on {address} for {purpose}: {source}; is another server running there? choose another with {option}"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What it is for.
+        purpose: &'static str,
+        /// The option that sets it.
+        option: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Tokens or certificates cannot be used.
+    #[error(transparent)]
+    Access(#[from] AccessError),
 }
 
 /// Where a server listens; ports that were 0 are real here.
@@ -78,7 +88,11 @@ impl Server {
         let http = listen(config.http, "HTTP", "--http").await?;
         let grpc = listen(config.grpc, "gRPC", "--grpc").await?;
         let metrics = listen(config.metrics, "metrics", "--metrics").await?;
-        Ok(Server { state: Arc::new(State::new(config, backend, registry, repository)), http, grpc, metrics })
+        let state = Arc::new(State::new(config, backend, registry, repository)?);
+        let server = Server { state, http, grpc, metrics };
+        let Addresses { http, grpc, metrics } = server.addresses();
+        server.state.access.announce(&[("HTTP", http), ("gRPC", grpc), ("metrics", metrics)]);
+        Ok(server)
     }
 
     /// Where it listens.
@@ -93,20 +107,21 @@ impl Server {
         let state = self.state;
         let mut loops = JoinSet::new();
         loops.spawn(signals::keep_sampling(state.clone()));
+        loops.spawn(access::keep_fresh(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));
-            loops.spawn(accept(state.clone(), listener, service));
+            loops.spawn(accept(state.clone(), listener, false, service));
         }
         if let Some(listener) = self.grpc {
-            let routes = grpc::routes(&state);
-            let service = service_fn(move |request: Request<Incoming>| routes.clone().call(request));
-            loops.spawn(accept(state.clone(), listener, service));
+            let (shared, routes) = (state.clone(), grpc::routes(&state));
+            let service = service_fn(move |request| grpc::handle(shared.clone(), routes.clone(), request));
+            loops.spawn(accept(state.clone(), listener, false, service));
         }
         if let Some(listener) = self.metrics {
             let shared = state.clone();
             let service = service_fn(move |request| answer_metrics(shared.clone(), request));
-            loops.spawn(accept(state.clone(), listener, service));
+            loops.spawn(accept(state.clone(), listener, true, service));
         }
         shutdown.await;
         state.begin_draining();
@@ -123,11 +138,11 @@ async fn listen(
 ) -> Result<Option<TcpListener>, BindError> {
     let Some(address) = address else { return Ok(None) };
     let bound = TcpListener::bind(address).await;
-    bound.map(Some).map_err(|source| BindError { address, purpose, option, source })
+    bound.map(Some).map_err(|source| BindError::Listen { address, purpose, option, source })
 }
 
 /// Accepts connections until the server drains, then waits for those that are open.
-async fn accept<S, B>(state: Arc<State>, listener: TcpListener, service: S)
+async fn accept<S, B>(state: Arc<State>, listener: TcpListener, is_metrics: bool, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -135,6 +150,8 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let Ok(bind) = listener.local_addr() else { return };
+    let door = Door { bind, is_metrics };
     let places = Arc::new(Semaphore::new(state.config.max_connections.max(1)));
     let mut open = JoinSet::new();
     loop {
@@ -150,7 +167,7 @@ where
         };
         match accepted {
             Ok((stream, _)) => {
-                let connection = serve_connection(state.clone(), stream, service.clone());
+                let connection = serve_connection(state.clone(), stream, door, service.clone());
                 open.spawn(async move {
                     connection.await;
                     drop(place);
@@ -166,7 +183,7 @@ where
     while open.join_next().await.is_some() {}
 }
 
-async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, service: S)
+async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, door: Door, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
@@ -177,6 +194,11 @@ where
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!("cannot set TCP_NODELAY: {error}");
     }
+    let greeted = tokio::select! {
+        greeted = state.access.greet(door, stream, service, state.config.header_timeout) => greeted,
+        () = state.drained() => return,
+    };
+    let Some((stream, service)) = greeted else { return };
     let builder = builder(&state.config);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
@@ -207,9 +229,10 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
 }
 
 async fn answer_metrics(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (status, body) = match request.uri().path() {
-        "/metrics" => (hyper::StatusCode::OK, metrics::render(&state)),
-        other => (hyper::StatusCode::NOT_FOUND, format!("'{other}' is not here; see /metrics\n")),
+    let (status, body) = match (request.uri().path(), state.access.admit(Need::Metrics, &request)) {
+        ("/metrics", Ok(_)) => (hyper::StatusCode::OK, metrics::render(&state)),
+        ("/metrics", Err(problem)) => return Ok(http::refusal(&problem)),
+        (other, _) => (hyper::StatusCode::NOT_FOUND, format!("'{other}' is not here; see /metrics\n")),
     };
     let mut answer = Response::new(Full::new(Bytes::from(body)));
     *answer.status_mut() = status;

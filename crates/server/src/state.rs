@@ -1,5 +1,6 @@
 //! What all connections share.
 
+use crate::access::{Access, AccessError};
 use crate::backend::Backend;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
@@ -18,6 +19,7 @@ pub(crate) struct State {
     pub(crate) registry: Arc<Registry>,
     pub(crate) repository: Arc<dyn Repository>,
     pub(crate) signals: LiveSignals,
+    pub(crate) access: Access,
     draining: watch::Sender<bool>,
     bytes: Arc<Semaphore>,
 }
@@ -28,10 +30,11 @@ impl State {
         backend: Arc<dyn Backend>,
         registry: Arc<Registry>,
         repository: Arc<dyn Repository>,
-    ) -> State {
+    ) -> Result<State, AccessError> {
+        let access = Access::open(config.access.clone())?;
         let units = (config.max_bytes_in_flight / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
         let (draining, bytes) = (watch::Sender::new(false), Arc::new(Semaphore::new(units)));
-        State { config, backend, registry, repository, signals: LiveSignals::new(), draining, bytes }
+        Ok(State { config, backend, registry, repository, signals: LiveSignals::new(), access, draining, bytes })
     }
 
     /// The server is ready while it is not going down and no model is still on its way.

@@ -4,10 +4,20 @@
 //! a model's `drift` lets its rate wander. They come down to what every scenario has, a mean rate and each model's share
 //! of it, and a curve a model around 1; so `--rate` and the goodput search still scale the whole load.
 
-use crate::scenario::Load;
 use ripieno_base::{Nanos, Time};
 use ripieno_workload::{Arrival as Process, Rates};
 use serde::Deserialize;
+
+/// The load on one model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// Fraction of the total rate, 0 to 1.
+    pub share: f64,
+    /// The arrival process.
+    pub arrival: Process,
+    /// The rate relative to its mean over the run, if it changes.
+    pub curve: Option<Rates>,
+}
 
 /// A time in which the total rate stays the same.
 #[derive(Deserialize)]

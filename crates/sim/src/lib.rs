@@ -9,9 +9,11 @@
 mod autoscale;
 mod changing;
 pub mod checkers;
+mod jitter;
 mod lanes;
 mod link;
 mod meter;
+pub mod npu;
 mod observer;
 mod planning;
 mod route;
@@ -22,11 +24,13 @@ mod unfolding;
 mod world;
 
 pub use autoscale::Autoscale;
+pub use changing::Load;
+pub use jitter::Jitter;
 pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};
 pub use planning::{Footprint, Planning};
-pub use route::Route;
+pub use route::{Arrival, Route};
 pub use run::{Goodput, SimError, goodput, simulate, simulate_at};
-pub use scenario::{Length, Load, Routes, Scenario, ScenarioError, Unfold};
+pub use scenario::{Length, Routes, Scenario, ScenarioError, Unfold};
 pub use trace::Trace;
-pub use world::{Arrival, Controller, Fault, World};
+pub use world::{Controller, Fault, World};

@@ -1,11 +1,41 @@
-//! Which blocks of a chain a request runs, and what requests of chains carry from block to block.
+//! A request that will arrive, which blocks of a chain it runs, and what requests of chains carry from block to block.
 //!
-//! Both are the world's: that a request exits after a block, or skips some, shows when the block has run.
+//! The latter two are the world's: that a request exits after a block, or skips some, shows when the block has run.
 
-use crate::world::Arrival;
-use ripieno_base::{BlockId, RequestSlot};
-use ripieno_model::Model;
-use ripieno_sched::{Request, Setup};
+use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
+use ripieno_model::{Extent, Model};
+use ripieno_sched::{Request, RequestClass, Setup};
+
+/// A request that will arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// When.
+    pub at: Time,
+    /// For which model.
+    pub model: ModelId,
+    /// How many rows it holds.
+    pub rows: u32,
+    /// When its answer is due.
+    pub deadline: Time,
+    /// How far it walks.
+    pub extent: Extent,
+    /// With whom it may share a batch, and with whom it shares the devices.
+    pub class: RequestClass,
+    /// At which step of a block that runs until its end it ends, counted from 1: hidden from the scheduler.
+    pub output: u32,
+    /// Where its graph stands among the [`World::with_graphs`](crate::World::with_graphs), if it brings one.
+    pub graph: Option<u32>,
+    /// Which blocks of a chain it runs: hidden from the scheduler until they have run.
+    pub route: Route,
+}
+
+impl Arrival {
+    /// A request of one row that runs each block once.
+    pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
+        let (extent, class) = (Extent::ONE, RequestClass::default());
+        Arrival { at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
+    }
+}
 
 /// The blocks of a chain that a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,15 @@
 //! The two commands over a scenario: run it, and search for its goodput.
 
 use crate::autoscale::Autoscaler;
+use crate::changing::Load;
 use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
-use crate::scenario::{Drawn, Length, Load, Scenario};
+use crate::scenario::{Drawn, Length, Scenario};
 use crate::unfolding::Unfolding;
 use crate::{Arrival, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
-use ripieno_sched::{BuildError, Request, build};
+use ripieno_sched::{BuildError, Request, build, build_served};
 use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix, stream as stream_of};
 use thiserror::Error;
 
@@ -127,6 +128,7 @@ fn run(
     trace: Option<&mut Trace>,
 ) -> Result<Summary, SimError> {
     let setup = &scenario.effective_setup();
+    let build = if scenario.admission { build_served } else { build };
     let mut scheduler = build(&scenario.policy, setup, &scenario.effective_options())?;
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
     let names = setup.models.iter().map(|model| model.name.clone());
@@ -146,8 +148,12 @@ fn run(
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
     let mut world = World::new(scheduler.as_mut(), setup)
         .with_network(scenario.network, scenario.seed)
+        .with_jitter(scenario.jitter, scenario.seed)
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather);
+    if scenario.margins {
+        world = world.with_margins();
+    }
     if scenario.routes.iter().any(Option::is_some) {
         world = world.with_routes(setup);
     }

@@ -12,7 +12,8 @@ mod routes;
 mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
-use crate::changing::{Changing, Given, PhaseTable};
+use crate::changing::{Changing, Given, Load, PhaseTable};
+use crate::jitter::Jitter;
 use crate::link::{Delay, Network};
 use crate::planning::{PlanTable, Planning};
 pub use routes::Routes;
@@ -22,8 +23,7 @@ use model::ModelTable;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model, Walk};
-use ripieno_sched::{Limits, OptionValue, Options, Setup};
-use ripieno_workload::{Arrival as Process, Rates};
+use ripieno_sched::{Choice, Kind, Limits, Objective, OptionValue, Options, Setup, choose, fit_batches};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -45,12 +45,18 @@ pub struct Scenario {
     pub policy: String,
     /// The policy's options.
     pub policy_options: Options,
+    /// Whether the policy stands behind the door that a server puts in front of it.
+    pub admission: bool,
     /// Explicit requests, sorted by arrival.
     pub requests: Option<Vec<crate::Arrival>>,
     /// Each model's share of the rate and its arrival process; by model.
     pub loads: Vec<Load>,
     /// The network between scheduler and devices.
     pub network: Network,
+    /// How much longer tasks take than profiled.
+    pub jitter: Jitter,
+    /// Whether deadlines are planned ahead by a margin that is learnt, as the server does it.
+    pub margins: bool,
     /// What is said for planning only.
     pub planning: Planning,
     /// Models, devices and bounds.
@@ -78,17 +84,6 @@ pub enum Length {
     Until(Time),
 }
 
-/// The load on one model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Load {
-    /// Fraction of the total rate, 0 to 1.
-    pub share: f64,
-    /// The arrival process.
-    pub arrival: Process,
-    /// The rate relative to its mean over the run, if it changes.
-    pub curve: Option<Rates>,
-}
-
 /// Why a scenario cannot be used.
 #[derive(Debug, Error)]
 #[error("{file}: {problem}")]
@@ -114,10 +109,14 @@ struct File {
     policy: String,
     #[serde(default)]
     policy_options: std::collections::BTreeMap<String, toml::Value>,
+    #[serde(default)]
+    admission: bool,
     #[serde(default = "one_device")]
     cluster: Cluster,
     #[serde(default)]
     network: NetworkTable,
+    #[serde(default)]
+    jitter: Jitter,
     max_live: Option<usize>,
     window_s: Option<f64>,
     autoscale: Option<AutoscaleTable>,
@@ -182,6 +181,19 @@ impl Scenario {
     /// Parses the text of a scenario; `file` names it in errors.
     pub fn parse(text: &str, file: &str) -> Result<Scenario, ScenarioError> {
         parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
+    }
+
+    /// The same scenario under the policy, the options, the largest batches and the margins with which the server would serve
+    /// these models; says which model decided about the policy.
+    pub fn serve(&mut self, objective: Objective) -> Option<String> {
+        let kinds: Vec<_> = self.setup.models.iter().map(Kind::of).collect();
+        let Choice { policy, options, because } = choose(&kinds, objective);
+        (self.policy, self.policy_options) = (policy.to_owned(), options);
+        (self.margins, self.admission) = (true, true);
+        if let Ok(policy) = ripieno_sched::find(policy) {
+            self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
+        }
+        because
     }
 
     /// The policy's options, with the estimates of the network where the policy takes them and none are given.
@@ -282,6 +294,8 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         policy_options: options(&file.policy_options)?,
         loads,
         network: file.network.parse()?,
+        jitter: file.jitter.check()?,
+        margins: false,
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
         walks,
@@ -291,6 +305,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         autoscale,
         window: file.window(&autoscale)?,
         policy: file.policy,
+        admission: file.admission,
         requests,
     })
 }

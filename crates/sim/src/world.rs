@@ -6,48 +6,18 @@
 mod shared;
 mod unfolded;
 
+use crate::jitter::{Excess, Jitter};
 use crate::lanes::Lanes;
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
-use crate::route::{Carried, Route};
+use crate::route::{Arrival, Carried};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Graph, Model};
-use ripieno_sched::{Action, Control, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone};
+use ripieno_model::{Graph, Model};
+use ripieno_sched::{Action, Control, Margin, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::iter::Peekable;
 use unfolded::Unfolded;
-
-/// A request that will arrive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// When.
-    pub at: Time,
-    /// For which model.
-    pub model: ModelId,
-    /// How many rows it holds.
-    pub rows: u32,
-    /// When its answer is due.
-    pub deadline: Time,
-    /// How far it walks.
-    pub extent: Extent,
-    /// With whom it may share a batch, and with whom it shares the devices.
-    pub class: RequestClass,
-    /// At which step of a block that runs until its end it ends, counted from 1: hidden from the scheduler.
-    pub output: u32,
-    /// Where its graph stands among the [`World::with_graphs`], if it brings one.
-    pub graph: Option<u32>,
-    /// Which blocks of a chain it runs: hidden from the scheduler until they have run.
-    pub route: Route,
-}
-
-impl Arrival {
-    /// A request of one row that runs each block once.
-    pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
-        let (extent, class) = (Extent::ONE, RequestClass::default());
-        Arrival { at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
-    }
-}
 
 /// Something that goes wrong or changes during a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,6 +84,9 @@ pub struct World<'a> {
     events: u64,
     last_arrival: Time,
     link: Option<Link>,
+    jitter: Option<Excess>,
+    /// By model, how far deadlines are planned ahead; none where the scheduler is told the real ones.
+    margins: Vec<Margin>,
     gather: Option<Gather<'a>>,
 }
 
@@ -166,6 +139,8 @@ struct Running {
     length: u32,
     start: Time,
     end: Time,
+    /// When it would end by its profile; never where lanes share the device.
+    expected: Time,
     /// Which start this is: a lost task's end must not be taken for that of a later task with the same id.
     serial: u64,
     cancelled: bool,
@@ -204,6 +179,8 @@ impl<'a> World<'a> {
             events: 0,
             last_arrival: Time::ORIGIN,
             link: None,
+            jitter: None,
+            margins: Vec::new(),
             gather: None,
         }
     }
@@ -217,6 +194,18 @@ impl<'a> World<'a> {
     /// The same world, but batches take time to reach their devices.
     pub fn with_network(mut self, network: Network, seed: u64) -> World<'a> {
         self.link = (!network.is_none()).then(|| Link::new(network, seed));
+        self
+    }
+
+    /// The same world, but tasks take longer than profiled.
+    pub fn with_jitter(mut self, jitter: Jitter, seed: u64) -> World<'a> {
+        self.jitter = (!jitter.is_none()).then(|| Excess::new(jitter, seed));
+        self
+    }
+
+    /// The same world, but deadlines are planned ahead by a margin that is learnt, as the runtime does it.
+    pub fn with_margins(mut self) -> World<'a> {
+        self.margins = self.models.iter().map(Margin::new).collect();
         self
     }
 
@@ -326,7 +315,8 @@ impl<'a> World<'a> {
                 self.scheduler.on_graph(slot, graph);
             }
         }
-        self.scheduler.on_request(self.now, &request);
+        let ahead = self.margins.get(model.index()).map_or(Nanos::ZERO, Margin::ahead);
+        self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..request });
     }
 
     fn pop_end(&mut self) -> Option<(TaskId, u64)> {
@@ -363,6 +353,9 @@ impl<'a> World<'a> {
             }
             _ => (&[], &[]),
         };
+        if let Some(margin) = self.margins.get_mut(running.model.index()).filter(|_| outcome == Outcome::Ok) {
+            margin.observe(self.now - running.expected);
+        }
         let run = Run { ended, skips, ..running.as_run(id) };
         each(observers, |observer| observer.done(self.now, &run));
         let landed = self.unfolded.as_mut().map(|unfolded| unfolded.land(model, &running, &self.live, &mut self.free));
@@ -460,7 +453,8 @@ impl<'a> World<'a> {
         let start = (self.now + way).max(not_before).max(state.busy_until);
         let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
         let latency = self.models[model.index()].blocks[block.index()].cost(rows, length) + gather;
-        let alone = latency.scale(u64::from(state.percent), 100).max(Nanos(1));
+        let profiled = latency.scale(u64::from(state.percent), 100).max(Nanos(1));
+        let alone = profiled + self.jitter.as_mut().map_or(Nanos::ZERO, |excess| excess.of(profiled));
         self.starts += 1;
         let serial = self.starts;
         let mut running = Running {
@@ -472,6 +466,7 @@ impl<'a> World<'a> {
             length,
             start,
             end: start + alone,
+            expected: start + profiled,
             serial,
             cancelled: false,
             slots,
@@ -482,7 +477,7 @@ impl<'a> World<'a> {
             state.busy_until = running.end;
             self.ends.push(Reverse((running.end, serial, id)));
         } else {
-            running.end = Time::NEVER;
+            (running.end, running.expected) = (Time::NEVER, Time::NEVER);
             self.put_on_lane(id, &running, alone);
         }
         let run = running.as_run(id);

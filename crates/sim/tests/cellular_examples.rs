@@ -70,7 +70,17 @@ fn cell(name: &str, steps: Steps, priority: u32, max_batch: usize) -> Block {
 fn model(walk: Walk, blocks: Vec<Block>) -> Model {
     let max_batch = blocks.iter().map(Block::max_batch).max().unwrap();
     let slo = Nanos::from_millis(1000);
-    Model { name: "m".to_owned(), blocks, walk, slo, max_batch, instances: usize::MAX, drop: None, dec_timesteps: None }
+    Model {
+        name: "m".to_owned(),
+        blocks,
+        walk,
+        slo,
+        max_batch,
+        instances: usize::MAX,
+        drop: None,
+        weight: 1,
+        dec_timesteps: None,
+    }
 }
 
 fn run(policy: &str, knobs: &str, model: Model, devices: usize, arrivals: &[Arrival], graphs: &[Graph]) -> String {
@@ -144,6 +154,33 @@ fn batchmaker_figure_5_cellular_batching() {
         9 10 w0 ct0 [6]
         done r1 2, r2 3, r3 3, r4 5, r5 5, r6 10, r7 7, r8 7
         average 4
+    "#]],
+    );
+}
+
+/// The next cell is decided when one begins: r5, which comes at 1.5, is in the one that is decided at 2 and begins at 3, and
+/// from the first cell to the last the device never waits.
+#[test]
+fn late_batching_decides_one_cell_ahead() {
+    chain(
+        "late",
+        "",
+        4,
+        &FIGURE_5,
+        expect![[r#"
+        0 1 w0 ct0 [1, 2, 3, 4]
+        1 2 w0 ct0 [1, 2, 3, 4]
+        2 3 w0 ct0 [2, 3, 4]
+        3 4 w0 ct0 [4, 5]
+        4 5 w0 ct0 [4, 5, 6, 7]
+        5 6 w0 ct0 [5, 6, 7, 8]
+        6 7 w0 ct0 [6, 7, 8]
+        7 8 w0 ct0 [6, 7]
+        8 9 w0 ct0 [6]
+        9 10 w0 ct0 [6]
+        10 11 w0 ct0 [6]
+        done r1 2, r2 3, r3 3, r4 5, r5 6, r6 11, r7 8, r8 7
+        average 4.375
     "#]],
     );
 }
@@ -429,7 +466,8 @@ fn trees(policy: &str, starts: &[f64], expected: Expect) {
         Arrival { extent, graph: Some(0), ..Arrival::new(at(start), ModelId(0), at(start + 1000.0)) }
     };
     let arrivals: Vec<_> = starts.iter().map(arrival).collect();
-    expected.assert_eq(&run(policy, "", model(Walk::Tree, blocks), 1, &arrivals, &[complete_tree(16)]));
+    let knobs = if policy == "cellular" { "order=priority" } else { "" };
+    expected.assert_eq(&run(policy, knobs, model(Walk::Tree, blocks), 1, &arrivals, &[complete_tree(16)]));
 }
 
 /// BatchMaker, section 4.4: 16 leaves are 16 subgraphs that are released at once, the 15 inner nodes one that is released
@@ -508,7 +546,7 @@ fn two_workers() {
         Arrival { extent, output, ..Arrival::new(at(start), ModelId(0), at(start + 1000.0)) }
     };
     let arrivals: Vec<_> = [(0.0, 2, 3), (0.0, 3, 2), (0.5, 1, 1)].iter().map(arrival).collect();
-    let table = run("cellular", "max_tasks=2", model, 2, &arrivals, &[]);
+    let table = run("cellular", "max_tasks=2 order=priority", model, 2, &arrivals, &[]);
     expect![[r#"
         0 1 w0 ct0 [1, 2]
         0.5 1.5 w1 ct0 [3]

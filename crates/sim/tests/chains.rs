@@ -49,6 +49,84 @@ fn a_block_costs_by_what_its_batch_is_padded_to() {
     assert!(summary.total.bad_rate < 0.01, "{summary:?}");
 }
 
+/// A chain that some leave or skip parts of and a padded one, beside sequences: the checkers see to order and padding.
+#[test]
+fn chains_with_skips_and_padded_stages_run_beside_sequences() {
+    let text = |policy: &str| {
+        let bert = BERT.split_once("[[model]]").unwrap().1;
+        format!(
+            "rate = 300.0\nrequests = 3000\npolicy = \"{policy}\"\n[[model]]{bert}
+            [[model]]
+            name = \"branches\"
+            slo_ms = 200.0
+            max_batch = 16
+            walk = \"chain\"
+            [[model.block]]
+            name = \"first\"
+            alpha_ms = 0.05
+            beta_ms = 0.5
+            exit_share = 0.2
+            skip_share = 0.3
+            skip_to = \"third\"
+            [[model.block]]
+            name = \"second\"
+            alpha_ms = 0.1
+            beta_ms = 1.0
+            [[model.block]]
+            name = \"third\"
+            alpha_ms = 0.05
+            beta_ms = 0.5
+            [[model]]
+            name = \"text\"
+            slo_ms = 200.0
+            walk = \"repeat\"
+            lengths = {{ kind = \"fixed\", value = 20 }}
+            [[model.block]]
+            name = \"cell\"
+            alpha_ms = 0.005
+            beta_ms = 0.1
+            max_batch = 64
+            "
+        )
+    };
+    for policy in ["cellular", "late"] {
+        let scenario = scenario(&text(policy));
+        let summary = simulate(&scenario, None).unwrap();
+        assert_eq!(summary.models.len(), 3);
+        for model in &summary.models {
+            assert!(model.figures.bad_rate < 0.01 && model.figures.requests > 800, "{policy}: {model:?}");
+        }
+    }
+}
+
+/// Who is much shorter than the oldest one waits for a batch of its own, if both together would take longer than apart.
+#[test]
+fn a_batch_of_cells_pads_only_where_it_pays() {
+    let text = "
+        requests_file = \"PATH\"
+        policy = \"cellular\"
+        [[model]]
+        name = \"m\"
+        slo_ms = 1000.0
+        max_batch = 8
+        walk = \"chain\"
+        [[model.block]]
+        name = \"a\"
+        by_length = [{ length = 10, alpha_ms = 1.0, beta_ms = 0.5 }, { length = 100, alpha_ms = 10.0, beta_ms = 0.5 }]
+        [[model.block]]
+        name = \"b\"
+        by_length = [{ length = 10, alpha_ms = 1.0, beta_ms = 0.5 }, { length = 100, alpha_ms = 10.0, beta_ms = 0.5 }]
+    ";
+    let path = std::env::temp_dir().join(format!("ripieno-chains-{}.csv", std::process::id()));
+    std::fs::write(&path, "arrival_ms,model,length\n0,m,100\n0,m,10\n0,m,100\n0,m,10\n").unwrap();
+    let (tasks, _) = traced(&scenario(&text.replace("PATH", path.to_str().unwrap())));
+    std::fs::remove_file(&path).unwrap();
+    let mut members: Vec<_> =
+        tasks.lines().skip(1).map(|line| line.split(',').skip(4).collect::<Vec<_>>().join(" ")).collect();
+    members.sort();
+    assert_eq!(members, ["a 1 3", "a 2 4", "b 1 3", "b 2 4"], "{tasks}");
+}
+
 #[test]
 fn the_bound_counts_lengths_as_they_are() {
     let alone = "[[model]]\nname = \"m\"\nslo_ms = 200.0\nmax_batch = 64\nalone_ms = 4.0\npreferred_tokens = 512\n";

@@ -11,8 +11,10 @@ use common::{fault, options};
 use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
-use ripieno_sched::{CATALOGUE, Chains, Limits, OptionValue, Options, Setup, build, find, lanes};
-use ripieno_sim::checkers::Checkers;
+use ripieno_sched::{
+    CATALOGUE, Chains, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find, lanes,
+};
+use ripieno_sim::checkers::{Checkers, Shapes};
 use ripieno_sim::{Arrival, Fault, Route, Trace, World};
 
 const DEVICES: usize = 5;
@@ -48,7 +50,17 @@ prop_compose! {
         };
         let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
         let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
-        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, dec_timesteps: None }
+        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, weight: 1, dec_timesteps: None }
+    }
+}
+
+prop_compose! {
+    fn class()(
+        shape in prop_oneof![4 => Just(Shape(0)), 4 => (1..40u32).prop_map(Shape), 1 => Just(Shape::ALONE)],
+        client in 0..4u16,
+        priority in prop_oneof![3 => Just(0), 1 => 0..4u8],
+    ) -> RequestClass {
+        RequestClass { shape, client, priority }
     }
 }
 
@@ -57,7 +69,8 @@ prop_compose! {
         mut models in prop::collection::vec(model(), 1..=3),
         devices in 1..=DEVICES,
         requests in prop::collection::vec(
-            (0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64, 1..=40u32, prop_oneof![3 => Just(9), 1 => 0..4u16]), 1..150
+            (0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64, (1..=40u32, class()), prop_oneof![3 => Just(9), 1 => 0..4u16]),
+            1..150,
         ),
         faults in prop::collection::vec((0..150_000i64, fault(DEVICES, 150)), if faulty { 0..10 } else { 0..1 }),
         slots in 20..200usize,
@@ -67,7 +80,7 @@ prop_compose! {
             model.name = format!("m{index}");
         }
         let mut at = 0;
-        let arrivals = requests.iter().map(|&(gap, model, rows, percent, length, odd)| {
+        let arrivals = requests.iter().map(|&(gap, model, rows, percent, (length, class), odd)| {
             at += gap;
             let model_id = model % models.len();
             let model = &models[model_id];
@@ -79,7 +92,7 @@ prop_compose! {
                 2 => Route::ALL.skipping(BlockId(0), BlockId(2)),
                 _ => Route::ALL,
             };
-            Arrival { rows, route, extent: Extent { length, limit: 0 }, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
+            Arrival { rows, route, class, extent: Extent { length, limit: 0 }, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
         }).collect();
         let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
         let mut faults: Vec<_> =
@@ -132,6 +145,19 @@ fn run(policy: &str, options: &Options, case: &Case) -> Trace {
     trace
 }
 
+/// The same as a server runs it.
+fn run_served(policy: &str, options: &Options, case: &Case) -> Trace {
+    let case = suited(policy, options, case);
+    let mut scheduler = build_served(policy, &case.setup, options).unwrap();
+    let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
+    let mut shapes = Shapes::new(&case.setup);
+    let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut shapes, &mut trace]);
+    assert_eq!(world.live(), 0, "requests were left over");
+    checkers.finish();
+    trace
+}
+
 macro_rules! contract {
     ($($test:ident: $policy:literal $options:literal;)*) => {
         /// The policies that the suite runs over.
@@ -156,12 +182,17 @@ macro_rules! contract {
                 }
 
                 #[test]
+                fn keeps_its_promises_as_served(case in case(true)) {
+                    run_served($policy, &options($options), &case);
+                }
+
+                #[test]
                 fn a_late_answer_needs_a_rule_that_allows_it(case in case(false)) {
                     let mut case = case;
                     for model in &mut case.setup.models {
                         model.drop = Some(DropRule::Hopeless);
                     }
-                    let blind = ["serial", "cellular", "bucketed", "graph-merge", "lazy", "lazy-oracle", "delay-batch", "dva"].contains(&$policy);
+                    let blind = ["serial", "cellular", "late", "bucketed", "graph-merge", "lazy", "lazy-oracle", "delay-batch", "dva"].contains(&$policy);
                     let knows_deadlines = !$options.contains("fifo") && !blind;
                     let late = run($policy, &options($options), &case).requests_csv().contains("late");
                     prop_assert!(!(late && knows_deadlines));
@@ -203,6 +234,8 @@ contract! {
     cellular: "cellular" "";
     cellular_each: "cellular" "max_tasks=1 drop=hopeless";
     cellular_sets: "cellular" "early_start=false early_leave=false drop=expired";
+    late: "late" "";
+    late_hopeless: "late" "drop=hopeless";
     bucketed: "bucketed" "turn=one";
     graph_merge: "graph-merge" "merge_us_per_node=30 drop=expired";
     lazy: "lazy" "";

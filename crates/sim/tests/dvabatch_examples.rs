@@ -67,6 +67,7 @@ fn model(operators: &[[f64; 4]]) -> Model {
         max_batch: 4,
         instances: usize::MAX,
         drop: None,
+        weight: 1,
         dec_timesteps: None,
     }
 }

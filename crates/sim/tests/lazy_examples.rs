@@ -53,6 +53,7 @@ fn model(walk: Walk, blocks: Vec<Block>) -> Model {
         max_batch: 8,
         instances: usize::MAX,
         drop: None,
+        weight: 1,
         dec_timesteps: None,
     }
 }

@@ -201,7 +201,7 @@ fn trees_of_the_treebank_run_under_both_policies() {
 #[test]
 fn a_policy_that_does_not_serve_the_walk_says_who_does() {
     let error = random("deferred", LSTM).check_run("s.toml").unwrap_err().to_string();
-    expect![[r#"s.toml: policy: policy "deferred" does not serve walk "repeat" of model "lstm"; these do: cellular, bucketed, graph-merge, lazy, lazy-oracle"#]].assert_eq(&error);
+    expect![[r#"s.toml: policy: policy "deferred" does not serve walk "repeat" of model "lstm"; these do: cellular, late, bucketed, graph-merge, lazy, lazy-oracle"#]].assert_eq(&error);
 }
 
 fn mistake(model: &str, expected: Expect) {

@@ -42,6 +42,7 @@ pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError
         inputs,
         outputs: message.outputs.into_iter().map(requested_output).collect::<Result<_, _>>()?,
         binary_outputs: true,
+        client: 0,
         raw_input: None,
     };
     request.check_names()?;

@@ -22,6 +22,8 @@ pub struct InferRequest {
     pub binary_outputs: bool,
     /// The bytes of a raw binary request: the one input of the model, without name, type or shape.
     pub raw_input: Option<Bytes>,
+    /// Who asks, as a number that the server gives; 0 where clients are not told apart. Never part of a message.
+    pub client: u16,
 }
 
 /// An input tensor.

@@ -1,4 +1,4 @@
-//! Arrivals, lengths, trees and traces; seeded.
+//! Arrivals, lengths, trees and traces, seeded; and the published models that papers load servers with.
 //!
 //! A run must be repeatable from its seed alone, on any machine and with any later version of our dependencies, so the
 //! generator is named here (xoshiro256++) instead of taken from a "standard" one that may change, and each model draws
@@ -11,6 +11,7 @@ mod mix;
 mod random;
 pub mod trace;
 mod trees;
+pub mod zoo;
 
 pub use arrival::{Arrival, ArrivalError, Arrivals};
 pub use changing::{ChangingArrivals, Rates};

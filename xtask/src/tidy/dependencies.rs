@@ -1,10 +1,11 @@
 //! Which crate may know which: a crate exists only where an edge must be forbidden, so here are the allowed ones.
 
 use super::Finding;
+use super::source::{Source, lines_with};
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -15,25 +16,34 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("executor", &["base", "model", "onnx"]),
     ("runtime", &["base", "model", "sched", "executor", "report"]),
     ("wire", &[]),
-    ("server", &["base", "model", "onnx", "executor", "runtime", "wire", "report"]),
+    ("server", &["base", "model", "workload", "onnx", "executor", "runtime", "wire", "report"]),
     ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
+    ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "cluster"]),
     (
         "cli",
         &[
-            "base", "model", "sched", "workload", "report", "sim", "onnx", "executor", "runtime", "wire", "server",
+            "base",
+            "model",
+            "sched",
+            "workload",
+            "report",
+            "sim",
+            "onnx",
+            "executor",
+            "runtime",
+            "wire",
+            "server",
             "cluster",
+            "reproduce",
         ],
     ),
+    ("fuzz", &["base", "model", "onnx", "wire", "server"]),
     ("xtask", &[]),
 ];
 
 /// What tests may use beyond that. The two drivers of the core never see each other, not even here.
-const TEST_EDGES: [(&str, &[&str]); 4] = [
-    ("sched", &["workload"]),
-    ("executor", &["workload"]),
-    ("runtime", &["workload"]),
-    ("server", &["sched", "workload"]),
-];
+const TEST_EDGES: [(&str, &[&str]); 4] =
+    [("sched", &["workload"]), ("executor", &["workload"]), ("runtime", &["workload"]), ("server", &["sched"])];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.
 const STD_ONLY: [&str; 3] = ["base", "model", "sched"];
@@ -78,12 +88,61 @@ fn breach(name: &str, allowed: &[&str], dependency: &Value) -> Option<String> {
     (is_async && !ASYNC.contains(&name)).then(|| format!("{full} may appear in {} only", ASYNC.join(", ")))
 }
 
+/// Checks that what a manifest declares is used: by name in the crate's code, for tests in any of its files; and what the workspace
+/// declares, in some manifest.
+pub(super) fn check_use(metadata: &Value, sources: &[Source]) -> Vec<Finding> {
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let in_crates = packages.iter().flat_map(|package| unused(package, sources));
+    in_crates.chain(unused_in_workspace(sources)).collect()
+}
+
+fn unused(package: &Value, sources: &[Source]) -> Vec<Finding> {
+    let name = short(package["name"].as_str().unwrap_or_default());
+    let path = manifest(name);
+    let folder = path.trim_end_matches("Cargo.toml");
+    let own: Vec<&Source> = sources.iter().filter(|source| source.path.starts_with(folder)).collect();
+    let is_used = |dependency: &&Value| {
+        let called =
+            dependency["rename"].as_str().or(dependency["name"].as_str()).unwrap_or_default().replace('-', "_");
+        let code = |source: &'_ Source| match dependency["kind"] == "dev" {
+            true => lines_with(&source.code, &called).next().is_some(),
+            false => lines_with(source.code_without_tests(), &called).next().is_some(),
+        };
+        dependency["optional"] == true || own.iter().any(|source| code(source))
+    };
+    let dependencies = package["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let finding = |dependency: &Value| {
+        let message = format!("{name} does not use {}: remove it", dependency["name"].as_str().unwrap_or_default());
+        Finding { path: path.clone(), line: 1, rule: "unused-dependency", message }
+    };
+    dependencies.iter().filter(|dependency| !is_used(dependency)).map(finding).collect()
+}
+
+fn unused_in_workspace(sources: &[Source]) -> Vec<Finding> {
+    let Some(root) = sources.iter().find(|source| source.path == "Cargo.toml") else { return Vec::new() };
+    let table = root.text.split("[workspace.dependencies]").nth(1).unwrap_or_default();
+    let table = table.split("\n[").next().unwrap_or_default();
+    let declared = table.lines().filter_map(|line| line.split_once('=')).map(|(name, _)| name.trim());
+    let manifests: Vec<&Source> = sources.iter().filter(|source| source.path.ends_with("/Cargo.toml")).collect();
+    let is_used = |name: &str| {
+        let short = format!("{name}.workspace");
+        let long = format!("{name} = {{ workspace");
+        let uses = |line: &str| line.starts_with(&short) || line.starts_with(&long);
+        manifests.iter().any(|manifest| manifest.text.lines().any(uses))
+    };
+    let unused = declared.filter(|name| !is_used(name));
+    unused.map(|name| root.finding(1, "unused-dependency", format!("no crate uses {name}: remove it"))).collect()
+}
+
 fn short(name: &str) -> &str {
     name.strip_prefix("ripieno-").unwrap_or(name)
 }
 
 fn manifest(name: &str) -> String {
-    if name == "xtask" { "xtask/Cargo.toml".into() } else { format!("crates/{name}/Cargo.toml") }
+    match name {
+        "fuzz" | "xtask" => format!("{name}/Cargo.toml"),
+        _ => format!("crates/{name}/Cargo.toml"),
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +184,28 @@ mod tests {
         assert!(!messages("ripieno-runtime", json!({ "name": "tokio", "kind": null })).is_empty());
         assert!(!messages("ripieno-wire", json!({ "name": "tokio-stream", "kind": null })).is_empty());
         assert!(messages("ripieno-server", json!({ "name": "tokio", "kind": null })).is_empty());
+    }
+
+    #[test]
+    fn a_dependency_that_no_code_names_is_found() {
+        let found = |kind: Value, code: &str| {
+            let dependency = json!({ "name": "rand-core", "kind": kind });
+            let metadata = json!({ "packages": [{ "name": "ripieno-sim", "dependencies": [dependency] }] });
+            check_use(&metadata, &[Source::new("crates/sim/src/a.rs", Some(code.into()))]).len()
+        };
+        let in_tests = "#[cfg(test)]\nmod tests {\n    use rand_core::Rng;\n}\n";
+        assert_eq!((found(json!(null), "use rand_core::Rng;\n"), found(json!(null), "// rand_core\n")), (0, 1));
+        assert_eq!((found(json!(null), in_tests), found(json!("dev"), in_tests)), (1, 0));
+    }
+
+    #[test]
+    fn what_only_the_workspace_declares_is_found() {
+        let root = "[workspace.dependencies]\naxum = \"1\"\nrand = { version = \"1\" }\nserde = \"1\"\n\n[profile.dev]\nopt-level = 1\n";
+        let own = "[dependencies]\nrand.workspace = true\nserde = { workspace = true, optional = true }\n";
+        let sources = [("Cargo.toml", root), ("crates/a/Cargo.toml", own)]
+            .map(|(path, text)| Source::new(path, Some(text.into())));
+        let found: Vec<_> = unused_in_workspace(&sources).into_iter().map(|finding| finding.message).collect();
+        assert_eq!(found, ["no crate uses axum: remove it"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! half of our crates may read the clock. So [`purity`] searches the text of the others.
 
 mod catalogue;
+mod circles;
 mod dependencies;
 mod links;
 mod markers;
@@ -42,13 +43,16 @@ impl fmt::Display for Finding {
 /// A rule over the text of all files.
 type Rule = fn(&[Source]) -> Vec<Finding>;
 
-const RULES: [Rule; 6] = [purity::check, sizes::check, markers::check, text::check, links::check, catalogue::check];
+const RULES: [Rule; 7] =
+    [purity::check, sizes::check, markers::check, text::check, links::check, catalogue::check, circles::check];
 
 /// Checks the whole repository; an error if there are findings.
 pub(crate) fn run() -> Result<()> {
     let sources = read_repository()?;
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&sources)).collect();
-    findings.extend(dependencies::check(&metadata()?));
+    let metadata = metadata()?;
+    findings.extend(dependencies::check(&metadata));
+    findings.extend(dependencies::check_use(&metadata, &sources));
     findings.sort();
     for finding in &findings {
         println!("{finding}");

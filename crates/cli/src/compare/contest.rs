@@ -1,6 +1,6 @@
 //! One contestant: a runtime with a policy, its turns under load, and what they gave.
 
-use super::predictions::Predictions;
+use super::predictions::{Errors, Predictions};
 use super::requests::RequestArgs;
 use crate::bench::load::{LoadReport, Outcome as Sent, Plan, Target, open_loop};
 use crate::devices::DeviceArgs;
@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_executor::{Spent, Tensor};
 use ripieno_report::Latencies;
-use ripieno_runtime::{Answer, Engine, HistogramSnapshot, Job};
+use ripieno_runtime::{Answer, Engine, Job};
 use ripieno_sched::{OptionValue, Options, find};
 use ripieno_server::ServerConfig;
 use ripieno_server::registry::Repository;
@@ -171,7 +171,7 @@ impl Target for InProcess {
 }
 
 /// Counters of a runtime at an instant.
-pub(super) struct Counters {
+struct Counters {
     at: Instant,
     tasks: u64,
     rows: f64,
@@ -185,8 +185,7 @@ pub(super) struct Counters {
     gather_ns: u64,
     scatter_ns: u64,
     compute_ns: u64,
-    pub(super) errors: HistogramSnapshot,
-    pub(super) bias: i64,
+    predictions: Errors,
 }
 
 impl PerTask {
@@ -219,6 +218,8 @@ impl Contest {
             record: None,
             measure_for: None,
             slo: contestant.slo,
+            // Nobody else asks: no port is open.
+            allow_symlinks: true,
             config,
         };
         let device = devices.target()?.engine.device_key();
@@ -279,7 +280,7 @@ impl Contest {
             rows_gathered_per_row: (after.gathered - before.gathered) as f64 / rows.max(1.0),
             tasks_without_copy_fraction: (after.without_copy - before.without_copy) as f64 / tasks.max(1.0),
             task: PerTask::between(&before, &after),
-            predictions: Predictions::between(&before, &after),
+            predictions: Predictions::between(&before.predictions, &after.predictions),
         })
     }
 
@@ -330,8 +331,7 @@ impl Contest {
             gather_ns: spent(|spent| spent.gather_ns),
             scatter_ns: spent(|spent| spent.scatter_ns),
             compute_ns: spent(|spent| spent.compute_ns),
-            errors: model.prediction_error,
-            bias: model.prediction_bias,
+            predictions: Errors { sizes: model.prediction_error, bias: model.prediction_bias },
         })
     }
 

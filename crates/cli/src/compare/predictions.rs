@@ -1,6 +1,6 @@
 //! How far a policy's predictions were off in a turn.
 
-use super::contest::Counters;
+use ripieno_runtime::HistogramSnapshot;
 use serde::Serialize;
 
 /// Predicted against actual time from first start to end, by request, as shares of the actual time.
@@ -15,22 +15,29 @@ pub(super) struct Predictions {
     bias: f64,
 }
 
+/// What a runtime has counted of its predictions so far, in thousandths of the actual time.
+pub(super) struct Errors {
+    /// |predicted - actual|, by request.
+    pub(super) sizes: HistogramSnapshot,
+    /// The sum of predicted - actual.
+    pub(super) bias: i64,
+}
+
 impl Predictions {
-    /// Of the requests that ended between two readings; none where nothing was predicted.
-    pub(super) fn between(before: &Counters, after: &Counters) -> Option<Predictions> {
-        let requests = after.errors.count - before.errors.count;
+    /// Of the requests that ended between two readings of errors and bias; none where nothing was predicted.
+    pub(super) fn between(before: &Errors, after: &Errors) -> Option<Predictions> {
+        let requests = after.sizes.count - before.sizes.count;
         if requests == 0 {
             return None;
         }
         let over = |permille: i64| permille as f64 / 1e3 / requests as f64;
-        let within =
-            after.errors.cumulative.iter().zip(&before.errors.cumulative).map(|(after, before)| after - before);
+        let within = after.sizes.cumulative.iter().zip(&before.sizes.cumulative).map(|(after, before)| after - before);
         let enough = (requests as f64 * 0.99).ceil() as u64;
-        let bounds = after.errors.bounds;
+        let bounds = after.sizes.bounds;
         let class = within.zip(bounds).find(|(count, _)| *count >= enough).map(|(_, &bound)| bound);
         Some(Predictions {
             requests,
-            mean_error: over(after.errors.sum - before.errors.sum),
+            mean_error: over(after.sizes.sum - before.sizes.sum),
             p99_error: class.or(bounds.last().copied()).unwrap_or(0) as f64 / 1e3,
             bias: over(after.bias - before.bias),
         })

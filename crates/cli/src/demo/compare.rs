@@ -9,10 +9,10 @@ use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
-use ripieno_model::zoo::ZooDevice;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use ripieno_report::{Table, number};
 use ripieno_sched::{OptionValue, Options};
+use ripieno_workload::zoo::ZooDevice;
 use ripieno_workload::{Arrival, Arrivals, Lengths, stream};
 use serde::Serialize;
 use std::path::Path;
@@ -101,7 +101,9 @@ pub(super) async fn whole(repository: &Path, seconds: f64, show_progress: bool) 
     let gpu = ZooDevice::from_name(GPU).context("the demo's GPU is in the published tables")?;
     let published = gpu.find(model).context("the demo's model is in the published tables")?;
     let slo = Nanos::from_millis_f64(published.slo_ms);
-    let rate = load * staggered_bound(&published.profile(64)?, slo, usize::from(devices)).goodput_rps;
+    let rate = load
+        * staggered_bound(&Profile::linear(published.alpha_ms, published.beta_ms, 64)?, slo, usize::from(devices))
+            .goodput_rps;
     let input = TensorSpec { name: "features".to_owned(), datatype: DataType::Fp32, shape: vec![-1, 64] };
     let requests = requests(&[input], &Filling { rows: 1, seed: SEED, ..Filling::default() })?;
     let title = format!("{model}, SLO {} ms, on {devices} emulated {GPU} GPUs", published.slo_ms);

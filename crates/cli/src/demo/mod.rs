@@ -13,13 +13,14 @@ mod texts;
 
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
-use crate::service::{Running, Service, with_objective};
+use crate::serve::default_policy;
+use crate::service::{Running, Service};
 use crate::tables;
 use anyhow::{Context, anyhow};
 use assets::Folder;
 use clap::Args;
 use ripieno_report::Format;
-use ripieno_sched::Options;
+use ripieno_sched::{Choice, Objective, Options};
 use ripieno_server::ServerConfig;
 use ripieno_server::registry::Registry;
 use ripieno_server::repository::ModelReport;
@@ -54,13 +55,12 @@ async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let people = args.format == Format::Table;
     let say = |text: String| if people { output::print(text) } else { Ok(()) };
     say("Six models that we trained, on this machine's processor (loading, and measuring what batches cost):\n".into())?;
-    let latency = with_objective("deferred", Options::new(), "latency")?;
-    let live = Live::start(&folder.images, DeviceArgs::default(), "deferred", latency).await?;
+    let live = Live::start_as_served(&folder.images).await?;
     say(format!("{}\n", tables::models(&live.models)))?;
     let images = answers::ask(&live).await?;
     live.stop().await?;
     say(answers::show(&images))?;
-    let live = Live::start(&folder.texts, DeviceArgs::default(), "cellular", Options::new()).await?;
+    let live = Live::start_as_served(&folder.texts).await?;
     say(format!("{}\n", tables::models(&live.models)))?;
     let texts = texts::ask(live.http).await?;
     live.stop().await?;
@@ -94,6 +94,12 @@ struct Live {
 }
 
 impl Live {
+    /// Under the policy that `serve` chooses for these models.
+    async fn start_as_served(repository: &std::path::Path) -> anyhow::Result<Live> {
+        let Choice { policy, options, .. } = default_policy(repository, Objective::default());
+        Live::start(repository, DeviceArgs::default(), policy, options).await
+    }
+
     async fn start(
         repository: &std::path::Path,
         devices: DeviceArgs,
@@ -111,6 +117,7 @@ impl Live {
             record: None,
             measure_for: Some(MEASURE_FOR),
             slo: None,
+            allow_symlinks: false,
             config,
         };
         let Running { engine, repository, registry, server, addresses, .. } = service.start().await?;

@@ -227,6 +227,7 @@ impl Linker<'_> {
             cells: Some(Arc::new(Cells { wiring, arena: super::Arena::default() })),
             padding: None,
             conditions: None,
+            checks: Vec::new(),
         }
     }
 

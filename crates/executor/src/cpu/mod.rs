@@ -10,11 +10,9 @@
 //! none. Rejected: a pool for each lane, with its part of the threads, where a batch alone would run on that part.
 
 mod convert;
-mod gemm;
 
 use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, read_blocks};
-use crate::onnx_io::OnnxIo;
 use crate::plan::Plan;
 use crate::rows::Batch;
 use crate::values::Limits;
@@ -22,6 +20,7 @@ use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use convert::Scratch;
 use ripieno_model::TensorSpec;
+use ripieno_onnx::{Declared, split_gemm};
 use rten::{LoadErrorKind, NodeId, RunOptions, ThreadPool};
 use std::path::Path;
 use std::sync::Arc;
@@ -123,7 +122,7 @@ struct Block {
 }
 
 impl Block {
-    fn load(path: &Path, io: &OnnxIo) -> Result<Block, LoadError> {
+    fn load(path: &Path, io: &Declared) -> Result<Block, LoadError> {
         check_datatypes(path, io)?;
         let refuse =
             |cause: String, fix: &str| LoadError(format!("{}: rten cannot load it: {cause}; {fix}", path.display()));
@@ -133,7 +132,7 @@ impl Block {
         for location in &io.external {
             options.external_data(location, std::fs::read(path.with_file_name(location)).map_err(unreadable)?);
         }
-        let model = options.load(gemm::take_apart(std::fs::read(path).map_err(unreadable)?));
+        let model = options.load(split_gemm(std::fs::read(path).map_err(unreadable)?));
         let model = model.map_err(|cause| refuse(cause.to_string(), fix(&cause.kind())))?;
         let nodes = |specs: &[TensorSpec]| {
             let node = |spec: &TensorSpec| model.node_id(&spec.name);
@@ -156,7 +155,7 @@ fn fix(kind: &LoadErrorKind) -> &'static str {
     }
 }
 
-fn check_datatypes(path: &Path, io: &OnnxIo) -> Result<(), LoadError> {
+fn check_datatypes(path: &Path, io: &Declared) -> Result<(), LoadError> {
     let tensors = io.inputs.iter().map(|spec| ("input", spec)).chain(io.outputs.iter().map(|spec| ("output", spec)));
     for (kind, spec) in tensors {
         if !convert::carries(spec.datatype) {

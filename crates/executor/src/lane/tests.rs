@@ -5,24 +5,27 @@ use crate::model::LoadedModel;
 use crate::plan::{BlockIo, Plan};
 use crate::rows::Batch;
 use crate::worker::{Call, Runner};
-use crate::{BlockSource, Entry, Member, ModelSource, Tensor};
+use crate::{BlockSource, Entry, Member, ModelSource, Progress, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// Hands bytes through, and obeys the first of them: 1 errs, 2 panics, 3 gives a row too few.
+/// Hands bytes through, and obeys them: a 1 errs, a 2 panics, a 3 gives a row too few; those from 100 on err, and say so.
 struct Obedient;
 
 impl Runner for Obedient {
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
         let data = call.inputs[0].data;
-        let rows = match data[0] {
-            1 => return Err(ExecError("as told".to_owned())),
-            2 => panic!("as told"),
-            3 => call.rows - 1,
-            _ => call.rows,
+        if let Some(byte) = data.iter().find(|&&byte| byte >= 100) {
+            return Err(ExecError(format!("{byte} is beyond the table")));
+        }
+        let rows = match data.iter().find(|&&byte| (1..=3).contains(&byte)) {
+            Some(1) => return Err(ExecError("as told".to_owned())),
+            Some(2) => panic!("as told"),
+            Some(_) => call.rows - 1,
+            None => call.rows,
         };
         let batch = Batch::new(DataType::Uint8, vec![rows as i64, 1], Bytes::copy_from_slice(&data[..rows]));
         Ok(vec![batch.map_err(ExecError)?])
@@ -77,20 +80,55 @@ fn run(device: &dyn Device, results: &Receiver<TaskResult>, task: Task) -> Resul
 #[test]
 fn an_error_and_a_panic_answer_and_the_device_goes_on() {
     let (device, results) = lane();
-    for (byte, words) in [(1, "as told"), (2, "the engine panicked: as told")] {
-        let error = run(&*device, &results, task(0, &[(0, byte), (1, 0)])).unwrap_err();
-        assert_eq!(error.0, words);
+    for (byte, words) in [(1, "as told"), (2, "the engine panicked: as told"), (3, "has 0 rows for a batch of 1")] {
+        let error = run(&*device, &results, task(0, &[(0, byte)])).unwrap_err();
+        assert!(error.0.contains(words), "{error}");
+        let both = run(&*device, &results, task(0, &[(0, byte), (1, 9)])).unwrap();
+        assert!(both[0].failed.as_ref().unwrap().0.contains(words) && both[1].failed.is_none());
+        let ended = run(&*device, &results, task(1, &[(1, 9)])).unwrap();
+        assert_eq!((ended[0].ended, &ended[0].outputs[0].data[..]), (true, &[9][..]));
     }
-    run(&*device, &results, task(0, &[(0, 9)])).unwrap();
-    let ended = run(&*device, &results, task(1, &[(0, 0)])).unwrap();
-    assert_eq!((ended[0].ended, &ended[0].outputs[0].data[..]), (true, &[9][..]));
+}
+
+/// What each of the members was told: its bytes or its error.
+fn told(progress: &[Progress]) -> Vec<Result<Vec<u8>, String>> {
+    let one = |progress: &Progress| match &progress.failed {
+        Some(cause) => Err(cause.0.clone()),
+        None => Ok(progress.outputs[0].data.to_vec()),
+    };
+    progress.iter().map(one).collect()
 }
 
 #[test]
-fn an_output_without_the_batch_fails_its_task() {
+fn whoever_shares_a_batch_with_a_culprit_is_answered_and_nobody_hears_of_others() {
     let (device, results) = lane();
-    let error = run(&*device, &results, task(0, &[(0, 3), (1, 0)])).unwrap_err();
-    assert!(error.0.contains("has 1 rows for a batch of 2"), "{error}");
+    for bad in [0b0001_u8, 0b0100, 0b1010, 0b0111, 0b1111] {
+        let byte = |at: u8| if bad & 1 << at == 0 { 10 + at } else { 100 + at };
+        let members: Vec<(u32, u8)> = (0..4).map(|at| (u32::from(at), byte(at))).collect();
+        let result = {
+            device.submit(task(0, &members)).unwrap();
+            results.recv_timeout(Duration::from_secs(60)).unwrap()
+        };
+        assert!(result.again.as_ref().is_some_and(|again| (2..=6).contains(&again.runs)), "{:?}", result.again);
+        let first = result.outcome.unwrap();
+        let good: Vec<(u32, u8)> = members.iter().copied().filter(|&(_, byte)| byte < 100).collect();
+        let answers = if good.is_empty() { Vec::new() } else { run(&*device, &results, task(1, &good)).unwrap() };
+        assert_eq!(told(&answers), good.iter().map(|&(_, byte)| Ok(vec![byte])).collect::<Vec<_>>());
+        for (&(_, byte), progress) in members.iter().zip(&first) {
+            let own = progress.failed.as_ref().map(|cause| cause.0.clone());
+            assert_eq!(own, (byte >= 100).then(|| format!("{byte} is beyond the table")));
+            assert!(!progress.ended, "the second block is still to come");
+        }
+    }
+}
+
+#[test]
+fn a_culprit_leaves_nothing_behind() {
+    let (device, results) = lane();
+    run(&*device, &results, task(0, &[(0, 100), (1, 9)])).unwrap();
+    let second = run(&*device, &results, task(1, &[(0, 0), (1, 0)])).unwrap();
+    assert!(second[0].failed.as_ref().unwrap().0.contains("slot 0 has no walk"));
+    assert_eq!(second[1].outputs[0].data[..], [9], "who stands beside a walk that is not there is answered");
 }
 
 #[test]

@@ -94,10 +94,11 @@ impl Engine for OnnxRuntimeEngine {
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
         let at_once = Arc::clone(&self.at_once);
         let (library, threads) = (self.library, self.threads);
-        let home = Home { library, threads, paths, at_once, stock: Mutex::default(), given_back: Condvar::new() };
-        let home = Arc::new(home);
-        home.furnish()?;
-        Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: home }))
+        let pool =
+            SessionPool { library, threads, paths, at_once, stock: Mutex::default(), given_back: Condvar::new() };
+        let pool = Arc::new(pool);
+        pool.grow()?;
+        Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: pool }))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -125,9 +126,9 @@ impl Claim {
     }
 
     fn prepare(&self, loaded: &dyn Loaded) -> Result<Ready, ExecError> {
-        let model = LoadedModel::<Arc<Home>>::of(loaded, NAME)?;
-        model.own.furnish().map_err(|cause| ExecError(cause.to_string()))?;
-        let runner = OrtRunner { plan: Arc::clone(&model.plan), home: Arc::clone(&model.own) };
+        let model = LoadedModel::<Arc<SessionPool>>::of(loaded, NAME)?;
+        model.own.grow().map_err(|cause| ExecError(cause.to_string()))?;
+        let runner = OrtRunner { plan: Arc::clone(&model.plan), pool: Arc::clone(&model.own) };
         Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
     }
 }
@@ -139,7 +140,7 @@ impl Drop for Claim {
 }
 
 /// Where a model's sessions are made, and where they wait while no batch uses them.
-struct Home {
+struct SessionPool {
     library: &'static Library,
     threads: usize,
     paths: Vec<PathBuf>,
@@ -158,10 +159,10 @@ struct Stock {
 /// One session for each block.
 type Sessions = Vec<Session>;
 
-impl Home {
+impl SessionPool {
     /// Makes what is missing for as many batches as may run at once now. Batches that run meanwhile do not wait for it.
-    fn furnish(&self) -> Result<(), LoadError> {
-        while self.orders_one() {
+    fn grow(&self) -> Result<(), LoadError> {
+        while self.reserve() {
             let made = self.make().inspect_err(|_| self.stock.lock().made -= 1)?;
             self.put(made);
         }
@@ -169,7 +170,7 @@ impl Home {
     }
 
     /// Whether sessions are missing; they count as made from now on.
-    fn orders_one(&self) -> bool {
+    fn reserve(&self) -> bool {
         let mut stock = self.stock.lock();
         let missing = stock.made < self.wanted();
         stock.made += usize::from(missing);
@@ -181,7 +182,7 @@ impl Home {
         let mut stock = self.stock.lock();
         loop {
             match stock.idle.pop() {
-                Some(sessions) => return Lent { home: self, sessions },
+                Some(sessions) => return Lent { pool: self, sessions },
                 None => self.given_back.wait(&mut stock),
             }
         }
@@ -228,19 +229,19 @@ fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, 
 
 /// Sessions that a batch uses; given back when it is over.
 struct Lent<'a> {
-    home: &'a Home,
+    pool: &'a SessionPool,
     sessions: Sessions,
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        self.home.put(std::mem::take(&mut self.sessions));
+        self.pool.put(std::mem::take(&mut self.sessions));
     }
 }
 
 struct OrtRunner {
     plan: Arc<Plan>,
-    home: Arc<Home>,
+    pool: Arc<SessionPool>,
 }
 
 impl Runner for OrtRunner {
@@ -251,7 +252,7 @@ impl Runner for OrtRunner {
             let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name), value));
         }
-        let mut lent = self.home.lend();
+        let mut lent = self.pool.lend();
         let values = lent.sessions[call.block].run(inputs);
         let mut values = values.map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
         let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
@@ -277,8 +278,8 @@ mod tests {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models/way_first.onnx");
         let block = BlockSource { path: Some(path), ..BlockSource::new("way") };
         let loaded = engine.load(&ModelSource::new("way", vec![block], 4)).unwrap();
-        let home = &LoadedModel::<Arc<Home>>::of(&*loaded, NAME).unwrap().own;
-        assert_eq!(home.stock.lock().made, 1);
+        let pool = &LoadedModel::<Arc<SessionPool>>::of(&*loaded, NAME).unwrap().own;
+        assert_eq!(pool.stock.lock().made, 1);
         let open = |lanes: usize| {
             let device = engine.open(lanes, Arc::new(|_| {})).unwrap();
             device.attach(ModelId(0), Arc::clone(&loaded));
@@ -286,14 +287,14 @@ mod tests {
         };
         let (wide, narrow) = (open(3), open(1));
         assert_eq!(
-            home.stock.lock().made,
+            pool.stock.lock().made,
             3,
             "two at once on the device of three lanes and two threads, one on the other"
         );
         drop(wide);
-        let (first, second) = (home.lend(), home.lend());
+        let (first, second) = (pool.lend(), pool.lend());
         drop((first, second));
-        let stock = home.stock.lock();
+        let stock = pool.stock.lock();
         assert_eq!((stock.made, stock.idle.len()), (1, 1));
         drop((stock, narrow));
     }

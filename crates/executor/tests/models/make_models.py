@@ -185,6 +185,27 @@ save("way_third", last, [H2], [Y], [("w2", W2.T.copy()), ("b2", B2)])
 # How sure one is, and nothing else.
 save("sure", way[3:4], [X], [SURE], FIRST_OF)
 
+# Row i of a table of 100 rows is [i, -i], looked up by a number: no id that a client sends, so nobody can check it beforehand.
+ROWS = ("rows", np.stack([np.arange(100), -np.arange(100)], axis=1).astype(np.float32))
+PICK = [helper.make_node("Cast", ["g"], ["id"], to=ID), helper.make_node("Gather", ["rows", "id"], ["y"])]
+PICKED = floats("y", ["batch", 2])
+for block, (taken, given) in {"first": ("x", "h"), "second": ("h", "g")}.items():
+    negate = [helper.make_node("Neg", [taken], [given])]
+    save(f"pick_{block}", negate, [floats(taken, WHOLE)], [floats(given, WHOLE)])
+save("pick_third", PICK, [floats("g", WHOLE)], [PICKED], [ROWS])
+added = [*PICK, helper.make_node("Add", ["y", "h"], ["h_next"])]
+save("cell_pick", added, [floats("g", WHOLE), floats("h", ["batch", 2])], [floats("h_next", ["batch", 2])], [ROWS])
+
+# Ids that change their type and shape before they are looked up.
+changed = [
+    helper.make_node("Cast", ["ids"], ["small"], to=TensorProto.INT32),
+    helper.make_node("Unsqueeze", ["small", "axis"], ["more"]),
+    helper.make_node("Gather", ["rows", "more"], ["found"]),
+    helper.make_node("Squeeze", ["found", "axis"], ["y"]),
+]
+PAIR, PAIRS = tensor("ids", ID, ["batch", 2]), floats("y", ["batch", 2, 2])
+save("gather_cast", changed, [PAIR], [PAIRS], [ROWS, ("axis", np.array([1], np.int64))])
+
 # Rows that depend on each other: a softmax, a running sum and a mean over the batch, and a Reshape that moves it.
 row3 = lambda name: floats(name, ["batch", 3])
 save("softmax_of_batch", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x", ["n"])], [floats("y", ["n"])])

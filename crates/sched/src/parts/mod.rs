@@ -5,6 +5,7 @@ pub(crate) mod central;
 pub(crate) mod fifo;
 pub(crate) mod floor;
 pub(crate) mod frontends;
+pub(crate) mod margin;
 pub(crate) mod pool;
 pub(crate) mod rate;
 pub(crate) mod requests;

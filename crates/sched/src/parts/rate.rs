@@ -40,6 +40,13 @@ impl RateMeter {
         began
     }
 
+    /// Forgets what has left the window since the last row.
+    pub(crate) fn catch_up(&mut self, now: Time) {
+        if self.first != Time::NEVER {
+            self.advance(now);
+        }
+    }
+
     fn advance(&mut self, now: Time) -> bool {
         let sample = now.0.max(0) / SAMPLE_NS;
         if self.first == Time::NEVER {

@@ -23,7 +23,7 @@ use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};
 
 pub(crate) const POLICY: Policy = Policy {
@@ -31,6 +31,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "BatchMaker, section 7.1 (MXNet, TensorFlow)",
     summary: "sequences of similar lengths are padded to one length and run as one",
     sharded: false,
+    keeps_deadlines: false,
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::InStep,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
@@ -90,12 +91,12 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 pub(super) struct InOrder;
 
 impl Choose for InOrder {
-    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
+    fn choose(&mut self, _now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let of_model = |(id, served): (ModelId, &Served)| {
             let block = served.cells.iter().position(|cell| cell.ready(device) > 0)?;
             Some((served.cells[block].chosen, id, BlockId(block as u16)))
         };
-        let models = cells.models().filter(|(_, served)| served.has_instance());
+        let models = cells.models().filter(|(_, served)| served.may_run_on(device));
         models.filter_map(of_model).min().map(|(_, model, block)| (model, block))
     }
 }

@@ -1,54 +1,70 @@
 //! "cellular": requests join and leave a running batch at every cell.
 //!
-//! Sources: "Low Latency RNN Inference with Cellular Batching" (BatchMaker), Algorithm 1; "Low Latency Model Serving with Late
-//! Batching" is the case `max_tasks = 1`, a decision before every block.
+//! Source: "Low Latency RNN Inference with Cellular Batching" (BatchMaker), Algorithm 1.
 //!
 //! 1. A request is taken apart into subgraphs of one cell type; each is released into the queue of its cell type when
 //!    everything outside of it that it depends on has completed.
 //! 2. An idle device takes a cell type: (a) one with a full batch ready, else (b) one with something ready and no task
-//!    running, else (c) one with something ready; among several the one with the highest priority.
+//!    running, else (c) one with something ready; among several the one that `order` names.
 //! 3. Up to `max_tasks` tasks of that type are submitted in one go, each from the front of the queue. Dependencies within a
 //!    subgraph count as met when submitted; so the second task holds the next step of the same requests.
 //! 4. A subgraph with tasks in flight is pinned to their device: a device keeps the order of its tasks.
 //! 5. A request is answered when its own last cell has ended. One whose end shows while steps are queued ahead is answered at
 //!    once; those steps run and are waste.
 //!
-//! State: a queue a cell type, counters a sequence, an arena of nodes for trees and graphs. Knobs: `max_tasks`, `max_batch`,
-//! `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines (but for the
+//! State: a queue a cell type, counters a sequence, an arena of nodes for trees and graphs. Knobs: `order`, `max_tasks`,
+//! `max_batch`, `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines (but for the
 //! drop rule) and what a batch costs.
 //!
 //! Choices where the paper leaves freedom: queues are in the order of arrival, also for what is released later. Ready nodes
 //! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.
-//! A block of several models at once: priorities compare within a model only; among models, and among equal priorities, the
-//! cell type goes first that was chosen the longest ago, so that no model starves. A decision before every cell needs
+//! A block of several models at once: the order compares within a model only; among models, and among equals, the cell type
+//! goes first that was chosen the longest ago, so that no model starves. A decision before every cell needs
 //! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a sequence keeps its row, a
-//! decoder or tree only waits with its answer.
+//! decoder or tree only waits with its answer. What runs once is submitted one task at a time: it makes nothing ready.
+//!
+//! One addition of ours, `order = "waiting"`: with the paper's fixed priorities, later cells first, an idle device always finds
+//! a later cell with a row or two, so that earlier ones are starved and no batch fills. So the rows that a cell type has ready
+//! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. Of a chain, whose blocks run
+//! once, the latest block goes first: a batch runs to its end before the next one begins. `"priority"` is the paper.
+//!
+//! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
+//! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
 
 use super::{DROP, MAX_BATCH, drop_rule};
 use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
 use crate::parts::cells::{Cell, CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};
 use std::cmp::Reverse;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "cellular",
-    source: "BatchMaker, Algorithm 1; Late Batching",
+    source: "BatchMaker, Algorithm 1",
     summary: "requests join and leave a running batch at every cell",
     sharded: false,
+    keeps_deadlines: false,
     walks: &Walk::ALL,
-    chains: Chains::InStep,
-    knobs: &[MAX_TASKS, EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],
+    chains: Chains::Any,
+    knobs: &[ORDER, MAX_TASKS, EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],
     build,
+};
+
+pub(super) const ORDER: Knob = Knob {
+    name: "order",
+    default: "waiting",
+    help: "which cell type of a model goes first: \"waiting\" = where the most rows are ready, times how long ago it was last \
+           chosen (of a chain the latest block), \"priority\" = the one with the highest priority, as in the paper; it starves \
+           earlier cells where later ones always have a row or two",
 };
 
 const MAX_TASKS: Knob = Knob {
     name: "max_tasks",
     default: "5",
     help: "how many tasks are submitted to a device in one go, at most what the driver lets a device hold; 1 = a decision \
-           before every cell (Late Batching): newcomers wait less, the device waits for the scheduler between cells",
+           before every cell: newcomers wait less, the device waits for the scheduler between cells (see \"late\")",
 };
 
 const EARLY_START: Knob = Knob {
@@ -92,28 +108,72 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), Algorithm1)))
+    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), Algorithm1 { order: order(knobs)? })))
 }
 
-/// "Schedule" of Algorithm 1, lines 4 to 10.
-struct Algorithm1;
+/// Which cell type of a model goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The one where most rows have waited longest.
+    Waiting,
+    /// The one with the highest priority.
+    Priority,
+}
+
+/// The order that the options say.
+pub(super) fn order(knobs: &Knobs<'_>) -> Result<Order, BuildError> {
+    knobs.choice(ORDER.name, &[("waiting", Order::Waiting), ("priority", Order::Priority)], Order::Waiting)
+}
+
+/// "Schedule" of Algorithm 1, lines 4 to 10. Shared with "late".
+pub(super) struct Algorithm1 {
+    pub(super) order: Order,
+}
 
 impl Choose for Algorithm1 {
-    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
+    fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let full = |cell: &Cell| cell.ready(device) >= cell.max;
         let quiet = |cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
         let ready = |cell: &Cell| cell.ready(device) > 0;
-        best(cells, full).or_else(|| best(cells, quiet)).or_else(|| best(cells, ready))
+        let best = |eligible: &dyn Fn(&Cell) -> bool| self.best(now, cells, device, eligible);
+        best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))
     }
 }
 
-/// Of each model the cell type with the highest priority, and of these the one that was chosen the longest ago.
-fn best(cells: &Cells, eligible: impl Fn(&Cell) -> bool) -> Option<(ModelId, BlockId)> {
-    let of_model = |(id, served): (ModelId, &Served)| {
-        let blocks = served.cells.iter().zip(0..).filter(|(cell, _)| eligible(cell));
-        let (cell, block) = blocks.min_by_key(|(cell, _)| (Reverse(cell.priority), cell.chosen))?;
-        Some((cell.chosen, id, BlockId(block)))
-    };
-    let models = cells.models().filter(|(_, served)| served.has_instance());
-    models.filter_map(of_model).min().map(|(_, model, block)| (model, block))
+impl Algorithm1 {
+    /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago.
+    fn best(
+        &self,
+        now: Time,
+        cells: &Cells,
+        device: DeviceId,
+        eligible: &dyn Fn(&Cell) -> bool,
+    ) -> Option<(ModelId, BlockId)> {
+        // Behind what runs stands only what goes on in steps: a batch of a whole model would miss who comes meanwhile.
+        let behind = cells.holds(device) > 0;
+        let may_run = |served: &Served| served.may_run_on(device) && (!behind || served.model.walk.is_unfolded());
+        let of_model = |(id, served): (ModelId, &Served)| {
+            let block = self.first(now, served, device, eligible)?;
+            Some((served.cells[block].chosen, id, BlockId(block as u16)))
+        };
+        let models = cells.models().filter(|(_, served)| may_run(served));
+        models.filter_map(of_model).min().map(|(_, model, block)| (model, block))
+    }
+
+    /// The cell type of a model that goes first; of equal ones the one that was chosen the longest ago.
+    fn first(&self, now: Time, served: &Served, device: DeviceId, eligible: &dyn Fn(&Cell) -> bool) -> Option<usize> {
+        let cells = &served.cells;
+        if self.order == Order::Waiting && !served.model.walk.is_unfolded() {
+            let latest = || cells.iter().rposition(|cell| cell.ready(device) > 0);
+            return cells.iter().any(eligible).then(latest).flatten();
+        }
+        let weight = |cell: &Cell| match self.order {
+            Order::Waiting => {
+                cell.ready(device).min(cell.max) as u128 * u128::from((now - cell.chosen_at).0.unsigned_abs())
+            }
+            Order::Priority => cell.priority.into(),
+        };
+        let among = cells.iter().enumerate().filter(|(_, cell)| eligible(cell));
+        among.min_by_key(|(_, cell)| (Reverse(weight(cell)), cell.chosen)).map(|(at, _)| at)
+    }
 }

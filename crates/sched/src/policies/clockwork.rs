@@ -33,6 +33,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Clockwork, as in Symphony, sections 2.2 and 5.1",
     summary: "the batch whose latest start comes first, chosen some time before its device is free",
     sharded: false,
+    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[

@@ -26,6 +26,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "DVABatch, section 8.1 (DelayBatch, ZeroBatch)",
     summary: "what has come within a window runs as one batch, the whole model in one go; with a window of 0, ZeroBatch",
     sharded: false,
+    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[

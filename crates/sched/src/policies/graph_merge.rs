@@ -29,6 +29,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "BatchMaker, sections 2.3 and 7.5 (DyNet, TensorFlow Fold)",
     summary: "the graphs of a fixed set of requests are merged and run level by level to the end",
     sharded: false,
+    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::InStep,
     knobs: &[

@@ -6,6 +6,7 @@ pub(crate) mod clockwork;
 pub(crate) mod delay_batch;
 pub(crate) mod dvabatch;
 pub(crate) mod graph_merge;
+pub(crate) mod late;
 pub(crate) mod lazy_batching;
 pub(crate) mod nexus;
 pub(crate) mod serial;

@@ -37,6 +37,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Nexus, as in Symphony, sections 2.2 and 5.1",
     summary: "models are packed onto devices by their rates; each device runs its models in turn",
     sharded: false,
+    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[

@@ -20,6 +20,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "LazyBatching, section V (Serial)",
     summary: "one request at a time, first come first served",
     sharded: false,
+    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],

@@ -34,6 +34,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Shepherd, as in Symphony, sections 2.2 and 5.1",
     summary: "the largest batch first; one several times as large as a batch that runs aborts it",
     sharded: false,
+    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[

@@ -13,15 +13,19 @@
 //! State: a queue, a candidate and a rate meter a model; devices by id. It ignores what other models will ask for.
 //!
 //! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix" goodput collapses
-//! beyond the peak; passed-over heads are dropped when the batch starts, not before. `objective = "latency"`, which is
-//! ours, starts at once while batches of the present size keep up with the measured load. Beyond that it waits only for its
-//! target size, and for no longer than that many rows take to arrive: clients that wait for answers send no others.
+//! beyond the peak; passed-over heads are dropped when the batch starts, not before.
+//!
+//! Two objectives are ours. A batch of b rows that would be b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b',
+//! where p is what device time is worth: 1 for "efficiency", and as much as it is short for "latency" (`shard/scarcity.rs`).
+//! So a batch that nobody will join starts at once under both. Frontrun is put forward by twice the time in which a device
+//! falls free of other models, so that deferred batches do not meet at their last moments. Heads are passed over, at
+//! the same price, where their device time serves more of those behind them.
 
 use super::{
     CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
 };
 use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
-use crate::shard::{Gather, Rules, Start, StartBy};
+use crate::shard::{Gather, Price, Rules, Start, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_model::DropRule;
 
@@ -30,6 +34,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "Symphony, sections 3.1 and 3.2",
     summary: "a batch starts at the last moment that keeps its size, so that it is as large as its deadline allows",
     sharded: true,
+    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -37,12 +42,14 @@ pub(crate) const POLICY: Policy = Policy {
             name: "gather",
             default: "window",
             help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = \
-                   heads that keep the batch below its target are passed over",
+                   heads that keep the batch below its target are passed over; \"priced\" (default but for \
+                   \"published\") = those whose device time, as short as it is, serves more of the others",
         },
         Knob {
             name: "objective",
-            default: "efficiency",
-            help: "\"efficiency\" = always defer; \"latency\" = start at once while small batches keep up with the load",
+            default: "published",
+            help: "\"published\" = always defer to the last moment; \"latency\" = wait only as far as device time is \
+                   short; \"efficiency\" = wait for as long as that saves device time",
         },
         MAX_BATCH,
         DROP,
@@ -61,12 +68,18 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 
 /// What distinguishes the policy on the machinery of whole batches.
 pub(super) fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
-    let objectives = [("efficiency", Start::Frontrun), ("latency", Start::Promptly)];
+    let objectives = [
+        ("published", Start::Frontrun),
+        ("latency", Start::Priced(Price::Measured)),
+        ("efficiency", Start::Priced(Price::Full)),
+    ];
     let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
+    let gather = if start == Start::Frontrun { Gather::Window } else { Gather::Priced };
+    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced)];
     Ok(Rules {
         start: PerModel::all(StartBy::Rule(start)),
         max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
-        gather: knobs.choice("gather", &[("prefix", Gather::Prefix), ("window", Gather::Window)], Gather::Window)?,
+        gather: knobs.choice("gather", &gathers, gather)?,
         drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
         network: network(knobs)?,

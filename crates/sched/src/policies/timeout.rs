@@ -27,7 +27,8 @@ const GATHER: Knob = Knob {
     name: "gather",
     default: "prefix",
     help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = heads \
-           that keep the batch below its target are passed over; \"fifo\" = the oldest, whatever the deadlines",
+           that keep the batch below its target are passed over; \"priced\" = those whose device time, as short as it is, \
+           serves more of the others; \"fifo\" = the oldest, whatever the deadlines",
 };
 
 const TIMEOUT_MS: Knob =
@@ -41,6 +42,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     source: "Triton, TensorFlow Serving; Symphony, section 3.4",
     summary: "a batch starts when it is full or its first request has waited for a fixed window",
     sharded: true,
+    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
@@ -52,6 +54,7 @@ pub(crate) const EAGER: Policy = Policy {
     source: "Symphony, section 3.4 (k = 0)",
     summary: "a free device at once takes whatever waits",
     sharded: true,
+    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
@@ -83,7 +86,8 @@ pub(super) fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, Bui
 }
 
 fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<Rules, BuildError> {
-    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("fifo", Gather::Fifo)];
+    let gathers =
+        [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced), ("fifo", Gather::Fifo)];
     Ok(Rules {
         start,
         max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,

@@ -17,6 +17,7 @@ mod model_queue;
 mod model_shard;
 mod queues;
 mod rules;
+mod scarcity;
 
 pub(crate) use fused::Fused;
 pub use linked::Halves;
@@ -69,11 +70,19 @@ impl Network {
 pub(crate) enum Start {
     /// At frontrun, d − ℓ(b+1): Symphony.
     Frontrun,
-    /// At once, as long as batches of the present size keep up with the measured load; else once the batch has its target
-    /// size, its first request has waited for as long as that many take to arrive, or at frontrun.
-    Promptly,
+    /// As soon as waiting saves less device time than it is worth at this price.
+    Priced(Price),
     /// When the batch is full or its first request has waited this long; never after its latest moment.
     After(Nanos),
+}
+
+/// What device time is worth, as a part of what it could serve: at 0 batches start at once, at 1 as late as they can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Price {
+    /// As much as it is in short supply, see [`Scarcity`](scarcity::Scarcity).
+    Measured,
+    /// All of it: devices that idle can be released.
+    Full,
 }
 
 /// Which requests form a batch.
@@ -83,6 +92,8 @@ pub(crate) enum Gather {
     Prefix,
     /// As prefix, but heads that would keep the batch below its target size are passed over.
     Window,
+    /// As prefix, but heads are passed over whose device time, at its price, serves more of those behind them.
+    Priced,
     /// From the head as many as fit, in order of arrival, whatever the deadlines.
     Fifo,
 }

@@ -8,6 +8,8 @@
 //! at that rate and running them must fit. With N = r·ℓ(b)/b devices this is the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO
 //! of section 3.3, and with less than one device of load it is the rule for a device that is not full.
 
+use super::queues::Terms;
+use super::scarcity::WHOLE;
 use super::{Gather, Rule, Start, Window};
 use crate::Request;
 use crate::parts::rate::RateMeter;
@@ -34,8 +36,8 @@ pub(crate) struct ModelQueue {
     pub(crate) overdue: List,
     /// The batch size that the window rule aims at.
     target: usize,
-    /// How long so many rows take to arrive at the measured rate.
-    target_gathers_in: Nanos,
+    /// Since when the candidate may start; never while it may not yet.
+    pub(crate) asked: Time,
     /// Whether the model accepts no further requests.
     pub(crate) retired: bool,
 }
@@ -65,7 +67,7 @@ impl ModelQueue {
             wide: 0,
             overdue: List::default(),
             target,
-            target_gathers_in: Nanos::MAX,
+            asked: Time::NEVER,
             retired: false,
         }
     }
@@ -102,7 +104,7 @@ impl ModelQueue {
         let request = requests.get(slot);
         match self.rule.gather {
             Gather::Fifo => (request.arrived, request.deadline),
-            Gather::Prefix | Gather::Window => (request.deadline, request.arrived),
+            Gather::Prefix | Gather::Window | Gather::Priced => (request.deadline, request.arrived),
         }
     }
 
@@ -117,12 +119,6 @@ impl ModelQueue {
         let Some(rate) = self.rate.rate(now) else { return };
         let fits = |batch: usize| self.profile.latency(batch) + rate.gather_time(batch) <= self.model.slo;
         self.target = largest(self.rule.max_batch, fits).max(1);
-        self.target_gathers_in = rate.gather_time(self.target);
-    }
-
-    /// The batch size at which the model runs most efficiently within its SLO and rate.
-    pub(crate) fn target(&self) -> usize {
-        self.target
     }
 
     /// The largest batch that can be answered within `span` of the decision.
@@ -142,14 +138,21 @@ impl ModelQueue {
         let request = requests.get(head);
         let alone = request.deadline - self.profile.latency(request.rows as usize);
         match (self.rule.gather, self.rule.drop) {
-            (Gather::Prefix | Gather::Window, _) | (Gather::Fifo, DropRule::Hopeless) => alone,
+            (Gather::Prefix | Gather::Window | Gather::Priced, _) | (Gather::Fifo, DropRule::Hopeless) => alone,
             (Gather::Fifo, DropRule::Expired) => Time(request.deadline.0 - 1),
             (Gather::Fifo, DropRule::Never) => Time::NEVER,
         }
     }
 
     /// The best batch at `now` on a device that needs `percent` % of the profile. The head must not be hopeless.
-    pub(crate) fn gather(&self, links: &Links, requests: &Requests, now: Time, percent: u32) -> Option<Candidate> {
+    pub(crate) fn gather(
+        &self,
+        links: &Links,
+        requests: &Requests,
+        now: Time,
+        percent: u32,
+        price: u64,
+    ) -> Option<Candidate> {
         let head = self.waiting.front()?;
         if self.rule.single {
             return Some(Candidate { first: head, rows: requests.get(head).rows as usize, closed: true });
@@ -167,12 +170,15 @@ impl ModelQueue {
             let limit = self.rule.max_batch.max(request.rows as usize);
             match self.rule.gather {
                 Gather::Fifo => limit,
-                Gather::Prefix | Gather::Window => self.profile.largest_within(span(request, now, percent)).min(limit),
+                Gather::Prefix | Gather::Window | Gather::Priced => {
+                    self.profile.largest_within(span(request, now, percent)).min(limit)
+                }
             }
         };
         let (first, left) = match self.rule.gather {
             Gather::Window => self.skip(links, requests, head, largest),
-            Gather::Prefix | Gather::Fifo => (head, rows),
+            Gather::Priced if price > 0 => self.skip_at(links, requests, (head, price), largest),
+            Gather::Prefix | Gather::Priced | Gather::Fifo => (head, rows),
         };
         let rows = self.fill(links, requests, first, largest(first), left);
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
@@ -202,6 +208,47 @@ impl ModelQueue {
         best
     }
 
+    /// Passes over the heads without which the batch is worth most: its rows, less what its device time would serve in
+    /// batches of the target size, at the price of device time; less the heads themselves as far as they could be served
+    /// otherwise. Returns the same as [`ModelQueue::skip`].
+    fn skip_at(
+        &self,
+        links: &Links,
+        requests: &Requests,
+        (head, price): (u32, u64),
+        largest: impl Fn(u32) -> usize,
+    ) -> (u32, u64) {
+        let (target, ideal) = (self.target as i128, i128::from(self.profile.latency(self.target).0));
+        let (price, spare) = (i128::from(price), i128::from(WHOLE - price));
+        let (mut first, mut left) = (head, self.waiting_rows);
+        let mut best: Option<(i128, u32, u64)> = None;
+        loop {
+            let room = largest(first);
+            let size = if room < requests.get(first).rows as usize {
+                0
+            } else {
+                left.min(room as u64).min(self.target as u64)
+            };
+            let passed = i128::from(self.waiting_rows - left);
+            let cost = if size == 0 { 0 } else { i128::from(self.profile.latency(size as usize).0) };
+            let served = if size == 0 { -target * ideal } else { i128::from(size) * ideal - target * cost };
+            let worth = price * served - spare * passed * ideal;
+            if best.is_none_or(|(most, ..)| worth > most) {
+                best = Some((worth, first, left));
+            }
+            // Nothing behind can be worth more: the batch has its target size, everything left fits, or too many are passed over.
+            left -= u64::from(requests.get(first).rows);
+            let most = best.map_or(i128::MIN, |(most, ..)| most);
+            let passed = i128::from(self.waiting_rows - left);
+            if size >= self.target as u64 || room as u64 > left || -spare * passed * ideal <= most {
+                break;
+            }
+            let Some(next) = links.next(first) else { break };
+            first = next;
+        }
+        best.map_or((head, self.waiting_rows), |(_, first, left)| (first, left))
+    }
+
     /// How many of the `left` rows from `first` on fit into `room` rows without splitting a request.
     fn fill(&self, links: &Links, requests: &Requests, first: u32, room: usize, left: u64) -> usize {
         if left <= room as u64 {
@@ -224,18 +271,17 @@ impl ModelQueue {
     }
 
     /// The window of a candidate at `now`: exec, latest, and its rank among candidates that may start.
-    pub(crate) fn window(&self, requests: &Requests, now: Time, candidate: Candidate, keeps_up: bool) -> Window {
+    pub(crate) fn window(&self, requests: &Requests, now: Time, candidate: Candidate, terms: &Terms) -> Window {
         let first = requests.get(candidate.first);
         let latest = match self.rule.gather {
             Gather::Fifo => Time::NEVER,
-            Gather::Prefix | Gather::Window => first.deadline - self.profile.latency(candidate.rows),
+            Gather::Prefix | Gather::Window | Gather::Priced => first.deadline - self.profile.latency(candidate.rows),
         };
         let frontrun = first.deadline - self.profile.latency(candidate.rows + 1);
         let exec = match self.rule.start {
             _ if candidate.closed || candidate.rows >= self.rule.max_batch => now,
             Start::Frontrun => frontrun,
-            Start::Promptly if keeps_up || candidate.rows >= self.target => now,
-            Start::Promptly => (first.arrived + self.target_gathers_in).min(frontrun),
+            Start::Priced(_) => self.pays_until(now, first, terms.guard, candidate.rows, terms.to_start),
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
         let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest };
@@ -254,9 +300,45 @@ impl ModelQueue {
         candidate.min(head).min(expiry)
     }
 
-    /// Thousandths of a device that the measured rate keeps busy in batches of `batch` rows.
-    pub(crate) fn load_permille(&self, now: Time, batch: usize) -> u64 {
-        self.rate.rate(now).map_or(0, |rate| rate.load_permille(batch, self.cost.latency(batch)))
+    /// When waiting for further rows ceases to pay, for a batch of `rows` that is due at `due`. By its frontrun it will have
+    /// grown by as much as arrives; so much cheaper, at the price of device time, is it a row.
+    fn pays_until(&self, now: Time, first: &Request, guard: Nanos, rows: usize, price: u64) -> Time {
+        // Where nothing came but what is at hand, nothing is known of what will come.
+        let Some(rate) = self.rate.rate(now).filter(|rate| rate.rows > rows as u64) else { return now };
+        let cost = |batch: usize| self.profile.latency(batch).0 as u128;
+        // The largest batch that is not cheaper by more than that.
+        let near = |batch: usize| {
+            cost(rows) * u128::from(price) * batch as u128 <= cost(batch) * u128::from(WHOLE) * rows as u128
+        };
+        let more = largest(self.rule.max_batch - rows, |more| near(rows + more));
+        if rows + more >= self.rule.max_batch {
+            return now;
+        }
+        first.deadline - guard - self.profile.latency(rows + more + 1) - rate.gather_time(more + 1)
+    }
+
+    /// Whether the head of the queue has waited for a device for so long that a further request can no longer join it in time, though one
+    /// could have when it came.
+    pub(crate) fn is_late(&self, requests: &Requests, now: Time) -> bool {
+        if now <= self.asked {
+            return false;
+        }
+        let Some(head) = self.waiting.front().map(|head| requests.get(head)) else { return false };
+        let within = |span: Nanos| self.profile.largest_within(span).min(self.rule.max_batch) as u64;
+        let (allowed, possible) = (within(head.deadline - now), within(head.deadline - head.arrived));
+        allowed < possible && allowed <= self.waiting_rows
+    }
+
+    /// How long a batch of the target size takes.
+    pub(crate) fn target_cost(&self) -> Nanos {
+        self.cost.latency(self.target)
+    }
+
+    /// Thousandths of a device that the measured rate keeps busy in batches of the target size, and how long one takes.
+    pub(crate) fn load(&mut self, now: Time) -> (u64, Nanos) {
+        self.rate.catch_up(now);
+        let cost = self.target_cost();
+        (self.rate.rate(now).map_or(0, |rate| rate.load_permille(self.target, cost)), cost)
     }
 }
 

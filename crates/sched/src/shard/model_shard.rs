@@ -142,6 +142,7 @@ impl ModelShard {
             return self.start(now, id, out, mail);
         }
         self.tasks.close(id);
+        self.queues.note_end(now, task.model);
         let token = DeviceToken(task.device);
         mail.post(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }

@@ -1,11 +1,59 @@
 //! The queues of a group of models: drops and batch building.
 
-use super::{Class, Grant, ModelQueue, Rule, Start, Wish};
+use super::scarcity::{Scarcity, WHOLE};
+use super::{Class, Grant, ModelQueue, Price, Rule, Start, Wish};
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Profile};
+
+/// What a candidate is weighed by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// What device time is worth, in parts of [`WHOLE`], where a batch may wait and where requests may be passed over.
+    pub(crate) to_start: u64,
+    pub(crate) to_skip: u64,
+    /// How long a device may be kept busy by other models when this one wants it.
+    pub(crate) guard: Nanos,
+}
+
+/// What the models keep busy, as far as it is known.
+#[derive(Debug)]
+struct Loads {
+    /// By model, thousandths of a device that its load needs in batches of its target size, and how long such a batch takes.
+    loads: Vec<(u64, Nanos)>,
+    /// The sum of the loads, and of each load times its batch, in microseconds.
+    total: u64,
+    weighted: u64,
+    /// Whose load is looked at next.
+    turn: usize,
+}
+
+impl Loads {
+    fn new(models: usize) -> Loads {
+        Loads { loads: vec![(0, Nanos::ZERO); models], total: 0, weighted: 0, turn: 0 }
+    }
+
+    fn set(&mut self, id: ModelId, load: (u64, Nanos)) {
+        let weight = |(load, batch): (u64, Nanos)| load * (batch.0 / 1_000) as u64;
+        let old = std::mem::replace(&mut self.loads[id.index()], load);
+        self.total = self.total - old.0 + load.0;
+        self.weighted = self.weighted - weight(old) + weight(load);
+    }
+
+    fn next(&mut self) -> ModelId {
+        self.turn = (self.turn + 1) % self.loads.len();
+        ModelId(self.turn as u16)
+    }
+
+    /// Twice the time in which a device falls free, of the devices that run batches of other models.
+    fn guard(&self, id: ModelId, devices: usize) -> Nanos {
+        let (load, batch) = self.loads[id.index()];
+        let others = self.weighted - load * (batch.0 / 1_000) as u64;
+        Nanos::from_micros((2 * others / self.total.max(1)) as i64 / devices.max(1) as i64)
+    }
+}
 
 /// The queues of a group of models.
 #[derive(Debug)]
@@ -18,9 +66,8 @@ pub(crate) struct Queues {
     /// Models whose offer may have changed.
     changed: Vec<ModelId>,
     is_changed: Vec<bool>,
-    /// Thousandths of a device that each model's load needs in batches of its target size; their sum.
-    loads: Vec<u64>,
-    load: u64,
+    loads: Loads,
+    scarcity: Scarcity,
 }
 
 impl Queues {
@@ -32,8 +79,8 @@ impl Queues {
             wakeups: IndexedHeap::new(limits.models),
             changed: Vec::with_capacity(limits.models),
             is_changed: vec![false; limits.models],
-            loads: vec![0; limits.models],
-            load: 0,
+            loads: Loads::new(limits.models),
+            scarcity: Scarcity::default(),
         }
     }
 
@@ -117,6 +164,12 @@ impl Queues {
         self.mark(id);
     }
 
+    /// A batch of this model has ended.
+    pub(crate) fn note_end(&mut self, now: Time, id: ModelId) {
+        let queue = self.queues[id.index()].as_ref().expect("the model is loaded");
+        self.scarcity.stir(now, queue.target_cost());
+    }
+
     /// Ends a request whose walk is complete.
     pub(crate) fn finish(&mut self, slot: RequestSlot, out: &mut Outbox) {
         self.requests.set_state(slot, State::Free);
@@ -156,21 +209,19 @@ impl Queues {
     /// Drops what cannot stay and says what the model asks for now. `devices` of the cluster are there to share.
     pub(crate) fn wish(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Wish {
         self.shed(now, id, out);
-        let queue = self.queues[id.index()].as_ref().expect("the model is loaded");
+        let terms = self.terms(now, id, devices);
+        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
         let round_trip = queue.rule.network.round_trip;
         let formed = now + round_trip;
-        let window = queue.gather(&self.links, &self.requests, formed, 100).map(|candidate| {
-            let keeps_up = queue.rule.start == Start::Promptly && {
-                let others = self.load - self.loads[id.index()];
-                keeps_up(others + queue.load_permille(now, candidate.rows), devices)
-            };
-            queue.window(&self.requests, formed, candidate, keeps_up).sooner(round_trip)
-        });
-        let wakeup = queue.wakeup(&self.requests, window);
-        if queue.rule.start == Start::Promptly {
-            let load = queue.load_permille(now, queue.target());
-            self.load = self.load - self.loads[id.index()] + load;
-            self.loads[id.index()] = load;
+        let candidate = queue.gather(&self.links, &self.requests, formed, 100, terms.to_skip);
+        let window =
+            candidate.map(|candidate| queue.window(&self.requests, formed, candidate, &terms).sooner(round_trip));
+        let exec = window.map_or(Time::NEVER, |window| window.exec);
+        queue.asked = if exec > now { exec } else { queue.asked.min(now) };
+        let mut wakeup = queue.wakeup(&self.requests, window);
+        if queue.rule.start == Start::Priced(Price::Measured) && exec > now && exec != Time::NEVER {
+            // In silence the price falls by then.
+            wakeup = wakeup.min(now + queue.target_cost());
         }
         match wakeup {
             Time::NEVER => self.wakeups.remove(id.index()),
@@ -180,11 +231,32 @@ impl Queues {
         Wish { punctual: window, overdue_since }
     }
 
+    /// What a candidate of this model is weighed by.
+    fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
+        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
+        let cost = queue.target_cost();
+        let Start::Priced(price) = queue.rule.start else {
+            return Terms { to_skip: self.scarcity.to_skip(now, cost), ..Terms::default() };
+        };
+        self.loads.set(id, queue.load(now));
+        // Loads fall while nobody asks for their model, so each time another one is looked at, too.
+        let other = self.loads.next();
+        if let Some(queue) = &mut self.queues[other.index()] {
+            self.loads.set(other, queue.load(now));
+        }
+        let to_start = match price {
+            Price::Full => WHOLE,
+            Price::Measured => self.scarcity.to_start(now, cost, self.loads.total, devices),
+        };
+        Terms { to_start, to_skip: self.scarcity.to_skip(now, cost), guard: self.loads.guard(id, devices) }
+    }
+
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
     fn shed(&mut self, now: Time, id: ModelId, out: &mut Outbox) {
         let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
         while let Some(head) = queue.hopeless_head(&self.requests, now) {
             queue.remove(&mut self.links, &self.requests, head);
+            self.scarcity.observe(self.requests.get(head).rows as usize, true);
             pass_over(queue, &mut self.links, &mut self.requests, now, head, out);
         }
         while let Some(slot) = queue.overdue.front() {
@@ -207,9 +279,15 @@ impl Queues {
     }
 
     fn form_punctual(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks, out: &mut Outbox) -> Option<TaskId> {
-        let Queues { requests, links, queues, .. } = self;
+        let Queues { requests, links, queues, scarcity, .. } = self;
         let queue = queues[grant.model.index()].as_mut().expect("the model is loaded");
-        let candidate = queue.gather(links, requests, now, grant.percent)?;
+        let batch = queue.target_cost();
+        scarcity.stir(now, batch);
+        let price = scarcity.to_skip(now, batch);
+        let candidate = queue.gather(links, requests, now, grant.percent, price)?;
+        let late = queue.is_late(requests, now);
+        scarcity.observe(candidate.rows, late);
+        queue.asked = Time::NEVER;
         while let Some(head) = queue.waiting.front().filter(|&head| head != candidate.first) {
             queue.remove(links, requests, head);
             pass_over(queue, links, requests, now, head, out);
@@ -252,11 +330,6 @@ fn run(requests: &mut Requests, tasks: &mut Tasks, task: TaskId, slot: u32) -> u
     requests.set_state(RequestSlot(slot), State::Running);
     tasks.push(task, RequestSlot(slot));
     requests.get(slot).rows as usize
-}
-
-/// Whether `load` thousandths of a device leave three tenths of `devices` idle: margin for bursts.
-fn keeps_up(load: u64, devices: usize) -> bool {
-    load <= devices as u64 * 700
 }
 
 /// What becomes of a request, taken out of the queue, that will not be punctual.

@@ -1,6 +1,7 @@
 //! The standard gRPC health check, for load balancers and Kubernetes probes. The empty service is the whole server; any
 //! other name is taken for a model's.
 
+use crate::access::Caller;
 use crate::state::State;
 use ripieno_wire::proto::health::health_check_response::ServingStatus;
 use ripieno_wire::proto::health::{HealthCheckRequest, HealthCheckResponse, health_server};
@@ -27,6 +28,15 @@ fn serving(state: &State, service: &str) -> ServingStatus {
     }
 }
 
+/// Probes may ask about the server without a token, but not find out which models there are.
+fn may_ask<T>(call: &Request<T>, service: &str) -> Result<(), Status> {
+    let known = call.extensions().get::<Caller>().is_some_and(|caller| caller.known);
+    if known || WHOLE_SERVER.contains(&service) {
+        return Ok(());
+    }
+    Err(Status::unauthenticated("a token is needed to ask about a model: send authorization: Bearer TOKEN"))
+}
+
 fn message(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status as i32 }
 }
@@ -36,6 +46,7 @@ impl health_server::Health for Health {
     type WatchStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
 
     async fn check(&self, call: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        may_ask(&call, &call.get_ref().service)?;
         let service = call.into_inner().service;
         match serving(&self.0, &service) {
             ServingStatus::ServiceUnknown => Err(Status::not_found(format!("unknown service or model '{service}'"))),
@@ -44,6 +55,7 @@ impl health_server::Health for Health {
     }
 
     async fn watch(&self, call: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        may_ask(&call, &call.get_ref().service)?;
         let (state, service) = (self.0.clone(), call.into_inner().service);
         let (send, receive) = mpsc::channel(1);
         tokio::spawn(async move {

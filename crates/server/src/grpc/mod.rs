@@ -1,14 +1,17 @@
 //! gRPC: the same calls, as the generated service wants them.
 
+mod doors;
 mod health;
 mod stream;
 mod timeout;
 
+use crate::access::client_of;
 use crate::describe;
 use crate::http::config_parameter;
 use crate::infer::{Inferred, infer};
 use crate::problem::Problem;
 use crate::state::State;
+pub(crate) use doors::handle;
 use ripieno_wire::proto::health::health_server::HealthServer;
 use ripieno_wire::proto::inference::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use ripieno_wire::proto::inference::model_repository_parameter::ParameterChoice;
@@ -50,9 +53,11 @@ async fn answer(
     message: ModelInferRequest,
     received: Instant,
     timeout: Option<std::time::Duration>,
+    client: u16,
 ) -> Result<ModelInferResponse, Problem> {
     let _reserved = state.reserve(grpc::encoded_len(&message))?;
-    let request = grpc::parse_infer(message)?;
+    let mut request = grpc::parse_infer(message)?;
+    request.client = client;
     let Inferred { response, entry } = infer(state, request, received, timeout).await?;
     let answered = Instant::now();
     let message = grpc::encode_infer(response);
@@ -100,7 +105,8 @@ impl GrpcInferenceService for Service {
     async fn model_infer(&self, call: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
         let received = Instant::now();
         let timeout = timeout::of(call.metadata()).map_err(status)?;
-        let response = answer(&self.0, call.into_inner(), received, timeout).await;
+        let client = client_of(call.extensions());
+        let response = answer(&self.0, call.into_inner(), received, timeout, client).await;
         response.map(Response::new).map_err(status)
     }
 

@@ -9,6 +9,7 @@
 //! is left by then, and like Triton's empty ones goes out to those alone who set `triton_enable_empty_final_response`.
 
 use super::{status, timeout};
+use crate::access::client_of;
 use crate::problem::Problem;
 use crate::state::State;
 use crate::stream::{Part, Parts};
@@ -39,7 +40,8 @@ pub(super) fn start(
     match timeout::of(call.metadata()) {
         Ok(limit) => {
             let deadline = limit.map(|limit| (Instant::now(), limit));
-            let stream = Stream { state, send, ends_on_error, deadline };
+            let client = client_of(call.extensions());
+            let stream = Stream { state, send, ends_on_error, deadline, client };
             tokio::spawn(stream.run(call.into_inner()));
         }
         Err(problem) => {
@@ -56,6 +58,7 @@ struct Stream {
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
+    client: u16,
 }
 
 impl Stream {
@@ -98,9 +101,10 @@ impl Stream {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
+        let client = self.client;
         tasks.spawn(async move {
             let id = message.id.clone();
-            match answer(&state, message, received, timeout, &send).await {
+            match answer(&state, message, received, timeout, client, &send).await {
                 Ok(()) => true,
                 Err(problem) if ends_on_error => {
                     // It ends either way.
@@ -124,10 +128,12 @@ async fn answer(
     message: ModelInferRequest,
     received: Instant,
     timeout: Option<Duration>,
+    client: u16,
     send: &Outgoing,
 ) -> Result<(), Problem> {
     let _reserved = state.reserve(grpc::encoded_len(&message))?;
-    let request = grpc::parse_infer(message)?;
+    let mut request = grpc::parse_infer(message)?;
+    request.client = client;
     let wants_empty = request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
     let mut parts = Parts::begin(state, request, received, timeout)?;
     while let Some(part) = parts.next().await {

@@ -7,6 +7,7 @@ use super::body;
 use super::infer::PARSE_INLINE_BYTES;
 use super::path::Target;
 use super::{Answer, reply};
+use crate::access::client_of;
 use crate::check::wire_datatype;
 use crate::infer::{Inferred, infer};
 use crate::problem::{Kind, Problem};
@@ -100,12 +101,13 @@ async fn read(
     let body = body::read(state, &head.headers, incoming).await?;
     let received = Instant::now();
     let (version, bytes) = (target.version.clone(), body.bytes.clone());
-    let request = if bytes.len() <= PARSE_INLINE_BYTES {
+    let mut request = if bytes.len() <= PARSE_INLINE_BYTES {
         parse(&entry, &version, &bytes)?
     } else {
         let parsed = tokio::task::spawn_blocking(move || parse(&entry, &version, &bytes)).await;
         parsed.map_err(|error| Problem::new(Kind::Internal, format!("parsing failed: {error}")))??
     };
+    request.client = client_of(&head.extensions);
     Ok((request, received, body))
 }
 

@@ -3,6 +3,7 @@
 use super::body::{self, Received};
 use super::path::Target;
 use super::{Answer, reply};
+use crate::access::client_of;
 use crate::infer::{Inferred, infer as run};
 use crate::problem::{Kind, Problem};
 use crate::state::State;
@@ -26,7 +27,8 @@ pub(super) async fn infer(state: &Arc<State>, target: Target, request: Request<I
     state.registry.get(&target.name, &target.version)?;
     let Received { bytes, .. } = &body::read(state, &head.headers, body).await?;
     let received = Instant::now();
-    let request = parse(target, bytes, json_length).await?;
+    let mut request = parse(target, bytes, json_length).await?;
+    request.client = client_of(&head.extensions);
     let Inferred { response, entry } = run(state, request, received, None).await?;
     let answered = Instant::now();
     let encoded = json::encode_infer(&response)?;

@@ -15,7 +15,7 @@ use crate::state::State;
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
 pub(crate) use models::config_parameter;
 use path::{Call, Target};
@@ -36,7 +36,7 @@ pub(crate) async fn handle(state: Arc<State>, request: Request<Incoming>) -> Res
     Ok(answer)
 }
 
-async fn dispatch(state: &Arc<State>, request: Request<Incoming>) -> Result<Answer, Problem> {
+async fn dispatch(state: &Arc<State>, mut request: Request<Incoming>) -> Result<Answer, Problem> {
     let Some(call) = path::parse(request.uri().path()) else {
         let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
         return Err(Problem::new(Kind::NotFound, message));
@@ -46,6 +46,8 @@ async fn dispatch(state: &Arc<State>, request: Request<Incoming>) -> Result<Answ
     if *method != wanted {
         return Ok(wrong_method(request.method(), &wanted, request.uri().path()));
     }
+    let caller = state.access.admit(call.need(), &request)?;
+    request.extensions_mut().insert(caller);
     match call {
         Call::Server => Ok(json(StatusCode::OK, &describe::server_metadata(state))),
         Call::Live => Ok(json(StatusCode::OK, &LiveBody { live: true })),
@@ -80,8 +82,18 @@ fn wrong_method(got: &Method, wanted: &Method, path: &str) -> Answer {
 }
 
 fn problem_answer(problem: &Problem) -> Answer {
+    refusal(problem).map(Either::Left)
+}
+
+/// A failure as an answer; also to those who ask for metrics.
+pub(crate) fn refusal(problem: &Problem) -> Response<Full<Bytes>> {
     let status = StatusCode::from_u16(problem.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut answer = json(status, &ErrorBody { error: problem.message.clone() });
+    let mut answer = Response::new(Full::new(encode(&ErrorBody { error: problem.message.clone() })));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if problem.kind == Kind::Unauthenticated {
+        answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"ripieno\""));
+    }
     if let Some(seconds) = problem.retry_after_s() {
         answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
@@ -89,8 +101,11 @@ fn problem_answer(problem: &Problem) -> Answer {
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    let body = serde_json::to_vec(body).expect("strings and numbers into memory always serialise");
-    reply(status, "application/json", Bytes::from(body))
+    reply(status, "application/json", encode(body))
+}
+
+fn encode(body: &impl Serialize) -> Bytes {
+    Bytes::from(serde_json::to_vec(body).expect("strings and numbers into memory always serialise"))
 }
 
 fn reply(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {

@@ -1,5 +1,6 @@
 //! Which call a path means.
 
+use crate::access::Need;
 use hyper::Method;
 
 /// A model in a path; an empty version leaves the choice to the server.
@@ -33,6 +34,17 @@ impl Call {
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Method::POST,
             Call::Index | Call::Load(_) | Call::Unload(_) => Method::POST,
             _ => Method::GET,
+        }
+    }
+
+    /// Every call is named, so that a new one cannot be open by oversight.
+    pub(super) fn need(&self) -> Need {
+        match self {
+            Call::Live | Call::Ready => Need::Health,
+            Call::Server | Call::ModelReady(_) | Call::Metadata(_) | Call::Config(_) => Need::Describe,
+            Call::Statistics(_) | Call::Index => Need::Describe,
+            Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Need::Infer,
+            Call::Load(_) | Call::Unload(_) => Need::Admin,
         }
     }
 }

@@ -163,9 +163,10 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// Where things about a model that lies in `folder` are kept, the best place first.
 pub(super) fn cache_folders(folder: &Path) -> Vec<PathBuf> {
-    let mut folders = vec![folder.join(".ripieno")];
-    folders.extend(user_cache_folder());
-    folders
+    let own = folder.join(".ripieno");
+    // Whoever may put a link there must not choose where the server writes.
+    let own = if own.is_symlink() { None } else { Some(own) };
+    own.into_iter().chain(user_cache_folder()).collect()
 }
 
 /// Makes a folder under a name of its own, lets `write` fill it, and renames it, so that no reader ever sees half of it.
@@ -198,7 +199,7 @@ fn next_number() -> usize {
 }
 
 /// `$XDG_CACHE_HOME/ripieno`, or `~/.cache/ripieno`.
-fn user_cache_folder() -> Option<PathBuf> {
+pub(super) fn user_cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     cache.map(|cache| cache.join("ripieno"))
@@ -283,6 +284,15 @@ mod tests {
         }
         cache.write(&key, &[profile()]).unwrap();
         assert_eq!(cache.read(&key), Some(vec![profile()]));
+    }
+
+    #[test]
+    fn a_link_does_not_choose_where_to_write() {
+        let folder = Folder::new();
+        std::os::unix::fs::symlink("/etc", folder.path().join(".ripieno")).unwrap();
+        assert!(cache_folders(folder.path()).iter().all(|kept| !kept.starts_with(folder.path())));
+        std::fs::remove_file(folder.path().join(".ripieno")).unwrap();
+        assert_eq!(cache_folders(folder.path())[0], folder.path().join(".ripieno"));
     }
 
     #[test]

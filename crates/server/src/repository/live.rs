@@ -4,6 +4,7 @@
 //! another and never stalls one that serves. A reload loads the new version beside the old one, switches the
 //! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
 
+use super::borders::for_clients;
 use super::load::{Loader, Prepared, Profiling, Progress};
 use super::plan::Target;
 use super::report::ModelReport;
@@ -174,7 +175,9 @@ impl LiveRepository {
         self.host.unload(old.id);
     }
 
+    /// Clients read the reasons in the registry.
     fn record_failure(&self, slot: &mut Slot, name: &str, version: &str, error: &str) {
+        let error = &for_clients(&self.path, error);
         if let Some(entry) = slot.serving.as_ref().filter(|entry| entry.version == version) {
             let reason = format!("serves what was loaded before; loading it again failed: {error}");
             self.registry.set(name, version, ModelState::Ready(entry.clone()), &reason);
@@ -183,6 +186,20 @@ impl LiveRepository {
         self.registry.set(name, version, ModelState::Unavailable, error);
         if let Some(before) = slot.failed.replace(version.to_owned()).filter(|before| before != version) {
             self.registry.remove(name, &before);
+        }
+    }
+
+    fn load_one(&self, name: &str, config: Option<&str>) -> Result<(), String> {
+        if config.is_some() {
+            return Err(format!(
+                "the parameter config of a load call is not supported; write {name}/model.toml in {} and load again",
+                self.path.display()
+            ));
+        }
+        let candidates = scan(&self.path)?;
+        match candidates.iter().find(|candidate| candidate.name == name) {
+            Some(candidate) => self.bring_up(candidate).map(|_| ()),
+            None => Err(format!("Request for unknown model: '{name}' is not found; {}", self.names(&candidates))),
         }
     }
 
@@ -195,17 +212,10 @@ impl LiveRepository {
 
 impl Repository for LiveRepository {
     fn load(&self, name: &str, config: Option<&str>) -> Result<(), String> {
-        if config.is_some() {
-            return Err(format!(
-                "the parameter config of a load call is not supported; write {name}/model.toml in {} and load again",
-                self.path.display()
-            ));
-        }
-        let candidates = scan(&self.path)?;
-        match candidates.iter().find(|candidate| candidate.name == name) {
-            Some(candidate) => self.bring_up(candidate).map(|_| ()),
-            None => Err(format!("Request for unknown model: '{name}' is not found; {}", self.names(&candidates))),
-        }
+        self.load_one(name, config).map_err(|error| {
+            tracing::warn!("model {name} was not loaded: {error}");
+            for_clients(&self.path, &error)
+        })
     }
 
     fn unload(&self, name: &str) -> Result<(), String> {
@@ -226,7 +236,7 @@ impl Repository for LiveRepository {
         let unknown = held.into_iter().filter(|candidate| !rows.iter().any(|row| row.name == candidate.name));
         let unloaded: Vec<IndexRow> = unknown
             .map(|candidate| IndexRow {
-                reason: candidate.found.err().unwrap_or_default(),
+                reason: for_clients(&self.path, &candidate.found.err().unwrap_or_default()),
                 name: candidate.name,
                 version: String::new(),
                 state: String::new(),

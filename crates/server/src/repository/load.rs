@@ -4,6 +4,7 @@
 //! because two measurements at once would measure each other.
 
 use super::batching;
+use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
 use super::config::Batching;
 use super::plan::{Plan, Target};
@@ -89,6 +90,9 @@ impl Loader {
 
     fn try_prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
         let mut plan = Plan::new(found, &self.target)?;
+        for file in plan.files() {
+            check_weights(found, &file, self.target.allow_symlinks)?;
+        }
         let (loaded, warning) = self.load(&mut plan, profiling)?;
         let (loaded, unbatched) = batching::settle(&self.target, &mut plan, loaded)?;
         plan.check_declared(&*loaded)?;
@@ -189,6 +193,7 @@ impl Prepared {
             max_batch: source.max_batch,
             instances: config.instances,
             drop: config.drop,
+            weight: 1,
             dec_timesteps: self.plan.dec_timesteps,
         })
     }

@@ -8,10 +8,11 @@
 //! model: nothing here stops at the first mistake. Nothing slow runs on a thread that serves.
 
 mod batching;
+mod borders;
 pub mod cache;
 pub mod config;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 pub mod inspect;
 pub mod live;
 pub mod load;

@@ -4,6 +4,7 @@
 //! may be, and the SLO. A device that runs models needs their files; an emulated one needs their latencies instead, from
 //! `model.toml` or from the published tables.
 
+use super::borders;
 use super::config::{
     Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig,
     ModelConfig, nearest,
@@ -11,9 +12,9 @@ use super::config::{
 use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Engine, Loaded, ModelSource};
-use ripieno_model::zoo::{ZooDevice, ZooModel};
 use ripieno_model::{Lengths, Profile, TensorSpec};
-use std::path::PathBuf;
+use ripieno_workload::zoo::{ZooDevice, ZooModel};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub struct Target {
     pub measure_for: Duration,
     /// The latency target of all models, whatever their owners say; to try another one.
     pub slo: Option<Nanos>,
+    /// Whether links in a repository may lead out of it.
+    pub allow_symlinks: bool,
 }
 
 impl Target {
@@ -43,7 +46,13 @@ impl Target {
 
     /// One device of this engine, outside a server.
     pub fn new(engine: Arc<dyn Engine>) -> Target {
-        Target { engine, zoo: None, policy: None, devices: 1, measure_for: Target::MEASURE_FOR, slo: None }
+        let (measure_for, allow_symlinks) = (Target::MEASURE_FOR, false);
+        Target { engine, zoo: None, policy: None, devices: 1, measure_for, slo: None, allow_symlinks }
+    }
+
+    /// Refuses a file of a model that lies outside of its repository, unless that is allowed.
+    fn check_border(&self, found: &Found, file: &Path) -> Result<(), String> {
+        if self.allow_symlinks { Ok(()) } else { borders::check(found, file) }
     }
 
     /// Whether models are emulated from their latencies instead of run.
@@ -75,7 +84,10 @@ impl Plan {
     /// Decides what to load for a model found in a repository.
     pub fn new(found: &Found, target: &Target) -> Result<Plan, String> {
         let config = match &found.config {
-            Some(file) => ModelConfig::read(file)?,
+            Some(file) => {
+                target.check_border(found, file)?;
+                ModelConfig::read(file)?
+            }
             None => ModelConfig::parse(&found.folder.join(CONFIG_FILE).display().to_string(), "")?,
         };
         check_policy(&config, target)?;
@@ -104,7 +116,10 @@ impl Plan {
             .cells
             .as_ref()
             .and_then(|cells| cells.lengths.as_ref())
-            .map(|lengths| lengths.steps(&folder, &config.file))
+            .map(|lengths| {
+                target.check_border(found, &folder.join(&lengths.file))?;
+                lengths.steps(&folder, &config.file)
+            })
             .transpose()?;
         let mut plan = Plan { name, version, folder, config, source, slo, dec_timesteps };
         if plan.config.batching == Batching::Off {
@@ -197,8 +212,8 @@ fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Opt
 /// As the owner says; failing that as far as the given latencies reach; failing that a default.
 fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Nanos) -> usize {
     let shortest = config.latencies().filter_map(Latency::max_batch).min();
-    let within_slo = |model: ZooModel| model.profile(ZOO_MAX_BATCH).map(|profile| profile.largest_within(slo).max(1));
-    let published = zoo.and_then(|model| within_slo(model).ok());
+    let profile = |model: ZooModel| Profile::linear(model.alpha_ms, model.beta_ms, ZOO_MAX_BATCH).ok();
+    let published = zoo.and_then(profile).map(|profile| profile.largest_within(slo).max(1));
     config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
 }
 
@@ -236,7 +251,9 @@ fn block_source(
     let name = block.name.clone();
     let BlockConditions { exit, skip, exit_outputs } = block.conditions.clone();
     if !target.emulates() {
-        let path = Some(block_file(found, &place(), block)?);
+        let path = block_file(found, &place(), block)?;
+        target.check_border(found, &path)?;
+        let path = Some(path);
         return Ok(BlockSource { path, profile, lengths, exit, skip, exit_outputs, ..BlockSource::new(name) });
     }
     if profile.is_none() {

@@ -5,7 +5,9 @@
 //! of one model on the same devices would share one SLO and one queue bound in the user's mind but not in the scheduler.
 //! Whatever is wrong with one entry becomes that entry's error and leaves the others alone.
 
+use super::borders;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +40,10 @@ pub struct Found {
     pub version_folder: Option<PathBuf>,
     /// The ONNX file of a model of one block; whether it exists is checked at load.
     pub model: PathBuf,
+    /// The folder that all of it must lie in.
+    pub root: PathBuf,
+    /// The file that whoever started the server named, which may lie where it likes.
+    pub named: Option<PathBuf>,
 }
 
 /// Every model at `path`, by name. An error if the path itself cannot be read.
@@ -50,11 +56,12 @@ pub fn scan(path: &Path) -> Result<Vec<Candidate>, String> {
     }
     if is_model_folder(path) {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        return Ok(vec![model_folder(&path)]);
+        return Ok(vec![model_folder(&path, &path)]);
     }
     let mut candidates = BTreeMap::new();
+    let root = borders::root(path);
     for entry in list(path)? {
-        if let Some(candidate) = entry_of_repository(&entry) {
+        if let Some(candidate) = entry_of_repository(&entry, &root) {
             insert(&mut candidates, candidate, &entry);
         }
     }
@@ -68,7 +75,12 @@ fn single_file(path: &Path) -> Result<Candidate, String> {
             path.display()
         ));
     }
-    Ok(onnx_file(path))
+    let root = borders::root(path.parent().unwrap_or(Path::new("")));
+    let mut candidate = onnx_file(path, &root);
+    if let Ok(found) = &mut candidate.found {
+        found.named = Some(path.to_owned());
+    }
+    Ok(candidate)
 }
 
 /// Two entries of one name: neither is served, since a guess might serve the wrong one.
@@ -84,20 +96,21 @@ fn insert(candidates: &mut BTreeMap<String, (Candidate, PathBuf)>, candidate: Ca
 }
 
 /// The model that an entry stands for; none for what is no model at all, such as a README or a hidden folder.
-fn entry_of_repository(entry: &Path) -> Option<Candidate> {
+fn entry_of_repository(entry: &Path, root: &Path) -> Option<Candidate> {
     if is_hidden(entry) {
         return None;
     }
     if entry.is_dir() {
-        return Some(model_folder(entry));
+        return Some(model_folder(entry, root));
     }
-    is_onnx(entry).then(|| onnx_file(entry))
+    is_onnx(entry).then(|| onnx_file(entry, root))
 }
 
-fn onnx_file(path: &Path) -> Candidate {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let Some(name) = path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned) else {
-        return Candidate { found: Err(not_utf8(path)), name: stem };
+fn onnx_file(path: &Path, root: &Path) -> Candidate {
+    let stem = path.file_stem().unwrap_or_default();
+    let name = match name_of(stem, path) {
+        Ok(name) => name.to_owned(),
+        Err(error) => return Candidate { found: Err(error), name: shown(stem) },
     };
     let config = path.with_extension("toml");
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")).to_owned();
@@ -108,17 +121,19 @@ fn onnx_file(path: &Path) -> Candidate {
         version_folder: Some(folder.clone()),
         folder,
         model: path.to_owned(),
+        root: root.to_owned(),
+        named: None,
     };
     Candidate { name, found: Ok(found) }
 }
 
-fn model_folder(folder: &Path) -> Candidate {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Candidate { found: read_model_folder(folder), name }
+fn model_folder(folder: &Path, root: &Path) -> Candidate {
+    let name = shown(folder.file_name().unwrap_or_default());
+    Candidate { found: read_model_folder(folder, root), name }
 }
 
-fn read_model_folder(folder: &Path) -> Result<Found, String> {
-    let name = folder.file_name().and_then(|name| name.to_str()).ok_or_else(|| not_utf8(folder))?;
+fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
+    let name = name_of(folder.file_name().unwrap_or_default(), folder)?;
     let newest = list(folder)?.iter().filter_map(|entry| version_number(entry)).max();
     let config = Some(folder.join(CONFIG_FILE)).filter(|config| config.is_file());
     if newest.is_none() && config.is_none() {
@@ -133,6 +148,8 @@ fn read_model_folder(folder: &Path) -> Result<Found, String> {
         model: version_folder.join(MODEL_FILE),
         version_folder: newest.map(|_| version_folder),
         version,
+        root: root.to_owned(),
+        named: None,
     })
 }
 
@@ -177,8 +194,17 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-fn not_utf8(path: &Path) -> String {
-    format!("{}: the name is not UTF-8, so no client could ask for it; rename it", path.display())
+/// The name of the model at `path`: one that clients can ask for, and that cannot break a line of the log in two.
+fn name_of<'a>(name: &'a OsStr, path: &Path) -> Result<&'a str, String> {
+    let refuse = |what: &str| format!("{}: the name {what}; rename it", shown(path.as_os_str()));
+    let name = name.to_str().ok_or_else(|| refuse("is not UTF-8, so no client could ask for it"))?;
+    if name.contains(char::is_control) { Err(refuse("has control characters")) } else { Ok(name) }
+}
+
+/// A name as people may see it, whatever it is.
+fn shown(name: &OsStr) -> String {
+    let escape = |next: char| if next.is_control() { next.escape_default().to_string() } else { next.to_string() };
+    name.to_string_lossy().chars().map(escape).collect()
 }
 
 #[cfg(test)]
@@ -261,6 +287,19 @@ mod tests {
         let text = folder.write("notes.txt", "");
         assert!(scan(&text).unwrap_err().contains("notes.txt: not an ONNX file"));
         assert_eq!(scan(&folder.path().join(".")).unwrap(), []);
+    }
+
+    #[test]
+    fn a_name_that_could_forge_a_line_of_the_log_is_refused() {
+        let folder = Folder::new();
+        folder.write("a\nERROR b/1/model.onnx", "");
+        folder.write("c\x1b[31m.onnx", "");
+        let candidates = scan(folder.path()).unwrap();
+        assert_eq!(names(&candidates), ["a\\nERROR b", "c\\u{1b}[31m"]);
+        for candidate in candidates {
+            let error = candidate.found.unwrap_err();
+            assert!(error.contains("has control characters") && !error.contains(char::is_control), "{error:?}");
+        }
     }
 
     #[cfg(target_os = "linux")]

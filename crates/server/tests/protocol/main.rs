@@ -1,6 +1,7 @@
 //! The front end over loopback, as a client sees it: a scripted backend for what must be exact, the runtime with an
 //! emulated device for what must fit together.
 
+mod access;
 mod grpc;
 mod http;
 mod infer;
@@ -9,4 +10,5 @@ mod scripted;
 mod shutdown;
 mod streams;
 mod support;
+mod tls;
 mod whole_requests;

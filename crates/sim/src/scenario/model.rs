@@ -6,9 +6,10 @@ use super::routes::Routes;
 use super::walks::{LengthsTable, TreesTable, WalkKeys, counted};
 use super::{Checked, Load, unique};
 use crate::changing::{DriftTable, GivenModel};
+use crate::npu;
 use crate::planning::Footprint;
 use ripieno_base::Nanos;
-use ripieno_model::{Block, DropRule, Model, Walk, npu};
+use ripieno_model::{Block, DropRule, Model, Walk};
 use ripieno_workload::Arrival as Process;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,7 @@ pub(super) struct ModelTable {
     gpu: Option<String>,
     max_batch: Option<usize>,
     instances: Option<usize>,
+    weight: Option<u32>,
     #[serde(default = "one_share")]
     share: f64,
     #[serde(default)]
@@ -122,7 +124,11 @@ impl ModelTable {
         }
         let drop = self.drop.as_deref().map(drop_rule).transpose().map_err(context)?;
         let name = self.name.clone();
-        let model = Model { name, blocks, walk, slo, max_batch, instances, drop, dec_timesteps: None };
+        let weight = self.weight.unwrap_or(1);
+        if weight == 0 {
+            return Err(context("weight = 0; it must be at least 1".to_owned()));
+        }
+        let model = Model { name, blocks, walk, slo, max_batch, instances, drop, weight, dec_timesteps: None };
         Ok((model, routes))
     }
 

@@ -72,6 +72,7 @@ pub fn parse_infer(
     let request = InferRequest {
         id: parsed.id.unwrap_or_default(),
         binary_outputs: flag(&parsed.parameters, "binary_data_output", "the request")?.unwrap_or(false),
+        client: 0,
         parameters: parsed.parameters,
         inputs,
         outputs: parsed.outputs.0.into_iter().map(requested_output).collect::<Result<_, _>>()?,

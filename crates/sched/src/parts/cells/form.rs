@@ -13,9 +13,12 @@ impl Cells {
         let choices = self.choices;
         let served = self.served_mut(model);
         served.cells[block.index()].chosen = choices;
+        served.cells[block.index()].chosen_at = now;
         // A fixed set would queue steps beyond its end, which nobody knows beforehand.
         let blind = served.terms.join != Join::AtOnce && served.steps(block) == Steps::UntilEnd;
-        let limit = if blind { 1 } else { served.terms.max_tasks.min(self.max_tasks) };
+        // What runs once makes nothing ready that could follow, and who comes meanwhile would miss what is submitted ahead.
+        let once = served.steps(block) == Steps::Once;
+        let limit = if blind || once { 1 } else { served.terms.max_tasks.min(self.max_tasks) };
         for tasks in 0..limit {
             let cell = &self.served(model).cells[block.index()];
             let size = cell.ready(device).min(cell.max);
@@ -35,6 +38,9 @@ impl Cells {
         let founds = served.terms.join == Join::AtOnce && served.terms.leave != Leave::AtItsEnd;
         let task = self.batches.open(model, block, device, unfolds);
         self.fill(task, model, block, device);
+        if self.served(model).pads {
+            self.pad(task, block);
+        }
         if founds {
             self.found_set(task, model);
         }
@@ -42,11 +48,8 @@ impl Cells {
             self.move_on(task, at);
         }
         self.served_mut(model).cells[block.index()].running += 1;
-        let state = &mut self.devices[device.index()];
-        (state.held, state.model) = (state.held + 1, model);
-        if state.held == 1 {
-            self.served_mut(model).devices += 1;
-        }
+        self.served_mut(model).hold(device);
+        self.devices[device.index()].held += 1;
         task
     }
 
@@ -54,11 +57,16 @@ impl Cells {
     fn fill(&mut self, task: TaskId, model: ModelId, block: BlockId, device: DeviceId) {
         let cell = &self.served(model).cells[block.index()];
         let (max, mut next) = (cell.max, cell.queue.front());
-        let mut rows = 0;
+        let pads = self.served(model).pads;
+        let (mut rows, mut length) = (0, 0);
         while let Some(id) = next.filter(|_| rows < max && self.served(model).cells[block.index()].ready(device) > 0) {
             next = self.subgraphs.links.next(id);
             if self.subgraphs.at(id).pinned.is_some_and(|other| other != device) {
                 continue;
+            }
+            if pads {
+                let Some(padded) = self.padded_with(id, rows, length) else { continue };
+                length = padded;
             }
             while rows < max && self.subgraphs.at(id).ready > 0 {
                 let more = self.walkers[self.subgraphs.at(id).slot.index()].request.rows as usize;
@@ -69,6 +77,40 @@ impl Cells {
                 self.take(task, id, more as u32, device);
                 rows += more;
             }
+        }
+    }
+
+    /// What a batch of so many rows, padded to `length`, is padded to with one more request; none if that one does not suit it.
+    /// In a first block it does if all take less together than apart, to the end of the walk; beyond it only if it was padded
+    /// to the same there, since what stands between blocks cannot be padded.
+    fn padded_with(&self, id: u32, rows: usize, length: u32) -> Option<u32> {
+        let subgraph = self.subgraphs.at(id);
+        let Walker { request, length: before, .. } = self.walkers[subgraph.slot.index()];
+        if subgraph.block != BlockId(0) {
+            return (rows == 0 || before == length).then_some(before);
+        }
+        let (own, more) = (request.extent.length, request.rows as usize);
+        if rows == 0 {
+            return Some(own);
+        }
+        let served = self.served(request.model);
+        let cost = |rows: usize, length: u32| served.padded_cost(subgraph.block, rows, length);
+        let apart = cost(rows, length) + cost(more, own);
+        let longest = length.max(own);
+        (rows + more <= served.cells[0].max && cost(rows + more, longest) <= apart).then_some(longest)
+    }
+
+    /// The members of a first task are padded to the longest of them from now on.
+    fn pad(&mut self, task: TaskId, block: BlockId) {
+        if block != BlockId(0) {
+            return;
+        }
+        let slots = |cells: &Cells, at: usize| cells.batches.member(task, at).0;
+        let members = 0..self.batches.get(task).members;
+        let longest = members.clone().map(|at| self.walkers[slots(self, at).index()].request.extent.length).max();
+        for at in members {
+            let slot = slots(self, at);
+            self.walker(slot).length = longest.unwrap_or(1);
         }
     }
 
@@ -129,19 +171,16 @@ impl Cells {
         let batch = self.batches.get(done.task);
         assert!(done.ended.is_empty() || done.ended.len() == batch.members, "one flag a member: {done:?}");
         for at in 0..batch.members {
-            self.land(done.task, at, done.outcome, done.ended.get(at).is_some_and(|&ended| ended));
+            self.land(done, at);
         }
         self.batches.close(done.task);
         let served = self.served_mut(batch.model);
         served.cells[batch.block.index()].running -= 1;
+        served.release(batch.device);
         let state = &mut self.devices[batch.device.index()];
         state.held -= 1;
-        if state.held == 0 {
-            let (model, present) = (state.model, state.present);
-            self.served_mut(model).devices -= 1;
-            if !present {
-                self.orphan(batch.device);
-            }
+        if state.held == 0 && !state.present {
+            self.orphan(batch.device);
         }
     }
 }

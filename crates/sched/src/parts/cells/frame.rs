@@ -10,24 +10,43 @@ pub(crate) struct CellScheduler<C> {
     cells: Cells,
     terms: Box<dyn Fn(&Model) -> Terms + Send>,
     choice: C,
+    /// A device that holds fewer tasks is given more.
+    fewest: usize,
 }
 
 impl<C: Choose> CellScheduler<C> {
     /// `terms` is asked for each model, also for those that are loaded later.
     pub(crate) fn new(setup: &Setup, terms: Box<dyn Fn(&Model) -> Terms + Send>, choice: C) -> CellScheduler<C> {
+        CellScheduler::ahead(setup, terms, choice, 1)
+    }
+
+    /// The same for devices that are given more as long as they hold fewer than so many tasks.
+    pub(crate) fn ahead(
+        setup: &Setup,
+        terms: Box<dyn Fn(&Model) -> Terms + Send>,
+        choice: C,
+        fewest: usize,
+    ) -> CellScheduler<C> {
         let mut cells = Cells::new(&setup.limits, setup.devices);
         for (model, id) in setup.models.iter().zip(0..) {
             cells.load(ModelId(id), model.clone(), terms(model));
         }
-        CellScheduler { cells, terms, choice }
+        CellScheduler { cells, terms, choice, fewest: fewest.min(setup.limits.depth) }
     }
 
-    /// "Schedule" of Algorithm 1: called for each idle device after every event.
-    fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+    /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event. Whether there was one for it.
+    fn schedule(&mut self, now: Time, device: DeviceId, out: &mut Outbox) -> bool {
         self.cells.give_set(now, device);
-        if let Some((model, block)) = self.choice.choose(&self.cells, device) {
+        let chosen = self.choice.choose(now, &self.cells, device);
+        if let Some((model, block)) = chosen {
             self.cells.batch(now, model, block, device, out);
         }
+        chosen.is_some()
+    }
+
+    fn wants(&self, device: DeviceId) -> bool {
+        let state = &self.cells.devices[device.index()];
+        state.present && state.held < self.fewest
     }
 }
 
@@ -72,10 +91,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
         self.cells.drop_late(now);
         self.cells.flush(out);
         for device in (0..self.cells.devices.len() as u16).map(DeviceId) {
-            let state = &self.cells.devices[device.index()];
-            if state.present && state.held == 0 {
-                self.schedule(now, device, out);
-            }
+            while self.wants(device) && self.schedule(now, device, out) {}
         }
         self.cells.await_sets(now);
     }

@@ -93,7 +93,7 @@ pub(crate) enum Padding {
 /// Which cell type an idle device takes next.
 pub(crate) trait Choose: Send {
     /// One with something ready for this device.
-    fn choose(&mut self, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
+    fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)>;
 }
 
 /// The state.
@@ -136,6 +136,8 @@ struct Walker {
     bound: Option<DeviceId>,
     /// With padding, how many steps its sequence takes.
     padded: u32,
+    /// What the batch of its first block was padded to.
+    length: u32,
     /// Whether it counts among those of its set that have not reached their end.
     going: bool,
 }
@@ -154,6 +156,7 @@ impl Walker {
             set: None,
             bound: None,
             padded: 0,
+            length: 1,
             going: false,
         }
     }
@@ -175,8 +178,6 @@ struct Device {
     present: bool,
     /// Tasks in flight.
     held: usize,
-    /// The model of the tasks in flight.
-    model: ModelId,
     set: Option<u32>,
     /// Before that, merging is not done.
     ready: Time,
@@ -184,7 +185,7 @@ struct Device {
 
 impl Cells {
     fn new(limits: &Limits, devices: usize) -> Cells {
-        let device = |at| Device { present: at < devices, held: 0, model: ModelId(0), set: None, ready: Time::ORIGIN };
+        let device = |at| Device { present: at < devices, held: 0, set: None, ready: Time::ORIGIN };
         Cells {
             models: (0..limits.models).map(|_| None).collect(),
             walkers: vec![Walker { state: State::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
@@ -225,6 +226,11 @@ impl Cells {
     /// All models, those that only finish what runs too.
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &Served)> {
         self.models.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
+    }
+
+    /// How many tasks a device holds.
+    pub(crate) fn holds(&self, device: DeviceId) -> usize {
+        self.devices[device.index()].held
     }
 
     fn walker(&mut self, slot: RequestSlot) -> &mut Walker {

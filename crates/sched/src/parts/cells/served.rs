@@ -1,7 +1,7 @@
 //! Models in service: their stages, and a queue for each cell type.
 
 use super::Terms;
-use ripieno_base::{BlockId, DeviceId, List, Nanos};
+use ripieno_base::{BlockId, DeviceId, List, Nanos, Time};
 use ripieno_model::{Extent, Model, Steps};
 use std::ops::Range;
 
@@ -16,8 +16,11 @@ pub(crate) struct Served {
     pub(crate) cells: Vec<Cell>,
     /// Whether it accepts no further requests.
     pub(super) retired: bool,
-    /// Devices that hold tasks of it.
-    pub(super) devices: usize,
+    /// Tasks of it that each device holds, and how many devices hold any.
+    held: Vec<u32>,
+    devices: usize,
+    /// Whether the cost of a batch depends on what it is padded to.
+    pub(super) pads: bool,
     /// Requests that wait for a set, by bucket.
     pub(super) buckets: Vec<List>,
 }
@@ -44,8 +47,9 @@ pub(crate) struct Cell {
     pub(crate) min: usize,
     pub(crate) max: usize,
     pub(crate) priority: u32,
-    /// When it was last chosen, counted in choices.
+    /// When it was last chosen, counted in choices, and on the clock.
     pub(crate) chosen: u64,
+    pub(crate) chosen_at: Time,
 }
 
 impl Served {
@@ -63,16 +67,50 @@ impl Served {
                 max: supported.max().unwrap_or(max),
                 priority: block.priority,
                 chosen: 0,
+                chosen_at: Time::ORIGIN,
             }
         };
         let cells = model.blocks.iter().map(cell).collect();
         let stages = stages(&model);
-        Served { stages, cells, model, terms, retired: false, devices: 0, buckets: vec![List::default(); buckets] }
+        Served {
+            stages,
+            cells,
+            terms,
+            retired: false,
+            held: vec![0; devices],
+            devices: 0,
+            pads: model.has_lengths(),
+            buckets: vec![List::default(); buckets],
+            model,
+        }
     }
 
-    /// Whether one more device may hold tasks of it.
-    pub(crate) fn has_instance(&self) -> bool {
-        self.devices < self.model.instances.max(1)
+    /// Whether this device may hold tasks of it.
+    pub(crate) fn may_run_on(&self, device: DeviceId) -> bool {
+        self.held[device.index()] > 0 || self.devices < self.model.instances.max(1)
+    }
+
+    /// A device holds one task of it more.
+    pub(super) fn hold(&mut self, device: DeviceId) {
+        self.devices += usize::from(self.held[device.index()] == 0);
+        self.held[device.index()] += 1;
+    }
+
+    /// A device holds one task of it less.
+    pub(super) fn release(&mut self, device: DeviceId) {
+        self.held[device.index()] -= 1;
+        self.devices -= usize::from(self.held[device.index()] == 0);
+    }
+
+    /// The stage that begins with a block, or follows the last one.
+    pub(super) fn stage_of(&self, block: BlockId) -> usize {
+        let begins = |stage: &Stage| matches!(stage, Stage::Lines(range) if range.start >= block.0);
+        self.stages.iter().position(begins).unwrap_or(self.stages.len())
+    }
+
+    /// How long a batch of a chain takes from `block` on if it is padded to `length`.
+    pub(super) fn padded_cost(&self, block: BlockId, rows: usize, length: u32) -> Nanos {
+        self.model.blocks[block.index()..].iter().map(|block| block.cost(rows, length)).sum()
     }
 
     pub(super) fn steps(&self, block: BlockId) -> Steps {

@@ -80,7 +80,7 @@ impl Cells {
         if self.devices[device.index()].set.is_some() {
             return;
         }
-        let Some((model, bucket)) = self.next_bucket(now) else { return };
+        let Some((model, bucket)) = self.next_bucket(now, device) else { return };
         self.sets.turn = (model.index(), bucket);
         let cap = self.served(model).terms.set;
         let id = self.sets.open(Some(device));
@@ -126,19 +126,19 @@ impl Cells {
     }
 
     /// The next bucket in turn with a set in it: a full one, or somebody who has waited for the window.
-    fn next_bucket(&self, now: Time) -> Option<(ModelId, usize)> {
+    fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.sets.turn;
         let count = self.models.len();
         if let Some(served) = &self.models[model] {
             let full = |list: &List| list.len() >= served.terms.set;
             let drains = matches!(served.terms.join, Join::InSets { drains: true, .. });
-            if drains && served.has_instance() && served.buckets.get(bucket).is_some_and(full) {
+            if drains && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
             }
         }
         // First the rest of this model's buckets, then the other models, then what comes before in this one.
         let some = |model: usize, range: std::ops::Range<usize>| {
-            let served = self.models[model].as_ref().filter(|served| served.has_instance())?;
+            let served = self.models[model].as_ref().filter(|served| served.may_run_on(device))?;
             let end = range.end.min(served.buckets.len());
             let ripe = |list: &List| {
                 let waited = self.ripe_at(served, list).is_some_and(|at| at <= now);

@@ -2,8 +2,8 @@
 
 use super::served::Stage;
 use super::{Cells, Join, Leave, Padding, State, Walker};
-use crate::{Action, Outcome, Request, Why};
-use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId, Time};
+use crate::{Action, Outcome, Request, TaskDone, Why};
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
 use ripieno_model::{DropRule, Steps};
 
 /// The steps of an output that is padded until nobody needs it any more.
@@ -160,18 +160,25 @@ impl Cells {
     }
 
     /// A member of a task is in flight no more.
-    pub(super) fn land(&mut self, task: TaskId, at: usize, outcome: Outcome, ended: bool) {
-        let (slot, node, (id, place)) = self.batches.member(task, at);
+    pub(super) fn land(&mut self, done: &TaskDone<'_>, at: usize) {
+        let (slot, node, (id, place)) = self.batches.member(done.task, at);
         let walker = self.walker(slot);
         walker.flying -= 1;
         if walker.state == State::Over {
             return self.forget(slot);
         }
-        let lost = walker.lost;
+        let (lost, request) = (walker.lost, walker.request);
         self.subgraphs.at_mut(id).flying -= 1;
-        match outcome {
+        match done.outcome {
             Outcome::Ok if lost => {}
-            Outcome::Ok => self.step(id, node, place, ended),
+            Outcome::Ok => {
+                let block = self.subgraphs.at(id).block;
+                if let Some(&next) = done.skips.get(at).filter(|next| next.0 > block.0 + 1) {
+                    // To complete the block leads to the stage behind that one.
+                    self.walker(slot).stage = self.served(request.model).stage_of(next) - 1;
+                }
+                self.step(id, node, place, done.ended.get(at).copied().unwrap_or(false));
+            }
             Outcome::Failed => self.end(slot, Action::Reject { request: slot, why: Why::Failed }),
             Outcome::DeviceLost | Outcome::Cancelled => self.lose(slot),
         }

@@ -10,8 +10,8 @@
 //!    left take a batch at least twice as long as a half, halves likewise; the parts run one after the other to the end.
 //! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
 //!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
-//! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and
-//!    not in parts where a full batch waits and the parts would waste more than lies idle until it can start.
+//! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and not
+//!    in parts where all who wait would wait less, those to come too, if they began together once the device is free.
 //!
 //! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
 //!
@@ -30,6 +30,7 @@
 
 mod batch_table;
 mod clusters;
+mod devices;
 mod options;
 mod pipeline;
 mod rules;
@@ -42,15 +43,12 @@ pub(crate) use options::POLICY;
 use crate::parts::fifo::Fifo;
 use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
+use devices::{Device, Lane};
 use options::Options;
-use pipeline::{Batch, Books, Pipeline, Run};
-use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use pipeline::{Batch, Books, Pipeline};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
-use rules::{Join, Plan, Stretch, WHOLE};
-
-/// The share from which on a device counts as used well, where batches can run side by side. Below it, newcomers use what
-/// would lie idle.
-const FULL: u32 = WHOLE / 5 * 4;
+use rules::{Join, Plan, Play, Stretch, WHOLE};
 
 /// A model that is served.
 #[derive(Debug)]
@@ -61,82 +59,6 @@ struct Served {
     /// By device.
     pipelines: Vec<Pipeline>,
     retired: bool,
-}
-
-/// A lane of a device, and the model whose batch and its parts run on it.
-#[derive(Clone, Debug, Default)]
-struct Lane {
-    owner: Option<ModelId>,
-    batches: usize,
-    run: Option<Run>,
-    /// How much of the device the task can use.
-    share: u32,
-    /// When its batch would be done if nothing came between.
-    ends: Time,
-    members: Vec<RequestSlot>,
-}
-
-#[derive(Clone, Debug)]
-struct Device {
-    present: bool,
-    /// Whether it has lost what it held; nothing starts until all its tasks have ended.
-    lost: bool,
-    /// Its latency relative to the profiles, in percent.
-    percent: u32,
-    lanes: Vec<Lane>,
-}
-
-impl Device {
-    fn runs(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.run.is_some())
-    }
-
-    fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.owner.is_none())
-    }
-
-    fn free_lane(&self) -> Option<u8> {
-        self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| lane as u8)
-    }
-
-    /// How much of it the running tasks can use.
-    fn shares(&self) -> u32 {
-        self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
-    }
-
-    /// How long it takes for what costs so much by the profiles.
-    fn takes(&self, cost: Nanos) -> Nanos {
-        cost.scale(self.percent.into(), 100)
-    }
-
-    /// What is left by the profiles of all that its lanes run.
-    fn left(&self, now: Time) -> impl Iterator<Item = Nanos> {
-        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
-        running.map(move |lane| (lane.ends - now).max(Nanos::ZERO).scale(100, self.percent.into()))
-    }
-
-    /// How long until another lane has been through with what it runs.
-    fn next_end(&self, now: Time) -> Nanos {
-        self.left(now).min().unwrap_or(Nanos::MAX)
-    }
-
-    /// How long until all lanes have been through with what they run.
-    fn rest(&self, now: Time) -> Nanos {
-        self.left(now).max().unwrap_or(Nanos::ZERO)
-    }
-
-    /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
-    /// it, or because it and what runs beside it use the device as well as a larger batch would.
-    fn suits_apart(&self, model: &Model, plan: &Plan, join: &Join) -> bool {
-        let used = self.shares() + plan.share(model, join.stage, join.rows, 1);
-        let fits = self.free_lane().is_some() && used + plan.share(model, 0, join.new_rows, 1) <= WHOLE;
-        self.lanes.len() > 1 && (fits || used >= FULL)
-    }
-
-    /// Whether a task of this share would slow down nobody: nothing runs, or there is room for both.
-    fn has_room(&self, share: u32) -> bool {
-        !self.runs() || self.shares() + share <= WHOLE
-    }
 }
 
 struct DvaBatch {
@@ -367,30 +289,23 @@ impl DvaBatch {
             *window_ends = (*window_ends).min(window_end);
             return None;
         }
-        (count > 0).then(|| self.fitting_beside(now, device, id, (count, full)))
+        (count > 0).then(|| self.fitting_beside(now, device, id, count))
     }
 
     /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
     /// They stand divided in [`DvaBatch::clusters`].
-    fn fitting_beside(&mut self, now: Time, device: usize, id: ModelId, (count, full): (usize, bool)) -> usize {
-        let DvaBatch { models, fifo, devices, clusters, .. } = self;
-        if devices[device].shares() >= WHOLE {
+    fn fitting_beside(&mut self, now: Time, device: usize, id: ModelId, count: usize) -> usize {
+        if self.devices[device].shares() >= WHOLE {
             return 0;
         }
-        let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
         let mut fits = |count: usize| {
-            let member = |request: &Request| (request.extent.length, request.rows, request.slot);
-            let others = fifo.len(id) - count;
-            let wait = |clusters: &Clusters| {
-                let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
-                plan.wait(model, groups, devices[device].lanes.len(), others)
-            };
-            clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
-            let (length, rows, _) = clusters.groups().next().expect("there is a request");
-            devices[device].has_room(plan.share(model, 0, rows, length))
+            self.divide(device, id, count);
+            let Served { model, plan, .. } = self.served(id);
+            let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
+            self.devices[device].has_room(plan.share(model, 0, rows, length))
         };
         if fits(count) {
-            return count;
+            return if self.devices[device].runs() && self.suits_later(now, device, id, count) { 0 } else { count };
         }
         if !fits(1) {
             return 0;
@@ -400,11 +315,47 @@ impl DvaBatch {
             let middle = (low + high).div_ceil(2);
             if fits(middle) { low = middle } else { high = middle - 1 }
         }
-        fits(low);
-        let (length, rows, _) = clusters.groups().next().expect("there is a request");
-        let (used, rest) = (devices[device].shares(), devices[device].rest(now));
-        let waits = full && plan.suits_later(model, (length, rows), (used, rest), fifo.len(id));
-        if waits { 0 } else { low }
+        if self.suits_later(now, device, id, low) { 0 } else { low }
+    }
+
+    /// Divides the first `count` requests of a model by length.
+    fn divide(&mut self, device: usize, id: ModelId, count: usize) {
+        let DvaBatch { models, fifo, devices, clusters, .. } = self;
+        let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
+        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
+        let others = fifo.len(id) - count;
+        let wait = |clusters: &Clusters| {
+            let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
+            plan.wait(model, groups, devices[device].lanes.len(), others)
+        };
+        clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
+    }
+
+    /// Whether it is better for all, those who run too, if those who wait begin together once the device is free than `part` of
+    /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] afterwards.
+    fn suits_later(&mut self, now: Time, device: usize, id: ModelId, part: usize) -> bool {
+        let (all, _) = self.fifo.fitting(id, self.served(id).plan.max_batch);
+        let (lanes, others) = (self.devices[device].lanes.len(), self.fifo.len(id) - all);
+        let mut together = Play::new(lanes).after(self.devices[device].rest(now));
+        self.divide(device, id, all);
+        let Served { model, plan, .. } = self.served(id);
+        self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
+        let together = together.waits(others);
+        self.divide(device, id, part);
+        let Served { model, plan, .. } = self.served(id);
+        let mut apart = Play::beside(lanes, self.devices[device].busy(now));
+        let mut left = all;
+        while left > 0 && apart.waits(others) <= together {
+            for (length, rows, members) in self.clusters.groups() {
+                let taken = members.len().min(left);
+                apart.run(plan, model, length, rows * taken / members.len());
+                left -= taken;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        apart.waits(others) > together
     }
 
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
@@ -470,6 +421,8 @@ impl DvaBatch {
         let rows = place.members.iter().map(|&slot| fifo.request(slot).rows as usize).sum();
         let length = pipelines[device].batch(run.item.id).length;
         place.share = plan.share(model, run.stage, rows, length);
+        place.mean_share = plan.mean_share(model, run.stage, rows, length);
+        place.rows = rows;
         place.run = Some(run);
         let cost = plan.remaining(model, run.stage, rows, length);
         devices[device].lanes[lane].ends = now + devices[device].takes(cost);

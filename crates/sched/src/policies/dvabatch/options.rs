@@ -14,6 +14,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "DVABatch, sections 5 to 7",
     summary: "batches are divided by length, split where stages prefer smaller ones, and joined by newcomers while they run",
     sharded: false,
+    keeps_deadlines: false,
     walks: WHOLE,
     chains: Chains::Any,
     knobs: &[

@@ -57,6 +57,8 @@ pub(super) struct Plan {
     /// Of a model without lengths, by stage and rows: the cost of this stage and all after it, and the share of this stage.
     remaining: Vec<Nanos>,
     shares: Vec<u32>,
+    /// The share of this stage and all after it, on average.
+    mean_shares: Vec<u32>,
     stride: usize,
 }
 
@@ -85,6 +87,7 @@ impl Plan {
             windows: [terms.window.unwrap_or(Nanos::ZERO), terms.window.unwrap_or(busy)],
             remaining: Vec::new(),
             shares: Vec::new(),
+            mean_shares: Vec::new(),
             stride: model.max_batch,
         };
         if !model.has_lengths() {
@@ -97,11 +100,15 @@ impl Plan {
         let (stages, stride) = (model.blocks.len(), self.stride);
         self.remaining = vec![Nanos::ZERO; (stages + 1) * stride];
         self.shares = vec![0; stages * stride];
+        self.mean_shares = vec![0; stages * stride];
+        let mut used = vec![0; stride];
         for (stage, block) in model.blocks.iter().enumerate().rev() {
             for rows in 1..=stride {
-                let after = self.remaining[(stage + 1) * stride + rows - 1];
-                self.remaining[stage * stride + rows - 1] = block.profile.latency(rows) + after;
-                self.shares[stage * stride + rows - 1] = block.profile.share(rows);
+                let (at, cost) = (stage * stride + rows - 1, block.profile.latency(rows));
+                self.remaining[at] = cost + self.remaining[at + stride];
+                self.shares[at] = block.profile.share(rows);
+                used[rows - 1] += work(cost, self.shares[at]);
+                self.mean_shares[at] = mean(used[rows - 1], self.remaining[at]);
             }
         }
     }
@@ -125,9 +132,17 @@ impl Plan {
         self.remaining(model, 0, request.rows as usize, request.extent.length)
     }
 
-    /// Policy I: what waiting it means to run these groups in their order on so many lanes while `others` wait behind them. A
-    /// group begins once a lane is free and it fits beside what runs. Beside those who are known to wait we reckon with as
-    /// many to come as there are in the groups.
+    /// How much of its device a batch uses from a stage on, on average, in millionths.
+    pub(super) fn mean_share(&self, model: &Model, stage: usize, rows: usize, length: u32) -> u32 {
+        if let Some(&known) = self.mean_shares.get(stage * self.stride + rows - 1) {
+            return known;
+        }
+        let blocks = model.blocks[stage..].iter();
+        let used = blocks.map(|block| work(block.cost(rows, length), block.share(rows, length))).sum();
+        mean(used, self.remaining(model, stage, rows, length))
+    }
+
+    /// Policy I: what waiting it means to run these groups in their order on so many lanes while `others` wait behind them.
     pub(super) fn wait(
         &self,
         model: &Model,
@@ -135,42 +150,9 @@ impl Plan {
         lanes: usize,
         others: usize,
     ) -> u128 {
-        let mut running = [(Nanos::ZERO, 0); MAX_LANES];
-        let (mut now, mut last) = (Nanos::ZERO, Nanos::ZERO);
-        let (mut waits, mut members) = (0, 0);
-        for (length, rows) in groups {
-            let share = self.share(model, 0, rows, length);
-            let lane = loop {
-                let ends = running[..lanes].iter().filter(|lane| lane.0 > now);
-                let (busy, used) = ends.clone().fold((0, 0), |(busy, used), lane| (busy + 1, used + lane.1));
-                if busy == 0 || (busy < lanes && used + share <= WHOLE) {
-                    break running.iter().position(|lane| lane.0 <= now).expect("fewer are busy than there are");
-                }
-                now = ends.map(|lane| lane.0).min().expect("one is busy");
-            };
-            let end = now + self.remaining(model, 0, rows, length);
-            running[lane] = (end, share);
-            last = last.max(end);
-            waits += u128::from(end.0.unsigned_abs()) * rows as u128;
-            members += rows;
-        }
-        waits + u128::from(last.0.unsigned_abs()) * (members + others) as u128
-    }
-
-    /// Whether requests of which a full batch waits had better wait until the device is free than start in parts beside what
-    /// runs: because what such parts leave unused, as long as the queue lasts, is more than what would lie idle until then.
-    pub(super) fn suits_later(
-        &self,
-        model: &Model,
-        (length, rows): (u32, usize),
-        (used, rest): (u32, Nanos),
-        waiting: usize,
-    ) -> bool {
-        let share = self.share(model, 0, rows, length);
-        let (whole, idle, unused) = (u128::from(WHOLE), WHOLE.saturating_sub(used), WHOLE.saturating_sub(used + share));
-        let nanos = |span: Nanos| u128::from(span.0.unsigned_abs());
-        let work = nanos(self.remaining(model, 0, rows, length)) * u128::from(share);
-        waiting as u128 * u128::from(unused) * work > u128::from(idle) * nanos(rest) * rows as u128 * whole
+        let mut play = Play::new(lanes);
+        groups.for_each(|(length, rows)| play.run(self, model, length, rows));
+        play.waits(others)
     }
 
     /// Policy II: whether a batch before `stage` had better go on as two, one after the other.
@@ -214,6 +196,98 @@ impl Plan {
         let loss = (together - before) * join.members as i64;
         let gain = (lane + self.remaining(model, 0, join.new_rows, 1) - together) * join.newcomers as i64;
         gain > loss
+    }
+}
+
+/// How much of a device is used for how long.
+fn work(cost: Nanos, share: u32) -> u128 {
+    u128::from(cost.0.unsigned_abs()) * u128::from(share)
+}
+
+/// The share with which so much work takes a time.
+fn mean(work: u128, time: Nanos) -> u32 {
+    (work / u128::from(time.0.unsigned_abs()).max(1)) as u32
+}
+
+/// A lane in a play of the future.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Busy {
+    /// How long its batch goes on.
+    pub(super) left: Nanos,
+    /// How much of the device the batch can use in the stage that it starts with, and on average.
+    pub(super) share: u32,
+    pub(super) mean_share: u32,
+    pub(super) rows: usize,
+}
+
+/// Batches played on the lanes of a device, by the profiles.
+#[derive(Debug)]
+pub(super) struct Play {
+    lanes: [Busy; MAX_LANES],
+    count: usize,
+    now: Nanos,
+    last: Nanos,
+    waits: u128,
+    rows: usize,
+}
+
+impl Play {
+    /// On a device that is free.
+    pub(super) fn new(lanes: usize) -> Play {
+        let (now, last) = (Nanos::ZERO, Nanos::ZERO);
+        Play { lanes: [Busy::default(); MAX_LANES], count: lanes, now, last, waits: 0, rows: 0 }
+    }
+
+    /// On a device whose lanes run something, the free ones at the end.
+    pub(super) fn beside(lanes: usize, busy: impl Iterator<Item = Busy>) -> Play {
+        let mut play = Play::new(lanes);
+        play.lanes.iter_mut().zip(busy).for_each(|(lane, busy)| *lane = busy);
+        play
+    }
+
+    /// Nothing begins before a while has passed.
+    pub(super) fn after(mut self, rest: Nanos) -> Play {
+        self.now = rest;
+        self
+    }
+
+    /// A batch begins once a lane is free and it fits beside what runs. What they can use together beyond the whole device makes
+    /// all of them last longer.
+    pub(super) fn run(&mut self, plan: &Plan, model: &Model, length: u32, rows: usize) {
+        let Play { lanes, count, now, .. } = self;
+        let share = plan.share(model, 0, rows, length);
+        let (lane, used) = loop {
+            let busy = lanes[..*count].iter().filter(|lane| lane.left > *now);
+            let first = busy
+                .clone()
+                .fold((0, 0, 0), |(busy, share, used), lane| (busy + 1, share + lane.share, used + lane.mean_share));
+            if first.0 == 0 || (first.0 < *count && first.1 + share <= WHOLE) {
+                let free = lanes[..*count].iter().position(|lane| lane.left <= *now);
+                break (free.expect("fewer are busy than there are"), first.2);
+            }
+            *now = busy.map(|lane| lane.left).min().expect("one is busy");
+        };
+        let mean_share = plan.mean_share(model, 0, rows, length);
+        let alone = plan.remaining(model, 0, rows, length);
+        let excess = (used + mean_share).saturating_sub(WHOLE);
+        let mut left = *now + alone;
+        for other in lanes[..*count].iter_mut().filter(|other| other.left > *now) {
+            let longer = alone.min(other.left - *now).scale(excess.into(), WHOLE.into());
+            left = left.max(*now + alone + longer);
+            other.left += longer;
+            self.last = self.last.max(other.left);
+            self.waits += u128::from(longer.0.unsigned_abs()) * other.rows as u128;
+        }
+        lanes[lane] = Busy { left, share, mean_share, rows };
+        self.last = self.last.max(left);
+        self.waits += u128::from(left.0.unsigned_abs()) * rows as u128;
+        self.rows += rows;
+    }
+
+    /// The waiting of all rows. `others` wait behind them until all have run; beside those we reckon with as many to come as there
+    /// are rows.
+    pub(super) fn waits(&self, others: usize) -> u128 {
+        self.waits + u128::from(self.last.0.unsigned_abs()) * (self.rows + others) as u128
     }
 }
 

@@ -197,14 +197,14 @@ fn batches_run_side_by_side_as_far_as_the_device_has_room() {
 }
 
 #[test]
-fn a_full_batch_waits_for_the_device_rather_than_start_in_parts_that_waste_it() {
-    // Two rows use 0.6 of the device, one 0.3: one beside two leaves 0.1 unused as long as the queue lasts. That is worth the 0.4
-    // that lie idle until the two are done if they soon are.
+fn who_waits_begins_together_once_the_device_is_free_if_that_is_better_for_all() {
+    // One fits beside the two that run. From 1 on the three are done at 11, 20 and 21 if they start as they fit, all at 21 if they
+    // wait for the device; from 8 on at 18, 20 and 28, or all at 21.
     for (at, expected) in [(1, "lane 1 stage 0 [2]"), (8, "")] {
         let mut driver = Driver::new(vec![chain(&[[10, 10, 11, 12]])], 2, &[]);
         driver.arrive(0, 0..2, 0, 1_000);
         assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
-        driver.arrive(at, 2..6, 0, 1_000);
+        driver.arrive(at, 2..5, 0, 1_000);
         assert_eq!(driver.settle(at), expected);
     }
 }

@@ -15,8 +15,8 @@
 //! stand; each has its own table, and whichever has a border first may admit.
 //!
 //! Choices where the paper leaves freedom. Newcomers are admitted as the longest prefix of one model's queue that passes, the
-//! model whose head came first being asked first; a table never holds more rows of a model than its largest batch, so that
-//! every merge fits. A request that is late already lets nobody preempt it. An empty table takes as many as fit, late or not
+//! model whose head came first being asked first; a table never holds more rows of a model than the largest batch that each of
+//! its nodes allows, so that every merge fits. A request that is late already lets nobody preempt it. An empty table takes as many as fit, late or not
 //! (`issue = "all"`). T_wait and the times of Equation 2 are those at first issue (`estimator = "equation"`); `"remaining"`
 //! counts what has passed and what is left. In an encoder the sub-batch waits for its longest member; in the last block each
 //! leaves at its own end. Requests that cannot be punctual run unless `drop` says otherwise, as in the paper.
@@ -49,6 +49,7 @@ pub(crate) const LAZY: Policy = Policy {
     source: "LazyBatching, section IV",
     summary: "newcomers catch up with a running batch node by node while no SLO is at stake by a conservative estimate",
     sharded: false,
+    keeps_deadlines: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
@@ -60,6 +61,7 @@ pub(crate) const ORACLE: Policy = Policy {
     source: "LazyBatching, section VI (Oracle)",
     summary: "as \"lazy\", but the prediction uses the exact cost of the batches that would run",
     sharded: false,
+    keeps_deadlines: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
     knobs: KNOBS,
@@ -210,9 +212,10 @@ impl LazyBatching {
         let own = self.rules.dec_timesteps.of(&model).map(|steps| u32::try_from(steps).unwrap_or(u32::MAX));
         let place = &mut self.models[id.index()];
         assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
+        let max_batch = self.rules.max_batch.of(&model).unwrap_or(usize::MAX).min(fitting_everywhere(&model));
         *place = Some(Served {
             drop: model.drop.unwrap_or(self.rules.drop),
-            max_batch: self.rules.max_batch.of(&model).unwrap_or(usize::MAX).min(model.max_batch),
+            max_batch,
             dec_timesteps: own.or(model.dec_timesteps),
             model,
             waiting: List::default(),
@@ -406,6 +409,11 @@ impl LazyBatching {
     }
 }
 
+/// The most rows that every node of a model takes at once: who is in a table may meet at any of them.
+fn fitting_everywhere(model: &Model) -> usize {
+    model.blocks.iter().map(|block| block.max_batch()).fold(model.max_batch, usize::min)
+}
+
 impl Scheduler for LazyBatching {
     fn on_request(&mut self, _now: Time, request: &Request) {
         self.members[request.slot.index()] = Member::new(*request);
@@ -447,7 +455,9 @@ impl Scheduler for LazyBatching {
                 }
             }
             Control::ProfileReplaced { model, block, profile } => {
-                self.served(model).model.blocks[block.index()].replace_profile(profile);
+                let served = self.served(model);
+                served.model.blocks[block.index()].replace_profile(profile);
+                served.max_batch = served.max_batch.min(fitting_everywhere(&served.model));
             }
             Control::Cancelled(slot) => {
                 if self.members[slot.index()].waits {

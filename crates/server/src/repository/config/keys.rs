@@ -28,9 +28,17 @@ pub(super) struct Keys<'a> {
 type Value<'a> = Spanned<DeValue<'a>>;
 
 impl<'a> Source<'a> {
-    /// An error at a line of this file.
+    /// An error at a line of this file. It is one line itself, whatever the file says, so that what is quoted forges no log.
     pub(super) fn error(self, line: usize, what: &str) -> String {
-        format!("{}:{line}: {what}", self.file)
+        let mut error = format!("{}:{line}: ", self.file);
+        for char in what.chars() {
+            match char {
+                '\n' | '\r' | '\t' => error.push(' '),
+                char if char.is_control() => error.extend(char.escape_unicode()),
+                char => error.push(char),
+            }
+        }
+        error
     }
 
     /// The line, counted from one, of a byte of this file.

@@ -97,6 +97,14 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
 }
 
 #[test]
+fn an_error_is_one_line_whatever_it_quotes() {
+    let error_of_a_value = error("latency_ms = [1.0,\n0, 3.0]");
+    assert!(error_of_a_value.starts_with("m/model.toml:1: latency_ms = [1.0, 0, 3.0]: "), "{error_of_a_value}");
+    let error_of_a_key = error(r#""a\nFAKE\u001b[31m" = 1"#);
+    assert!(error_of_a_key.contains(r"unknown key a FAKE\u{1b}[31m;"), "{error_of_a_key}");
+}
+
+#[test]
 fn a_model_in_one_file_is_cut_as_its_owner_says() {
     let granularity = |text: &str| parse(text).unwrap().granularity;
     assert_eq!(granularity("granularity = \"stages\"\nstages = 4"), Granularity::Stages(4));

@@ -1,0 +1,97 @@
+//! Who is let in, from the command line to the front end's settings.
+
+use clap::{Args, ValueEnum};
+use ripieno_server::{AccessConfig, Admin, TlsFiles, TokenSource};
+use std::path::PathBuf;
+
+/// The environment variable that may hold the text of a token file.
+const TOKENS_VARIABLE: &str = "RIPIENO_TOKENS";
+
+/// TLS, tokens, and who may load and unload models; docs/security.md has commands to copy.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Access")]
+pub(crate) struct AccessArgs {
+    /// Encrypt HTTP, gRPC and metrics with this certificate and its chain (PEM). Read again when the file changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The certificate's private key (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// Let in only clients that have a certificate of these authorities (PEM): mutual TLS.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+
+    /// Leave the metrics unencrypted and without client certificates.
+    #[arg(long, requires = "tls_cert")]
+    tls_plain_metrics: bool,
+
+    /// Ask for tokens: a TOML file of [[token]] sections with name, token or sha256, scopes (infer, admin, metrics) and
+    /// expires. Read again when it changes. Without it, the variable RIPIENO_TOKENS may hold the same text.
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
+
+    /// Ask for tokens on the health endpoints, too.
+    #[arg(long)]
+    guard_health: bool,
+
+    /// Where models may be loaded and unloaded from. auto: where the server listens on a loopback address.
+    #[arg(long, value_enum, default_value = "auto")]
+    admin: AdminArg,
+
+    /// A name by which clients that load and unload models may call this server, beside localhost and its address; may be
+    /// given several times.
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+
+    /// An origin whose web pages may load and unload models, such as https://ops.example.com; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
+}
+
+/// Where models may be loaded and unloaded from.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AdminArg {
+    /// On addresses that only this machine reaches.
+    Auto,
+    /// Everywhere, with a warning.
+    On,
+    /// Nowhere.
+    Off,
+}
+
+impl AccessArgs {
+    /// How URLs begin: of HTTP, and of the metrics.
+    pub(crate) fn scheme(&self) -> (&'static str, &'static str) {
+        match (self.tls_cert.is_some(), self.tls_plain_metrics) {
+            (false, _) => ("http", "http"),
+            (true, true) => ("https", "http"),
+            (true, false) => ("https", "https"),
+        }
+    }
+
+    pub(crate) fn config(&self) -> AccessConfig {
+        let variable =
+            || std::env::var_os(TOKENS_VARIABLE).map(|_| TokenSource::Environment(TOKENS_VARIABLE.to_owned()));
+        let tls = |(certificate, key)| TlsFiles {
+            certificate,
+            key,
+            client_authorities: self.tls_client_ca.clone(),
+            plain_metrics: self.tls_plain_metrics,
+        };
+        AccessConfig {
+            tokens: self.tokens.clone().map(TokenSource::File).or_else(variable),
+            admin: match self.admin {
+                AdminArg::Auto => Admin::Auto,
+                AdminArg::On => Admin::On,
+                AdminArg::Off => Admin::Off,
+            },
+            allowed_hosts: self.allow_host.clone(),
+            allowed_origins: self.allow_origin.clone(),
+            guard_health: self.guard_health,
+            tls: self.tls_cert.clone().zip(self.tls_key.clone()).map(tls),
+            ..AccessConfig::default()
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The log: one line an event, whatever the event quotes.
+//!
+//! Much of what is logged comes from strangers: names of models, headers, errors about files. A newline in it would begin a
+//! line that looks like one of ours, an escape code could rewrite the terminal. Control characters are escaped here, where
+//! every line passes, and not where lines are made, which would be forgotten once.
+
+use std::fmt::{self, Write};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::Writer;
+
+/// Begins to log to stderr, as `RIPIENO_LOG` says.
+pub(crate) fn start() {
+    let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).fmt_fields(OneLine).init();
+}
+
+/// Writes fields as `name=value`, and the message as it is, without control characters.
+struct OneLine;
+
+impl<'writer> FormatFields<'writer> for OneLine {
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'writer>, fields: R) -> fmt::Result {
+        let mut fields_written = Fields { to: Escaped(&mut writer), any: false, outcome: Ok(()) };
+        fields.record(&mut fields_written);
+        fields_written.outcome
+    }
+}
+
+struct Fields<'a> {
+    to: Escaped<'a>,
+    any: bool,
+    outcome: fmt::Result,
+}
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let space = if std::mem::replace(&mut self.any, true) { " " } else { "" };
+        let written = match field.name() {
+            "message" => write!(self.to, "{space}{value:?}"),
+            name => write!(self.to, "{space}{name}={value:?}"),
+        };
+        self.outcome = self.outcome.and(written);
+    }
+}
+
+/// Passes text on with its control characters escaped.
+struct Escaped<'a>(&'a mut dyn Write);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let mut rest = text;
+        while let Some((at, control)) = rest.char_indices().find(|(_, next)| is_unsafe(*next)) {
+            self.0.write_str(&rest[..at])?;
+            write!(self.0, "{}", control.escape_default())?;
+            rest = &rest[at + control.len_utf8()..];
+        }
+        self.0.write_str(rest)
+    }
+}
+
+/// Control characters, and those that break lines or turn the direction of what follows.
+fn is_unsafe(next: char) -> bool {
+    next.is_control() || matches!(next, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+    use tracing_subscriber::fmt::MakeWriter;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Shared {
+        type Writer = Shared;
+
+        fn make_writer(&'a self) -> Shared {
+            self.clone()
+        }
+    }
+
+    #[test]
+    fn what_a_stranger_sends_stays_on_its_line() {
+        let log = Shared::default();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(true).without_time();
+        tracing::subscriber::with_default(subscriber.fmt_fields(OneLine).finish(), || {
+            let name = "a\n2026-01-01T00:00:00Z  INFO model b is gone\r\x1b[2J\u{202e}\u{2028}é";
+            tracing::warn!(name, code = 3, "model {name} is not served");
+        });
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let escaped = r"a\n2026-01-01T00:00:00Z  INFO model b is gone\r\u{1b}[2J\u{202e}\u{2028}é";
+        assert!(log.contains(&format!("model {escaped} is not served")), "{log}");
+        assert!(log.contains("code=3") && log.contains("name=\"a\\n"), "{log}");
+        assert_eq!(log.matches(is_unsafe).filter(|found| *found != "\u{1b}").count(), 1, "{log:?}");
+        assert!(log.ends_with('\n') && !log.contains("\u{1b}[2J"));
+    }
+}

@@ -1,0 +1,127 @@
+//! `ripieno reproduce`: the papers' experiments from the command line, and this machine for what they measure.
+
+#[cfg(test)]
+mod tests;
+
+use crate::compare::{self, CompareArgs};
+use crate::devices::EngineName;
+use crate::output;
+use clap::Args;
+use ripieno_report::Format;
+use ripieno_reproduce::{
+    Carried, Compared, Context, Effort, Machine, Queue, Stress, chosen, list_as_json, list_as_text,
+};
+use ripieno_sched::Options;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+/// Rerun a figure or table of a paper: prints the paper's value, ours and their ratio, and writes a plot.
+///
+/// Every run is a simulation with the scheduling code of the live server; equal seeds give equal results. Runs are kept
+/// in DIR/cache, so that a call that was interrupted goes on where it stopped. Only symphony/figure13-left is measured on a
+/// wall clock, and what --measured adds.
+#[derive(Args, Debug)]
+pub(crate) struct ReproduceArgs {
+    /// Which: `list` names them all, `all` runs them all, symphony/table2 runs one.
+    #[arg(value_name = "list|PAPER/ITEM|all")]
+    what: String,
+
+    /// Fewer requests and points: everything within two minutes, with rougher numbers.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+
+    /// Everything that the paper ran, where the default is a sample. May take hours.
+    #[arg(long)]
+    full: bool,
+
+    /// Beside the simulation, measure cells with a state of 1,024 and random weights on this machine, where the item says
+    /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine. With --models, real
+    /// models of lazybatching and dvabatch, too.
+    #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
+    measured: Option<EngineName>,
+
+    /// Folder for plots and finished runs.
+    #[arg(long, value_name = "DIR", default_value = "reproduce")]
+    out: PathBuf,
+
+    /// Simulations at a time; by default as many as there are cores.
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+
+    /// Seeds per point, instead of the item's own number.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: Option<u64>,
+
+    /// With --measured, also measure the models of this repository; at most two minutes each with --quick, else ten. For
+    /// lazybatching/figure12, figure13, figure16: tests/python/measured_models.py writes resnet50, bert and transformer with
+    /// random weights, whole and in blocks. For dvabatch/figure14 to figure17: tests/python/dva_models.py writes bert, unet and
+    /// resnet, whole and in stages.
+    #[arg(long, value_name = "DIR", requires = "measured")]
+    models: Option<PathBuf>,
+
+    /// How to print the result.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// The live driver on this machine.
+#[derive(Debug)]
+struct ThisMachine;
+
+pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
+    if args.what == "list" {
+        return match args.format {
+            Format::Table => output::print(list_as_text()),
+            Format::Json => output::print_json(&list_as_json()),
+        };
+    }
+    let items = chosen(&args.what)?;
+    let context = context(args)?;
+    let mut done = Vec::new();
+    for item in items {
+        let report = item.reproduce(&context, &args.out)?;
+        if args.format == Format::Table {
+            output::print(&report)?;
+        }
+        done.push(report.json());
+    }
+    match (args.format, done.as_slice()) {
+        (Format::Table, _) => Ok(()),
+        (Format::Json, [only]) if args.what != "all" => output::print_json(only),
+        (Format::Json, all) => output::print_json(&serde_json::json!({ "items": all })),
+    }
+}
+
+fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {
+    let effort = match (args.quick, args.full) {
+        (true, _) => Effort::Quick,
+        (_, true) => Effort::Full,
+        _ => Effort::Usual,
+    };
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let jobs = args.jobs.map_or(cores, NonZeroUsize::get);
+    let queue = Queue::new(args.out.join("cache"), jobs)?;
+    Ok(Context::new(effort, args.seeds, queue, Box::new(ThisMachine))
+        .measuring(args.measured.map(|engine| engine.to_string()))
+        .with_models(args.models.clone(), args.what == "all"))
+}
+
+impl Machine for ThisMachine {
+    fn compare(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<Compared>> {
+        let args = CompareArgs::from_words(repository, words.iter().map(String::as_str))?;
+        let rows = compare::measure(&args)?.results.into_iter();
+        let row = |row| {
+            let compare::Row { policy, answered_rps, mean_ms, p90_ms, p99_ms, .. } = row;
+            Compared { policy, answered_rps, mean_ms, p90_ms, p99_ms }
+        };
+        Ok(rows.map(row).collect())
+    }
+
+    fn stress(&self, stress: Stress) -> anyhow::Result<Carried> {
+        let Stress { policy, models, devices, shards, rate, duration, warmup } = stress;
+        let (policy, options) = (policy.to_owned(), Options::new());
+        let report =
+            ripieno_runtime::Stress { policy, options, models, devices, shards, rate, duration, warmup }.run()?;
+        Ok(Carried { bad_rate: report.bad_rate, handled_rps: report.handled_rps })
+    }
+}

@@ -1,0 +1,134 @@
+//! What is wrong with a request's values and can be seen before it takes a slot.
+//!
+//! An engine finds an id that no table has, or text that is none, only in the middle of a batch. What a model's file says of its
+//! inputs is enough to refuse such a request at the door: the client hears at once which value is wrong, and no batch fails.
+
+use crate::{RequestError, Tensor};
+use ripieno_model::{DataType, TensorSpec};
+
+/// What the values of an input must be.
+#[derive(Clone, Debug)]
+pub(crate) struct ValueCheck {
+    input: String,
+    wanted: Wanted,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    /// Places in a table of so many rows, of which the negative ones count from its end.
+    Ids(i64),
+    /// Strings as ONNX has them.
+    Text,
+}
+
+impl ValueCheck {
+    /// The input looks up rows of a table.
+    pub(crate) fn ids(input: &TensorSpec, rows: i64) -> ValueCheck {
+        ValueCheck { input: input.name.clone(), wanted: Wanted::Ids(rows) }
+    }
+
+    /// The engine takes the input as text, if it is BYTES.
+    pub(crate) fn text(input: &TensorSpec) -> Option<ValueCheck> {
+        let bytes = input.datatype == DataType::Bytes;
+        bytes.then(|| ValueCheck { input: input.name.clone(), wanted: Wanted::Text })
+    }
+
+    pub(crate) fn check(&self, inputs: &[Tensor]) -> Result<(), RequestError> {
+        let Some(tensor) = inputs.iter().find(|tensor| *tensor.name == *self.input) else { return Ok(()) };
+        let name = &self.input;
+        match self.wanted {
+            Wanted::Ids(rows) => match outside(tensor, rows) {
+                Some((at, id)) => Err(RequestError(format!(
+                    "input '{name}' holds {id} at element {at}, but the model has a table of {rows} rows there; send ids from \
+                     {} to {}",
+                    -rows,
+                    rows - 1
+                ))),
+                None => Ok(()),
+            },
+            Wanted::Text => match no_text(&tensor.data) {
+                Some(at) => Err(RequestError(format!(
+                    "input '{name}' holds no UTF-8 text without zero bytes at element {at}, but the model takes text; encode it as \
+                     UTF-8"
+                ))),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+/// The first id that a table of so many rows does not have, and where it stands.
+fn outside(tensor: &Tensor, rows: i64) -> Option<(usize, i64)> {
+    macro_rules! find {
+        ($int:ty) => {{
+            let ids = tensor.data.as_chunks().0.iter().map(|&bytes| <$int>::from_le_bytes(bytes));
+            ids.map(i64::from).enumerate().find(|(_, id)| !(-rows..rows).contains(id))
+        }};
+    }
+    match tensor.datatype {
+        DataType::Int64 => find!(i64),
+        DataType::Int32 => find!(i32),
+        DataType::Int16 => find!(i16),
+        DataType::Int8 => find!(i8),
+        DataType::Uint32 => find!(u32),
+        DataType::Uint16 => find!(u16),
+        DataType::Uint8 => find!(u8),
+        _ => None,
+    }
+}
+
+/// The first BYTES element that is no text, or is cut short.
+fn no_text(mut data: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    while !data.is_empty() {
+        let element = data.split_first_chunk().and_then(|(length, rest)| {
+            let (element, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+            data = rest;
+            std::str::from_utf8(element).ok().filter(|text| !text.contains('\0'))
+        });
+        if element.is_none() {
+            return Some(at);
+        }
+        at += 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(wanted: Wanted, datatype: DataType, data: &[u8]) -> Result<(), String> {
+        let tensor = Tensor { name: "x".into(), datatype, shape: vec![1], data: data.to_vec().into() };
+        ValueCheck { input: "x".to_owned(), wanted }.check(&[tensor]).map_err(|cause| cause.0)
+    }
+
+    #[test]
+    fn ids_are_rows_of_the_table_from_either_end() {
+        let of = |ids: &[i64]| {
+            let data: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            check(Wanted::Ids(100), DataType::Int64, &data)
+        };
+        assert_eq!(of(&[0, 99, -1, -100]), Ok(()));
+        let refused =
+            "input 'x' holds 100 at element 1, but the model has a table of 100 rows there; send ids from -100 to 99";
+        assert_eq!(of(&[0, 100, 101]).unwrap_err(), refused);
+        for wrong in [-101, i64::MAX, i64::MIN] {
+            assert!(of(&[wrong]).unwrap_err().contains(&format!("holds {wrong} at element 0")));
+        }
+        assert!(check(Wanted::Ids(4), DataType::Int32, &[255; 4]).is_ok());
+        assert!(check(Wanted::Ids(4), DataType::Uint32, &[255; 4]).is_err());
+        assert!(check(Wanted::Ids(4), DataType::Uint8, &[3, 4]).unwrap_err().contains("holds 4 at element 1"));
+        assert!(check(Wanted::Ids(4), DataType::Fp32, &[255; 4]).is_ok(), "only the model knows what it makes of it");
+    }
+
+    #[test]
+    fn text_is_utf8_without_zero_bytes() {
+        let text = |data: &[u8]| check(Wanted::Text, DataType::Bytes, data);
+        assert_eq!(text(b"\x02\0\0\0ab\0\0\0\0"), Ok(()));
+        assert!(text(b"\x01\0\0\0a\x01\0\0\0\xff").unwrap_err().contains("without zero bytes at element 1"));
+        for wrong in [&b"\x01\0\0\0\0"[..], b"\x05\0\0\0a", b"\x01\0", b"\xff\xff\xff\xffa"] {
+            assert!(text(wrong).unwrap_err().contains("at element 0"));
+        }
+    }
+}

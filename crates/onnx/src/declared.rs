@@ -1,0 +1,130 @@
+//! What an ONNX file declares: its inputs and outputs, and the files beside it that it needs.
+//!
+//! Engines report types as they use them (one turns 64-bit integers into 32-bit ones), but clients must see what the
+//! model declares, so both engines take it from here. The graph is not looked at any further: a file that cannot be sliced can
+//! still be served whole.
+
+use crate::OnnxError;
+use crate::proto::{GraphProto, ModelProto, ValueInfoProto};
+use bytes::Bytes;
+use prost::Message;
+use ripieno_model::{DataType, TensorSpec};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Component, Path};
+
+/// The inputs and outputs of an ONNX file, in its order; initializers that old files list as inputs left out.
+#[derive(Debug)]
+pub struct Declared {
+    /// What a request brings.
+    pub inputs: Vec<TensorSpec>,
+    /// What it gets.
+    pub outputs: Vec<TensorSpec>,
+    /// The files beside it that hold weights.
+    pub external: Vec<String>,
+    /// Which tensor has no dynamic first dimension that could be the batch, if one has none.
+    pub no_batch: Option<String>,
+    /// Of inputs that look up an embedding (the indices of a `Gather` from weights), how many ids it has.
+    pub vocabulary: Vec<(String, i64)>,
+}
+
+impl Declared {
+    /// Reads what `path` declares, and returns also the whole of it.
+    pub fn read(path: &Path) -> Result<(Declared, Bytes), OnnxError> {
+        let file = path.display();
+        let bytes = std::fs::read(path)
+            .map(Bytes::from)
+            .map_err(|cause| OnnxError(format!("cannot read {file}: {cause}; put the model's ONNX file there")))?;
+        let not_onnx = || OnnxError(format!("{file} is not an ONNX model: export the model to ONNX anew"));
+        let graph = ModelProto::decode(bytes.clone()).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
+        if graph.output.is_empty() {
+            return Err(not_onnx());
+        }
+        let external = external_data(path, &graph)?;
+        let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
+        let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
+        let outputs = graph.output.iter().map(|info| spec("output", info, path));
+        let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<Vec<_>, _>>()?);
+        if inputs.is_empty() {
+            return Err(OnnxError(format!("{file} has no input: a model that is served needs one")));
+        }
+        let vocabulary = vocabulary(&graph);
+        let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
+        Ok((Declared { inputs, outputs, external, no_batch, vocabulary }, bytes))
+    }
+}
+
+fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, OnnxError> {
+    let name = info.name.as_str();
+    let refuse = |cause: String| OnnxError(format!("{kind} '{name}' of {} {cause}", path.display()));
+    let tensor = info.r#type.as_ref().and_then(|of| of.tensor_type.as_ref()).ok_or_else(|| {
+        refuse("is not a tensor: export the model with tensors only (scikit-learn: zipmap=False)".to_owned())
+    })?;
+    let datatype = DataType::from_onnx(tensor.elem_type).ok_or_else(|| {
+        let code = tensor.elem_type;
+        refuse(format!("has the ONNX element type {code}, which no client can send: add a Cast to the model"))
+    })?;
+    let shape = tensor.shape.as_ref().ok_or_else(|| {
+        refuse("has no shape: run onnx.shape_inference.infer_shapes on the file, or declare it at export".to_owned())
+    })?;
+    let dims = shape.dim.iter().map(|dim| dim.fixed().unwrap_or(-1));
+    Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
+}
+
+/// The first of these tensors that has no dynamic first dimension, and what it has instead.
+fn no_batch(kind: &str, specs: &[TensorSpec], path: &Path) -> Option<String> {
+    specs.iter().find_map(|TensorSpec { name, shape, .. }| {
+        let has = match shape.first() {
+            Some(-1) => return None,
+            Some(fixed) => format!("has a fixed first dimension {fixed}"),
+            None => "is a scalar".to_owned(),
+        };
+        Some(format!("{kind} '{name}' of {} {has}", path.display()))
+    })
+}
+
+/// The smallest table that each name indexes, be it directly or after a change of type or shape.
+fn vocabulary(graph: &GraphProto) -> Vec<(String, i64)> {
+    // For each name, the graph's input that holds the same numbers; nodes stand in order.
+    let mut same: HashMap<&str, &str> = graph.input.iter().map(|info| (&*info.name, &*info.name)).collect();
+    let mut sizes = BTreeMap::new();
+    for node in &graph.node {
+        let names: Vec<&str> = node.input.iter().map(String::as_str).collect();
+        match (&*node.op_type, &names[..], &node.output[..]) {
+            ("Cast" | "Identity" | "Squeeze" | "Unsqueeze" | "Reshape" | "Flatten", [from, ..], [to]) => {
+                if let Some(&input) = same.get(from) {
+                    same.insert(to, input);
+                }
+            }
+            ("Gather", [table, ids], _)
+                if node.attribute.iter().all(|of| of.name != "axis" || of.i.unwrap_or(0) == 0) =>
+            {
+                let weights = graph.initializer.iter().find(|weights| weights.name == *table);
+                let (size, input) = (weights.and_then(|weights| weights.dims.first()), same.get(ids));
+                if let (Some(&size), Some(&input)) = (size, input) {
+                    let known = sizes.entry(input.to_owned()).or_insert(size);
+                    *known = size.min(*known);
+                }
+            }
+            _ => {}
+        }
+    }
+    sizes.into_iter().collect()
+}
+
+fn external_data(path: &Path, graph: &GraphProto) -> Result<Vec<String>, OnnxError> {
+    let entries = graph.initializer.iter().flat_map(|weight| &weight.external_data);
+    let locations: BTreeSet<&String> =
+        entries.filter(|entry| entry.key == "location").map(|entry| &entry.value).collect();
+    for location in &locations {
+        let (file, beside) = (path.display(), Path::new(location).components());
+        if !beside.into_iter().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(OnnxError(format!("{file} keeps weights in '{location}': save them beside the model instead")));
+        }
+        if !path.with_file_name(location).is_file() {
+            return Err(OnnxError(format!(
+                "the weights file '{location}' of {file} is missing: copy it beside the model"
+            )));
+        }
+    }
+    Ok(locations.into_iter().cloned().collect())
+}

@@ -1,0 +1,208 @@
+//! Figures 7 and 8: LSTM on one device, by load, largest batch and width of the buckets.
+
+use super::SOURCE;
+use super::measured::{Measured, Network, measure};
+use super::workload::{
+    Case, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep,
+};
+use crate::case::Contender;
+use crate::context::Context;
+use crate::item::{Item, Report, Row};
+use crate::job::Answer;
+use ripieno_report::number;
+use ripieno_report::plot::{Figure, Look};
+
+pub(super) const FIGURE_7A: Item = Item {
+    id: "batchmaker/figure7a",
+    title: "Figure 7a: LSTM, batches of up to 512",
+    says: "The 90th percentile stays at 12 ms up to 8K requests/s and rises slowly up to 20K; padding begins at 25 ms and ends at 16K.",
+    run: |context| figure_7(context, 512),
+};
+
+pub(super) const FIGURE_7B: Item = Item {
+    id: "batchmaker/figure7b",
+    title: "Figure 7b: LSTM, batches of up to 64",
+    says: "The same latency at low load, and much less throughput.",
+    run: |context| figure_7(context, 64),
+};
+
+pub(super) const FIGURE_8: Item = Item {
+    id: "batchmaker/figure8",
+    title: "Figure 8: widths of buckets",
+    says: "Narrow buckets carry most and wait longest; wide ones wait less and carry less; a width of 10 is a good trade.",
+    run: figure_8,
+};
+
+const REQUESTS: u64 = 60_000;
+
+fn cases(context: &Context, max_batch: usize, lengths: &str) -> Vec<Case> {
+    let case = |contender: Contender, model: String| Case {
+        contender,
+        model,
+        devices: 1,
+        requests: context.requests(REQUESTS),
+    };
+    vec![
+        case(cellular("cellular", Look::solid(0)), cellular_lstm(max_batch, lengths)),
+        case(bucketed("bucketed, turns drain", 10, "drain", Look::solid(1)), padded_lstm(max_batch, lengths)),
+        case(bucketed("bucketed, one batch a turn", 10, "one", Look::dashed(1)), padded_lstm(max_batch, lengths)),
+    ]
+}
+
+fn rates(context: &Context, most: f64) -> Vec<f64> {
+    let all = [0.05, 0.1, 0.15, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0]
+        .map(|share| (share * most / 100.0).round() * 100.0);
+    context.points(&all, 3)
+}
+
+fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
+    let wide = max_batch == 512;
+    let rates = rates(context, if wide { 20_000.0 } else { 10_000.0 });
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (name, lengths) in [("sample", EUROPARL), ("log-normal", LOG_NORMAL)] {
+        let cases = cases(context, max_batch, lengths);
+        let (answers, peaks) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
+        for (case, peak) in cases.iter().zip(&peaks) {
+            let who = &case.contender.name;
+            rows.push(peak_row(format!("{who}, {name}: peak"), peak, paper_peak(who, wide), name));
+        }
+        if wide {
+            rows.extend(low_load_rows(context, &cases, name)?);
+        }
+        if wide && lengths == EUROPARL {
+            beside(
+                &mut rows,
+                measure(
+                    context,
+                    Network::Lstm,
+                    1,
+                    &["cellular", "bucketed,width=10", "bucketed,width=10,turn=one"],
+                    1,
+                )?,
+            );
+        }
+        let lines =
+            cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
+        panels.push(panel(name, "requests a second, answered", "90th percentile, ms", lines.collect()));
+    }
+    let requests = number(context.requests(REQUESTS) as f64);
+    Ok(Report {
+        rows,
+        figure: Figure {
+            title: format!("LSTM with batches of up to {max_batch}"),
+            subtitle: format!("one device, buckets of 10, {requests} requests a point, Poisson arrivals, 1 seed"),
+            panels,
+            columns: 2,
+            note: SOURCE.to_owned(),
+        },
+    })
+}
+
+/// Puts what real cells gave beside the rows of the sample: peaks, latencies at half of the baseline's peak, and who is ahead.
+fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
+    let Some(Measured { given, half_rps, note }) = measured else { return };
+    let who = ["cellular", "bucketed, turns drain", "bucketed, one batch a turn"];
+    let at = |name: String| rows.iter().position(|row| row.name == name);
+    let peaks = who.map(|who| at(format!("{who}, sample: peak")));
+    let lows = who.map(|who| at(format!("{who}, sample: p90 at 8K/s")));
+    let ours = |at: Option<usize>| at.map_or(f64::NAN, |at| rows[at].ours);
+    let (peak, low) = (ours(peaks[0]) / ours(peaks[1]), ours(lows[0]) / ours(lows[1]));
+    for ((peak, low), given) in peaks.into_iter().zip(lows).zip(&given) {
+        if let (Some(peak), Some(low)) = (peak, low) {
+            rows[peak].measured = Some(given.peak_rps);
+            rows[low].measured = Some(given.p90_ms);
+            rows[low] =
+                rows[low].clone().note(format!("Measured at {}/s, half of the buckets' peak here.", number(half_rps)));
+        }
+    }
+    let [cellular, bucketed, ..] = given[..] else { return };
+    let row = Row::new("cellular peak over bucketed's, sample", "ratio", peak).paper(20.0 / 16.0);
+    rows.push(row.measured(cellular.peak_rps / bucketed.peak_rps).note(&note));
+    let row = Row::new("cellular p90 over bucketed's at half of its peak, sample", "ratio", low);
+    rows.push(row.measured(cellular.p90_ms / bucketed.p90_ms).note(note));
+}
+
+fn paper_peak(contender: &str, wide: bool) -> Option<f64> {
+    match (contender.starts_with("cellular"), wide) {
+        (true, true) => Some(20_000.0),
+        (false, true) => Some(16_000.0),
+        _ => None,
+    }
+}
+
+pub(super) fn peak_row(name: String, peak: &Answer, paper: Option<f64>, lengths: &str) -> Row {
+    let mut row = Row::new(name.clone(), "requests/s", peak.goodput_rps).paper(paper);
+    if name.starts_with("cellular") && paper.is_some() {
+        row = row.note("The cost of gathering is fitted to this number.");
+    }
+    if name.starts_with("bucketed") && lengths == "log-normal" {
+        row = row.note("One sentence in a hundred is longer than 100 words: rare long buckets hold everything up.");
+    }
+    row.note(format!("p90 there {} ms.", number(peak.p90_ms)))
+}
+
+/// Latency where there is little to do.
+fn low_load_rows(context: &Context, cases: &[Case], name: &str) -> anyhow::Result<Vec<Row>> {
+    let answers = sweep(context, cases, &[1_000.0, 5_000.0, 8_000.0])?;
+    let mut rows = Vec::new();
+    for (case, answers) in cases.iter().zip(&answers) {
+        let is_cellular = case.contender.policy == "cellular";
+        for (rate, answer) in ["1K", "5K", "8K"].iter().zip(answers) {
+            let paper = if is_cellular { Some(12.0) } else { Some(25.0).filter(|_| *rate == "1K") };
+            let row =
+                Row::new(format!("{}, {name}: p90 at {rate}/s", case.contender.name), "ms", answer.p90_ms).paper(paper);
+            rows.push(match (is_cellular, *rate) {
+                (false, "1K") => {
+                    row.note("The paper's smallest. Not reproduced: in turn, a request waits for other buckets.")
+                }
+                (true, _) => row.note(format!("Mean batch {}.", number(answer.mean_batch))),
+                _ => row,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn figure_8(context: &Context) -> anyhow::Result<Report> {
+    let rates = rates(context, 20_000.0);
+    let requests = context.requests(REQUESTS);
+    let mut cases = vec![Case {
+        contender: cellular("cellular", Look::solid(0)),
+        model: cellular_lstm(512, EUROPARL),
+        devices: 1,
+        requests,
+    }];
+    for (at, width) in [1, 5, 10, 20, 40].into_iter().enumerate() {
+        let contender = bucketed(&format!("bucketed, width {width}"), width, "drain", Look::solid(at + 1));
+        cases.push(Case { contender, model: padded_lstm(512, EUROPARL), devices: 1, requests });
+    }
+    let (answers, peaks) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
+    let at_2k = sweep(context, &cases, &[2_000.0])?;
+    let mut rows = Vec::new();
+    for ((case, peak), low) in cases.iter().zip(&peaks).zip(&at_2k) {
+        let who = &case.contender.name;
+        rows.push(Row::new(format!("{who}: peak"), "requests/s", peak.goodput_rps));
+        let padding = format!("{} % of the rows are padding.", number(low[0].wasted * 100.0));
+        rows.push(Row::new(format!("{who}: p90 at 2K/s"), "ms", low[0].p90_ms).note(padding));
+    }
+    let best = peaks[1..].iter().map(|peak| peak.goodput_rps).fold(0.0, f64::max);
+    let note = "Above 1: cellular carries more than every width.";
+    rows.push(
+        Row::new("cellular peak over the best width's", "ratio", peaks[0].goodput_rps / best).paper(1.25).note(note),
+    );
+    let lines =
+        cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
+    Ok(Report {
+        rows,
+        figure: Figure {
+            title: "Widths of buckets".to_owned(),
+            subtitle: format!(
+                "LSTM, batches of up to 512, sample of sentences, {} requests a point, 1 seed",
+                number(requests as f64)
+            ),
+            panels: vec![panel("", "requests a second, answered", "90th percentile, ms", lines.collect())],
+            columns: 1,
+            note: SOURCE.to_owned(),
+        },
+    })
+}

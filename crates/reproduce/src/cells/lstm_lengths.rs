@@ -1,0 +1,134 @@
+//! Figures 9 and 11: where the time goes, and what the spread of lengths does.
+
+use super::SOURCE;
+use super::lstm::peak_row;
+use super::workload::{Case, EUROPARL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep};
+use crate::context::Context;
+use crate::item::{Item, Report, Row};
+use crate::job::Question;
+use ripieno_report::number;
+use ripieno_report::plot::{Figure, Look, Series};
+
+pub(super) const FIGURE_9: Item = Item {
+    id: "batchmaker/figure9",
+    title: "Figure 9: queueing and computing at 5K requests/s",
+    says: "99 % of the requests wait for at most 1.38 ms, where padding makes them wait for more than 100 ms.",
+    run: figure_9,
+};
+
+pub(super) const FIGURE_11: Item = Item {
+    id: "batchmaker/figure11",
+    title: "Figure 11: one length, up to 50, up to 100",
+    says: "With one length padding wins, 27,136 requests/s against 87 % of it; the more lengths differ, the more it loses.",
+    run: figure_11,
+};
+
+const REQUESTS: u64 = 60_000;
+
+fn pair(context: &Context, lengths: &str) -> Vec<Case> {
+    let requests = context.requests(REQUESTS);
+    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    vec![
+        case(cellular("cellular", Look::solid(0)), cellular_lstm(512, lengths)),
+        case(bucketed("bucketed, width 10", 10, "drain", Look::solid(1)), padded_lstm(512, lengths)),
+    ]
+}
+
+fn figure_9(context: &Context) -> anyhow::Result<Report> {
+    let cases = pair(context, EUROPARL);
+    let jobs: Vec<_> = cases.iter().map(|case| (case.contender.name.clone(), case.toml(5_000.0))).collect();
+    let answers = context.ask(Question::Delays, &jobs)?;
+    let (mut rows, mut queueing, mut computing) = (Vec::new(), Vec::new(), Vec::new());
+    for (case, answer) in cases.iter().zip(&answers) {
+        let who = &case.contender.name;
+        let is_cellular = case.contender.policy == "cellular";
+        let (paper, note) = match is_cellular {
+            true => (Some(1.38), "Five tasks of 250 us are 1.25 ms; jitter is not modelled."),
+            false => (Some(100.0), "The paper says: more than 100."),
+        };
+        rows.push(Row::new(format!("{who}: p99 of queueing"), "ms", answer.p99_queue_ms).paper(paper).note(note));
+        rows.push(Row::new(
+            format!("{who}: median of computing"),
+            "ms",
+            answer.computing_ms.get(50).copied().unwrap_or(0.0),
+        ));
+        if is_cellular {
+            let note = "The paper says 64 most of the time; by Little's law 5,000 x 24 x 250 us is 30.";
+            rows.push(Row::new(format!("{who}: mean batch"), "rows", answer.mean_batch).paper(64.0).note(note));
+            let note = "Tasks with the members of the one before, which copy nothing.";
+            rows.push(Row::new(format!("{who}: tasks without copy"), "%", answer.without_copy * 100.0).note(note));
+        }
+        let series = |values: &[f64]| Series {
+            name: who.clone(),
+            points: values.iter().zip(0..).map(|(&ms, percent)| (ms, f64::from(percent))).collect(),
+            look: case.contender.look,
+            markers: false,
+        };
+        queueing.push(series(&answer.delays_ms));
+        computing.push(series(&answer.computing_ms));
+    }
+    Ok(Report {
+        rows,
+        figure: Figure {
+            title: "Queueing and computing at 5K requests/s".to_owned(),
+            subtitle: "LSTM, one device, batches of up to 512, sample of sentences".to_owned(),
+            panels: vec![
+                panel("queueing", "ms", "% of requests", queueing),
+                panel("computing", "ms", "% of requests", computing),
+            ],
+            columns: 2,
+            note: SOURCE.to_owned(),
+        },
+    })
+}
+
+fn figure_11(context: &Context) -> anyhow::Result<Report> {
+    let sets = [
+        ("one length", "{ kind = \"fixed\", value = 24 }".to_owned()),
+        ("up to 50", EUROPARL.replace(" }", ", max = 50 }")),
+        ("up to 100", EUROPARL.replace(" }", ", max = 100 }")),
+    ];
+    let rates =
+        context.points(&[1.0, 3.0, 5.0, 8.0, 11.0, 14.0, 16.0, 18.0, 20.0, 22.0, 24.0, 26.0].map(|rate| rate * 1e3), 3);
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (name, lengths) in &sets {
+        let mut cases = pair(context, lengths);
+        if *name == "one length" {
+            // One bucket, and it ends with this length.
+            cases[1].contender = bucketed("bucketed, width 24", 24, "drain", Look::solid(1));
+        }
+        let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
+        for (case, peak) in cases.iter().zip(&found) {
+            rows.push(peak_row(format!("{}, {name}: peak", case.contender.name), peak, None, name));
+        }
+        if *name == "one length" {
+            let bound = 512.0 / (0.784e-3 * 24.0);
+            let note = "784 us x 24 steps for 512 requests; the paper rounds to 53 batches a second.";
+            rows.push(Row::new("bound with one length", "requests/s", bound).paper(27_136.0).note(note));
+            let note = "Saturated: offered twice the bound. The cost of gathering is fitted to this number.";
+            let flood = Case { requests: context.requests(100_000), ..cases[0].clone() };
+            let full = sweep(context, &[flood], &[2.0 * bound])?[0][0].answered_rps;
+            rows.push(Row::new("cellular with one length, of 27,136", "%", full / 271.36).paper(87.0).note(note));
+        }
+        let low = sweep(context, &cases, &[1_000.0])?;
+        for (case, answers) in cases.iter().zip(&low) {
+            rows.push(Row::new(format!("{}, {name}: p90 at 1K/s", case.contender.name), "ms", answers[0].p90_ms));
+        }
+        let lines =
+            cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
+        panels.push(panel(name, "requests a second, answered", "90th percentile, ms", lines.collect()));
+    }
+    Ok(Report {
+        rows,
+        figure: Figure {
+            title: "The spread of lengths".to_owned(),
+            subtitle: format!(
+                "LSTM, one device, batches of up to 512, {} requests a point, 1 seed",
+                number(context.requests(REQUESTS) as f64)
+            ),
+            panels,
+            columns: 3,
+            note: SOURCE.to_owned(),
+        },
+    })
+}

@@ -1,0 +1,122 @@
+//! Figures 14 and 15: TreeLSTM.
+
+use super::SOURCE;
+use super::measured::{Measured, Network, measure};
+use super::workload::{
+    Case, bucketed, cellular, cellular_trees, curve, ideal_trees, merged_trees, panel, peaks, sweep,
+};
+use crate::case::Contender;
+use crate::context::Context;
+use crate::item::{Item, Report, Row};
+use ripieno_report::number;
+use ripieno_report::plot::{Figure, Look};
+
+pub(super) const FIGURE_14: Item = Item {
+    id: "batchmaker/figure14",
+    title: "Figure 14: TreeLSTM on the TreeBank",
+    says: "3.1K requests/s against DyNet's 2.1K; at 1K/s a 90th percentile of 6.8 against 9.5 ms.",
+    run: figure_14,
+};
+
+pub(super) const FIGURE_15: Item = Item {
+    id: "batchmaker/figure15",
+    title: "Figure 15: trees of one shape",
+    says: "Complete trees of 16 leaves: the peak is about 30 % below that of a graph made for this shape.",
+    run: figure_15,
+};
+
+const TREEBANK: &str = "{ kind = \"shapes\", dataset = \"sst-test\" }";
+const COMPLETE: &str = "{ kind = \"complete\", leaves = 16 }";
+const REQUESTS: u64 = 40_000;
+
+fn merge(name: &str, us: &str, look: Look) -> Contender {
+    Contender::new(name, "graph-merge", &[("max_batch", "64"), ("merge_us_per_node", us)], look)
+}
+
+fn figure(title: &str, requests: u64, panel: ripieno_report::plot::Panel) -> Figure {
+    Figure {
+        title: title.to_owned(),
+        subtitle: format!(
+            "TreeLSTM, one device, batches of up to 64, {} requests a point, 1 seed",
+            number(requests as f64)
+        ),
+        panels: vec![panel],
+        columns: 1,
+        note: SOURCE.to_owned(),
+    }
+}
+
+fn figure_14(context: &Context) -> anyhow::Result<Report> {
+    let requests = context.requests(REQUESTS);
+    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    let cases = [
+        case(cellular("cellular", Look::solid(0)), cellular_trees(TREEBANK)),
+        case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(TREEBANK)),
+        case(merge("graph-merge for free", "0", Look::dashed(1)), merged_trees(TREEBANK)),
+    ];
+    let rates = context.points(&[0.25, 0.5, 1.0, 1.5, 1.8, 2.0, 2.4, 2.8, 3.0].map(|rate| rate * 1e3), 3);
+    let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
+    let low = sweep(context, &cases, &[1_000.0])?;
+    let papers = [(Some(3_100.0), Some(6.8)), (Some(2_100.0), Some(9.5)), (None, None)];
+    let mut rows = Vec::new();
+    for (((case, peak), low), (peak_paper, low_paper)) in cases.iter().zip(&found).zip(&low).zip(papers) {
+        let who = &case.contender.name;
+        let fitted = if peak_paper.is_some() { "One constant of the costs is fitted to this number." } else { "" };
+        rows.push(Row::new(format!("{who}: peak"), "requests/s", peak.goodput_rps).paper(peak_paper).note(fitted));
+        rows.push(Row::new(format!("{who}: p90 at 1K/s"), "ms", low[0].p90_ms).paper(low_paper));
+    }
+    let policies = ["cellular,order=priority", "graph-merge,merge_us_per_node=8", "graph-merge"];
+    let measured = measure(context, Network::TreeLstm, 1, &policies, 1)?;
+    let over = |other: usize| found[0].goodput_rps / found[other].goodput_rps;
+    let note = "By the text's numbers; the paper's summary says 1.8.";
+    rows.push(Row::new("cellular peak over graph-merge's", "ratio", over(1)).paper(3.1 / 2.1).note(note));
+    if let Some(measured) = measured {
+        rows.push(Row::new("cellular peak over that of graph-merge for free", "ratio", over(2)));
+        beside(&mut rows, &measured);
+    }
+    let lines =
+        cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
+    let panel = panel("", "requests a second, answered", "90th percentile, ms", lines.collect());
+    Ok(Report { rows, figure: figure("Trees of the TreeBank", requests, panel) })
+}
+
+/// Puts what real cells gave beside the rows: peak and latency of each contender, then the two ratios.
+fn beside(rows: &mut [Row], measured: &Measured) {
+    let Measured { given, half_rps, note } = measured;
+    let [contenders @ .., merged, free] = rows else { return };
+    for (pair, given) in contenders.chunks_mut(2).zip(given) {
+        pair[0].measured = Some(given.peak_rps);
+        pair[1].measured = Some(given.p90_ms);
+        pair[1].note = format!("Measured at {}/s, half of graph-merge's peak here.", number(*half_rps));
+    }
+    for (row, other) in [(merged, &given[1]), (free, &given[2])] {
+        row.measured = Some(given[0].peak_rps / other.peak_rps);
+        *row = row.clone().note(note);
+    }
+}
+
+fn figure_15(context: &Context) -> anyhow::Result<Report> {
+    let requests = context.requests(REQUESTS);
+    let case = |contender, model| Case { contender, model, devices: 1, requests };
+    let cases = [
+        case(cellular("cellular", Look::solid(0)), cellular_trees(COMPLETE)),
+        case(merge("graph-merge, 8 us a node", "8", Look::solid(1)), merged_trees(COMPLETE)),
+        case(bucketed("a graph for this shape", 31, "drain", Look::solid(2)), ideal_trees(31)),
+    ];
+    let rates = context.points(&[0.25, 0.5, 1.0, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0].map(|rate| rate * 1e3), 3);
+    let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
+    let low = sweep(context, &cases, &[1_000.0])?;
+    let mut rows = Vec::new();
+    for ((case, peak), low) in cases.iter().zip(&found).zip(&low) {
+        let who = &case.contender.name;
+        rows.push(Row::new(format!("{who}: peak"), "requests/s", peak.goodput_rps));
+        rows.push(Row::new(format!("{who}: p90 at 1K/s"), "ms", low[0].p90_ms));
+    }
+    let below = (1.0 - found[0].goodput_rps / found[2].goodput_rps) * 100.0;
+    let note = "The paper says: approximately. By the costs at 64 rows, one of which is fitted to Figure 14.";
+    rows.push(Row::new("cellular below the graph for this shape", "%", below).paper(30.0).note(note));
+    let lines =
+        cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
+    let panel = panel("", "requests a second, answered", "90th percentile, ms", lines.collect());
+    Ok(Report { rows, figure: figure("Complete trees of 16 leaves", requests, panel) })
+}

@@ -1,0 +1,216 @@
+//! Figures 14 and 16, and stretch at every load: latency by load.
+
+use super::SOURCE;
+use super::measured::{self, Given};
+use super::workload::{
+    Case, LOADS, NETWORKS, Network, Outcomes, RESNET152, System, Tuned, UNET, VGG19, axis, lines, mean, run, seeds,
+    series, settings, tuned,
+};
+use crate::context::{Context, Spread};
+use crate::item::{Item, Report, Row};
+use crate::machine::Compared;
+use ripieno_report::plot::{Axis, Figure, Look, Series};
+
+pub(super) const FIGURE_14: Item = Item {
+    id: "dvabatch/figure14",
+    title: "Figure 14: average latency at low, medium and high load",
+    says: "At low, medium and high load (1/4, 3/5 and 9/10 of the peak) DVABatch lowers the average by 16.1, 39.0 and 57.7 % \
+           against ZeroBatch and 35.4, 47.3 and 48.5 % against DelayBatch.",
+    run: figure_14,
+};
+
+pub(super) const FIGURE_16: Item = Item {
+    id: "dvabatch/figure16",
+    title: "Figure 16: 99th percentiles at low, medium and high load",
+    says: "DVABatch lowers the 99th percentile by 16.9, 27.4 and 53.7 % against ZeroBatch and 45.2, 45.1 and 29.2 % against \
+           DelayBatch.",
+    run: figure_16,
+};
+
+pub(super) const STRETCH: Item = Item {
+    id: "dvabatch/stretch",
+    title: "Stretch against a batcher that never idles, by load",
+    says: "DVABatch lowers the latency in all cases; a batch that runs for T_comp_wait is stretched no more. The paper does not say \
+           what stretching costs where the baseline forms its next batch when the device is free.",
+    run: stretch,
+};
+
+/// What a figure shows.
+struct What {
+    title: &'static str,
+    label: &'static str,
+    value: fn(&Outcomes) -> Spread,
+    measured: fn(&Compared) -> f64,
+    /// By load, against ZeroBatch and DelayBatch.
+    zero: [f64; 3],
+    delay: [f64; 3],
+}
+
+fn figure_14(context: &Context) -> anyhow::Result<Report> {
+    by_load(
+        context,
+        &What {
+            title: "Average latency by load",
+            label: "mean latency, ms",
+            value: Outcomes::mean_ms,
+            measured: |row| row.mean_ms,
+            zero: [16.1, 39.0, 57.7],
+            delay: [35.4, 47.3, 48.5],
+        },
+    )
+}
+
+fn figure_16(context: &Context) -> anyhow::Result<Report> {
+    by_load(
+        context,
+        &What {
+            title: "99th percentile by load",
+            label: "p99, ms",
+            value: |outcomes| outcomes.quantile_ms(0.99),
+            measured: |row| row.p99_ms,
+            zero: [16.9, 27.4, 53.7],
+            delay: [45.2, 45.1, 29.2],
+        },
+    )
+}
+
+/// ZeroBatch and the tuned DelayBatch by both rules, then DVABatch.
+fn contenders(tuned: &[Tuned; 2]) -> [System; 5] {
+    [System::ZERO[0], System::ZERO[1], tuned[0].system, tuned[1].system, System::DVA]
+}
+
+fn by_load(context: &Context, what: &What) -> anyhow::Result<Report> {
+    let plain: Vec<_> = NETWORKS.iter().map(|network| Case::new(context, network, System::DVA, 1.0)).collect();
+    // Before the simulations: what is missing for it is told at once.
+    let measured: Vec<_> =
+        plain.iter().map(|case| measured::by_load(context, case)).collect::<anyhow::Result<Vec<_>>>()?;
+    let tuned = tuned(context, &plain)?;
+    let mut cases = Vec::new();
+    for (case, tuned) in plain.iter().zip(&tuned) {
+        for system in contenders(tuned) {
+            cases.extend(LOADS.iter().map(|(_, load)| Case { system, rate: load * tuned[0].peak, ..*case }));
+        }
+    }
+    let outcomes = run(context, &cases)?;
+    let value = |network: usize, system: usize, load: usize| (what.value)(&outcomes[(network * 5 + system) * 3 + load]);
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (network, (case, tuned)) in plain.iter().zip(&tuned).enumerate() {
+        let name = case.network.name;
+        let mut curves = Vec::new();
+        for (system, who) in contenders(tuned).into_iter().enumerate() {
+            for (load, (level, _)) in LOADS.iter().enumerate() {
+                let Spread { mean, low, high } = value(network, system, load);
+                let row = Row::new(format!("{name}, {level} load: {}", who.name()), "ms", mean);
+                let row = row.seeds(low, high, seeds(context)).note(window(who));
+                let given = measured[network].as_ref();
+                rows.push(measured::beside(row, given, |given| given.latency(who, load, what.measured)));
+            }
+            let points =
+                LOADS.iter().enumerate().map(|(at, (_, load))| (load * 100.0, value(network, system, at).mean));
+            curves.push(series(who, points.collect()));
+        }
+        panels.push(lines(name, axis("load, % of the peak"), axis(what.label), curves));
+    }
+    for (baseline, paper, systems) in [("ZeroBatch", what.zero, [0, 1]), ("DelayBatch", what.delay, [2, 3])] {
+        for (rule, system) in ["free", "start"].into_iter().zip(systems) {
+            for (load, (level, _)) in LOADS.iter().enumerate() {
+                let less = |network: usize| 1.0 - value(network, 4, load).mean / value(network, system, load).mean;
+                let name = format!("less than {baseline}, {rule}, {level} load, mean of networks");
+                let ours = mean((0..NETWORKS.len()).map(less)) * 100.0;
+                let row = Row::new(name, "%", ours).paper(paper[load]).note(if rule == "free" { FREE } else { START });
+                let baseline = contenders(&tuned[0])[system];
+                rows.push(less_measured(row, what, baseline, load, &measured));
+            }
+        }
+    }
+    let (title, note) = (what.title.to_owned(), SOURCE.to_owned());
+    Ok(Report { rows, figure: Figure { title, subtitle: settings(context), panels, columns: 3, note } })
+}
+
+/// With how much less DVABatch takes on real models, mean over those that were measured.
+fn less_measured(row: Row, what: &What, baseline: System, load: usize, measured: &[Option<Given>]) -> Row {
+    let less = |given: &Given| {
+        let value = |system| given.latency(system, load, what.measured);
+        Some(1.0 - value(System::DVA)? / value(baseline)?)
+    };
+    let of: Vec<_> = measured.iter().map(|given| given.as_ref().and_then(less)).collect();
+    if of.iter().all(Option::is_none) {
+        return row;
+    }
+    let names: Vec<_> = NETWORKS.iter().zip(&of).filter(|(_, less)| less.is_some()).map(|(net, _)| net.name).collect();
+    let given = mean(of.into_iter().flatten()) * 100.0;
+    row.measured(given).note(format!("Measured: the mean of {}.", names.join(", ")))
+}
+
+fn window(system: System) -> String {
+    match system {
+        System::Delay(window, _) if window > 0.0 => {
+            format!("A window of {window} ms: the shortest of those within 1 % of the highest peak.")
+        }
+        _ => String::new(),
+    }
+}
+
+const FREE: &str = "The baseline forms its next batch when the device is free: what waits fills batches by itself, and a window buys \
+                    nothing.";
+const START: &str = "The baseline forms its next batch when the previous one starts.";
+
+/// Loads as shares of the peak.
+const SWEEP: [f64; 10] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
+/// Stretch that decides by gain, by the paper's fixed time, and none; on one lane and on two.
+const STRETCHES: [(&str, System); 6] = [
+    ("gain, 1 buffer", System::Dva("split = false\nbuffers = 1\n")),
+    ("comp-wait, 1 buffer", System::Dva("split = false\nbuffers = 1\nstretch = \"comp-wait\"\n")),
+    ("never, 1 buffer", System::Dva("split = false\nbuffers = 1\nstretch = \"never\"\n")),
+    ("gain, 2 buffers", System::Dva("split = false\n")),
+    ("comp-wait, 2 buffers", System::Dva("split = false\nstretch = \"comp-wait\"\n")),
+    ("never, 2 buffers", System::Dva("split = false\nstretch = \"never\"\n")),
+];
+
+fn stretch(context: &Context) -> anyhow::Result<Report> {
+    let networks: [&Network; 3] = [&RESNET152, &VGG19, &UNET];
+    let loads = context.points(&SWEEP, 3);
+    let systems: Vec<_> = std::iter::once(System::ZERO[0]).chain(STRETCHES.map(|(_, system)| system)).collect();
+    let mut cases = Vec::new();
+    for network in networks {
+        let free = Case { launch_ms: 0.0, ..Case::new(context, network, System::ZERO[0], 1.0) };
+        let peak = free.peak()?;
+        for &system in &systems {
+            cases.extend(loads.iter().map(|load| Case { system, rate: load * peak, ..free }));
+        }
+    }
+    let outcomes = run(context, &cases)?;
+    let ms = |network: usize, system: usize, load: usize| {
+        outcomes[(network * systems.len() + system) * loads.len() + load].mean_ms().mean
+    };
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (network, declared) in networks.iter().enumerate() {
+        let over = |system: usize, load: usize| ms(network, system, load) / ms(network, 0, load) * 100.0 - 100.0;
+        let mut curves = Vec::new();
+        for (place, (how, _)) in (1..).zip(STRETCHES) {
+            let points: Vec<_> = (0..loads.len()).map(|load| (loads[load] * 100.0, over(place, load))).collect();
+            for (load, more) in &points {
+                let name = format!("{} at {load:.0} %, stretch {how}: over ZeroBatch, free", declared.name);
+                rows.push(Row::new(name, "%", *more));
+            }
+            let worst = points.iter().map(|&(_, more)| more).fold(f64::NEG_INFINITY, f64::max);
+            rows.push(Row::new(format!("{}, stretch {how}: worst over all loads", declared.name), "%", worst));
+            curves.push(Series {
+                name: how.to_owned(),
+                points,
+                look: Look { colour: (place - 1) % 3, dashed: place > 3 },
+                markers: true,
+            });
+        }
+        let y = Axis { label: "mean latency over ZeroBatch, %".to_owned(), from: None, to: None };
+        panels.push(lines(declared.name, axis("load, % of the peak"), y, curves));
+    }
+    let figure = Figure {
+        title: "Stretching a batch that runs".to_owned(),
+        subtitle: format!("{}; no launch costs, no splits", settings(context)),
+        panels,
+        columns: 3,
+        note: SOURCE.to_owned(),
+    };
+    Ok(Report { rows, figure })
+}

@@ -1,0 +1,263 @@
+//! Networks, loads and contenders, and what comes of a run.
+
+use crate::context::Context;
+pub(super) use crate::outcome::{Outcome, Outcomes, axis, lines, mean};
+use ripieno_report::plot::{Look, Series};
+use ripieno_sim::Scenario;
+use std::fmt::Write;
+
+/// The three networks of the main evaluation, by their names on the NPU and in the paper.
+pub(super) const MAIN: [(&str, &str); 3] = [("resnet50", "ResNet"), ("gnmt", "GNMT"), ("transformer", "Transformer")];
+/// The other four.
+pub(super) const OTHERS: [(&str, &str); 4] =
+    [("vgg16", "VGGNet"), ("mobilenet", "MobileNet"), ("las", "Listen-Attend-and-Spell"), ("bert", "BERT")];
+/// From low to high load, requests a second; the paper names 16 and 1,000 and the borders 256 and 500.
+pub(super) const LOADS: [f64; 6] = [16.0, 64.0, 256.0, 500.0, 1000.0, 2000.0];
+pub(super) const WINDOWS_MS: [u32; 5] = [5, 25, 45, 65, 95];
+pub(super) const SLO_MS: f64 = 100.0;
+/// 90 % of sentences by the paper's own characterisation.
+pub(super) const DEC_TIMESTEPS: u32 = 32;
+pub(super) const MAX_BATCH: usize = 64;
+/// The paper's runs, and those of `--quick`.
+const SEEDS: u64 = 20;
+const QUICK_SEEDS: u64 = 3;
+
+/// Who decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum System {
+    Serial,
+    /// Graph batching with this window in milliseconds.
+    GraphB(u32),
+    LazyB,
+    Oracle,
+    /// LazyB with our condition that preempting must pay.
+    Gain,
+}
+
+/// A model under load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Load {
+    /// By its name on the NPU.
+    pub(super) network: &'static str,
+    pub(super) lengths: Lengths,
+    pub(super) slo_ms: f64,
+    pub(super) share: f64,
+    pub(super) device: Device,
+}
+
+/// The models of devices that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Device {
+    Npu,
+    TitanXp,
+}
+
+/// How long sentences and their translations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lengths {
+    /// Log-normal, so that 70 % have fewer than 20 words and 90 % at most 30: what the paper says of English to German.
+    Paper,
+    /// English of the European Parliament up to 80 words: longer, with a heavier tail; 90 % have at most 53.
+    Parliament,
+    /// English news, and French translations as much longer as in Parliament.
+    NewsToFrench,
+    /// French of the European Parliament up to 80 words, and English translations as much shorter.
+    ParliamentToEnglish,
+    /// Log-normal with the median of 50 steps: about 4 s of speech, and as many letters.
+    Speech,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Case {
+    pub(super) system: System,
+    pub(super) loads: Vec<Load>,
+    pub(super) rate: f64,
+    pub(super) max_batch: usize,
+    pub(super) dec_timesteps: u32,
+    pub(super) requests: u64,
+    pub(super) seed: u64,
+}
+
+impl System {
+    pub(super) fn all() -> Vec<System> {
+        let mut all = vec![System::Serial];
+        all.extend(System::graph_batching());
+        all.extend([System::LazyB, System::Oracle, System::Gain]);
+        all
+    }
+
+    pub(super) fn graph_batching() -> impl Iterator<Item = System> {
+        WINDOWS_MS.into_iter().map(System::GraphB)
+    }
+
+    pub(super) fn name(self) -> String {
+        match self {
+            System::Serial => "Serial".to_owned(),
+            System::GraphB(window) => format!("GraphB({window})"),
+            System::LazyB => "LazyB".to_owned(),
+            System::Oracle => "Oracle".to_owned(),
+            System::Gain => "LazyB, gain".to_owned(),
+        }
+    }
+
+    pub(super) fn look(self) -> Look {
+        match self {
+            System::Serial => Look::solid(6),
+            System::GraphB(window) => {
+                let place = WINDOWS_MS.iter().position(|&other| other == window).unwrap_or(0);
+                if place < 2 { Look::solid(1 + place) } else { Look::dashed(1 + place) }
+            }
+            System::LazyB => Look::solid(0),
+            System::Oracle => Look::dashed(0),
+            System::Gain => Look::dashed(6),
+        }
+    }
+
+    /// Its policy and options. Sequences need a baseline that pads them; it is the same rule otherwise.
+    fn policy(self, case: &Case) -> String {
+        let Case { max_batch, dec_timesteps, .. } = case;
+        let padded = case.loads.iter().any(Load::is_sequence);
+        let one_bucket = "width = 1048576\npad = \"longest\"\n";
+        match (self, padded) {
+            (System::Serial, false) => "policy = \"serial\"\n[policy_options]\n".to_owned(),
+            (System::Serial, true) => format!("policy = \"bucketed\"\n[policy_options]\n{one_bucket}max_batch = 1\n"),
+            (System::GraphB(window), false) => format!(
+                "policy = \"timeout\"\n[policy_options]\ngather = \"fifo\"\ndrop = \"never\"\ntimeout_ms = {window}\n\
+                 max_batch = {max_batch}\n"
+            ),
+            (System::GraphB(window), true) => format!(
+                "policy = \"bucketed\"\n[policy_options]\n{one_bucket}window_ms = {window}\nmax_batch = {max_batch}\n"
+            ),
+            (System::LazyB | System::Oracle | System::Gain, _) => {
+                let name = if self == System::Oracle { "lazy-oracle" } else { "lazy" };
+                let preempt = if self == System::Gain { "gain" } else { "slack" };
+                format!(
+                    "policy = \"{name}\"\n[policy_options]\nmax_batch = {max_batch}\ndec_timesteps = {dec_timesteps}\n\
+                     preempt = \"{preempt}\"\n"
+                )
+            }
+        }
+    }
+}
+
+impl Load {
+    pub(super) fn new(network: &'static str, slo_ms: f64) -> Load {
+        let lengths = if network == "las" { Lengths::Speech } else { Lengths::Paper };
+        Load { network, lengths, slo_ms, share: 1.0, device: Device::Npu }
+    }
+
+    fn is_sequence(&self) -> bool {
+        matches!(self.network, "gnmt" | "transformer" | "las")
+    }
+
+    fn toml(&self) -> String {
+        let Load { network, lengths, slo_ms, share, device } = self;
+        let key = if *device == Device::Npu { "npu" } else { "gpu" };
+        let mut text =
+            format!("[[model]]\nname = \"{network}\"\n{key} = \"{network}\"\nslo_ms = {slo_ms:?}\nshare = {share:?}\n");
+        if self.is_sequence() {
+            text.push_str(lengths.toml());
+        }
+        text
+    }
+}
+
+impl Lengths {
+    fn toml(self) -> &'static str {
+        match self {
+            Lengths::Paper => {
+                "lengths = { kind = \"lognormal\", mu = 2.74, sigma = 0.5, min = 1, max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 80\n"
+            }
+            Lengths::Parliament => {
+                "lengths = { kind = \"histogram\", dataset = \"europarl-en\", max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 100\n"
+            }
+            Lengths::NewsToFrench => {
+                "lengths = { kind = \"histogram\", dataset = \"newstest2013-en\", max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", mu = 0.119, sigma = 0.202 }\nmax_steps = 120\n"
+            }
+            Lengths::ParliamentToEnglish => {
+                "lengths = { kind = \"histogram\", dataset = \"europarl-fr\", max = 80 }\n\
+                 output_lengths = { kind = \"ratio\", mu = -0.119, sigma = 0.202 }\nmax_steps = 120\n"
+            }
+            Lengths::Speech => {
+                "lengths = { kind = \"lognormal\", mu = 3.912, sigma = 0.4, min = 1, max = 200 }\n\
+                 output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 240\n"
+            }
+        }
+    }
+}
+
+impl Case {
+    /// One model with the paper's settings.
+    pub(super) fn new(system: System, network: &'static str, rate: f64) -> Case {
+        Case {
+            system,
+            loads: vec![Load::new(network, SLO_MS)],
+            rate,
+            max_batch: MAX_BATCH,
+            dec_timesteps: if network == "las" { 84 } else { DEC_TIMESTEPS },
+            requests: requests(rate),
+            seed: 1,
+        }
+    }
+
+    /// With another device for all its models.
+    pub(super) fn on(mut self, device: Device) -> Case {
+        self.loads.iter_mut().for_each(|load| load.device = device);
+        self
+    }
+
+    /// With another SLO for all its models.
+    pub(super) fn slo_ms(mut self, slo_ms: f64) -> Case {
+        self.loads.iter_mut().for_each(|load| load.slo_ms = slo_ms);
+        self
+    }
+
+    pub(super) fn toml(&self) -> String {
+        let Case { rate, requests, seed, .. } = self;
+        let mut text = format!("seed = {seed}\nrequests = {requests}\nrate = {rate:?}\n{}", self.system.policy(self));
+        for load in &self.loads {
+            let _ = write!(text, "{}", load.toml());
+        }
+        text
+    }
+
+    fn run(&self) -> anyhow::Result<Outcome> {
+        Outcome::of(&Scenario::parse(&self.toml(), "scenario of the experiment")?)
+    }
+}
+
+/// Some seconds of load, and enough requests to speak of tails.
+fn requests(rate: f64) -> u64 {
+    ((rate * 4.0) as u64).clamp(400, 6000)
+}
+
+/// Seeds a point.
+pub(super) fn seeds(context: &Context) -> u64 {
+    if context.is_quick() { context.seeds(SEEDS).max(QUICK_SEEDS) } else { context.seeds(SEEDS) }
+}
+
+/// Each case with several seeds, on all cores.
+pub(super) fn run(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Outcomes>> {
+    let seeds = seeds(context);
+    let fewer = |requests: u64| if context.is_quick() { requests.div_ceil(2) } else { requests };
+    let seeded: Vec<_> = cases
+        .iter()
+        .flat_map(|case| (1..=seeds).map(|seed| Case { seed, requests: fewer(case.requests), ..case.clone() }))
+        .collect();
+    let outcomes = context.each(&seeded, Case::run)?;
+    Ok(outcomes.chunks(seeds as usize).map(|outcomes| Outcomes(outcomes.to_vec())).collect())
+}
+
+pub(super) fn series(system: System, points: Vec<(f64, f64)>) -> Series {
+    Series { name: system.name(), points, look: system.look(), markers: true }
+}
+
+/// How runs were made, for subtitles.
+pub(super) fn settings(context: &Context) -> String {
+    let requests = if context.is_quick() { "200 to 3,000" } else { "400 to 6,000" };
+    format!("Poisson arrivals, SLO 100 ms, batches up to 64, {} seeds of {requests} requests", seeds(context))
+}

@@ -1,0 +1,71 @@
+//! Items and reports for people.
+
+use super::item::{Done, Item, Row};
+use super::items;
+use ripieno_report::{Table, number};
+use std::fmt;
+
+/// Ids and titles of all items, one a line.
+pub fn list_as_text() -> String {
+    let widest = items().map(|item| item.id.len()).max().unwrap_or(0);
+    let lines: Vec<_> = items().map(|item| format!("{:<widest$}  {}", item.id, item.title)).collect();
+    lines.join("\n")
+}
+
+/// Ids and titles of all items, and what the papers say.
+pub fn list_as_json() -> serde_json::Value {
+    let item = |item: &Item| serde_json::json!({ "item": item.id, "title": item.title, "paper": item.says });
+    serde_json::json!({ "items": items().map(item).collect::<Vec<_>>() })
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Done { item, report, plot } = self;
+        writeln!(f, "{}: {}", item.id, item.title)?;
+        writeln!(f, "The paper: {}", item.says)?;
+        let notes = notes(&report.rows);
+        writeln!(f, "{}", table(&report.rows, &notes))?;
+        for (index, note) in (1..).zip(&notes) {
+            writeln!(f, " [{index}] {note}")?;
+        }
+        writeln!(f, "plot: {}", plot.display())
+    }
+}
+
+/// Every note once, in the order of first use.
+fn notes(rows: &[Row]) -> Vec<&str> {
+    let mut notes: Vec<&str> = Vec::new();
+    for row in rows.iter().filter(|row| !row.note.is_empty()) {
+        if !notes.contains(&row.note.as_str()) {
+            notes.push(&row.note);
+        }
+    }
+    notes
+}
+
+fn table(rows: &[Row], notes: &[&str]) -> Table {
+    let is_measured = rows.iter().any(|row| row.measured.is_some());
+    let headings = ["name", "unit", "paper", "ours", "of seeds", "measured", "ratio", "note"];
+    let mut table = Table::new(headings.into_iter().filter(|&heading| is_measured || heading != "measured"));
+    let optional = |value: Option<f64>| value.map_or("–".to_owned(), exact);
+    for row in rows {
+        let note = notes.iter().position(|&note| note == row.note).map(|index| format!("[{}]", index + 1));
+        let ratio = row.ratio().map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
+        let (paper, ours) = (optional(row.paper), exact(row.ours));
+        let range = row.seeds.map(|(low, high, _)| format!("{} to {}", exact(low), exact(high)));
+        let measured = is_measured.then(|| optional(row.measured));
+        let (range, note) = (range.unwrap_or_default(), note.unwrap_or_default());
+        let first = [row.name.clone(), row.unit.to_owned(), paper, ours, range];
+        table.row(first.into_iter().chain(measured).chain([ratio, note]));
+    }
+    table
+}
+
+/// Below a hundred with up to three decimals, so that exact values look exact.
+fn exact(value: f64) -> String {
+    if !value.is_finite() || value.abs() >= 100.0 {
+        return number(value);
+    }
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}

@@ -1,0 +1,96 @@
+//! Figure 10: how many devices 15,000 requests/s need.
+
+use super::SOURCE;
+use super::workload::{axis, case, from_zoo, known, load, nexus_eight_frontends, nexus_planned, systems, zoo};
+use crate::case::{Case, Contender, Load};
+use crate::context::Context;
+use crate::item::{Item, Report, Row};
+use crate::job::{Answer, Question};
+use anyhow::Context as _;
+use ripieno_report::number;
+use ripieno_report::plot::{Bar, Content, Figure, Panel};
+
+pub(super) const ITEM: Item = Item {
+    id: "symphony/figure10",
+    title: "Figure 10: fewest devices for 15,000 requests/s",
+    says: "with one ResNet50 Symphony saves 2 to 6 devices against Shepherd and Nexus, and Clockwork needs more than twice as \
+           many as the others; with 37 models Nexus needs 166 % and Shepherd 90 % more, and Clockwork cannot do it.",
+    run,
+};
+
+const RATE: f64 = 15_000.0;
+const REQUESTS: u64 = 200_000;
+
+fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut contenders = systems();
+    contenders.extend(known([nexus_planned(), nexus_eight_frontends()]));
+    let models = zoo("a100")?;
+    let resnet = models.iter().find(|model| model.name == "ResNet50").context("Table 4 has a ResNet50")?;
+    let single = vec![load("ResNet50", resnet.alpha_ms, resnet.beta_ms, 25.0)];
+    let setups = [
+        ("ResNet50, SLO 25 ms", single, [None, None, None]),
+        ("37 models of Table 4", models.iter().map(from_zoo).collect(), [Some(2.66), Some(1.90), None]),
+    ];
+    let requests = context.requests(REQUESTS);
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (name, loads, papers) in setups {
+        let found = devices(context, &contenders, &loads, requests)?;
+        rows.extend(rows_of(name, &contenders, &found, papers));
+        panels.push(panel(name, &contenders, &found));
+    }
+    let figure = Figure {
+        title: "Devices that 15,000 requests/s need".to_owned(),
+        subtitle: format!(
+            "A100 profiles, equal rates, Poisson arrivals, {} requests a run, 1 seed",
+            number(requests as f64)
+        ),
+        panels,
+        columns: 1,
+        note: SOURCE.to_owned(),
+    };
+    Ok(Report { rows, figure })
+}
+
+fn devices(context: &Context, contenders: &[Contender], loads: &[Load], requests: u64) -> anyhow::Result<Vec<f64>> {
+    let case = |one: &Contender| Case { rate: RATE, ..case(one, 1, loads.to_vec(), requests) };
+    let answers = context.answers(Question::Devices, contenders.iter().map(case).collect())?;
+    let devices = |answer: &Answer| if answer.devices > 0 { answer.devices as f64 } else { f64::NAN };
+    Ok(answers.iter().map(devices).collect())
+}
+
+/// `papers`: how many times as many devices nexus, shepherd and clockwork need.
+fn rows_of(setup: &str, contenders: &[Contender], found: &[f64], papers: [Option<f64>; 3]) -> Vec<Row> {
+    let own = contenders.iter().zip(found);
+    let mut rows: Vec<_> =
+        own.clone().map(|(one, &devices)| Row::new(format!("{setup}: {}", one.name), "devices", devices)).collect();
+    let deferred = found.first().copied().unwrap_or(f64::NAN);
+    for (policy, paper) in ["nexus", "shepherd", "clockwork"].into_iter().zip(papers) {
+        for (one, devices) in own.clone().filter(|(one, _)| one.policy == policy) {
+            let name = format!("{setup}: {} over deferred", one.name);
+            rows.push(Row::new(name, "times", devices / deferred).paper(paper).note(match policy {
+                "clockwork" => {
+                    "The paper says that Clockwork cannot deliver this because of the running time of its algorithm, which a simulation \
+                               does not have."
+                }
+                _ => "",
+            }));
+        }
+    }
+    rows
+}
+
+fn panel(setup: &str, contenders: &[Contender], found: &[f64]) -> Panel {
+    let bar = |(one, &devices): (&Contender, &f64)| Bar {
+        name: one.name.clone(),
+        value: devices,
+        spread: None,
+        paper: None,
+        look: one.look,
+    };
+    Panel {
+        title: setup.to_owned(),
+        x: axis("devices"),
+        y: axis(""),
+        content: Content::Bars(contenders.iter().zip(found).map(bar).collect()),
+    }
+}

@@ -1,0 +1,113 @@
+//! Figure 15: a load that changes, on up to 512 devices that follow it.
+
+use super::SOURCE;
+use super::workload::{axis, lines};
+use crate::context::Context;
+use crate::item::{Item, Report, Row};
+use crate::job::Interval;
+use ripieno_report::plot::{Axis, Figure, Look, Panel, Series};
+
+pub(super) const ITEM: Item = Item {
+    id: "symphony/figure15",
+    title: "Figure 15: devices follow a changing load, up to 512 of them",
+    says: "Symphony consolidates on few devices when the load is low, advises the autoscaler to add and remove devices, and \
+           keeps the bad rate low unless the cluster is overloaded.",
+    run,
+};
+
+const SCENARIO: &str = include_str!("../../../../scenarios/autoscale/figure15.toml");
+/// The same in little, for the impatient.
+const SMALL: &str = include_str!("../../../../scenarios/autoscale/small.toml");
+
+/// After a step of the load: until the next look, and until the devices that it asks for have joined.
+const STEP_S: f64 = 15.0;
+/// The bad rate that the paper's goodput allows.
+const LIMIT: f64 = 0.01;
+
+fn run(context: &Context) -> anyhow::Result<Report> {
+    let (name, scenario) = if context.is_quick() { ("small.toml", SMALL) } else { ("figure15.toml", SCENARIO) };
+    let windows = context.run(name, scenario)?.pop().unwrap_or_default().windows;
+    let rows = rows(&windows, &steps_s(scenario));
+    let figure = Figure {
+        title: "Devices follow the load".to_owned(),
+        subtitle: format!("scenarios/autoscale/{name}: steps of the total load, every model drifts by itself; 1 seed"),
+        panels: panels(&windows),
+        columns: 1,
+        note: format!("{SOURCE} The paper's load, from 150 hours of video, is not public; this one is ours."),
+    };
+    Ok(Report { rows, figure })
+}
+
+/// When the load changes by a step, the start included.
+fn steps_s(scenario: &str) -> Vec<f64> {
+    let durations = scenario.lines().filter_map(|line| line.strip_prefix("duration_s = ")?.parse::<f64>().ok());
+    let step = |end: &mut f64, duration: f64| {
+        let start = *end;
+        *end += duration;
+        Some(start)
+    };
+    durations.scan(0.0, step).collect()
+}
+
+fn rows(windows: &[Interval], steps_s: &[f64]) -> Vec<Row> {
+    let near_step = |window: &&Interval| {
+        let start_s = window.end_s - window.span_s;
+        steps_s.iter().any(|&step_s| start_s < step_s + STEP_S && window.end_s > step_s)
+    };
+    let settled: Vec<_> = windows.iter().filter(|window| !near_step(window)).collect();
+    let most = |value: fn(&Interval) -> f64| windows.iter().map(value).fold(0.0, f64::max);
+    let least = |value: fn(&Interval) -> f64| windows.iter().map(value).fold(f64::INFINITY, f64::min);
+    let requests = |value: fn(&Interval) -> f64| windows.iter().map(|one| value(one) * one.span_s).sum::<f64>();
+    let worst = settled.iter().map(|window| window.bad_rate).fold(0.0, f64::max);
+    let above = settled.iter().filter(|window| window.bad_rate > LIMIT).count();
+    let per_busy = settled.iter().map(|window| window.devices / window.busy_devices);
+    vec![
+        Row::new("offered, highest", "requests/s", most(|window| window.offered_rps)),
+        Row::new("offered, lowest", "requests/s", least(|window| window.offered_rps)),
+        Row::new("devices, most", "devices", most(|window| window.devices)),
+        Row::new("devices, fewest", "devices", least(|window| window.devices)),
+        Row::new("devices for each busy one, away from steps, most", "devices", per_busy.fold(0.0, f64::max)),
+        Row::new("bad rate away from steps, highest of a window", "share", worst)
+            .note("Windows of 10 s that begin at least 15 s after a step: the next look, and the start of devices."),
+        Row::new("windows away from steps above 1 % bad", "of them", above as f64 / settled.len().max(1) as f64),
+        Row::new(
+            "bad rate of the whole run",
+            "share",
+            1.0 - requests(|window| window.goodput_rps) / requests(|window| window.offered_rps).max(1.0),
+        )
+        .note("Devices take 10 s to be asked for and 5 s to start, so that every step up costs requests."),
+    ]
+}
+
+fn panels(windows: &[Interval]) -> Vec<Panel> {
+    let series = |name: &str, colour: usize, value: fn(&Interval) -> f64| Series {
+        name: name.to_owned(),
+        points: windows.iter().map(|window| (window.end_s, value(window))).collect(),
+        look: Look::solid(colour),
+        markers: false,
+    };
+    let end = windows.last().map(|window| window.end_s);
+    let time = || Axis { to: end, ..axis("time, s") };
+    vec![
+        lines(
+            "Load",
+            time(),
+            axis("requests/s"),
+            vec![
+                series("offered", 6, |window| window.offered_rps),
+                series("answered in time", 0, |window| window.goodput_rps),
+            ],
+        ),
+        lines(
+            "Devices",
+            time(),
+            axis("devices"),
+            vec![
+                series("advised", 4, |window| window.desired_devices as f64),
+                series("there", 1, |window| window.devices),
+                series("kept busy", 2, |window| window.busy_devices),
+            ],
+        ),
+        lines("Bad requests", time(), axis("bad, %"), vec![series("bad", 3, |window| window.bad_rate * 100.0)]),
+    ]
+}

@@ -1,0 +1,194 @@
+use super::item::Row;
+use super::{Carried, Compared, Context, Effort, Item, Machine, Queue, Report, Stress};
+use std::path::{Path, PathBuf};
+
+/// None of these tests measures; those of the binary, which has the live driver, do.
+#[derive(Debug)]
+struct NoMachine;
+
+impl Machine for NoMachine {
+    fn compare(&self, _: &Path, words: &[String]) -> anyhow::Result<Vec<Compared>> {
+        anyhow::bail!("nobody was to measure {words:?}")
+    }
+
+    fn stress(&self, stress: Stress) -> anyhow::Result<Carried> {
+        anyhow::bail!("nobody was to measure {stress:?}")
+    }
+}
+
+/// A folder of this test alone, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("ripieno-reproduce-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn context(&self) -> Context {
+        Context::new(Effort::Tiny, None, Queue::new(self.0.join("cache"), 2).unwrap(), Box::new(NoMachine))
+    }
+
+    /// The same with a repository of real models, which is empty.
+    fn measuring(&self, one_of_many: bool) -> Context {
+        self.context().measuring(Some("cpu".to_owned())).with_models(Some(self.0.join("models")), one_of_many)
+    }
+
+    fn kept(&self) -> usize {
+        std::fs::read_dir(self.0.join("cache")).unwrap().count()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn item(id: &str) -> &'static Item {
+    super::items().find(|item| item.id == id).unwrap()
+}
+
+fn check(report: &Report) {
+    assert!(!report.rows.is_empty());
+    let names: std::collections::BTreeSet<_> = report.rows.iter().map(|row| &row.name).collect();
+    assert_eq!(names.len(), report.rows.len(), "two rows have one name");
+    let svg = report.figure.svg();
+    assert!(svg.starts_with("<svg ") && !svg.contains("NaN"), "{}", report.figure.title);
+    assert!(!report.figure.note.is_empty() && !report.figure.panels.is_empty());
+}
+
+#[test]
+fn the_worked_example_is_exact() {
+    let report = (item("symphony/example").run)(&Folder::new("example").context()).unwrap();
+    check(&report);
+    for row in &report.rows {
+        assert_eq!(row.paper.unwrap_or(row.ours), row.ours, "{}", row.name);
+    }
+    assert!(report.rows.iter().filter(|row| row.paper.is_some()).count() >= 15);
+}
+
+#[test]
+fn the_examples_of_cellular_batching_are_exact() {
+    for (id, stated) in [("batchmaker/figure5", 25), ("late-batching/figure1", 25)] {
+        let report = (item(id).run)(&Folder::new("cells").context()).unwrap();
+        check(&report);
+        for row in &report.rows {
+            assert_eq!(row.paper.unwrap_or(row.ours), row.ours, "{id}, {}", row.name);
+        }
+        assert_eq!(report.rows.iter().filter(|row| row.paper.is_some()).count(), stated, "{id}");
+    }
+}
+
+#[test]
+fn figures_of_cells_have_their_rows() {
+    let folder = Folder::new("figures-of-cells");
+    for id in [
+        "batchmaker/figure3",
+        "batchmaker/figure9",
+        "batchmaker/figure10",
+        "batchmaker/figure15",
+        "late-batching/figure6",
+    ] {
+        check(&(item(id).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
+fn what_lazybatching_says_of_its_examples_is_exact() {
+    let folder = Folder::new("lazybatching");
+    for id in ["lazybatching/figure4", "lazybatching/figure6", "lazybatching/figure8", "lazybatching/figure10"] {
+        let report = (item(id).run)(&folder.context()).unwrap();
+        check(&report);
+        assert!(report.rows.iter().any(|row| row.paper.is_some()), "{id}");
+        for row in &report.rows {
+            assert_eq!(row.paper.unwrap_or(row.ours), row.ours, "{id}, {}", row.name);
+        }
+    }
+}
+
+#[test]
+fn figures_of_lazybatching_have_their_rows() {
+    let folder = Folder::new("figures-of-lazybatching");
+    for id in ["lazybatching/figure3", "lazybatching/figure5", "lazybatching/figure11"] {
+        check(&(item(id).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
+fn what_dvabatch_says_of_its_examples_is_exact() {
+    let report = (item("dvabatch/figure3").run)(&Folder::new("dvabatch").context()).unwrap();
+    check(&report);
+    assert_eq!(
+        report.rows.iter().map(|row| row.ours).collect::<Vec<_>>(),
+        [4.0, 4.0, 2.5, 4.0, 4.0, 2.875, 8.0, 8.0, 5.25]
+    );
+    assert!(report.rows.iter().all(|row| row.paper == Some(row.ours)));
+}
+
+#[test]
+fn figures_of_dvabatch_have_their_rows() {
+    let folder = Folder::new("figures-of-dvabatch");
+    for id in ["figure4", "figure5", "figure6", "figure18", "figure21"] {
+        check(&(item(&format!("dvabatch/{id}")).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
+fn a_missing_model_is_named_unless_many_items_run() {
+    let folder = Folder::new("missing-model");
+    let error = (item("dvabatch/figure14").run)(&folder.measuring(false)).unwrap_err().to_string();
+    assert!(error.contains("holds no model bert; python tests/python/dva_models.py "), "{error}");
+    assert!(folder.measuring(true).models_by("", &["bert"]).unwrap().is_none());
+    assert!(folder.context().models_by("", &["bert"]).unwrap().is_none());
+}
+
+#[test]
+fn the_bounds_of_table_2_are_the_papers() {
+    let folder = Folder::new("table2");
+    let report = (item("symphony/table2").run)(&folder.context()).unwrap();
+    check(&report);
+    let bounds: Vec<_> = report.rows.iter().filter(|row| row.name.contains("bound")).collect();
+    assert_eq!(bounds.len(), 8);
+    for row in bounds {
+        assert!((row.ratio().unwrap() - 1.0).abs() < 1e-3, "{row:?}");
+    }
+}
+
+#[test]
+fn finished_runs_are_used_again() {
+    let folder = Folder::new("cache");
+    let first = (item("symphony/figure6a").run)(&folder.context()).unwrap();
+    check(&first);
+    let kept = folder.kept();
+    assert!(kept > 0);
+    let again = (item("symphony/figure6a").run)(&folder.context()).unwrap();
+    assert_eq!((folder.kept(), first.figure.svg()), (kept, again.figure.svg()));
+}
+
+#[test]
+fn distributions_and_curves_have_their_rows() {
+    let folder = Folder::new("curves");
+    for id in ["symphony/figure1", "symphony/figure12", "symphony/figure2", "symphony/figure10"] {
+        check(&(item(id).run)(&folder.context()).unwrap());
+    }
+}
+
+#[test]
+fn ids_are_unique_and_say_their_paper() {
+    let ids: std::collections::BTreeSet<_> = super::items().map(|item| item.id).collect();
+    assert_eq!(ids.len(), super::items().count());
+    assert!(ids.iter().all(|id| id.split_once('/').is_some()));
+}
+
+#[test]
+fn a_row_prints_as_the_contract_says() {
+    let row = |paper: Option<f64>| serde_json::to_value(Row::new("a", "ms", 3.0).paper(paper).note("so")).unwrap();
+    let expected = serde_json::json!(
+        { "name": "a", "unit": "ms", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "note": "so" }
+    );
+    assert_eq!(row(Some(2.0)), expected);
+    assert_eq!(row(None)["ratio"], serde_json::Value::Null);
+    assert_eq!(serde_json::to_value(Row::new("a", "ms", f64::NAN)).unwrap()["ours"], serde_json::Value::Null);
+}

@@ -1,0 +1,244 @@
+//! Requests that the engine fails on, and requests of other shapes, under every policy of the catalogue: their neighbours are
+//! answered as if they were alone.
+
+use ripieno_base::{BlockId, ModelId, Nanos};
+use ripieno_executor::{
+    AnswerSource, BlockSource, CpuEngine, CpuOptions, Engine as Executor, Link, ModelSource, Source, Take, Tensor,
+};
+use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
+use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job, ModelSnapshot, Refused, ServedModel};
+use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build, lanes};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+const MAX_BATCH: usize = 8;
+const REQUESTS: usize = 400;
+/// The table that the models look up has so many rows; row i is [i, -i].
+const ROWS: usize = 100;
+/// No answer takes so long unless the test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn source(names: &[&str]) -> ModelSource {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
+    let block = |name: &&str| {
+        let path = Some(folder.join(format!("{name}.onnx")));
+        BlockSource { path, ..BlockSource::new(*name) }
+    };
+    ModelSource::new(names[0], names.iter().map(block).collect(), MAX_BATCH)
+}
+
+/// What requests of a test ask for.
+struct Kind {
+    name: &'static str,
+    source: fn() -> ModelSource,
+    /// The input of a request.
+    input: fn(usize) -> Tensor,
+    /// Its answer; none if the engine fails on it.
+    answer: fn(usize) -> Option<Vec<f32>>,
+}
+
+const KINDS: [Kind; 4] = [
+    Kind { name: "whole", source: || source(&["pick_third"]), input: |at| number("g", row(at)), answer: looked_up },
+    Kind {
+        name: "chain",
+        source: || source(&["pick_first", "pick_second", "pick_third"]),
+        input: |at| number("x", row(at)),
+        answer: looked_up,
+    },
+    Kind { name: "cells", source: sums, input: sequence, answer: added_up },
+    Kind { name: "shapes", source: || source(&["double"]), input: wide, answer: |at| Some(doubled(at)) },
+];
+
+/// Numbers without a pattern that a policy could depend on.
+fn scrambled(at: usize) -> usize {
+    (at.wrapping_mul(0x9e37_79b9) ^ (at >> 3)).wrapping_mul(2_654_435_761) >> 9
+}
+
+/// Each culprit asks for a row of its own that is not there.
+fn is_culprit(at: usize) -> bool {
+    scrambled(at).is_multiple_of(12)
+}
+
+fn row(at: usize) -> usize {
+    if is_culprit(at) { 1_000 + at } else { scrambled(at + 1) % ROWS }
+}
+
+fn floats(name: &str, shape: &[i64], numbers: &[f32]) -> Tensor {
+    let data = numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into();
+    Tensor { name: name.into(), datatype: DataType::Fp32, shape: shape.to_vec(), data }
+}
+
+fn number(name: &str, row: usize) -> Tensor {
+    floats(name, &[1], &[row as f32])
+}
+
+fn looked_up(at: usize) -> Option<Vec<f32>> {
+    (!is_culprit(at)).then(|| vec![row(at) as f32, -(row(at) as f32)])
+}
+
+/// Adds up the rows that it looks up, one a step.
+fn sums() -> ModelSource {
+    let mut source = source(&["cell_pick"]);
+    source.blocks[0].steps = Steps::Length;
+    source.blocks[0].links = vec![Link { input: "h".into(), from: Source::Previous("h_next".into()), initial: None }];
+    let answer = AnswerSource { name: "h".into(), block: Some(BlockId(0)), tensor: "h_next".into(), take: Take::Last };
+    ModelSource { walk: Walk::Repeat, answers: vec![answer], ..source }
+}
+
+/// A culprit is one at any of its steps, the first and the last included.
+fn numbers(at: usize) -> Vec<f32> {
+    let length = 1 + scrambled(at + 2) % 6;
+    let bad = scrambled(at + 3) % length;
+    let row = |step: usize| if step == bad { row(at) } else { scrambled(at + step) % ROWS };
+    (0..length).map(|step| row(step) as f32).collect()
+}
+
+fn sequence(at: usize) -> Tensor {
+    let numbers = numbers(at);
+    floats("g", &[1, numbers.len() as i64], &numbers)
+}
+
+fn added_up(at: usize) -> Option<Vec<f32>> {
+    let sum: f32 = numbers(at).iter().sum();
+    (!is_culprit(at)).then(|| vec![sum, -sum])
+}
+
+/// Rows of four or five numbers, and now and then of some other width.
+fn wide(at: usize) -> Tensor {
+    let width = [4, 5, 4, 5, 4, 5, 4, 1 + at % 40][scrambled(at) % 8];
+    let numbers: Vec<f32> = (0..width).map(|place| (at * 7 + place) as f32).collect();
+    floats("x", &[1, width as i64], &numbers)
+}
+
+fn doubled(at: usize) -> Vec<f32> {
+    wide(at).data.as_chunks().0.iter().map(|&bytes| 2.0 * f32::from_le_bytes(bytes)).collect()
+}
+
+/// The scheduler's view: nobody is refused for being late, however slow the machine, and who defers does so for a moment.
+fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
+    let loaded = executor.load(source).unwrap();
+    let profile = Profile::linear(0.05, 0.2, MAX_BATCH).unwrap();
+    let block = |block: &BlockSource| Block { steps: block.steps, ..Block::new(&block.name, profile.clone()) };
+    let blocks: Vec<Block> = source.blocks.iter().map(block).collect();
+    let walk = match source.walk {
+        Walk::Whole if blocks.len() > 1 => Walk::Chain,
+        walk => walk,
+    };
+    let whole = Model::whole(&source.name, profile.clone(), Nanos::from_millis(500));
+    let model = Model { blocks, walk, drop: Some(DropRule::Never), ..whole };
+    ServedModel { model, loaded, max_queue: 256, answer_late: true }
+}
+
+fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
+    let lanes = lanes(policy, &Options::new());
+    let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
+    let setup = Setup { models: Vec::new(), devices: 1, limits };
+    let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
+    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
+    config.policy = Some(policy);
+    Engine::start(config).unwrap()
+}
+
+/// Submits, waiting for a place where there is none.
+fn submit(engine: &Engine, model: ModelId, input: &Tensor, tell: impl Fn(Answer) + Send + Clone + 'static) {
+    loop {
+        let tell = tell.clone();
+        let (inputs, on_answer) = (vec![input.clone()].into(), Box::new(tell));
+        match engine.submit(Job { model, inputs, rows: 1, timeout: None, on_step: None, on_answer }) {
+            Ok(_) => return,
+            Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+/// Sends requests, and checks that each has its one answer. Returns what was counted.
+fn serve(policy: &'static Policy, kind: &Kind) -> ModelSnapshot {
+    let name = format!("{}, {}", policy.name, kind.name);
+    let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions { threads: 2 }));
+    let engine = start(policy, &executor);
+    let model = engine.load(served(&*executor, &(kind.source)())).unwrap();
+    let (sender, answers) = channel();
+    for at in 0..REQUESTS {
+        let sender = sender.clone();
+        submit(&engine, model, &(kind.input)(at), move |answer| drop(sender.send((at, answer))));
+    }
+    let mut seen = vec![0; REQUESTS];
+    for _ in 0..REQUESTS {
+        let (at, answer) = answers.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{name}: an answer is missing"));
+        seen[at] += 1;
+        match ((kind.answer)(at), answer) {
+            (Some(expected), Ok(answered)) => {
+                let data = &answered.outputs[0].data;
+                let found: Vec<f32> = data.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+                assert_eq!(found, expected, "{name}: request {at}");
+            }
+            (None, Err(Failure::Failed(text))) => {
+                let others = (0..REQUESTS).filter(|&other| other != at && is_culprit(other));
+                let told =
+                    |other: usize| text.split(|c: char| !c.is_ascii_digit()).any(|n| n == row(other).to_string());
+                assert!(others.into_iter().all(|other| !told(other)), "{name}: request {at} hears of another: {text}");
+            }
+            (expected, answer) => panic!("{name}: request {at} should have {expected:?} and has {answer:?}"),
+        }
+    }
+    assert!(seen.iter().all(|&count| count == 1));
+    assert!(engine.drain(PATIENCE));
+    // The last slot is given back right after its answer.
+    let until = Instant::now() + PATIENCE;
+    let counted = loop {
+        let counted = engine.model_metrics(model).unwrap();
+        if (counted.live, counted.waiting) == (0, 0) {
+            break counted;
+        }
+        assert!(Instant::now() < until, "{name}: {} slots are never given back", counted.live);
+        std::thread::yield_now();
+    };
+    engine.shutdown();
+    counted
+}
+
+fn served_by(policy: &Policy, kind: &Kind) -> bool {
+    policy.check_walk(&served(&CpuEngine::new(CpuOptions::default()), &(kind.source)()).model).is_ok()
+}
+
+/// Under every policy that serves models of a kind; how many those are.
+fn under_every_policy(kind: usize, judge: impl Fn(&str, &ModelSnapshot)) -> usize {
+    let kind = &KINDS[kind];
+    let policies: Vec<&'static Policy> = CATALOGUE.iter().filter(|policy| served_by(policy, kind)).collect();
+    policies.iter().for_each(|policy| judge(policy.name, &serve(policy, kind)));
+    policies.len()
+}
+
+/// Each culprit was found, and told from neighbours that it had.
+fn culprits_were_found(policy: &str, counted: &ModelSnapshot) {
+    let culprits = (0..REQUESTS).filter(|&at| is_culprit(at)).count() as u64;
+    assert_eq!(counted.bad_requests, culprits, "{policy}");
+    let alone = counted.batch_rows.sum as u64 == counted.batches;
+    assert!(counted.batches_again > 0 || alone, "{policy}: no culprit had a neighbour, so nothing was tested");
+}
+
+#[test]
+fn a_culprit_fails_alone_in_whole_models() {
+    assert!(under_every_policy(0, culprits_were_found) >= 9);
+}
+
+#[test]
+fn a_culprit_of_the_third_block_fails_alone_in_chains() {
+    assert!(under_every_policy(1, culprits_were_found) >= 9);
+}
+
+#[test]
+fn a_culprit_fails_alone_in_cells() {
+    assert!(under_every_policy(2, culprits_were_found) >= 3);
+}
+
+#[test]
+fn requests_of_any_shape_are_all_answered() {
+    let all_well = |policy: &str, counted: &ModelSnapshot| {
+        assert_eq!((counted.batches_again, counted.bad_requests), (0, 0), "{policy}");
+    };
+    assert!(under_every_policy(3, all_well) >= 9);
+}

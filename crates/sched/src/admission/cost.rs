@@ -1,0 +1,201 @@
+//! What a request will take of a model's devices, and how far that has been wrong.
+
+use crate::Request;
+use ripieno_base::{Nanos, Time};
+use ripieno_model::{Block, Model, Steps};
+
+/// A factor is taken from about so many requests' worth of work.
+const MEMORY: i64 = 256;
+/// As if so many requests had cost just what the profile says.
+const PRIOR: i64 = 16;
+/// What is learnt may be off by so much at most.
+const MOST: i64 = 64;
+/// What was learnt fades by one part in so many with each task that teaches nothing.
+const FORGET: i64 = 512;
+/// Late answers are counted in hundredths; one is taken for luck.
+const LATE: u64 = 100;
+/// Outcomes from which a margin is judged.
+const TRIAL: u64 = 64;
+
+/// The costs of a model.
+#[derive(Debug)]
+pub(crate) struct Cost {
+    model: Box<Model>,
+    /// For each block the batch in which its work is reckoned.
+    batches: Vec<usize>,
+    /// Device time that tasks took, and what their work was thought to take: of tasks for which there was enough to fill a
+    /// batch, since those are as full as the policy makes them.
+    used: i64,
+    thought: i64,
+    /// Steps of blocks that run until their end, and requests that took them.
+    steps: u64,
+    requests: u64,
+    /// By how much predictions are too early, and what is seen of it.
+    margin: Nanos,
+    trial: Trial,
+}
+
+/// The outcomes of requests that were let in since the margin was set: earlier ones say nothing of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trial {
+    since: Time,
+    outcomes: u64,
+    late: u64,
+}
+
+impl Cost {
+    pub(crate) fn new(model: Box<Model>, devices: usize) -> Cost {
+        let (margin, trial) = (Nanos(model.slo.0 / 8), Trial::default());
+        let mut cost = Cost { model, batches: Vec::new(), used: 0, thought: 0, steps: 0, requests: 0, margin, trial };
+        cost.reckon(devices);
+        cost
+    }
+
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub(crate) fn model_mut(&mut self) -> &mut Model {
+        &mut self.model
+    }
+
+    /// Derives what follows from profiles, after a change of them. Batches of a chain are as large as staggered execution
+    /// allows within the SLO; cells as large as pays, since requests join and leave between them.
+    pub(crate) fn reckon(&mut self, devices: usize) {
+        let model = &self.model;
+        let within = |block: &Block| model.max_batch.min(block.profile.max_batch());
+        self.batches = if model.walk.is_unfolded() {
+            model.blocks.iter().map(|block| block.profile.preferred().min(block.max_batch())).collect()
+        } else {
+            let span = model.slo.scale(devices as u64, devices as u64 + 1);
+            let most = model.profile().largest_within(span).max(1);
+            model.blocks.iter().map(|block| most.min(within(block))).collect()
+        };
+        let prior = self.each_ns().max(1) * PRIOR;
+        (self.used, self.thought) = (prior, prior);
+    }
+
+    /// How often a request runs a block.
+    fn steps(&self, block: &Block, request: &Request) -> i64 {
+        let graphs = self.model.blocks.iter().filter(|block| block.steps == Steps::Nodes).count() as i64;
+        match block.steps {
+            Steps::Once => 1,
+            Steps::Length => i64::from(request.extent.length),
+            Steps::Nodes => i64::from(request.extent.length).div_euclid(graphs).max(1),
+            Steps::UntilEnd => self.steps_until_end(request.extent.limit),
+        }
+    }
+
+    /// How often a request runs a block of which nobody knows when it ends: as often as others did, at first half its limit.
+    fn steps_until_end(&self, limit: u32) -> i64 {
+        let (steps, requests) = (self.steps + u64::from(limit).div_ceil(2), self.requests + 1);
+        (steps / requests).clamp(1, u64::from(limit.max(1))) as i64
+    }
+
+    /// What a row of the longest requests takes, by the profile.
+    fn each_ns(&self) -> i64 {
+        let blocks = self.model.blocks.iter().zip(&self.batches);
+        blocks.map(|(block, &batch)| block.profile.latency(batch).0 / batch as i64).sum()
+    }
+
+    /// The device time that a request takes in batches of the size reckoned with, as the profile has it.
+    pub(crate) fn work(&self, request: &Request) -> i64 {
+        let blocks = self.model.blocks.iter().zip(&self.batches);
+        let each = blocks.map(|(block, &batch)| {
+            let cost = block.cost(batch, request.extent.length).0 / batch as i64;
+            cost.saturating_mul(self.steps(block, request))
+        });
+        each.fold(0_i64, i64::saturating_add).saturating_mul(i64::from(request.rows)).max(1)
+    }
+
+    /// The same corrected by what was learnt.
+    pub(crate) fn corrected(&self, work: i64) -> i64 {
+        (i128::from(work) * i128::from(self.used) / i128::from(self.thought)).clamp(0, i128::from(i64::MAX)) as i64
+    }
+
+    /// How long a request takes from its start if nothing else runs and `rows` rows of its model, its own among them, go
+    /// together. Nodes of a graph are taken for a balanced tree.
+    pub(crate) fn alone(&self, request: &Request, rows: usize) -> Nanos {
+        let blocks = self.model.blocks.iter().zip(&self.batches);
+        let each = blocks.map(|(block, &batch)| {
+            let batch = rows.min(batch).max(request.rows as usize).min(block.profile.max_batch());
+            let steps = match block.steps {
+                Steps::Nodes => i64::from(request.extent.length.ilog2()) + 1,
+                _ => self.steps(block, request),
+            };
+            block.cost(batch, request.extent.length) * steps
+        });
+        each.fold(Nanos::ZERO, |sum, span| Nanos(sum.0.saturating_add(span.0)))
+    }
+
+    /// The rows of a batch of a block in which its work is reckoned.
+    pub(crate) fn batch(&self, block: usize) -> usize {
+        self.batches[block]
+    }
+
+    /// The device time that a row of a block takes, as the profile has it.
+    pub(crate) fn row(&self, block: usize, length: u32) -> i64 {
+        let batch = self.batches[block];
+        self.model.blocks[block].cost(batch, length).0 / batch as i64
+    }
+
+    /// A task has started `members` steps of a block.
+    pub(crate) fn on_start(&mut self, block: usize, members: usize) {
+        if self.model.blocks[block].steps == Steps::UntilEnd {
+            self.steps += members as u64;
+        }
+    }
+
+    /// A task was small because little was there: it says nothing of full ones, and what was learnt of them grows old.
+    pub(crate) fn forget(&mut self) {
+        self.used += (self.thought - self.used) / FORGET;
+    }
+
+    /// A task for which there was enough to fill a batch took so much device time, where the profile had `thought` so much.
+    pub(crate) fn on_task(&mut self, thought: i64, used: Nanos) {
+        self.thought = self.thought.saturating_add(thought);
+        self.used = self.used.saturating_add(used.0).clamp(self.thought / MOST, self.thought.saturating_mul(MOST));
+        if self.thought > self.each_ns().saturating_mul(MEMORY).max(2) {
+            (self.used, self.thought) = ((self.used / 2).max(1), (self.thought / 2).max(1));
+        }
+    }
+
+    /// A request has been answered.
+    pub(crate) fn on_finish(&mut self) {
+        self.requests += 1;
+        if self.requests >= MEMORY as u64 {
+            (self.steps, self.requests) = (self.steps / 2, self.requests / 2);
+        }
+    }
+
+    /// A request that was let in at `entered` has been answered or given up.
+    pub(crate) fn on_outcome(&mut self, now: Time, entered: Time, late: bool) {
+        self.trial.outcomes += u64::from(entered >= self.trial.since);
+        self.trial.late += u64::from(late && entered >= self.trial.since);
+        let Trial { since, outcomes, late } = self.trial;
+        let enough = outcomes >= TRIAL || late >= TRIAL / 8 || (outcomes >= TRIAL / 4 && now - since > self.model.slo);
+        if !enough {
+            return;
+        }
+        let slo = self.model.slo.0;
+        let step = match late * LATE / outcomes {
+            0 => -slo / 384,
+            1 => 0,
+            2..10 => slo / 64,
+            10..50 => slo / 16,
+            _ => slo / 8,
+        };
+        self.margin = (self.margin + Nanos(step)).clamp(Nanos::ZERO, self.model.slo.scale(7, 8));
+        self.trial = Trial { since: now, outcomes: 0, late: 0 };
+    }
+
+    /// By how much predictions are too early.
+    pub(crate) fn margin(&self) -> Nanos {
+        self.margin
+    }
+
+    /// The last moment at which an answer is thought to come in time.
+    pub(crate) fn due(&self, request: &Request) -> Time {
+        request.deadline - self.margin
+    }
+}

@@ -1,0 +1,177 @@
+//! Whose work the devices do: device time by model, learnt from starts and ends of tasks.
+//!
+//! Tasks of a lane run one after the other, lanes of a device side by side; a device with several running tasks is shared
+//! equally between them. Nothing here is read while a task runs but for one sum over all devices.
+
+use crate::Limits;
+use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
+
+/// Device time in use.
+#[derive(Debug)]
+pub(crate) struct DeviceTimes {
+    lanes: usize,
+    depth: usize,
+    devices: Vec<Device>,
+    /// The tasks of each lane, the running one first: a ring for each lane.
+    queues: Vec<Running>,
+    rings: Vec<Ring>,
+    /// Where each task in flight runs.
+    places: Vec<Option<u32>>,
+    /// Devices with a task, and the sum of the instants since when they have not been accounted for.
+    busy: i64,
+    since: i128,
+    present: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    /// Until when its time has been accounted for.
+    since: Time,
+    /// Lanes with a task.
+    active: u32,
+    present: bool,
+}
+
+/// A task in flight: its model, and the device time that it has taken.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    model: ModelId,
+    used: Nanos,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ring {
+    first: usize,
+    len: usize,
+}
+
+impl DeviceTimes {
+    pub(crate) fn new(limits: &Limits, present: usize) -> DeviceTimes {
+        let lanes = limits.devices * limits.lanes;
+        let device = |at: usize| Device { since: Time::ORIGIN, active: 0, present: at < present };
+        DeviceTimes {
+            lanes: limits.lanes,
+            depth: limits.depth,
+            devices: (0..limits.devices).map(device).collect(),
+            queues: vec![Running { model: ModelId(0), used: Nanos::ZERO }; lanes * limits.depth],
+            rings: vec![Ring::default(); lanes],
+            places: Vec::with_capacity(2 * limits.tasks()),
+            busy: 0,
+            since: 0,
+            present,
+        }
+    }
+
+    /// Devices that take tasks.
+    pub(crate) fn present(&self) -> usize {
+        self.present
+    }
+
+    pub(crate) fn set_present(&mut self, device: DeviceId, present: bool) {
+        let known = &mut self.devices[device.index()].present;
+        self.present = self.present + usize::from(present) - usize::from(*known);
+        *known = present;
+    }
+
+    /// Device time of tasks that run, not yet given to `spend`.
+    pub(crate) fn running(&self, now: Time) -> Nanos {
+        Nanos((i128::from(now.0) * i128::from(self.busy) - self.since).clamp(0, i128::from(i64::MAX)) as i64)
+    }
+
+    /// A task has been started; `spend` learns what the device did until now.
+    pub(crate) fn start(
+        &mut self,
+        now: Time,
+        (task, model): (TaskId, ModelId),
+        (device, lane): (DeviceId, LaneId),
+        spend: impl FnMut(ModelId, Nanos),
+    ) {
+        self.advance(now, device, spend);
+        let at = device.index() * self.lanes + lane.index();
+        let ring = &mut self.rings[at];
+        assert!(ring.len < self.depth, "a policy exceeded the depth of {} on {device:?}", self.depth);
+        self.queues[at * self.depth + (ring.first + ring.len) % self.depth] = Running { model, used: Nanos::ZERO };
+        ring.len += 1;
+        if ring.len == 1 {
+            self.activate(now, device, 1);
+        }
+        if self.places.len() <= task.index() {
+            self.places.resize(task.index() + 1, None);
+        }
+        self.places[task.index()] = Some(at as u32);
+    }
+
+    /// A task has ended; the device time that it took.
+    pub(crate) fn end(&mut self, now: Time, task: TaskId, spend: impl FnMut(ModelId, Nanos)) -> Nanos {
+        let at = self.places[task.index()].take().expect("the driver ends tasks in flight") as usize;
+        let device = DeviceId((at / self.lanes) as u16);
+        self.advance(now, device, spend);
+        let ring = &mut self.rings[at];
+        let used = self.queues[at * self.depth + ring.first].used;
+        *ring = Ring { first: (ring.first + 1) % self.depth, len: ring.len - 1 };
+        if ring.len == 0 {
+            self.activate(now, device, -1);
+        }
+        used
+    }
+
+    /// Accounts for what a device did until `now`.
+    fn advance(&mut self, now: Time, device: DeviceId, mut spend: impl FnMut(ModelId, Nanos)) {
+        let Device { since, active, .. } = self.devices[device.index()];
+        if active == 0 {
+            return;
+        }
+        let each = Nanos((now - since).0 / i64::from(active));
+        let first = device.index() * self.lanes;
+        for at in first..first + self.lanes {
+            let Ring { first, len } = self.rings[at];
+            if len > 0 {
+                let task = &mut self.queues[at * self.depth + first];
+                task.used += each;
+                spend(task.model, each);
+            }
+        }
+        self.since += i128::from(now.0 - since.0);
+        self.devices[device.index()].since = now;
+    }
+
+    fn activate(&mut self, now: Time, device: DeviceId, lanes: i32) {
+        let known = &mut self.devices[device.index()];
+        let was = known.active > 0;
+        known.active = known.active.wrapping_add_signed(lanes);
+        let is = known.active > 0;
+        if is && !was {
+            known.since = now;
+            (self.busy, self.since) = (self.busy + 1, self.since + i128::from(now.0));
+        } else if was && !is {
+            (self.busy, self.since) = (self.busy - 1, self.since - i128::from(now.0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { requests: 1, models: 2, devices: 2, lanes: 2, depth: 2, batch: 1, nodes: 0 };
+
+    #[test]
+    fn lanes_share_a_device_and_tasks_of_a_lane_follow_each_other() {
+        let mut times = DeviceTimes::new(&LIMITS, 2);
+        let mut spent = [0; 2];
+        let at = |at| Time::ORIGIN + Nanos(at);
+        let (a, b) = (ModelId(0), ModelId(1));
+        let mut spend = |model: ModelId, time: Nanos| spent[model.index()] += time.0;
+        times.start(at(0), (TaskId(0), a), (DeviceId(0), LaneId(0)), &mut spend);
+        times.start(at(0), (TaskId(1), b), (DeviceId(0), LaneId(0)), &mut spend);
+        times.start(at(10), (TaskId(2), b), (DeviceId(0), LaneId(1)), &mut spend);
+        assert_eq!(times.running(at(30)), Nanos(20));
+        let used = [(30, 0), (40, 1), (45, 2)].map(|(now, task)| times.end(at(now), TaskId(task), &mut spend));
+        assert_eq!(used, [Nanos(20), Nanos(5), Nanos(20)]);
+        assert_eq!(times.running(at(90)), Nanos::ZERO);
+        assert_eq!(spent, [20, 25]);
+        assert_eq!(times.present(), 2);
+        times.set_present(DeviceId(1), false);
+        assert_eq!(times.present(), 1);
+    }
+}

@@ -1,0 +1,460 @@
+//! What is let in to a policy, so that useful answers stay at their peak and nobody suffers from another's load, whatever
+//! the policy.
+//!
+//! A policy decides who runs when. Most published ones were measured below saturation: beyond it their queues grow until
+//! every answer is late, and a model that is asked too much takes the devices from all others. So a server puts this machine
+//! in front of its policy. A request is refused the moment it comes, for one of two reasons:
+//!
+//! * *No schedule is likely to meet its deadline* ([`Why::Hopeless`]), where the policy does not see to deadlines itself. What
+//!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then. How far such
+//!   predictions are wrong is learnt: of time by what devices really take under pressure ([`devices`]), of latency by a
+//!   margin that keeps late answers at one in a hundred.
+//! * *Its model or client asks for more than its share* ([`Why::Share`]) while others need theirs ([`shares`]).
+//!
+//! Nothing is held back here: what is let in goes to the policy in the same instant, so that below saturation every
+//! decision is the one that the policy alone would make. Of a request that is refused the policy never hears, unless it brought
+//! a graph, which the policy has been told already: such a one is withdrawn at once.
+//!
+//! Whose lateness is nobody's concern (`drop = "never"`, or "expired": it may run while nothing punctual wants the device) is
+//! refused for its share only.
+//!
+//! Below it, [`Shapes`] keeps requests of different shapes apart.
+
+mod cost;
+mod devices;
+mod shapes;
+mod shares;
+
+pub(crate) use shapes::Shapes;
+
+use crate::{Action, Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use cost::Cost;
+use devices::DeviceTimes;
+use ripieno_base::{BlockId, DeviceId, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{DropRule, Graph, Model};
+use shares::Shares;
+
+/// A policy behind a door.
+pub(crate) struct Admission {
+    policy: Box<dyn Scheduler>,
+    /// Whether the policy itself refuses what cannot be in time.
+    keeps_deadlines: bool,
+    models: Vec<Option<Served>>,
+    entries: Vec<Entry>,
+    links: Links,
+    shares: Shares,
+    devices: DeviceTimes,
+    /// Device time that requests in the policy are still to take, but for what runs at this moment.
+    backlog: i64,
+    /// Requests in the policy.
+    live: usize,
+    /// Of each task in flight.
+    tasks: Vec<Note>,
+    /// Requests that were refused since the last settle.
+    refused: Vec<(RequestSlot, Why)>,
+    /// Models with requests in the policy or of late, and the tightest of their latency targets.
+    tightest: Nanos,
+}
+
+/// A model and what of it is in the policy.
+#[derive(Debug)]
+struct Served {
+    cost: Cost,
+    drop: Option<DropRule>,
+    /// Rows and work of requests in the policy, and device time that their tasks took.
+    rows: usize,
+    /// Requests that have not been started, the most urgent first, and their rows.
+    waiting: List,
+    waiting_rows: usize,
+    waiting_work: i64,
+    work: i64,
+    spent: i64,
+    /// Of [`Admission::backlog`], this model's part.
+    backlog: i64,
+    /// When a request came last.
+    asked: Option<Time>,
+}
+
+/// What is kept of a task: its model, and what its work was thought to take if something is to be learnt of it.
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    model: ModelId,
+    thought: Option<i64>,
+}
+
+/// What is kept of a request.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    model: ModelId,
+    flow: u32,
+    rows: u32,
+    length: u32,
+    work: i64,
+    entered: Time,
+    deadline: Time,
+    state: State,
+    /// Whether it has not been started.
+    waits: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Absent,
+    /// The policy has it.
+    Inside,
+    /// Refused; told in the next settle.
+    Refused,
+    /// Refused, and being withdrawn from a policy that knows its graph.
+    Withdrawn(Why),
+}
+
+const ABSENT: Entry = Entry {
+    model: ModelId(0),
+    flow: 0,
+    rows: 0,
+    length: 0,
+    work: 0,
+    entered: Time::ORIGIN,
+    deadline: Time::ORIGIN,
+    state: State::Absent,
+    waits: false,
+};
+
+/// A model counts as in use for so long after its last request.
+const IN_USE: Nanos = Nanos::from_millis(10_000);
+/// Who takes more than its share leaves so much of the tightest latency target to others, in hundredths.
+const LEFT_TO_OTHERS: u64 = 30;
+
+impl Admission {
+    /// `policy` was built for this setup.
+    pub(crate) fn new(policy: Box<dyn Scheduler>, keeps_deadlines: bool, setup: &Setup) -> Admission {
+        let limits = &setup.limits;
+        let mut admission = Admission {
+            policy,
+            keeps_deadlines,
+            models: (0..limits.models).map(|_| None).collect(),
+            entries: vec![ABSENT; limits.requests],
+            links: Links::new(limits.requests),
+            shares: Shares::new(limits),
+            devices: DeviceTimes::new(limits, setup.devices),
+            backlog: 0,
+            live: 0,
+            tasks: Vec::with_capacity(2 * limits.tasks()),
+            refused: Vec::with_capacity(limits.requests),
+            tightest: Nanos::MAX,
+        };
+        for (model, id) in setup.models.iter().zip(0..) {
+            admission.load(ModelId(id), Box::new(model.clone()));
+        }
+        admission
+    }
+
+    fn load(&mut self, id: ModelId, model: Box<Model>) {
+        self.shares.set_weight(id, model.weight);
+        let drop = model.drop;
+        let cost = Cost::new(model, self.devices.present());
+        let served = Served {
+            cost,
+            drop,
+            rows: 0,
+            waiting: List::default(),
+            waiting_rows: 0,
+            waiting_work: 0,
+            work: 0,
+            spent: 0,
+            backlog: 0,
+            asked: None,
+        };
+        self.models[id.index()] = Some(served);
+    }
+
+    /// Why a request is not let in, if it is not.
+    fn judge(&mut self, now: Time, request: &Request, flow: u32, work: i64) -> Option<Why> {
+        let served =
+            self.models[request.model.index()].as_ref().expect("the driver sends requests of loaded models only");
+        let corrected = served.cost.corrected(work);
+        if !self.shares.ask(now, flow, corrected, request.class.priority) {
+            return Some(Why::Share);
+        }
+        if self.keeps_deadlines || matches!(served.drop, Some(DropRule::Never | DropRule::Expired)) || self.live == 0 {
+            return None;
+        }
+        let waiting = self.waiting(now).saturating_add(corrected);
+        let alone = served.cost.alone(request, served.rows + request.rows as usize);
+        let devices = self.devices.present().max(1) as i64;
+        let end = now + alone + Nanos((waiting - alone.0).max(0) / devices);
+        let due = served.cost.due(request);
+        let grown = self.grown_batch(now, served, request);
+        let patient = self.shares.is_held(flow) || self.shares.is_outranked(flow, request.class.priority);
+        let room = self.tightest.scale(100 - LEFT_TO_OTHERS, 100);
+        let crowds = patient && waiting / devices > room.0;
+        (end > due || grown || crowds).then_some(Why::Hopeless)
+    }
+
+    /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all.
+    fn grown_batch(&self, now: Time, served: &Served, request: &Request) -> bool {
+        let Some(head) = served.waiting.front().filter(|_| !served.cost.model().walk.is_unfolded()) else {
+            return false;
+        };
+        let rows = served.waiting_rows + request.rows as usize;
+        if rows > served.cost.model().max_batch {
+            return false;
+        }
+        let others = (self.waiting(now) - served.cost.corrected(served.waiting_work)).max(0);
+        let end = now + Nanos(others / self.devices.present().max(1) as i64) + served.cost.alone(request, rows);
+        end > self.entries[head as usize].deadline - served.cost.margin()
+    }
+
+    /// Device time that everything in the policy is still to take.
+    fn waiting(&self, now: Time) -> i64 {
+        (self.backlog - self.devices.running(now).0).max(0)
+    }
+
+    fn enter(&mut self, now: Time, request: &Request, flow: u32, work: i64) {
+        let entry = Entry {
+            model: request.model,
+            flow,
+            rows: request.rows,
+            length: request.extent.length,
+            work,
+            entered: now,
+            deadline: request.deadline,
+            state: State::Inside,
+            waits: true,
+        };
+        self.entries[request.slot.index()] = entry;
+        self.live += 1;
+        let served = self.models[request.model.index()].as_mut().expect("the model is loaded");
+        served.rows += request.rows as usize;
+        served.waiting_rows += request.rows as usize;
+        served.waiting_work += work;
+        served.work += work;
+        let mut before = served.waiting.back();
+        while before.is_some_and(|other| self.entries[other as usize].deadline > request.deadline) {
+            before = before.and_then(|other| self.links.prev(other));
+        }
+        served.waiting.insert_after(&mut self.links, before, request.slot.0);
+        self.backlog += served.recount();
+    }
+
+    /// A request leaves the policy, answered or not.
+    fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
+        self.begin(slot);
+        let Entry { model, flow, rows, work, entered, deadline, .. } =
+            std::mem::replace(&mut self.entries[slot.index()], ABSENT);
+        let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
+        let corrected = served.cost.corrected(work);
+        let late = match outcome {
+            None => now > deadline,
+            Some(why) => matches!(why, Why::Expired | Why::Hopeless),
+        };
+        if outcome.is_none() {
+            served.cost.on_finish();
+        }
+        if late || outcome.is_none() {
+            served.cost.on_outcome(now, entered, late);
+        }
+        if late {
+            self.shares.on_loss(flow, corrected);
+        }
+        self.live -= 1;
+        served.rows -= rows as usize;
+        served.work -= work;
+        served.spent = if served.rows == 0 { 0 } else { (served.spent - corrected).max(0) };
+        self.backlog += served.recount();
+    }
+
+    /// A request waits no more.
+    fn begin(&mut self, slot: RequestSlot) {
+        let Entry { model, rows, work, waits, .. } = &mut self.entries[slot.index()];
+        if std::mem::take(waits) {
+            let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
+            served.waiting.remove(&mut self.links, slot.0);
+            served.waiting_rows -= *rows as usize;
+            served.waiting_work -= *work;
+        }
+    }
+
+    /// A task has started: what its device does from now on, and whether its end will teach something.
+    fn start(&mut self, now: Time, (task, model): (TaskId, ModelId), block: BlockId, place: (DeviceId, LaneId)) {
+        let (count, mut rows, mut work) = (self.policy.members(task).len(), 0, 0_i64);
+        for at in 0..count {
+            let member = self.policy.members(task)[at];
+            self.begin(member);
+            let Entry { rows: own, length, .. } = self.entries[member.index()];
+            let cost = &self.models[model.index()].as_ref().expect("a model stays while its requests live").cost;
+            rows += own as usize;
+            work = work.saturating_add(cost.row(block.index(), length).saturating_mul(i64::from(own)));
+        }
+        let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
+        served.cost.on_start(block.index(), count);
+        // Where the policy could have filled a batch, the one that it made is as full as it makes them.
+        let unfolds = served.cost.model().walk.is_unfolded();
+        let there = if unfolds { served.rows } else { served.waiting_rows + rows };
+        let thought = (there >= served.cost.batch(block.index())).then_some(work);
+        if self.tasks.len() <= task.index() {
+            self.tasks.resize(task.index() + 1, Note { model, thought: None });
+        }
+        self.tasks[task.index()] = Note { model, thought };
+        let (models, backlog) = (&mut self.models, &mut self.backlog);
+        self.devices.start(now, (task, model), place, |model, time| spend(models, backlog, model, time));
+    }
+
+    /// Acts on what the policy decided, and sets right why a withdrawn request ends.
+    fn observe(&mut self, now: Time, out: &mut Outbox) {
+        for action in out.actions_mut() {
+            match action {
+                Action::Start { task, model, block, device, lane, .. } => {
+                    self.start(now, (*task, *model), *block, (*device, *lane));
+                }
+                Action::Finish { request } => self.leave(now, *request, None),
+                Action::Reject { request, why } => match self.entries[request.index()].state {
+                    State::Inside => self.leave(now, *request, Some(*why)),
+                    State::Withdrawn(reason) => {
+                        *why = reason;
+                        self.entries[request.index()].state = State::Absent;
+                    }
+                    State::Refused => self.entries[request.index()].state = State::Absent,
+                    State::Absent => panic!("a policy ended a request twice"),
+                },
+                Action::Cancel { .. } => {}
+            }
+        }
+    }
+
+    /// The tightest latency target of the models in use.
+    fn find_tightest(&self, now: Time) -> Nanos {
+        let served = self.models.iter().flatten();
+        let in_use = served.filter(|served| served.asked.is_some_and(|asked| now - asked < IN_USE));
+        in_use.map(|served| served.cost.model().slo).min().unwrap_or(Nanos::MAX)
+    }
+
+    fn reckon(&mut self) {
+        let devices = self.devices.present().max(1);
+        self.models.iter_mut().flatten().for_each(|served| served.cost.reckon(devices));
+    }
+}
+
+/// A device worked for a model.
+fn spend(models: &mut [Option<Served>], backlog: &mut i64, model: ModelId, time: Nanos) {
+    let Some(served) = models[model.index()].as_mut() else { return };
+    served.spent = served.spent.saturating_add(time.0);
+    *backlog += served.recount();
+}
+
+impl Served {
+    /// Brings its backlog up to date; by how much it has changed.
+    fn recount(&mut self) -> i64 {
+        let now = (self.cost.corrected(self.work) - self.spent).max(0);
+        now - std::mem::replace(&mut self.backlog, now)
+    }
+}
+
+impl Scheduler for Admission {
+    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
+        self.policy.on_graph(request, graph);
+    }
+
+    fn on_request(&mut self, now: Time, request: &Request) {
+        let divided = self.shares.tick(now, self.devices.present());
+        let served = self.models[request.model.index()].as_mut();
+        let served = served.expect("the driver sends requests of loaded models only");
+        let flow = Shares::flow(request.model, request.class.client);
+        let work = served.cost.work(request);
+        served.asked = Some(now);
+        let brings_graph = served.cost.model().walk.brings_graph();
+        self.tightest = self.tightest.min(served.cost.model().slo);
+        if divided {
+            self.tightest = self.find_tightest(now);
+        }
+        match self.judge(now, request, flow, work) {
+            None => {
+                self.enter(now, request, flow, work);
+                self.policy.on_request(now, request);
+            }
+            Some(why) => {
+                if why == Why::Hopeless {
+                    self.shares.on_loss(flow, work);
+                }
+                let state = if brings_graph { State::Withdrawn(why) } else { State::Refused };
+                self.entries[request.slot.index()] = Entry { model: request.model, state, ..ABSENT };
+                if brings_graph {
+                    self.policy.on_request(now, request);
+                    self.policy.on_control(now, Control::Cancelled(request.slot));
+                } else {
+                    self.refused.push((request.slot, why));
+                }
+            }
+        }
+    }
+
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
+        let (models, backlog) = (&mut self.models, &mut self.backlog);
+        let used = self.devices.end(now, done.task, |model, time| spend(models, backlog, model, time));
+        let Note { model, thought } = self.tasks[done.task.index()];
+        if let Some(served) = self.models[model.index()].as_mut() {
+            match (done.outcome, thought) {
+                (Outcome::Ok, Some(thought)) => served.cost.on_task(thought, used),
+                (Outcome::Ok, None) => served.cost.forget(),
+                // Its work is to be done again, or ends in errors.
+                _ => served.spent = (served.spent - used.0).max(0),
+            }
+            self.backlog += served.recount();
+        }
+        self.policy.on_task_done(now, done);
+    }
+
+    fn on_control(&mut self, now: Time, control: Control) {
+        match &control {
+            Control::DeviceJoined(device) | Control::DeviceLeft(device) => {
+                self.devices.set_present(*device, matches!(control, Control::DeviceJoined(_)));
+                self.reckon();
+            }
+            Control::ModelLoaded(id, model) => self.load(*id, model.clone()),
+            Control::ProfileReplaced { model, block, profile } => {
+                let devices = self.devices.present().max(1);
+                let cost = &mut self.models[model.index()].as_mut().expect("the model is loaded").cost;
+                cost.model_mut().blocks[block.index()].replace_profile(profile.clone());
+                cost.reckon(devices);
+            }
+            Control::Cancelled(slot) if self.entries[slot.index()].state != State::Inside => return,
+            Control::DeviceSlowed { .. } | Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
+        }
+        self.policy.on_control(now, control);
+    }
+
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        self.policy.settle(now, out);
+        for (request, why) in self.refused.drain(..) {
+            out.push(Action::Reject { request, why });
+        }
+        self.observe(now, out);
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.policy.next_wakeup()
+    }
+
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.policy.members(task)
+    }
+
+    fn nodes(&self, task: TaskId) -> &[u32] {
+        self.policy.nodes(task)
+    }
+
+    fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
+        self.policy.prediction(request)
+    }
+}
+
+/// The bounds for which a policy behind this door is to be built.
+pub(crate) fn widen(limits: &Limits) -> Limits {
+    Shapes::widen(limits)
+}
+
+/// Puts a policy behind the door; it was built for `setup` with [`widen`]ed limits.
+pub(crate) fn guard(policy: Box<dyn Scheduler>, keeps_deadlines: bool, setup: &Setup) -> Box<dyn Scheduler> {
+    let shapes = Shapes::new(policy, &setup.models, &setup.limits);
+    Box::new(Admission::new(Box::new(shapes), keeps_deadlines, setup))
+}

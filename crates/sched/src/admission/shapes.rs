@@ -1,0 +1,252 @@
+//! Requests of different shapes never meet in a batch, under any policy.
+//!
+//! To the policy, requests of one model that differ in shape are requests of different models: each shape that is in use
+//! becomes a *variant*, a further model of the policy with the same blocks, loaded when the first such request comes and
+//! unloaded when its place is wanted and nobody uses it. So no policy knows of shapes, each estimates rates and forms batches
+//! by shape, and [`Shape::ALONE`] is a variant whose batches hold one request.
+//!
+//! Rejected: a shape as a key of every queue. Thirteen policies would each have to respect it, in gathering, in joining, in
+//! estimates, and one that forgot would fail its users' requests.
+//!
+//! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own batches, and the driver's
+//! device runs such a batch in parts: slower than it need be, never wrong.
+
+use crate::{Action, Control, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
+use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
+use ripieno_model::{Graph, Model};
+
+/// Variants of all models at once.
+pub(crate) const VARIANTS: usize = 64;
+/// Variants that are kept free for shapes to come, as long as there are some that nobody uses.
+const SPARE: usize = 8;
+/// A request or task of no variant.
+const NONE: u16 = u16::MAX;
+
+/// A policy that sees each shape of a model as a model of its own.
+pub(crate) struct Shapes {
+    policy: Box<dyn Scheduler>,
+    /// The models as loaded, by their ids: variants are made from them.
+    models: Vec<Option<Box<Model>>>,
+    variants: Vec<Variant>,
+    /// Variants that stand for a shape, in or out of service.
+    taken: usize,
+    /// Of each live request and of each task in flight, its variant.
+    of_request: Vec<u16>,
+    of_task: Vec<u16>,
+    /// Grows with every request that has a variant: who was used last has the largest number.
+    uses: u64,
+}
+
+/// A model of the policy that stands for one shape.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    /// None: free.
+    key: Option<Key>,
+    /// Its model has been unloaded: it is freed when its last request and task have ended.
+    leaving: bool,
+    requests: u32,
+    tasks: u32,
+    used: u64,
+}
+
+/// What the requests of a variant have in common. Those that share a batch with nobody have a batch size of their own rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    model: ModelId,
+    shape: Shape,
+    rows: u32,
+}
+
+impl Key {
+    fn of(request: &Request) -> Key {
+        let shape = request.class.shape;
+        Key { model: request.model, shape, rows: if shape == Shape::ALONE { request.rows } else { 0 } }
+    }
+
+    /// The model that the policy sees.
+    fn model(self, model: &Model) -> Model {
+        let max_batch = if self.shape == Shape::ALONE { self.rows as usize } else { model.max_batch };
+        Model { max_batch, ..model.clone() }
+    }
+}
+
+const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0 };
+
+impl Shapes {
+    /// The bounds that the policy must be built for.
+    pub(crate) fn widen(limits: &Limits) -> Limits {
+        Limits { models: limits.models + VARIANTS, ..*limits }
+    }
+
+    /// `policy` was built for the same models and for [`Shapes::widen`] of the limits.
+    pub(crate) fn new(policy: Box<dyn Scheduler>, models: &[Model], limits: &Limits) -> Shapes {
+        let mut known: Vec<_> = models.iter().map(|model| Some(Box::new(model.clone()))).collect();
+        known.resize(limits.models, None);
+        Shapes {
+            policy,
+            models: known,
+            variants: vec![FREE; VARIANTS],
+            taken: 0,
+            of_request: vec![NONE; limits.requests],
+            of_task: Vec::with_capacity(2 * limits.tasks()),
+            uses: 0,
+        }
+    }
+
+    fn id(&self, variant: usize) -> ModelId {
+        ModelId((self.models.len() + variant) as u16)
+    }
+
+    /// The variant for a request, loaded if need be; none if it joins the model's own batches.
+    fn variant(&mut self, now: Time, request: &Request) -> Option<usize> {
+        let key = Key::of(request);
+        if key.shape == Shape::default() {
+            return None;
+        }
+        let known = self.variants.iter().position(|variant| variant.key == Some(key) && !variant.leaving);
+        known.or_else(|| {
+            let free = self.variants.iter().position(|variant| variant.key.is_none())?;
+            let model = key.model(self.models[key.model.index()].as_ref()?);
+            self.variants[free] = Variant { key: Some(key), ..FREE };
+            self.taken += 1;
+            self.policy.on_control(now, Control::ModelLoaded(self.id(free), Box::new(model)));
+            Some(free)
+        })
+    }
+
+    /// Makes room for shapes to come: variants that nobody uses go, the longest unused first.
+    fn make_room(&mut self, now: Time) {
+        while self.taken + SPARE > VARIANTS {
+            let idle = |(_, variant): &(usize, &Variant)| {
+                variant.key.is_some() && !variant.leaving && variant.requests + variant.tasks == 0
+            };
+            let unused = self.variants.iter().enumerate().filter(idle).min_by_key(|(_, variant)| variant.used);
+            let Some((variant, _)) = unused else { return };
+            self.retire(now, variant);
+            self.taken -= 1;
+        }
+    }
+
+    fn retire(&mut self, now: Time, variant: usize) {
+        self.variants[variant].leaving = true;
+        self.policy.on_control(now, Control::ModelUnloaded(self.id(variant)));
+    }
+
+    /// Frees the variants that have gone.
+    fn clear(&mut self) {
+        for variant in &mut self.variants {
+            if variant.leaving && variant.requests + variant.tasks == 0 {
+                *variant = FREE;
+            }
+        }
+        self.taken = self.variants.iter().filter(|variant| variant.key.is_some()).count();
+    }
+
+    /// The variants of a model that are in service.
+    fn of_model(&self, model: ModelId) -> Vec<usize> {
+        let own = |variant: &Variant| !variant.leaving && variant.key.is_some_and(|key| key.model == model);
+        self.variants.iter().enumerate().filter(|(_, variant)| own(variant)).map(|(at, _)| at).collect()
+    }
+
+    /// Tells the driver of its own models, and keeps account of what the variants hold.
+    fn translate(&mut self, out: &mut Outbox) {
+        let first = self.models.len();
+        for action in out.actions_mut() {
+            match action {
+                Action::Start { task, model, .. } if model.index() >= first => {
+                    let variant = model.index() - first;
+                    let held = &mut self.variants[variant];
+                    held.tasks += 1;
+                    *model = held.key.expect("a variant with tasks stands for a shape").model;
+                    if self.of_task.len() <= task.index() {
+                        self.of_task.resize(task.index() + 1, NONE);
+                    }
+                    self.of_task[task.index()] = variant as u16;
+                }
+                Action::Finish { request } | Action::Reject { request, .. } => {
+                    let variant = std::mem::replace(&mut self.of_request[request.index()], NONE);
+                    if let Some(variant) = self.variants.get_mut(usize::from(variant)) {
+                        variant.requests -= 1;
+                    }
+                }
+                Action::Start { .. } | Action::Cancel { .. } => {}
+            }
+        }
+    }
+}
+
+impl Scheduler for Shapes {
+    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
+        self.policy.on_graph(request, graph);
+    }
+
+    fn on_request(&mut self, now: Time, request: &Request) {
+        let Some(variant) = self.variant(now, request) else { return self.policy.on_request(now, request) };
+        self.uses += 1;
+        let held = &mut self.variants[variant];
+        (held.requests, held.used) = (held.requests + 1, self.uses);
+        self.of_request[request.slot.index()] = variant as u16;
+        self.policy.on_request(now, &Request { model: self.id(variant), ..*request });
+    }
+
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
+        if let Some(variant) = self.of_task.get_mut(done.task.index()) {
+            let variant = std::mem::replace(variant, NONE);
+            if let Some(variant) = self.variants.get_mut(usize::from(variant)) {
+                variant.tasks -= 1;
+            }
+        }
+        self.policy.on_task_done(now, done);
+    }
+
+    fn on_control(&mut self, now: Time, control: Control) {
+        match &control {
+            Control::ModelLoaded(id, model) => self.models[id.index()] = Some(model.clone()),
+            Control::ModelUnloaded(id) => {
+                self.models[id.index()] = None;
+                for variant in self.of_model(*id) {
+                    self.retire(now, variant);
+                }
+            }
+            Control::ProfileReplaced { model, block, profile } => {
+                let known = self.models[model.index()].as_mut().expect("the model is loaded");
+                known.blocks[block.index()].replace_profile(profile.clone());
+                for variant in self.of_model(*model) {
+                    let (model, block, profile) = (self.id(variant), *block, profile.clone());
+                    self.policy.on_control(now, Control::ProfileReplaced { model, block, profile });
+                }
+            }
+            Control::DeviceJoined(_)
+            | Control::DeviceLeft(_)
+            | Control::DeviceSlowed { .. }
+            | Control::Cancelled(_) => {}
+        }
+        self.policy.on_control(now, control);
+    }
+
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        if self.taken == 0 {
+            return self.policy.settle(now, out);
+        }
+        self.make_room(now);
+        self.policy.settle(now, out);
+        self.translate(out);
+        self.clear();
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.policy.next_wakeup()
+    }
+
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.policy.members(task)
+    }
+
+    fn nodes(&self, task: TaskId) -> &[u32] {
+        self.policy.nodes(task)
+    }
+
+    fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
+        self.policy.prediction(request)
+    }
+}

@@ -1,0 +1,99 @@
+//! Devices and their lanes: what runs, how much of the device it uses, and how long it goes on.
+
+use super::pipeline::Run;
+use super::rules::{Busy, Join, Plan, WHOLE};
+use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::Model;
+
+/// The share from which on a device counts as used well, where batches can run side by side. Below it, newcomers use what
+/// would lie idle.
+const FULL: u32 = WHOLE / 5 * 4;
+
+/// A lane of a device, and the model whose batch and its parts run on it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lane {
+    pub(super) owner: Option<ModelId>,
+    pub(super) batches: usize,
+    pub(super) run: Option<Run>,
+    /// How much of the device the task can use, and its batch on average from here on.
+    pub(super) share: u32,
+    pub(super) mean_share: u32,
+    pub(super) rows: usize,
+    /// When its batch would be done if nothing came between.
+    pub(super) ends: Time,
+    pub(super) members: Vec<RequestSlot>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub(super) present: bool,
+    /// Whether it has lost what it held; nothing starts until all its tasks have ended.
+    pub(super) lost: bool,
+    /// Its latency relative to the profiles, in percent.
+    pub(super) percent: u32,
+    pub(super) lanes: Vec<Lane>,
+}
+
+impl Device {
+    pub(super) fn runs(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.run.is_some())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.owner.is_none())
+    }
+
+    pub(super) fn free_lane(&self) -> Option<u8> {
+        self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| lane as u8)
+    }
+
+    /// How much of it the running tasks can use.
+    pub(super) fn shares(&self) -> u32 {
+        self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
+    }
+
+    /// How long it takes for what costs so much by the profiles.
+    pub(super) fn takes(&self, cost: Nanos) -> Nanos {
+        cost.scale(self.percent.into(), 100)
+    }
+
+    /// What is left by the profiles of all that its lanes run.
+    pub(super) fn left(&self, now: Time) -> impl Iterator<Item = Nanos> {
+        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
+        running.map(move |lane| (lane.ends - now).max(Nanos::ZERO).scale(100, self.percent.into()))
+    }
+
+    /// What its lanes run, by the profiles.
+    pub(super) fn busy(&self, now: Time) -> impl Iterator<Item = Busy> {
+        let running = self.lanes.iter().filter(|lane| lane.run.is_some());
+        running.zip(self.left(now)).map(|(&Lane { share, mean_share, rows, .. }, left)| Busy {
+            left,
+            share,
+            mean_share,
+            rows,
+        })
+    }
+
+    /// How long until another lane has been through with what it runs.
+    pub(super) fn next_end(&self, now: Time) -> Nanos {
+        self.left(now).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// How long until all lanes have been through with what they run.
+    pub(super) fn rest(&self, now: Time) -> Nanos {
+        self.left(now).max().unwrap_or(Nanos::ZERO)
+    }
+
+    /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
+    /// it, or because it and what runs beside it use the device as well as a larger batch would.
+    pub(super) fn suits_apart(&self, model: &Model, plan: &Plan, join: &Join) -> bool {
+        let used = self.shares() + plan.share(model, join.stage, join.rows, 1);
+        let fits = self.free_lane().is_some() && used + plan.share(model, 0, join.new_rows, 1) <= WHOLE;
+        self.lanes.len() > 1 && (fits || used >= FULL)
+    }
+
+    /// Whether a task of this share would slow down nobody: nothing runs, or there is room for both.
+    pub(super) fn has_room(&self, share: u32) -> bool {
+        !self.runs() || self.shares() + share <= WHOLE
+    }
+}

@@ -1,0 +1,156 @@
+//! Which policy serves which models, unless somebody says otherwise: one rule for the server and for `simulate --as-served`.
+//!
+//! One scheduler runs all models, so it is the one that suits the most demanding among them. Where walks unfold, requests
+//! join and leave at every cell ("cellular", which runs whole models, too). Where requests are padded, batches are formed
+//! by length ("dva", with one lane: what lanes gain is known of no device beforehand). Else batches are whole and weighed
+//! by what device time is worth ("deferred" with an objective).
+
+use crate::{OptionValue, Options, Policy};
+use ripieno_base::Nanos;
+use ripieno_model::{Model, Walk};
+
+/// What is to be optimised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Objective {
+    /// Short latencies: a batch waits only as far as device time is short.
+    #[default]
+    Latency,
+    /// Few devices: a batch waits for as long as that saves device time.
+    Efficiency,
+}
+
+/// What the choice needs to know of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The model's name.
+    pub model: String,
+    /// How its requests walk.
+    pub walk: Walk,
+    /// Whether its requests are padded to the longest of a batch.
+    pub pads: bool,
+}
+
+/// A policy, and how it is set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Its options.
+    pub options: Options,
+    /// The model that decided, if it was one.
+    pub because: Option<String>,
+}
+
+impl Objective {
+    /// Its name as an option of a policy that has objectives.
+    pub fn name(self) -> &'static str {
+        match self {
+            Objective::Latency => "latency",
+            Objective::Efficiency => "efficiency",
+        }
+    }
+}
+
+impl Kind {
+    /// Of a model that is known whole.
+    pub fn of(model: &Model) -> Kind {
+        let pads = !model.walk.is_unfolded() && model.has_lengths();
+        Kind { model: model.name.clone(), walk: model.walk, pads }
+    }
+}
+
+/// The policy that serves these models.
+pub fn choose(models: &[Kind], objective: Objective) -> Choice {
+    let first = |is: fn(&Kind) -> bool| models.iter().find(|model| is(model)).map(|model| model.model.clone());
+    let option = |key: &str, value: OptionValue| Options::from([(key.to_owned(), value)]);
+    if let Some(model) = first(|model| model.walk.is_unfolded()) {
+        return Choice { policy: "cellular", options: Options::new(), because: Some(model) };
+    }
+    if let Some(model) = first(|model| model.pads) {
+        return Choice { policy: "dva", options: option("buffers", OptionValue::Int(1)), because: Some(model) };
+    }
+    let objective = OptionValue::Text(objective.name().to_owned());
+    Choice { policy: "deferred", options: option("objective", objective), because: None }
+}
+
+/// The options with which the server runs a policy that somebody chose, over those that were given: the objective where the
+/// policy has one, and where whole batches are formed by deadlines, a rule for them that stands overload.
+pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
+    let has = |name: &str| policy.knobs.iter().any(|knob| knob.name == name);
+    let mut set = |name: &str, value: &str| {
+        options.entry(name.to_owned()).or_insert_with(|| OptionValue::Text(value.to_owned()));
+    };
+    if has("objective") {
+        set("objective", objective.name());
+    } else if policy.sharded && has("gather") {
+        set("gather", "priced");
+    }
+    options
+}
+
+/// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
+/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own. A policy that
+/// predicts sees to its deadlines itself.
+pub fn fit_batches(model: &mut Model, policy: &Policy) {
+    let of_cells = !policy.predicts() && policy.walks.iter().any(|walk| walk.is_unfolded());
+    if of_cells && !model.walk.is_unfolded() {
+        let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
+        model.max_batch = model.max_batch.min(fitting.max(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find;
+    use ripieno_model::Profile;
+
+    fn kind(model: &str, walk: Walk, pads: bool) -> Kind {
+        Kind { model: model.to_owned(), walk, pads }
+    }
+
+    #[test]
+    fn the_most_demanding_model_decides() {
+        let (whole, padded) = (kind("w", Walk::Whole, false), kind("p", Walk::Whole, true));
+        let (chain, cells) = (kind("c", Walk::Chain, false), kind("r", Walk::Repeat, false));
+        let chosen = |models: &[&Kind], objective| {
+            let models: Vec<_> = models.iter().map(|&model| model.clone()).collect();
+            let Choice { policy, options, because } = choose(&models, objective);
+            let options: Vec<_> = options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            (policy, options.join(" "), because.unwrap_or_default())
+        };
+        let said = |policy, options: &str, because: &str| (policy, options.to_owned(), because.to_owned());
+        assert_eq!(chosen(&[], Objective::Latency), said("deferred", "objective=\"latency\"", ""));
+        assert_eq!(chosen(&[&whole, &chain], Objective::Efficiency), said("deferred", "objective=\"efficiency\"", ""));
+        assert_eq!(chosen(&[&whole, &padded], Objective::Latency), said("dva", "buffers=1", "p"));
+        assert_eq!(chosen(&[&padded, &whole, &cells], Objective::Latency), said("cellular", "", "r"));
+    }
+
+    #[test]
+    fn every_choice_can_be_built() {
+        for (walk, pads) in [(Walk::Whole, false), (Walk::Whole, true), (Walk::Repeat, false)] {
+            let choice = choose(&[kind("m", walk, pads)], Objective::Latency);
+            let policy = find(choice.policy).unwrap();
+            let limits = crate::Limits { requests: 1, models: 1, devices: 1, lanes: 1, depth: 5, batch: 8, nodes: 1 };
+            let setup = crate::Setup { models: Vec::new(), devices: 1, limits };
+            assert!(crate::build(policy.name, &setup, &choice.options).is_ok(), "{}", policy.name);
+            assert_eq!(crate::lanes(policy, &choice.options), 1);
+        }
+    }
+
+    #[test]
+    fn two_batches_of_a_whole_model_fit_into_its_slo_beside_cells() {
+        // ℓ(b) = b + 1 ms, within 100 ms.
+        let fitted = |max_batch, slo, policy| {
+            let mut model = Model::whole("m", Profile::linear(1.0, 1.0, max_batch).unwrap(), slo);
+            fit_batches(&mut model, find(policy).unwrap());
+            model.max_batch
+        };
+        let slo = Nanos::from_millis(100);
+        assert_eq!(
+            (fitted(64, slo, "cellular"), fitted(8, slo, "cellular"), fitted(8, Nanos(1), "cellular")),
+            (49, 8, 1)
+        );
+        assert_eq!((fitted(64, slo, "deferred"), fitted(64, slo, "lazy")), (64, 64));
+    }
+}

@@ -1,0 +1,136 @@
+//! Something made of files, and made anew when they change.
+//!
+//! The content is compared, not the time of change: the files are small, and times lie (a restored backup, a clock that
+//! was set, two writes within one tick). What is half written or broken leaves in place what was there before, with one
+//! line in the log; the next content gets its own chance.
+
+use parking_lot::{Mutex, RwLock};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Certificates and tokens are far smaller.
+const LARGEST_FILE: u64 = 4 << 20;
+
+type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
+
+/// A value made of files.
+pub(super) struct Reloading<T> {
+    what: &'static str,
+    files: Vec<PathBuf>,
+    build: Build<T>,
+    current: RwLock<Arc<T>>,
+    /// The hash of the content that was looked at last, good or bad.
+    seen: Mutex<[u8; 32]>,
+}
+
+impl<T> Reloading<T> {
+    /// Makes the value for the first time, where a failure is the caller's. Without files it never changes.
+    pub(super) fn open(
+        what: &'static str,
+        files: Vec<PathBuf>,
+        build: impl Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
+    ) -> Result<Reloading<T>, String> {
+        let contents = read_all(&files);
+        let seen = Mutex::new(hash(&contents));
+        let value = build(&contents?)?;
+        Ok(Reloading { what, files, build: Box::new(build), current: RwLock::new(Arc::new(value)), seen })
+    }
+
+    /// The value of the last good content.
+    pub(super) fn current(&self) -> Arc<T> {
+        self.current.read().clone()
+    }
+
+    /// Looks at the files; blocks.
+    pub(super) fn refresh(&self) {
+        if self.files.is_empty() {
+            return;
+        }
+        let contents = read_all(&self.files);
+        let mut seen = self.seen.lock();
+        if std::mem::replace(&mut *seen, hash(&contents)) == *seen {
+            return;
+        }
+        match contents.and_then(|contents| (self.build)(&contents)) {
+            Ok(value) => {
+                *self.current.write() = Arc::new(value);
+                tracing::info!("{}: read again, since {} changed", self.what, shown(&self.files));
+            }
+            Err(error) => tracing::error!("{}: what was read before stays in use: {error}", self.what),
+        }
+    }
+}
+
+fn read_all(files: &[PathBuf]) -> Result<Vec<Vec<u8>>, String> {
+    files
+        .iter()
+        .map(|file| read(file).map_err(|cause| format!("{}: cannot be read: {cause}", file.display())))
+        .collect()
+}
+
+fn read(file: &Path) -> std::io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    File::open(file)?.take(LARGEST_FILE + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > LARGEST_FILE {
+        return Err(std::io::Error::other(format!("it is larger than {LARGEST_FILE} bytes")));
+    }
+    Ok(content)
+}
+
+fn hash(contents: &Result<Vec<Vec<u8>>, String>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    match contents {
+        Ok(contents) => contents.iter().for_each(|content| {
+            hash.update((content.len() as u64).to_le_bytes());
+            hash.update(content);
+        }),
+        Err(error) => hash.update(error),
+    }
+    hash.finalize().into()
+}
+
+fn shown(files: &[PathBuf]) -> String {
+    files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repository::fixture::Folder;
+
+    fn number(contents: &[Vec<u8>]) -> Result<u32, String> {
+        str::from_utf8(&contents[0]).ok().and_then(|text| text.parse().ok()).ok_or_else(|| "no number".to_owned())
+    }
+
+    #[test]
+    fn a_change_counts_and_a_broken_one_does_not() {
+        let folder = Folder::new();
+        let file = folder.write("n", "1");
+        let value = Reloading::open("number", vec![file.clone()], number).unwrap();
+        assert_eq!(*value.current(), 1);
+        let after = |content: &str| {
+            folder.write("n", content);
+            value.refresh();
+            *value.current()
+        };
+        assert_eq!((after("2"), after("x"), after("3")), (2, 2, 3));
+        std::fs::remove_file(&file).unwrap();
+        value.refresh();
+        assert_eq!(*value.current(), 3, "a file that is gone takes nothing away");
+        assert_eq!(after("4"), 4);
+    }
+
+    #[test]
+    fn the_first_content_must_be_good() {
+        let folder = Folder::new();
+        let open = |content: &str| Reloading::open("number", vec![folder.write("n", content)], number).err();
+        assert_eq!((open("x"), open("1")), (Some("no number".to_owned()), None));
+        let gone = Reloading::open("number", vec![folder.path().join("gone")], number).err().unwrap();
+        assert!(gone.contains("gone: cannot be read"), "{gone}");
+        let huge = Reloading::open("number", vec![folder.write("n", vec![b'1'; (4 << 20) + 1])], number).err().unwrap();
+        assert!(huge.contains("larger than"), "{huge}");
+    }
+}

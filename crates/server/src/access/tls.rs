@@ -1,0 +1,138 @@
+//! TLS: certificates from PEM files, read again when they change.
+//!
+//! A connection keeps the certificate that it began with; the next one gets the new. Versions are 1.2 and 1.3, ciphers those
+//! of rustls: there is nothing to choose wrongly. Certificates of clients are checked against the authorities that the
+//! operator names, and no others.
+
+use super::config::TlsFiles;
+use super::reload::Reloading;
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use std::sync::Arc;
+use tokio_rustls::TlsAcceptor;
+
+/// Protocols inside TLS, the preferred one first.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+pub(super) struct Tls {
+    config: Reloading<ServerConfig>,
+    plain_metrics: bool,
+}
+
+impl Tls {
+    pub(super) fn open(files: &TlsFiles) -> Result<Tls, String> {
+        let paths: Vec<_> =
+            [&files.certificate, &files.key].into_iter().chain(&files.client_authorities).cloned().collect();
+        let shown: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        let config = Reloading::open("TLS", paths, move |contents| build(&shown, contents))?;
+        Ok(Tls { config, plain_metrics: files.plain_metrics })
+    }
+
+    pub(super) fn refresh(&self) {
+        self.config.refresh();
+    }
+
+    /// What begins TLS on a connection; none where it stays in the clear.
+    pub(super) fn acceptor(&self, is_metrics: bool) -> Option<TlsAcceptor> {
+        self.covers(is_metrics).then(|| TlsAcceptor::from(self.config.current()))
+    }
+
+    /// Whether a port is encrypted.
+    pub(super) fn covers(&self, is_metrics: bool) -> bool {
+        !(is_metrics && self.plain_metrics)
+    }
+}
+
+/// `shown` and `contents` are of the certificate, the key, and the authorities, if there are any.
+fn build(shown: &[String], contents: &[Vec<u8>]) -> Result<ServerConfig, String> {
+    let chain = certificates(&shown[0], &contents[0])?;
+    let key = PrivateKeyDer::from_pem_slice(&contents[1]).map_err(|_| {
+        format!("{}: holds no private key in PEM; it begins with -----BEGIN PRIVATE KEY-----", shown[1])
+    })?;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+    let builder = match (shown.get(2), contents.get(2)) {
+        (Some(file), Some(content)) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(file, content)? {
+                roots.add(certificate).map_err(|error| format!("{file}: holds what is no authority: {error}"))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            builder.with_client_cert_verifier(verifier.map_err(|error| format!("{file}: {error}"))?)
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    let config = builder.with_single_cert(chain, key);
+    let mut config = config.map_err(|error| format!("{} and {} do not go together: {error}", shown[0], shown[1]))?;
+    config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+    Ok(config)
+}
+
+fn certificates(file: &str, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found = CertificateDer::pem_slice_iter(content).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| format!("{file}: is not a PEM file: {error}"))?;
+    if found.is_empty() {
+        return Err(format!("{file}: holds no certificate in PEM; it begins with -----BEGIN CERTIFICATE-----"));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repository::fixture::Folder;
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+
+    fn pair() -> (String, String) {
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        (cert.pem(), signing_key.serialize_pem())
+    }
+
+    #[test]
+    fn files_that_do_not_serve_are_named_with_the_cause() {
+        let folder = Folder::new();
+        let ((certificate, key), (_, other_key)) = (pair(), pair());
+        let open = |certificate: &str, key: &str, authorities: Option<&str>| {
+            let files = TlsFiles {
+                certificate: folder.write("cert.pem", certificate),
+                key: folder.write("key.pem", key),
+                client_authorities: authorities.map(|text| folder.write("ca.pem", text)),
+                plain_metrics: false,
+            };
+            Tls::open(&files).err().unwrap_or_default()
+        };
+        assert_eq!(open(&certificate, &key, None), "");
+        assert_eq!(open(&certificate, &key, Some(&certificate)), "");
+        assert!(open(&key, &key, None).contains("cert.pem: holds no certificate"));
+        assert!(open(&certificate, &certificate, None).contains("key.pem: holds no private key"));
+        assert!(open(&certificate, &other_key, None).contains("do not go together"));
+        assert!(open(&certificate, &key, Some("")).contains("ca.pem: holds no certificate"));
+        assert!(open(&certificate[..certificate.len() / 2], &key, None).contains("cert.pem: "));
+    }
+
+    #[test]
+    fn a_pair_is_taken_over_once_both_halves_are_there() {
+        let folder = Folder::new();
+        let ((old, old_key), (new, new_key)) = (pair(), pair());
+        let files = TlsFiles {
+            certificate: folder.write("cert.pem", old),
+            key: folder.write("key.pem", old_key),
+            client_authorities: None,
+            plain_metrics: true,
+        };
+        let tls = Tls::open(&files).unwrap();
+        let before = tls.config.current();
+        folder.write("cert.pem", new);
+        tls.refresh();
+        assert!(Arc::ptr_eq(&before, &tls.config.current()), "a certificate without its key");
+        folder.write("key.pem", new_key);
+        tls.refresh();
+        assert!(!Arc::ptr_eq(&before, &tls.config.current()));
+        assert!(tls.acceptor(false).is_some() && tls.acceptor(true).is_none());
+    }
+}

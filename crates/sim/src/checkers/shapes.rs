@@ -1,0 +1,35 @@
+//! Requests of different shapes never meet in a batch, and those that share one with nobody run alone. Holds for policies
+//! behind the door of a server; a policy by itself knows no shapes.
+
+use crate::observer::{Observer, Run};
+use ripieno_base::Time;
+use ripieno_sched::{Request, Setup, Shape};
+
+/// Remembers the shape of each request.
+#[derive(Debug)]
+pub struct Shapes {
+    /// By slot.
+    shapes: Vec<Shape>,
+}
+
+impl Shapes {
+    /// A checker for a run with this setup.
+    pub fn new(setup: &Setup) -> Shapes {
+        Shapes { shapes: vec![Shape::default(); setup.limits.requests] }
+    }
+}
+
+impl Observer for Shapes {
+    fn accepted(&mut self, _id: u64, request: &Request) {
+        self.shapes[request.slot.index()] = request.class.shape;
+    }
+
+    fn started(&mut self, now: Time, run: &Run<'_>) {
+        let (first, rest) = run.slots.split_first().expect("a task has members");
+        let shape = self.shapes[first.index()];
+        for other in rest {
+            assert_eq!(shape, self.shapes[other.index()], "{first:?} and {other:?} share a batch at {now:?}");
+            assert!(shape != Shape::ALONE || other == first, "{first:?} is not alone at {now:?}");
+        }
+    }
+}

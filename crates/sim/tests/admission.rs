@@ -1,0 +1,118 @@
+//! Useful answers stay near their peak at any overload, and a light model beside an overloaded one is served as if alone,
+//! under every policy that serves. Without the door most of these are at a few hundredths of the peak.
+//!
+//! The bounds asserted are below what is reached: a run is short, and its beginning, in which margins are learnt, counts. The
+//! figures of each are printed (`--nocapture`).
+
+use ripieno_report::Summary;
+use ripieno_sim::{Scenario, simulate};
+
+/// Policies with the models that they are for.
+const WHOLE: &[&str] = &[
+    "deferred",
+    "eager",
+    "timeout",
+    "clockwork",
+    "nexus",
+    "shepherd",
+    "delay-batch",
+    "dva",
+    "lazy",
+    "cellular",
+    "bucketed",
+    "serial",
+    "graph-merge",
+    "lazy-oracle",
+];
+const CHAINS: &[&str] = &["deferred", "eager", "delay-batch", "dva", "lazy", "cellular"];
+const PADDED: &[&str] = &["deferred", "eager", "delay-batch", "dva"];
+const CELLS: &[&str] = &["cellular", "lazy", "graph-merge"];
+
+fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
+    let requests = (rate * 16.0).clamp(2_000.0, 40_000.0) as u64;
+    let objective = if policy == "deferred" { "[policy_options]\nobjective = \"latency\"\n" } else { "" };
+    let head = format!(
+        "rate = {rate}\nrequests = {requests}\npolicy = \"{policy}\"\nadmission = true\nwarmup_fraction = 0.4\n"
+    );
+    simulate(&Scenario::parse(&format!("{head}{objective}{more}{models}"), "s.toml").unwrap(), None).unwrap()
+}
+
+/// Useful answers a second.
+fn useful(summary: &Summary) -> f64 {
+    summary.total.offered_rps * (1.0 - summary.total.bad_rate)
+}
+
+/// Useful answers at a multiple of the bound.
+fn sweep(name: &str, models: &str, policies: &[&str], more: &str, least: f64) {
+    let text = format!("rate = 1.0\nrequests = 1\n{more}{models}");
+    let bound = Scenario::parse(&text, "s.toml").unwrap().bound_rps();
+    let mut faults = String::new();
+    for policy in policies {
+        let at = |load: f64| useful(&run(models, policy, load * bound, more));
+        let below: Vec<f64> = [0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0].map(at).to_vec();
+        let peak = below.iter().copied().fold(0.0, f64::max);
+        let beyond: Vec<f64> = [1.2, 1.5, 3.0, 10.0].map(at).iter().map(|useful| useful / peak).collect();
+        println!("{name:8} {policy:12} peak {:.2} of the bound, beyond {beyond:.2?}", peak / bound);
+        if beyond.iter().any(|&share| share < least) {
+            faults += &format!("{name} under {policy}: {beyond:.2?}\n");
+        }
+    }
+    assert!(faults.is_empty(), "less than {least} of the peak\n{faults}");
+}
+
+const CHAIN: &str = "[[model]]\nname = \"chain\"\nslo_ms = 100.0\nmax_batch = 16\nwalk = \"chain\"\n\
+        [[model.block]]\nname = \"a\"\nalpha_ms = 0.5\nbeta_ms = 4.0\n[[model.block]]\nname = \"b\"\nalpha_ms = 1.0\nbeta_ms = 2.0\n\
+        [[model.block]]\nname = \"c\"\nalpha_ms = 0.2\nbeta_ms = 3.0\n";
+
+const BERT: &str = "[[model]]\nname = \"bert\"\nslo_ms = 200.0\nmax_batch = 32\nalone_ms = 4.0\npreferred_tokens = 512\n\
+        lengths = { kind = \"histogram\", dataset = \"glue-rte\" }\n";
+
+const CELL: &str = "[[model]]\nname = \"lstm\"\nslo_ms = 250.0\nwalk = \"repeat\"\nmax_batch = 64\n\
+        lengths = { kind = \"lognormal\", mu = 2.919, sigma = 0.72, min = 1, max = 330 }\n\
+        [[model.block]]\nname = \"cell\"\nalpha_ms = 0.02\nbeta_ms = 1.0\n";
+
+const RESNET: &str = "[[model]]\nname = \"resnet\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 50.0\nmax_batch = 32\n";
+
+#[test]
+fn whole_models_keep_their_peak() {
+    sweep("whole", RESNET, WHOLE, "", 0.8);
+}
+
+#[test]
+fn chains_keep_their_peak() {
+    sweep("chain", CHAIN, CHAINS, "", 0.7);
+}
+
+#[test]
+fn padded_models_keep_their_peak() {
+    sweep("padded", BERT, PADDED, "", 0.95);
+}
+
+#[test]
+fn cells_keep_their_peak() {
+    sweep("cells", CELL, CELLS, "", 0.6);
+}
+
+/// A light model beside one at three times its capacity.
+fn beside(policy: &str, light: &str, heavy_rate: f64) -> (f64, f64) {
+    let rate = heavy_rate + 20.0;
+    let heavy = RESNET.replace("slo_ms", &format!("share = {heavy_rate}\nslo_ms"));
+    let summary = run(&format!("{heavy}{light}"), policy, rate, "");
+    (1.0 - summary.models[0].figures.bad_rate, 1.0 - summary.models[1].figures.bad_rate)
+}
+
+#[test]
+fn a_light_model_is_served_as_if_alone() {
+    let light =
+        "[[model]]\nname = \"light\"\nshare = 20.0\nalpha_ms = 0.05\nbeta_ms = 0.05\nslo_ms = 100.0\nmax_batch = 8\n";
+    let mut faults = String::new();
+    // The largest batch first is never that of a light model: it is the one policy that no door can mend.
+    for policy in WHOLE.iter().filter(|&&policy| policy != "shepherd") {
+        let (heavy, served) = beside(policy, light, 1900.0);
+        println!("beside   {policy:12} heavy {heavy:.3} light {served:.3}");
+        if served < 0.97 {
+            faults += &format!("{policy}: {served:.3}\n");
+        }
+    }
+    assert!(faults.is_empty(), "{faults}");
+}

@@ -1,0 +1,78 @@
+//! Useful answers stay at their peak at any overload, under the rules for whole batches with the options that `serve` gives
+//! them: what no schedule can save is refused, and the rest is served in batches as efficient as at the peak.
+
+use ripieno_sched::{Objective, Options, find, served_options};
+use ripieno_sim::{Scenario, simulate_at};
+
+const ONE: &str = "
+    [[model]]
+    name = 'm'
+    alpha_ms = 1.053
+    beta_ms = 5.072
+    slo_ms = 25
+";
+const SEVERAL: &str = "
+    [[model]]
+    name = 'light'
+    alpha_ms = 0.5
+    beta_ms = 2
+    slo_ms = 40
+    [[model]]
+    name = 'steep'
+    alpha_ms = 2
+    beta_ms = 3
+    slo_ms = 80
+    [[model]]
+    name = 'flat'
+    alpha_ms = 0.3
+    beta_ms = 12
+    slo_ms = 100
+    share = 2
+";
+
+/// Requests a second that are answered in time at `load` times the analytic bound, and the bad rate of the worst model.
+fn good(policy: &str, options: &Options, devices: usize, models: &str, load: f64) -> (f64, f64) {
+    let text = format!("seed = 1\nrate = 1\nrequests = 30000\n[cluster]\ndevices = {devices}\n{models}");
+    let mut scenario = Scenario::parse(&text, "overload.toml").unwrap();
+    (scenario.policy, scenario.policy_options) = (policy.to_owned(), options.clone());
+    let summary = simulate_at(&scenario, load * scenario.bound_rps(), None).unwrap();
+    (summary.total.goodput_rps, summary.worst_bad_rate)
+}
+
+fn stays_at_its_peak(policy: &str, objective: Objective) {
+    let options = served_options(find(policy).unwrap(), Options::new(), objective);
+    for (devices, models) in [(1, ONE), (8, ONE), (1, SEVERAL), (4, SEVERAL)] {
+        let good = |load: f64| good(policy, &options, devices, models, load);
+        let calm = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9].into_iter().map(good).filter(|&(_, bad)| bad <= 0.01);
+        let peak = calm.map(|(good, _)| good).fold(0.0, f64::max);
+        assert!(peak > 0.0, "{policy} {objective:?}");
+        for load in [1.2, 1.5, 3.0, 10.0] {
+            let kept = good(load).0 / peak;
+            let several = models == SEVERAL;
+            assert!(
+                kept >= 0.95,
+                "{policy} {objective:?}: {kept:.3} of {peak:.0}/s at {load}, {devices} devices, several: {several}"
+            );
+        }
+    }
+}
+
+#[test]
+fn deferred_for_latency() {
+    stays_at_its_peak("deferred", Objective::Latency);
+}
+
+#[test]
+fn deferred_for_efficiency() {
+    stays_at_its_peak("deferred", Objective::Efficiency);
+}
+
+#[test]
+fn eager() {
+    stays_at_its_peak("eager", Objective::Latency);
+}
+
+#[test]
+fn timeout() {
+    stays_at_its_peak("timeout", Objective::Latency);
+}

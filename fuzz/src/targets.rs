@@ -1,0 +1,143 @@
+//! What is fuzzed. Where a format has a length or a choice outside of its bytes, the first byte of the input stands for it.
+
+use bytes::Bytes;
+use prost::Message;
+use ripieno_base::BlockId;
+use ripieno_model::Graph;
+use ripieno_onnx::Model;
+use ripieno_server::repository::config::ModelConfig;
+use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
+use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
+use ripieno_wire::{Datatype, InferRequest, InferResponse, ResponseTensor, WireError, grpc};
+use std::path::Path;
+
+/// A name, which is that of the corpus's folder, and what runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The folder under `corpus/`.
+    pub name: &'static str,
+    /// Whether its inputs are text, so that mutations insert words rather than numbers.
+    pub is_text: bool,
+    /// Takes any bytes; true if they were accepted.
+    pub run: fn(&[u8]) -> bool,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 7] = [
+    Target { name: "http_json", is_text: true, run: http_json },
+    Target { name: "binary", is_text: true, run: binary },
+    Target { name: "generate", is_text: true, run: generate },
+    Target { name: "grpc", is_text: false, run: grpc_messages },
+    Target { name: "model_toml", is_text: true, run: model_toml },
+    Target { name: "onnx", is_text: false, run: onnx },
+    Target { name: "tree", is_text: false, run: tree },
+];
+
+fn http_json(input: &[u8]) -> bool {
+    answer(parse_infer("model", "1", &Bytes::copy_from_slice(input), None))
+}
+
+/// JSON, then the tensors that it declares. Where it ends is in the first two bytes; a header may say anything, so other places
+/// are tried as well.
+fn binary(input: &[u8]) -> bool {
+    let Some((&length, body)) = input.split_first_chunk() else { return false };
+    let body = Bytes::copy_from_slice(body);
+    for odd in [0, body.len(), body.len() + 1, usize::MAX] {
+        answer(parse_infer("model", "1", &body, Some(odd)));
+    }
+    answer(parse_infer("model", "1", &body, Some(usize::from(u16::from_le_bytes(length)))))
+}
+
+fn generate(input: &[u8]) -> bool {
+    let shapes = [
+        InputShape { name: "x", datatype: Datatype::Fp32, rank: 2 },
+        InputShape { name: "ids", datatype: Datatype::Int64, rank: 3 },
+        InputShape { name: "text", datatype: Datatype::Bytes, rank: 1 },
+    ];
+    answer(parse_generate("model", "", input, &shapes))
+}
+
+/// A request, and the answers that our own client reads.
+fn grpc_messages(input: &[u8]) -> bool {
+    let is_answer = ModelStreamInferResponse::decode(input).is_ok();
+    let Ok(message) = ModelInferRequest::decode(input) else { return is_answer };
+    // A field that is set and empty is left out when it is written, so a message may shrink, never grow beyond a few bytes.
+    assert!(grpc::encoded_len(&message) <= 11 * input.len() + 64, "a message grows when it is read");
+    answer(grpc::parse_infer(message))
+}
+
+/// Whoever can be parsed is sent back, in each form, as an answer.
+fn answer(parsed: Result<InferRequest, WireError>) -> bool {
+    let Ok(request) = parsed else { return false };
+    for binary in [false, true] {
+        let outputs = request.inputs.iter().map(|input| ResponseTensor {
+            name: input.name.clone(),
+            datatype: input.datatype,
+            shape: input.shape.clone(),
+            data: input.data.clone(),
+            binary,
+        });
+        let response = InferResponse { id: request.id.clone(), outputs: outputs.collect(), ..InferResponse::default() };
+        // FP16 and BF16 have no JSON form: an error, which the server tells the client.
+        let _ = encode_infer(&response);
+        let _ = encode_generate(&response);
+        let _ = grpc::encode_infer(response).encode_to_vec();
+    }
+    true
+}
+
+fn model_toml(input: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(input) else { return false };
+    match ModelConfig::parse("model.toml", text) {
+        // What is accepted must also be usable.
+        Ok(config) => {
+            let batch = config.max_batch.unwrap_or(32).min(64);
+            config.latency.iter().for_each(|latency| drop(latency.profile(batch)));
+            config.blocks.iter().flat_map(|block| &block.latency).for_each(|latency| drop(latency.profile(batch)));
+            true
+        }
+        Err(message) => {
+            assert!(message.starts_with("model.toml") && !message.contains('\n'), "one line: {message:?}");
+            false
+        }
+    }
+}
+
+/// Read, shaped, cut in every way.
+fn onnx(input: &[u8]) -> bool {
+    let parsed = Model::parse(Bytes::copy_from_slice(input), Path::new("/nowhere/model.onnx"));
+    let Ok(model) = parsed else { return false };
+    let _ = (model.inputs(), model.outputs(), model.external_files());
+    let layers = model.layers();
+    if let Ok(slices) = model.slice(&layers, "layers") {
+        let _ = (slices.shared(), slices.estimate(4));
+    }
+    let costs = model.estimate(&layers, 4);
+    let _ = model.stages(&layers, &costs, 2);
+    if model.is_recurrent() {
+        let _ = model.cells();
+    }
+    true
+}
+
+/// A table of nodes as a request brings it: the first byte says how many inputs a node has, two bytes make a number.
+fn tree(input: &[u8]) -> bool {
+    let Some((&arity, rest)) = input.split_first() else { return false };
+    let arity = usize::from(arity % 5);
+    let numbers: Vec<i64> =
+        rest.as_chunks().0.iter().map(|&[low, high]| i64::from(i16::from_le_bytes([low, high]))).collect();
+    let nodes = numbers.len().checked_div(arity).unwrap_or(numbers.len());
+    let children = |node: usize| &numbers[node * arity..(node + 1) * arity];
+    let graph = Graph::new(nodes, |node| BlockId((node % 3) as u16), children);
+    let tree = Graph::tree(nodes, children, BlockId(0), BlockId(1));
+    assert!(graph.is_ok() || tree.is_err(), "a tree is a graph");
+    for graph in [&graph, &tree].into_iter().flatten() {
+        assert_eq!(graph.len(), nodes);
+        for node in 0..graph.len() as u32 {
+            let before = |&input: &u32| input == Graph::NONE || input < node;
+            assert!(graph.inputs(node).iter().all(before), "a node comes after all that it depends on");
+            assert!(graph.origin(node) < nodes && graph.element(node) < nodes);
+        }
+    }
+    graph.is_ok()
+}

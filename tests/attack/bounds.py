@@ -1,0 +1,297 @@
+"""Section C, items 9 to 12: memory, threads and connections have bounds that hold, whatever a client sends or leaves unread."""
+
+import asyncio
+import gzip
+import struct
+
+import tritonclient.grpc.aio as grpc_client
+
+import http2
+import models
+import repositories
+import wire
+from bench import is_served, tally
+
+# What all requests together may hold is 1 GiB by default; ten percent on top, and a little for connections and threads.
+BUDGET_MIB = 1024 * 1.1 + 100
+SILENT_ADDRESS = "127.0.0.7"
+INFER_GRPC = "/inference.GRPCInferenceService/ModelInfer"
+
+
+async def attack(bench):
+    """What takes long to be closed waits on a server of its own, while the others are attacked."""
+    with bench.repository() as folder:
+        repositories.emulated(folder, "plain", "slo_ms = 2000\nmax_batch = 4\nlatency_ms = [1, 1, 1, 1]\n")
+        async with bench.server(folder, *repositories.EMULATED) as server:
+            await connections(bench, server)
+            waiting = asyncio.create_task(half_a_preface(server, 45))
+            await memory(bench)
+            await processes(bench)
+            await load_storm(bench)
+            await bench.row(server, "C11", "half an HTTP/2 preface, and nothing more", lambda: waiting)
+            waiting.cancel()
+
+
+async def memory(bench):
+    """Each on a fresh server, because an allocator keeps what it once had."""
+    many = 24 if bench.short else 64
+    compressed = ["Content-Encoding: gzip"]
+    calls = {
+        "gzip bombs of 62 MiB each, at once": lambda server: flood(
+            bench, server, "doubled/infer", bombs(), many, compressed),
+        "`generate` calls of 61 KiB that inflate, at once": lambda server: flood(
+            bench, server, "doubled/generate", generate_body(True), 8 if bench.short else 16, compressed),
+        "`generate` calls of 60 MiB, at once": lambda server: flood(
+            bench, server, "doubled/generate", generate_body(False), 4 if bench.short else 12, []),
+        "gRPC messages of 60 MiB that never end": lambda server: unfinished(bench, server, many),
+        "answers of 4 MiB that nobody reads, over HTTP/2": lambda server: unread_streams(bench, server),
+        "answers of 16 MiB that nobody reads, over HTTP/1": lambda server: unread_connections(bench, server),
+    }
+    with bench.repository() as folder:
+        models.put(folder, "doubled", models.doubled())
+        models.put(folder, "verbose", models.verbose())
+        for what, call in calls.items():
+            if bench.wanted("C9", what):
+                async with bench.server(folder, "--drain-timeout-s", "5") as server:
+                    await bench.row(server, "C9", what, lambda: call(server), limit=100)
+
+
+def bombs():
+    """JSON whose tensor is long, compressed a thousandfold."""
+    return gzip.compress(b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[' + b"0," * (31 << 20), 6)
+
+
+def generate_body(compressed):
+    """Thirty million elements as nested text."""
+    body = b'{"x":[[' + b"0," * (30 << 20) + b"0]]}"
+    return gzip.compress(body, 6) if compressed else body
+
+
+async def bounded(bench, server):
+    """What every one of these must leave: a peak within the budget, and a server that answers others."""
+    client = bench.client(server, patience=15)
+    status = await client.status(wire.infer("doubled", ("x", "FP32", [1, 2], [1, 2])), "neighbour")
+    await client.close()
+    grown = server.grown_mib()
+    return status == 200 and grown <= BUDGET_MIB, f"memory grew by {grown:.0f} MiB; a neighbour gets {status or 'no answer'}"
+
+
+async def flood(bench, server, path, body, count, headers):
+    """All at once; each client waits for its answer, whatever it is."""
+    client, request = bench.client(server, patience=90), wire.post(f"/v2/models/{path}", body, headers)
+    statuses = await asyncio.gather(*(client.status(request, "flood") for _ in range(count)))
+    await client.close()
+    held, seen = await bounded(bench, server)
+    return held and 0 not in statuses, f"{tally(statuses)}; {seen}"
+
+
+async def unfinished(bench, server, streams):
+    """Each stream announces 60 MiB and sends all but the last byte, as far as the server lets it."""
+    opened = [await http2.Connection.open(server.grpc, source=SILENT_ADDRESS) for _ in range(max(1, streams // 8))]
+    await asyncio.sleep(0.2)
+    size = 60 << 20
+    message = b"\x00" + struct.pack(">I", size) + bytes(size - 1)
+
+    async def send(connection):
+        return await connection.data(connection.headers(INFER_GRPC, "application/grpc"), message, patience=3)
+
+    sent = await asyncio.gather(*(send(connection) for connection in opened for _ in range(8)))
+    held, seen = await bounded(bench, server)
+    for connection in opened:
+        connection.close()
+    return held, f"{sum(sent) >> 20} MiB sent; {seen}"
+
+
+async def unread_streams(bench, server):
+    """A window of nothing: answers are made and cannot be sent."""
+    connection = await http2.Connection.open(server.http, window=0, source=SILENT_ADDRESS)
+    body = wire.infer_body(("x", "FP32", [1, 1], [1.0]), parameters={"binary_data_output": True})
+    for _ in range(320 if bench.short else 600):
+        stream = connection.headers("/v2/models/verbose/infer", "application/json")
+        await connection.data(stream, body, end=True, patience=2)
+        await asyncio.sleep(0.002)
+    await settled(server)
+    held, seen = await bounded(bench, server)
+    connection.close()
+    return held, f"{len(connection.received)} streams begun to be answered; {seen}"
+
+
+async def unread_connections(bench, server):
+    """The kernel's buffers fill, then the server's."""
+    request = wire.infer("verbose", ("x", "FP32", [4, 1], [1.0] * 4), parameters={"binary_data_output": True})
+    writers = []
+    for _ in range(100):
+        reader, writer = await wire.connect(server.http, SILENT_ADDRESS)
+        # Nothing is read from here on; transport-level reading must stop, too.
+        writer.transport.pause_reading()
+        writer.write(request)
+        writers.append(writer)
+    await settled(server)
+    held, seen = await bounded(bench, server)
+    for writer in writers:
+        writer.close()
+    return held, seen
+
+
+async def settled(server):
+    """Waits until memory no longer grows, within bounds."""
+    last, still = 0.0, 0
+    for _ in range(40):
+        await asyncio.sleep(0.5)
+        grows, last = server.peak_mib > last + 1, server.peak_mib
+        still = 0 if grows else still + 1
+        if still == 4:
+            return
+
+
+async def processes(bench):
+    """Item 10: what a model does with a request, or by being loaded, never ends the server."""
+    with bench.repository() as folder:
+        models.put(folder, "doubled", models.doubled())
+        for name, square in (("cube", False), ("square", True)):
+            models.put(folder, name, models.allocator(square), models.BATCHED.replace("max_batch = 32", "max_batch = 2"))
+        async with bench.server(folder) as server:
+            for name, value in (("cube", 2_000_000_000), ("square", 47_000)):
+                what = f"ConstantOfShape of 8 GB from the request ({'[n, n]' if name == 'square' else '[n]'})"
+                await bench.row(server, "C10", what, lambda: allocates(bench, server, name, value))
+            hostile = {
+                "a chain of 6,000 Relu": models.relu_chain(6000),
+                "30 nested If": models.nested_ifs(30),
+                "5,000 nested If": models.nested_ifs(5000),
+            }
+            for at, (what, content) in enumerate(hostile.items()):
+                await server.revive()
+                models.put(folder, f"hostile{at}", content)
+                await bench.row(server, "C10", f"{what}, loaded", lambda: loads(bench, server, f"hostile{at}"))
+                # A server that is started anew must not fall over the same stone.
+                remove(folder / f"hostile{at}")
+
+
+def remove(folder):
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+async def allocates(bench, server, name, value):
+    client = bench.client(server)
+    served, reason = await is_served(client, name)
+    seen = f"not served: {reason}"
+    if served:
+        status = await client.status(wire.infer(name, ("n", "INT64", [1, 1], [value])), "ConstantOfShape")
+        seen = f"status {status or 'no answer'}"
+    await client.close()
+    held, neighbour = await bounded(bench, server)
+    return held and (not served or status not in (0, 200)), f"{seen}; {neighbour}"
+
+
+async def loads(bench, server, name):
+    client = bench.client(server, patience=50)
+    status = await client.status(wire.post(f"/v2/repository/models/{name}/load", b"{}"), "load")
+    neighbour = await client.status(wire.infer("doubled", ("x", "FP32", [1, 2], [1, 2])), "neighbour")
+    await client.close()
+    return status != 0 and neighbour == 200, f"load: {status or 'no answer'}; a neighbour gets {neighbour or 'no answer'}"
+
+
+async def connections(bench, server):
+    """Item 11. Strangers come from an address of their own, so that a bound on each peer harms no well-behaved one."""
+    for port in ("http", "grpc"):
+        what = f"4,200 silent connections to the {port} port"
+        await bench.row(server, "C11", what, lambda: silent(bench, server, port))
+
+
+async def silent(bench, server, port):
+    address = getattr(server, port)
+    opened, health = [], "no answer"
+    for _ in range(42):
+        more = (wire.connect(address, SILENT_ADDRESS) for _ in range(100))
+        opened += [stream for stream in await asyncio.gather(*more, return_exceptions=True) if isinstance(stream, tuple)]
+    try:
+        async with asyncio.timeout(12):
+            while health != "200":
+                health = await ask_health(bench, server, port)
+                await asyncio.sleep(0.2)
+    except (TimeoutError, OSError):
+        pass
+    metrics = bench.client(server, patience=5)
+    metrics.address = server.metrics
+    metrics_status = await metrics.status(wire.get("/metrics"), "metrics")
+    await metrics.close()
+    for _, writer in opened:
+        writer.close()
+    return health == "200" and metrics_status == 200, f"{len(opened)} opened; health: {health}, metrics: {metrics_status}"
+
+
+async def ask_health(bench, server, port):
+    """Whether a stranger to all this is served; it is owed no answer while it is not even accepted."""
+    if port == "grpc":
+        client = grpc_client.InferenceServerClient(server.grpc)
+        try:
+            return "200" if await client.is_server_live() else "not live"
+        finally:
+            await client.close()
+    reader, writer = await wire.connect(server.http)
+    writer.write(wire.get("/v2/health/live"))
+    try:
+        return str((await wire.read_answer(reader)).status)
+    finally:
+        writer.close()
+
+
+async def half_a_preface(server, limit):
+    """Closed in bounded time, on both ports."""
+    took = {}
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+
+    async def one(name, address, content):
+        reader, writer = await wire.connect(address, "127.0.0.6")
+        writer.write(content)
+        try:
+            async with asyncio.timeout(limit):
+                while await reader.read(4096):
+                    pass
+            took[name] = loop.time() - begun
+        except ConnectionError:
+            took[name] = loop.time() - begun
+        except TimeoutError:
+            took[name] = None
+        writer.close()
+
+    half, head = http2.PREFACE[:12], b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: x\r\n"
+    cases = {"HTTP": (server.http, half), "gRPC": (server.grpc, half), "half a head": (server.http, head)}
+    await asyncio.gather(*(one(name, *case) for name, case in cases.items()))
+    seen = ", ".join(f"{name}: {'open after ' + str(limit) if at is None else f'closed after {at:.0f}'} s" for name, at in took.items())
+    return None not in took.values(), seen
+
+
+async def load_storm(bench):
+    """Item 12: loads whose clients have gone are not worked off one by one."""
+    with bench.repository() as folder:
+        measured = models.BATCHED.replace("alpha_ms = 0.5\nbeta_ms = 10\n", "")
+        models.put(folder, "doubled", models.doubled())
+        models.put(folder, "measured", repositories.affine(width=512, outputs=512), measured)
+        async with bench.server(folder) as server:
+            await bench.row(server, "C12", "calls of load whose clients leave", lambda: storm(bench, server), limit=100)
+
+
+async def storm(bench, server):
+    before, most, calls = server.threads(), 0, 150 if bench.short else 700
+    request = wire.post("/v2/repository/models/measured/load", b"{}")
+    for _ in range(calls):
+        _, writer = await wire.connect(server.http)
+        writer.write(request)
+        await writer.drain()
+        writer.close()
+        most = max(most, server.threads())
+    loop = asyncio.get_running_loop()
+    begun, client = loop.time(), bench.client(server, patience=60)
+    for _ in range(5):
+        await asyncio.sleep(0.2)
+        most = max(most, server.threads())
+    neighbour = await client.status(wire.infer("doubled", ("x", "FP32", [1, 2], [1, 2])), "neighbour")
+    answered = await client.status(request, "load after a storm")
+    took = loop.time() - begun
+    await client.close()
+    held = neighbour == 200 and answered == 200 and most - before <= 32 and took < 20
+    return held, f"{calls} calls: {most - before} more threads; the next load takes {took:.0f} s ({answered}), a neighbour gets {neighbour}"
