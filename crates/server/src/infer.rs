@@ -138,14 +138,16 @@ fn output(entry: &ServedEntry, tensors: &[Tensor], index: usize, binary: bool) -
     let tensor = tensors.iter().find(|tensor| *tensor.name == **name).ok_or_else(|| {
         Problem::new(Kind::Internal, format!("model '{}' gave no output '{name}', which it declares", entry.name))
     })?;
-    Ok(response_tensor(tensor, binary))
+    Ok(response_tensor(entry, tensor, binary))
 }
 
-pub(crate) fn response_tensor(tensor: &Tensor, binary: bool) -> ResponseTensor {
+pub(crate) fn response_tensor(entry: &ServedEntry, tensor: &Tensor, binary: bool) -> ResponseTensor {
+    // Without a batch, the one row is the whole.
+    let shape = if entry.batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
     ResponseTensor {
         name: tensor.name.to_string(),
         datatype: wire_datatype(tensor.datatype),
-        shape: tensor.shape.clone(),
+        shape: shape.to_vec(),
         data: tensor.data.clone(),
         binary,
     }

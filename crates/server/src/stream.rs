@@ -106,7 +106,7 @@ impl Parts {
         let Accepted { entry, outputs, .. } = &self.accepted;
         let find = |&(index, binary): &(usize, bool)| {
             let tensor = tensors.iter().find(|tensor| *tensor.name == *entry.outputs[index].name)?;
-            Some(response_tensor(tensor, binary))
+            Some(response_tensor(entry, tensor, binary))
         };
         outputs.iter().filter_map(find).collect()
     }

@@ -299,6 +299,7 @@ fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
         platform: platform(target.engine.name()).to_owned(),
         inputs: prepared.loaded.inputs().to_vec(),
         outputs: prepared.loaded.outputs().to_vec(),
+        batched: prepared.loaded.batched(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
         lengths: prepared.loaded.lengths().cloned(),

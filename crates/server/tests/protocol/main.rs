@@ -13,3 +13,4 @@ mod shutdown;
 mod streams;
 mod support;
 mod tls;
+mod whole_requests;
