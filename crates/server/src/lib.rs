@@ -14,6 +14,7 @@ mod check;
 mod config;
 mod decoded;
 mod describe;
+mod fresh;
 mod grpc;
 mod http;
 mod infer;

@@ -4,7 +4,7 @@
 //! and every one of them hears of the shutdown, which the ready-made servers offer only in part. What a connection may take is
 //! in [`bounds`](crate::bounds).
 
-use crate::access::{self, AccessError, Door, Need};
+use crate::access::{AccessError, Door, Need};
 use crate::backend::Backend;
 use crate::bounds::call::{Answer, Call};
 use crate::bounds::connection::Connection;
@@ -13,7 +13,7 @@ use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
 use crate::registry::{Registry, Repository};
 use crate::state::State;
-use crate::{grpc, http, metrics, signals};
+use crate::{fresh, grpc, http, metrics, signals};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -118,7 +118,7 @@ impl Server {
         let state = self.state;
         let mut loops = JoinSet::new();
         loops.spawn(signals::keep_sampling(state.clone()));
-        loops.spawn(access::keep_fresh(state.clone()));
+        loops.spawn(fresh::keep_fresh(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));

@@ -1,22 +1,12 @@
 //! The queues of a group of models: drops and batch building.
 
-use super::scarcity::{Scarcity, WHOLE};
+use super::scarcity::{Scarcity, Terms, WHOLE};
 use super::{Class, Grant, ModelQueue, Price, Rule, Start, Wish};
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Profile};
-
-/// What a candidate is weighed by.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Terms {
-    /// What device time is worth, in parts of [`WHOLE`], where a batch may wait and where requests may be passed over.
-    pub(crate) to_start: u64,
-    pub(crate) to_skip: u64,
-    /// How long a device may be kept busy by other models when this one wants it.
-    pub(crate) guard: Nanos,
-}
 
 /// What the models keep busy, as far as it is known.
 #[derive(Debug)]

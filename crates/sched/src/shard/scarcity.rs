@@ -30,6 +30,16 @@ pub(crate) struct Scarcity {
     stirred: Time,
 }
 
+/// What a candidate is weighed by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// What device time is worth, in parts of [`WHOLE`], where a batch may wait and where requests may be passed over.
+    pub(crate) to_start: u64,
+    pub(crate) to_skip: u64,
+    /// How long a device may be kept busy by other models when this one wants it.
+    pub(crate) guard: Nanos,
+}
+
 impl Scarcity {
     /// `rows` started or were dropped, too late or not.
     pub(crate) fn observe(&mut self, rows: usize, late: bool) {

@@ -5,10 +5,11 @@
 //! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
 
 use super::borders::for_clients;
+use super::found::Found;
 use super::load::{Loader, Prepared, Profiling, Progress};
 use super::plan::Target;
 use super::report::ModelReport;
-use super::scan::{Candidate, Found, scan};
+use super::scan::{Candidate, scan};
 use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use parking_lot::Mutex;
 use ripieno_base::ModelId;

@@ -13,6 +13,7 @@ pub mod cache;
 pub mod config;
 #[cfg(test)]
 pub(crate) mod fixture;
+pub mod found;
 pub mod inspect;
 pub mod live;
 pub mod load;

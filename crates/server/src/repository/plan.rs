@@ -9,7 +9,8 @@ use super::config::{
     Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig,
     ModelConfig, nearest,
 };
-use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
+use super::found::Found;
+use super::scan::{CONFIG_FILE, MODEL_FILE};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Engine, Loaded, ModelSource};
 use ripieno_model::{Lengths, Profile, TensorSpec};
