@@ -192,12 +192,12 @@ impl Access {
         by_header.or_else(|| connection.map(|connection| ClientKey::peer(connection.peer.ip())))
     }
 
-    /// Reads again what changed on the disk; blocks.
     /// How often files that may change are to be looked at; none if there are none.
     pub(crate) fn refresh_every(&self) -> Option<std::time::Duration> {
         (self.tokens.is_some() || self.tls.is_some()).then_some(self.config.reload_every)
     }
 
+    /// Reads again what changed on the disk; blocks.
     pub(crate) fn refresh(&self) {
         self.tokens.iter().for_each(Reloading::refresh);
         self.tls.iter().for_each(Tls::refresh);
