@@ -41,7 +41,7 @@ const MOST_WEIGHT: usize = 1000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "slo_ms",
     "max_batch",
     "batching",
