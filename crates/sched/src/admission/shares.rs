@@ -23,6 +23,8 @@ const TICK_NS: i64 = 125_000_000;
 const FADE: i64 = 8;
 /// That somebody was hurt is remembered for so many ticks: a minute.
 const REMEMBERED: i64 = 480;
+/// So many lost requests hurt; one in a second is forgiven.
+const HURT: u16 = 8;
 const SECOND_NS: i128 = 1_000_000_000;
 /// The part of the devices that is divided, in parts of 1024: at most all, at least half.
 const ALL: i64 = 1024;
@@ -62,8 +64,11 @@ struct Flow {
     /// Of what was let in: work, and the part that was not answered in time.
     passed: i64,
     lost: i64,
+    losses: u16,
     /// The highest priority of the last second, and how long ago it was seen.
     top: u8,
+    /// Whether one was seen.
+    ranked: bool,
     top_age: u8,
     /// Whether it has had several priorities lately.
     mixed: bool,
@@ -132,7 +137,9 @@ impl Shares {
     pub(crate) fn on_loss(&mut self, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
         known.lost = known.lost.saturating_add(work);
-        if known.demand.saturating_mul(self.active.len() as i64) < self.capacity {
+        known.losses = known.losses.saturating_add(1);
+        let little = known.demand.saturating_mul(self.active.len() as i64) < self.capacity;
+        if little && known.losses >= HURT {
             self.hurt_until = self.tick + REMEMBERED;
         }
     }
@@ -224,7 +231,8 @@ impl Shares {
 
 impl Flow {
     fn rank(&mut self, priority: u8) {
-        self.mixed |= self.demand > 0 && priority != self.top;
+        self.mixed |= self.ranked && priority != self.top;
+        self.ranked = true;
         if priority >= self.top {
             (self.top, self.top_age) = (priority, 0);
         }
@@ -234,8 +242,11 @@ impl Flow {
         self.passed -= self.passed / 2;
         self.lost -= self.lost / 2;
         self.top_age = self.top_age.saturating_add(ticks as u8);
+        if self.top_age.is_multiple_of(FADE as u8) {
+            self.losses = self.losses.saturating_sub(1);
+        }
         if i64::from(self.top_age) > FADE {
-            (self.top, self.mixed) = (0, false);
+            (self.top, self.ranked, self.mixed) = (0, false, false);
         }
     }
 
