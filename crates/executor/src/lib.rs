@@ -12,6 +12,7 @@ mod contract;
 mod cpu;
 mod emulated;
 mod error;
+mod independence;
 mod lane;
 mod mailbox;
 mod model;
@@ -25,6 +26,7 @@ mod source;
 mod tensor;
 mod turns;
 mod unfold;
+mod value_checks;
 mod values;
 mod worker;
 
@@ -35,11 +37,12 @@ pub use contract::{
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
+pub use independence::{Rows, check_rows};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
 pub use source::{
-    AnswerSource, BlockSource, Initial, InputLength, LengthDims, Link, ModelSource, OutputLength, Source, StepLimit,
-    Take,
+    AnswerSource, BlockSource, Initial, InputLength, InputRange, LengthDims, Link, ModelSource, OutputLength, Source,
+    StepLimit, Take,
 };
 pub use tensor::Tensor;
 pub use unfold::Unfold;

@@ -16,7 +16,7 @@
 
 use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, ahead, drop_rule, network};
 use crate::Setup;
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::shard::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
@@ -42,7 +42,7 @@ pub(crate) const TIMEOUT: Policy = Policy {
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
-    needs: ahead,
+    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
     form: Form::Shards(timeout_rules),
 };
 
@@ -53,7 +53,7 @@ pub(crate) const EAGER: Policy = Policy {
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
-    needs: ahead,
+    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
     form: Form::Shards(eager_rules),
 };
 
