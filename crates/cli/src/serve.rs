@@ -124,7 +124,7 @@ impl ServeArgs {
                 (policy.to_owned(), self.policy.over(options))
             }
         };
-        if self.objective.is_some() && policy != "deferred" {
+        if self.objective.is_some() && !find(&policy)?.has("objective") {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
         }
         Ok(Service {

@@ -3,7 +3,7 @@
 //! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
 //! is added by one file in `policies/` and one row here.
 
-use crate::shard::Halves;
+use crate::shard::{Halves, Rules};
 use crate::{Scheduler, Setup, admission, policies};
 use ripieno_model::{Model, Walk};
 use std::collections::BTreeMap;
@@ -37,18 +37,49 @@ pub struct Policy {
     pub source: &'static str,
     /// What it does, in a sentence.
     pub summary: &'static str,
-    /// Whether it can run as model shards and a matchmaker on threads of their own.
-    pub sharded: bool,
-    /// Whether it refuses early, by itself, what cannot be answered in time.
-    pub keeps_deadlines: bool,
     /// The walks that it serves.
     pub walks: &'static [Walk],
     /// What it makes of chains.
     pub chains: Chains,
     /// What can be set.
     pub knobs: &'static [Knob],
-    /// Builds it.
-    pub(crate) build: Build,
+    /// What it needs of its driver with these options.
+    pub(crate) needs: fn(&Knobs<'_>) -> Needs,
+    /// How it is built.
+    pub(crate) form: Form,
+}
+
+/// What a policy needs of its driver, given its options. A driver whose devices hold less gives what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// How many batches run side by side on a device, each on a lane of it.
+    pub lanes: usize,
+    /// How many tasks a lane holds at once: the one that runs, and those that are queued behind it.
+    pub depth: usize,
+    /// Whether nodes of graphs are kept for live requests.
+    pub nodes: bool,
+    /// Whether it runs steps beyond the end of sequences whose length is known.
+    pub pads: bool,
+    /// Whether it refuses early, by itself, what cannot be answered in time.
+    pub keeps_deadlines: bool,
+    /// Whether it takes all that is there up to a full batch, whatever the deadlines, so that the largest batch of a
+    /// model that runs whole beside cells must be fitted to its SLO.
+    pub fitted: bool,
+}
+
+impl Needs {
+    /// One task at a time on each device, and nothing else.
+    pub const ONE_TASK: Needs =
+        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false };
+}
+
+/// The forms in which a policy runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// In one piece.
+    OnePiece(fn(&Setup, &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError>),
+    /// As rules for whole batches: in one piece, or as model shards and a matchmaker on threads of their own.
+    Shards(fn(&Setup, &Knobs<'_>) -> Result<Rules, BuildError>),
 }
 
 /// What a policy makes of chains whose requests are not all alike.
@@ -61,9 +92,6 @@ pub enum Chains {
     /// Moreover blocks are submitted ahead: none may be skipped.
     InStep,
 }
-
-/// Builds a policy from what was set.
-type Build = fn(&Setup, &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError>;
 
 /// Something that can be set on a policy.
 #[derive(Clone, Copy, Debug)]
@@ -101,9 +129,19 @@ pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
 }
 
 impl Policy {
-    /// Whether it admits requests by predicting how long they and others will take, and so sees to deadlines itself.
-    pub fn predicts(&self) -> bool {
-        self.knobs.iter().any(|knob| knob.name == "dec_timesteps")
+    /// What it needs of its driver with these options. Values that make no sense are refused when the policy is built.
+    pub fn needs(&'static self, options: &Options) -> Needs {
+        (self.needs)(&Knobs { policy: self, options })
+    }
+
+    /// Whether it can run as model shards and a matchmaker on threads of their own.
+    pub fn is_sharded(&self) -> bool {
+        matches!(self.form, Form::Shards(_))
+    }
+
+    /// Whether it has this option.
+    pub fn has(&self, knob: &str) -> bool {
+        self.knobs.iter().any(|known| known.name == knob)
     }
 
     /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
@@ -122,31 +160,13 @@ impl Policy {
     }
 }
 
-/// The option that says how many lanes a policy uses, and its default.
-const LANES: (&str, usize) = ("buffers", 2);
-
-/// The most lanes that a device may have.
-pub(crate) const MAX_LANES: usize = 16;
-
-/// How many lanes of each device a policy uses with these options: a driver opens so many. One that makes no sense is
-/// refused when the policy is built.
-pub fn lanes(policy: &Policy, options: &Options) -> usize {
-    let (knob, default) = LANES;
-    match options.get(knob) {
-        _ if policy.knobs.iter().all(|known| known.name != knob) => 1,
-        Some(OptionValue::Int(lanes)) => usize::try_from(*lanes).unwrap_or(1).clamp(1, MAX_LANES),
-        _ => default,
-    }
-}
-
 /// Builds the policy of this name for a setup.
 pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
-    let policy = find(name)?;
-    setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
-    check_setup(setup)?;
-    let knobs = Knobs { policy, options };
-    knobs.check(setup)?;
-    (policy.build)(setup, &knobs)
+    let knobs = checked(name, setup, options)?;
+    match knobs.policy.form {
+        Form::OnePiece(build) => build(setup, &knobs),
+        Form::Shards(rules) => policies::whole_batches(setup, &knobs, rules(setup, &knobs)?),
+    }
 }
 
 /// Builds the policy of this name as a server runs it: behind a door that refuses what no schedule is likely to answer in
@@ -154,19 +174,27 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let inner = Setup { limits: admission::widen(&setup.limits), ..setup.clone() };
     let policy = build(name, &inner, options)?;
-    Ok(admission::guard(policy, find(name)?.keeps_deadlines, setup))
+    Ok(admission::guard(policy, find(name)?.needs(options).keeps_deadlines, setup))
 }
 
 /// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their
 /// ids, and the matchmaker.
 pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
+    let knobs = checked(name, setup, options)?;
+    match knobs.policy.form {
+        Form::OnePiece(_) => Err(BuildError::Setup(format!("policy {name:?} does not run in shards"))),
+        Form::Shards(rules) => policies::halves(setup, &knobs, rules(setup, &knobs)?, shards.max(1)),
+    }
+}
+
+/// The policy's options, if it serves the setup with them.
+fn checked<'a>(name: &str, setup: &Setup, options: &'a Options) -> Result<Knobs<'a>, BuildError> {
     let policy = find(name)?;
     setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
     check_setup(setup)?;
     let knobs = Knobs { policy, options };
     knobs.check(setup)?;
-    policies::halves(setup, &knobs, shards.max(1))?
-        .ok_or_else(|| BuildError::Setup(format!("policy {name:?} does not run in shards")))
+    Ok(knobs)
 }
 
 fn check_setup(setup: &Setup) -> Result<(), BuildError> {
@@ -200,7 +228,7 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
 
 /// The options given for one policy, read by knob.
 pub(crate) struct Knobs<'a> {
-    policy: &'static Policy,
+    pub(crate) policy: &'static Policy,
     options: &'a Options,
 }
 
@@ -209,27 +237,16 @@ impl Knobs<'_> {
     fn check(&self, setup: &Setup) -> Result<(), BuildError> {
         for name in self.options.keys() {
             let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
-            let known = self.policy.knobs.iter().any(|known| known.name == knob);
             let model_known = model.is_none_or(|model| setup.models.iter().any(|known| known.name == model));
-            if !known || !model_known {
+            if !self.policy.has(knob) || !model_known {
                 return Err(BuildError::UnknownKnob { policy: self.policy.name, name: name.clone() });
             }
         }
         Ok(())
     }
 
-    /// The policy's name.
-    pub(crate) fn policy(&self) -> &'static str {
-        self.policy.name
-    }
-
-    /// Whether the policy has this knob at all.
-    pub(crate) fn has(&self, knob: &str) -> bool {
-        self.policy.knobs.iter().any(|known| known.name == knob)
-    }
-
     fn get(&self, knob: &str, model: Option<&str>) -> Option<&OptionValue> {
-        debug_assert!(self.has(knob), "{knob} is not a knob");
+        debug_assert!(self.policy.has(knob), "{knob} is not a knob");
         let own = model.and_then(|model| self.options.get(&format!("{knob}.{model}")));
         own.or_else(|| self.options.get(knob))
     }

@@ -43,7 +43,7 @@ mod shard;
 
 pub use action::{Action, Outbox, Why};
 pub use catalogue::{
-    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, build_served, find, lanes,
+    BuildError, CATALOGUE, Chains, Knob, Needs, OptionValue, Options, Policy, build, build_halves, build_served, find,
 };
 pub use event::Event;
 pub use parts::margin::Margin;

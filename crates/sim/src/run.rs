@@ -139,7 +139,7 @@ fn run(
         held_back: Vec::new(),
     };
     let mut checkers = Checkers::new(setup);
-    if !scenario.pads() {
+    if !scenario.needs().pads {
         checkers = checkers.without_padding();
     }
     let mut unfolding = Unfolding::new(setup, start);

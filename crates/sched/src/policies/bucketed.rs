@@ -18,8 +18,8 @@
 //! that is unfolded to the longest possible output. Models share a device by turns too, bucket after bucket. Buckets beyond
 //! the 1,024th are one, padded to its longest member.
 
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DROP, MAX_BATCH, SET_AHEAD, drop_rule};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -30,12 +30,11 @@ pub(crate) const POLICY: Policy = Policy {
     name: "bucketed",
     source: "BatchMaker, section 7.1 (MXNet, TensorFlow)",
     summary: "sequences of similar lengths are padded to one length and run as one",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::InStep,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
-    build,
+    needs: |_| Needs { depth: SET_AHEAD, pads: true, fitted: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 const WIDTH: Knob = Knob {

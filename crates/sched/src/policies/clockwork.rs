@@ -20,7 +20,7 @@
 //! original estimates them as the slowest of the last ten batches.
 
 use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::central::{Central, Gather};
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::pool::Terms;
@@ -32,8 +32,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "clockwork",
     source: "Clockwork, as in Symphony, sections 2.2 and 5.1",
     summary: "the batch whose latest start comes first, chosen some time before its device is free",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -52,7 +50,8 @@ pub(crate) const POLICY: Policy = Policy {
         DROP,
         DEVICE,
     ],
-    build,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build),
 };
 
 /// Shared with "shepherd".

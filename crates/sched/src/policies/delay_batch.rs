@@ -13,7 +13,7 @@
 //! costs. No deviations known.
 
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::fifo::Fifo;
 use crate::parts::tasks::Tasks;
 use crate::shard::{DeviceChoice, Fused, Gather, Network, PerModel, Rules, StartBy};
@@ -25,8 +25,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "delay-batch",
     source: "DVABatch, section 8.1 (DelayBatch, ZeroBatch)",
     summary: "what has come within a window runs as one batch, the whole model in one go; with a window of 0, ZeroBatch",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -44,7 +42,8 @@ pub(crate) const POLICY: Policy = Policy {
         MAX_BATCH,
         Knob { default: "never", ..DROP },
     ],
-    build,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {

@@ -16,8 +16,8 @@
 //! profile room for the nodes of a whole set. Blocks run in the order of the walk: all encoders of a set, then its decoders.
 
 use super::bucketed::InOrder;
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DROP, MAX_BATCH, SET_AHEAD, drop_rule};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -28,8 +28,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "graph-merge",
     source: "BatchMaker, sections 2.3 and 7.5 (DyNet, TensorFlow Fold)",
     summary: "the graphs of a fixed set of requests are merged and run level by level to the end",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::InStep,
     knobs: &[
@@ -44,7 +42,8 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob { default: "never", ..DROP },
     ],
-    build,
+    needs: |_| Needs { depth: SET_AHEAD, nodes: true, fitted: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {

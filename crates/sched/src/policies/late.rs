@@ -17,7 +17,7 @@
 
 use super::cellular::{Algorithm1, ORDER, order};
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::cells::{CellScheduler, Join, Leave, Terms, check};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -28,12 +28,11 @@ pub(crate) const POLICY: Policy = Policy {
     name: "late",
     source: "Late Batching",
     summary: "requests join and leave at every cell, and the next one is decided while one runs",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[ORDER, MAX_BATCH, Knob { default: "never", ..DROP }],
-    build,
+    needs: |_| Needs { depth: TASKS, nodes: true, fitted: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 /// One that runs and one behind it.

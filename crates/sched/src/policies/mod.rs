@@ -14,7 +14,7 @@ pub(crate) mod shepherd;
 pub(crate) mod symphony;
 pub(crate) mod timeout;
 
-use crate::catalogue::{BuildError, Knob, Knobs};
+use crate::catalogue::{BuildError, Knob, Knobs, Needs};
 use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, PerModel, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
@@ -22,6 +22,9 @@ use ripieno_model::{DropRule, Walk};
 
 /// What policies that never take a request apart serve.
 const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
+
+/// Tasks of a set of requests that runs to the end: a device gets so many of them in one go.
+const SET_AHEAD: usize = 16;
 
 const DROP: Knob = Knob {
     name: "drop",
@@ -64,7 +67,7 @@ const LINK_US: Knob =
     Knob { name: "link_us", default: "0", help: "how long a message between shard and matchmaker takes, in us" };
 
 /// The machinery of whole batches under some rules, in one piece or in shards.
-fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<dyn Scheduler>, BuildError> {
+pub(crate) fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<dyn Scheduler>, BuildError> {
     let choice = device_choice(knobs)?;
     let delay = link(knobs)?;
     Ok(match knobs.count(SHARDS.name, None)? {
@@ -75,21 +78,21 @@ fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<d
 
 /// The delay between shards and matchmaker; a policy without shards has none.
 fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
-    if !knobs.has(LINK_US.name) {
+    if !knobs.policy.is_sharded() {
         return Ok(Nanos::ZERO);
     }
     Ok(Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3))
 }
 
-/// The two halves of a policy for threads of their own; none if it has no such form.
-pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, shards: usize) -> Result<Option<Halves>, BuildError> {
-    let rules = match knobs.policy() {
-        "deferred" => symphony::rules(setup, knobs)?,
-        "timeout" => timeout::timeout_rules(setup, knobs)?,
-        "eager" => timeout::eager_rules(setup, knobs)?,
-        _ => return Ok(None),
-    };
-    Ok(Some(Halves::new(setup, device_choice(knobs)?, &rules, shards)))
+/// The same in two halves, for threads of their own.
+pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, rules: Rules, shards: usize) -> Result<Halves, BuildError> {
+    Ok(Halves::new(setup, device_choice(knobs)?, &rules, shards))
+}
+
+/// What rules need that take account of the network: where a message takes time, a batch is sent while another runs.
+fn ahead(knobs: &Knobs<'_>) -> Needs {
+    let waits = network(knobs).is_ok_and(|network| network.lead(1) > Nanos::ZERO);
+    Needs { depth: if waits { 2 } else { 1 }, ..Needs::ONE_TASK }
 }
 
 fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {

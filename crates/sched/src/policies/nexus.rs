@@ -21,7 +21,7 @@
 //! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
 use super::{DROP, MAX_BATCH, PerModel, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::frontends::Frontends;
 use crate::parts::pool::{Aim, Terms};
@@ -36,8 +36,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "nexus",
     source: "Nexus, as in Symphony, sections 2.2 and 5.1",
     summary: "models are packed onto devices by their rates; each device runs its models in turn",
-    sharded: false,
-    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -57,7 +55,8 @@ pub(crate) const POLICY: Policy = Policy {
         MAX_BATCH,
         DROP,
     ],
-    build,
+    needs: |_| Needs { keeps_deadlines: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 /// How a batch relates to its planned size.

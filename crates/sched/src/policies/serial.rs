@@ -8,8 +8,8 @@
 //!
 //! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
 
-use super::{CONTROL_US, DATA_US, DROP, drop_rule, network};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{CONTROL_US, DATA_US, DROP, ahead, drop_rule, network};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Policy};
 use crate::shard::{DeviceChoice, Fused, Gather, PerModel, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
@@ -19,12 +19,11 @@ pub(crate) const POLICY: Policy = Policy {
     name: "serial",
     source: "LazyBatching, section V (Serial)",
     summary: "one request at a time, first come first served",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
-    build,
+    needs: ahead,
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {

@@ -20,7 +20,7 @@
 
 use super::clockwork::{GATHER, gather};
 use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::central::Central;
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::pool::{Candidate, Terms};
@@ -33,8 +33,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "shepherd",
     source: "Shepherd, as in Symphony, sections 2.2 and 5.1",
     summary: "the largest batch first; one several times as large as a batch that runs aborts it",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -55,7 +53,8 @@ pub(crate) const POLICY: Policy = Policy {
         DROP,
         DEVICE,
     ],
-    build,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
 use ripieno_sched::{
-    CATALOGUE, Chains, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find, lanes,
+    CATALOGUE, Chains, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find,
 };
 use ripieno_sim::checkers::{Checkers, Shapes};
 use ripieno_sim::{Arrival, Fault, Route, Trace, World};
@@ -108,7 +108,7 @@ prop_compose! {
 fn suited(policy: &str, options: &Options, case: &Case) -> Case {
     let policy = find(policy).unwrap();
     let mut case = case.clone();
-    case.setup.limits.lanes = lanes(policy, options);
+    case.setup.limits.lanes = policy.needs(options).lanes;
     let shortened = |profile: &Profile, percent: u64| {
         let table: Vec<_> = profile.table().iter().map(|cost| cost.scale(percent, 100).max(Nanos(1))).collect();
         Profile::from_table(&table).unwrap()

@@ -1,8 +1,8 @@
 //! The catalogue row of "dva" and what its options say.
 
 use super::DvaBatch;
-use super::rules::{Diversity, Stretch, Terms};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::rules::{Diversity, MAX_LANES, Stretch, Terms};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::policies::{DROP, MAX_BATCH, WHOLE, drop_rule};
 use crate::shard::PerModel;
 use crate::{Scheduler, Setup};
@@ -13,8 +13,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "dva",
     source: "DVABatch, sections 5 to 7",
     summary: "batches are divided by length, split where stages prefer smaller ones, and joined by newcomers while they run",
-    sharded: false,
-    keeps_deadlines: false,
     walks: WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -66,7 +64,8 @@ pub(crate) const POLICY: Policy = Policy {
         MAX_BATCH,
         Knob { default: "never", ..DROP },
     ],
-    build,
+    needs: |knobs| Needs { lanes: lanes(knobs).unwrap_or(1), ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 /// The most groups.
@@ -82,7 +81,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
     let options = Options {
-        lanes: knobs.count("buffers", None)?.unwrap_or(2).min(setup.limits.lanes),
+        lanes: lanes(knobs)?.min(setup.limits.lanes),
         drop: drop_rule(knobs, DropRule::Never)?,
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
@@ -99,6 +98,11 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
     };
     Ok(Box::new(DvaBatch::new(setup, options)))
+}
+
+/// The lanes of each device.
+fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
+    Ok(knobs.count("buffers", None)?.unwrap_or(2).min(MAX_LANES))
 }
 
 /// What the options say.

@@ -1,9 +1,11 @@
 //! What decides about a batch: the plan of a model, made from its profiles, and the rules of policies I, II and III.
 
 use crate::Request;
-use crate::catalogue::MAX_LANES;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Model, Profile};
+
+/// The most lanes that a device may have.
+pub(super) const MAX_LANES: usize = 16;
 
 /// What of a model's requests is uneven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

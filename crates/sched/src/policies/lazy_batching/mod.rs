@@ -31,7 +31,7 @@ mod table;
 mod tests;
 
 use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::shard::PerModel;
 use crate::{Action, Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -48,24 +48,22 @@ pub(crate) const LAZY: Policy = Policy {
     name: "lazy",
     source: "LazyBatching, section IV",
     summary: "newcomers catch up with a running batch node by node while no SLO is at stake by a conservative estimate",
-    sharded: false,
-    keeps_deadlines: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
-    build: build_lazy,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build_lazy),
 };
 
 pub(crate) const ORACLE: Policy = Policy {
     name: "lazy-oracle",
     source: "LazyBatching, section VI (Oracle)",
     summary: "as \"lazy\", but the prediction uses the exact cost of the batches that would run",
-    sharded: false,
-    keeps_deadlines: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
     knobs: KNOBS,
-    build: build_oracle,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build_oracle),
 };
 
 const DEC_TIMESTEPS: Knob = Knob {
