@@ -10,6 +10,7 @@ mod clock;
 mod conditions;
 mod contract;
 mod cpu;
+mod curve;
 mod emulated;
 mod error;
 mod lane;
@@ -36,7 +37,7 @@ pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
-pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
+pub use profile::{BlockProfile, Measured, Measurement, Step, check_padding, measure, run_example};
 pub use source::{
     AnswerSource, BlockSource, Initial, InputLength, LengthDims, Link, ModelSource, OutputLength, Source, StepLimit,
     Take,
