@@ -10,6 +10,7 @@ mod api;
 mod clock;
 mod core;
 mod coverage;
+mod drift;
 mod engine;
 mod fleet;
 mod jobs;

@@ -416,6 +416,8 @@ impl Scheduler for Admission {
                 let cost = &mut self.models[model.index()].as_mut().expect("the model is loaded").cost;
                 cost.model_mut().blocks[block.index()].replace_profile(profile.clone());
                 cost.reckon(devices);
+                // What was reckoned with the old profile says nothing of the new one.
+                self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.thought = None);
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != State::Inside => return,
             Control::DeviceSlowed { .. } | Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
