@@ -1,8 +1,10 @@
 """From start to end: mistakes in a repository, loading and unloading, and the way down."""
 
 import json
+import signal
 import socket
 import threading
+import time
 import urllib.request
 
 import numpy as np
@@ -206,3 +208,15 @@ def pending(metrics):
     """Requests that wait or run, by the gauge."""
     lines = [line for line in metrics.splitlines() if line.startswith(LIVE)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_sighup_reads_the_repository_again(tmp_path):
+    repositories.write(tmp_path, "good", repositories.affine())
+    with Server(tmp_path) as server:
+        repositories.write(tmp_path, "later", repositories.affine())
+        server.process.send_signal(signal.SIGHUP)
+        wire = Http(server)
+        deadline = time.monotonic() + 120
+        while index(wire.client).get("later", {}).get("state") != "READY":
+            assert time.monotonic() < deadline and server.process.poll() is None, server.log_tail()
+        np.testing.assert_array_equal(dense(wire, "later"), dense(wire, "good"))

@@ -4,6 +4,7 @@ mod access;
 mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
+mod bounds;
 mod compare;
 mod corpus;
 mod demo;

@@ -1,6 +1,7 @@
 //! `ripieno serve`: serves a repository of models until it is told to stop.
 
 use crate::access::AccessArgs;
+use crate::bounds::BoundArgs;
 use crate::devices::DeviceArgs;
 use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
@@ -63,7 +64,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body_mib: u32,
 
-    /// How long requests in flight may take once a shutdown began, in seconds.
+    #[command(flatten)]
+    bounds: BoundArgs,
+
+    /// How long requests in flight may take once a shutdown began, in seconds; what is left then is answered with 503.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout_s: u64,
 
@@ -141,7 +145,7 @@ impl ServeArgs {
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
                 access: self.access.config(),
-                ..ServerConfig::default()
+                ..self.bounds.over(ServerConfig::default())
             },
         })
     }
@@ -177,16 +181,21 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
     }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut hangup = signal(SignalKind::hangup())?;
     let Running { engine, repository, server, addresses, .. } = service.start().await?;
-    let loading = tokio::task::spawn_blocking(move || repository.load_all());
+    let loads = repository.clone();
+    let loading = tokio::task::spawn_blocking(move || loads.load_all());
     let (format, scheme) = (args.format, args.access.scheme());
     let announced = tokio::spawn(async move {
-        match loading.await.map_err(anyhow::Error::from).and_then(|models| models.map_err(anyhow::Error::msg)) {
-            Ok(models) => announce(&addresses, scheme, &models, format),
-            Err(error) => {
-                tracing::error!("the repository cannot be read: {error:#}");
-                Ok(())
-            }
+        let loaded = loading.await.map_err(anyhow::Error::from).and_then(|models| models.map_err(anyhow::Error::msg));
+        let announced = loaded.context("the repository cannot be read");
+        if let Err(error) = announced.and_then(|models| announce(&addresses, scheme, &models, format)) {
+            tracing::error!("{error:#}");
+        }
+        // From here on SIGHUP reloads; one that came before waits until now.
+        while hangup.recv().await.is_some() {
+            let repository = repository.clone();
+            report_reload(tokio::task::spawn_blocking(move || repository.reload()).await);
         }
     });
     let drained = server
@@ -204,6 +213,20 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         tracing::warn!("some requests were still in flight after {drain_timeout:?} and were answered with an error");
     }
     Ok(())
+}
+
+fn report_reload(reloaded: Result<Result<Vec<ModelReport>, String>, tokio::task::JoinError>) {
+    match reloaded.map_err(|error| error.to_string()).and_then(std::convert::identity) {
+        // Those that failed are in the log with their errors.
+        Ok(models) => {
+            let served = models.iter().filter(|model| model.error.is_none()).count();
+            tracing::info!(
+                "SIGHUP: the repository is read again; {served} of {} changed models are served",
+                models.len()
+            );
+        }
+        Err(error) => tracing::error!("SIGHUP: the repository cannot be read, so nothing changes: {error}"),
+    }
 }
 
 fn announce(

@@ -79,6 +79,8 @@ impl Service {
         let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy, devices) };
         let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
+        // One budget: what the front end has reserved, the runtime may hold.
+        config.max_queued_bytes = self.config.max_bytes_in_flight;
         config.policy = Some(policy);
         config.record = match &self.record {
             Some(path) => Some(Recording {

@@ -28,7 +28,10 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
             model.version.clone(),
             model.state.clone(),
             optional(model.slo_ms),
-            model.max_batch.map_or("-".to_owned(), |batch| batch.to_string()),
+            match &model.unbatched {
+                Some(_) => "none".to_owned(),
+                None => model.max_batch.map_or("-".to_owned(), |batch| batch.to_string()),
+            },
             optional(profile.and_then(|profile| profile.latency_ms.first().copied())),
             optional(profile.and_then(|profile| profile.latency_ms.last().copied())),
             optional(profile.map(|profile| profile.alpha_ms)),

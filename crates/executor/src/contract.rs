@@ -35,11 +35,22 @@ pub type Sink = Arc<dyn Fn(TaskResult) + Send + Sync>;
 
 /// A model in memory, ready to be attached to devices of the engine that loaded it.
 pub trait Loaded: Send + Sync {
-    /// The inputs of a request; the first dimension is the batch.
+    /// The inputs of a request; the first dimension is the batch. Of a model that is not [`batched`](Loaded::batched) it
+    /// stands before those of the file, and is always 1 in a request.
     fn inputs(&self) -> &[TensorSpec];
 
-    /// The outputs of a request; the first dimension is the batch.
+    /// The outputs of a request, likewise.
     fn outputs(&self) -> &[TensorSpec];
+
+    /// Whether requests share batches. If not, each is one row, whose tensors the engine gets as they are.
+    fn batched(&self) -> bool {
+        true
+    }
+
+    /// The smallest and largest whole number that an input may hold, where that is known.
+    fn range(&self, _input: &str) -> Option<(i64, i64)> {
+        None
+    }
 
     /// How many blocks it has.
     fn blocks(&self) -> usize;

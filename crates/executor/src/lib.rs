@@ -13,6 +13,7 @@ mod cpu;
 mod curve;
 mod emulated;
 mod error;
+mod independence;
 mod lane;
 mod mailbox;
 mod model;
@@ -26,6 +27,7 @@ mod source;
 mod tensor;
 mod turns;
 mod unfold;
+mod value_checks;
 mod values;
 mod worker;
 
@@ -36,11 +38,12 @@ pub use contract::{
 pub use cpu::{CpuEngine, CpuOptions};
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
+pub use independence::{Rows, check_rows};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measured, Measurement, Step, check_padding, measure, run_example};
 pub use source::{
-    AnswerSource, BlockSource, Initial, InputLength, LengthDims, Link, ModelSource, OutputLength, Source, StepLimit,
-    Take,
+    AnswerSource, BlockSource, Initial, InputLength, InputRange, LengthDims, Link, ModelSource, OutputLength, Source,
+    StepLimit, Take,
 };
 pub use tensor::Tensor;
 pub use unfold::Unfold;

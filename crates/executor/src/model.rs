@@ -1,8 +1,9 @@
 //! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
 
-use crate::plan::{BlockIo, Plan};
-use crate::values::ValueCheck;
-use crate::{ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
+use crate::plan::{BlockIo, Plan, as_one_row};
+use crate::value_checks::ValueCheck;
+use crate::values::{Block, Known, Limits, check_request};
+use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use ripieno_onnx::Declared;
@@ -34,6 +35,21 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
         &self.plan.outputs
     }
 
+    fn batched(&self) -> bool {
+        !self.plan.unbatched
+    }
+
+    fn range(&self, input: &str) -> Option<(i64, i64)> {
+        let ids = self.plan.vocabulary.iter().filter(|(name, _)| name == input).map(|&(_, size)| size).min();
+        let ids = ids.map(|size| (0, (size - 1).max(0)));
+        let declared = self.plan.ranges.iter().find(|range| range.tensor == input);
+        let declared = declared.map(|range| (range.least.ceil() as i64, range.most.floor() as i64));
+        match (ids, declared) {
+            (Some(ids), Some(declared)) => Some((ids.0.max(declared.0), ids.1.min(declared.1))),
+            (ids, declared) => ids.or(declared),
+        }
+    }
+
     fn blocks(&self) -> usize {
         self.plan.blocks.len()
     }
@@ -44,6 +60,7 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
     }
 
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        check_request(inputs, &self.plan.ranges, self.plan.limits)?;
         match &self.plan.cells {
             Some(cells) => cells.wiring.describe(inputs),
             None => {
@@ -78,23 +95,79 @@ pub(crate) struct OnnxBlocks<'a> {
 }
 
 /// Reads the ONNX files of a model's blocks and ties them together.
-pub(crate) fn read_blocks<'a>(source: &'a ModelSource, engine: &str) -> Result<OnnxBlocks<'a>, LoadError> {
+pub(crate) fn read_blocks<'a>(
+    source: &'a ModelSource,
+    engine: &str,
+    limits: Limits,
+) -> Result<OnnxBlocks<'a>, LoadError> {
     let mut blocks = Vec::with_capacity(source.blocks.len());
+    let mut known = Known::nothing();
     for block in &source.blocks {
         let path = block.path.as_deref().ok_or_else(|| {
             let (model, block) = (&source.name, &block.name);
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
-        blocks.push((path, Declared::read(path).map_err(|cause| LoadError(cause.0))?));
+        let (io, bytes) = Declared::read(path).map_err(|cause| LoadError(cause.0))?;
+        // Of cells, nobody knows here which of another's outputs an input is.
+        if source.walk.is_unfolded() {
+            known = Known::nothing();
+        }
+        known.follow(Block { path, bytes, inputs: &io.inputs }, &source.ranges, limits)?;
+        blocks.push((path, io));
     }
+    check_ranges(source, &blocks)?;
+    let unbatched = is_unbatched(source, &blocks)?;
+    // To devices, a request of a model that is not batched is one row, which is all of its tensors.
+    let rows = |spec: &TensorSpec| match unbatched {
+        true => as_one_row(spec),
+        false => spec.clone(),
+    };
     let ios = source.blocks.iter().zip(&blocks).map(|(block, (path, io))| BlockIo {
         place: format!("block '{}' ({})", block.name, path.display()),
-        inputs: io.inputs.clone(),
-        outputs: io.outputs.clone(),
+        inputs: io.inputs.iter().map(rows).collect(),
+        outputs: io.outputs.iter().map(rows).collect(),
         vocabulary: io.vocabulary.clone(),
     });
     let mut plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
     let texts = plan.inputs.iter().filter_map(ValueCheck::text);
     plan.checks.extend(texts);
-    Ok(OnnxBlocks { plan, blocks })
+    let max_batch = if unbatched { 1 } else { plan.max_batch };
+    Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, limits, ..plan }, blocks })
+}
+
+/// A range of what no block takes would check nothing.
+fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<(), LoadError> {
+    let taken = |name: &str| blocks.iter().any(|(_, io)| io.inputs.iter().any(|spec| spec.name == name));
+    match source.ranges.iter().find(|range| !source.walk.is_unfolded() && !taken(&range.tensor)) {
+        Some(range) => Err(LoadError(format!(
+            "model '{}': min and max stand at input '{}', which it does not have; correct its name",
+            source.name, range.tensor
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether each request of the model runs by itself: because it is asked for, or because a file has tensors without a dynamic
+/// first dimension. Not all that walks do can be done without a batch.
+fn is_unbatched(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<bool, LoadError> {
+    let fixed = blocks.iter().find_map(|(_, io)| io.no_batch.clone());
+    let Some(cause) = fixed.or_else(|| source.unbatched.then(|| "it is to run without a batch".to_owned())) else {
+        return Ok(false);
+    };
+    let leaves = |block: &BlockSource| block.exit.is_some() || block.skip.is_some();
+    let at_odds = if source.walk.is_unfolded() {
+        Some("a walk of cells steps row by row: export its cells with a dynamic batch axis")
+    } else if !source.lengths.inputs.is_empty() {
+        Some("length_dim pads what shares a batch: export it with a dynamic batch axis, or remove every length_dim")
+    } else if source.condition.is_some() || source.blocks.iter().any(leaves) {
+        Some(
+            "conditions are for rows of a batch: export it with a dynamic batch axis, or remove exit_when and skip_when",
+        )
+    } else {
+        None
+    };
+    match at_odds {
+        Some(fix) => Err(LoadError(format!("model '{}': {cause}, but {fix}", source.name))),
+        None => Ok(true),
+    }
 }

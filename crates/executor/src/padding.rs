@@ -41,7 +41,7 @@ pub(crate) struct Ends<'a> {
     pub(crate) outputs: (&'a [TensorSpec], &'a [usize]),
     pub(crate) values: usize,
     /// Of inputs that look up an embedding, how many ids it has.
-    pub(crate) vocabulary: Vec<(String, i64)>,
+    pub(crate) vocabulary: &'a [(String, i64)],
 }
 
 impl Padding {
@@ -214,7 +214,7 @@ mod tests {
             inputs: (&specs, &[0, 1, 2, 3]),
             outputs: (&answers, &[4]),
             values: 5,
-            vocabulary: vec![("ids".to_owned(), 5)],
+            vocabulary: &[("ids".to_owned(), 5)],
         };
         Padding::link(&source, &ends)
     }

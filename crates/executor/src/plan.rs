@@ -6,7 +6,9 @@
 use crate::cells::{self, Cells};
 use crate::conditions::{Conditions, Linked, hidden};
 use crate::padding::{Ends, Padding};
-use crate::values::ValueCheck;
+use crate::source::InputRange;
+use crate::value_checks::ValueCheck;
+use crate::values::Limits;
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
@@ -27,6 +29,14 @@ pub(crate) struct BlockIo {
 pub(crate) struct Plan {
     pub(crate) name: String,
     pub(crate) max_batch: usize,
+    /// Whether each request runs by itself: one row, without a batch for the engine.
+    pub(crate) unbatched: bool,
+    /// Of inputs that look up an embedding, how many ids it has.
+    pub(crate) vocabulary: Vec<(String, i64)>,
+    /// What requests may hold.
+    pub(crate) ranges: Vec<InputRange>,
+    /// What the engine can compute with.
+    pub(crate) limits: Limits,
     /// What a request brings.
     pub(crate) inputs: Vec<TensorSpec>,
     /// What a request gets.
@@ -83,7 +93,7 @@ impl Plan {
         for (at, block) in ios.iter().enumerate() {
             linker.add(at, block).map_err(named)?;
         }
-        let vocabulary = ios.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
+        let vocabulary: Vec<(String, i64)> = ios.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
         let Linker { mut values, blocks, inputs, mut outputs, .. } = linker;
         let hidden = hidden(source);
         outputs.retain(|&output| !hidden.contains(&*values[output].name));
@@ -94,7 +104,12 @@ impl Plan {
             numbers.iter().map(|&value| values[value].spec.clone()).collect()
         };
         let (brought, given) = (specs(&inputs), specs(&outputs));
-        let ends = Ends { inputs: (&brought, &inputs), outputs: (&given, &outputs), values: values.len(), vocabulary };
+        let ends = Ends {
+            inputs: (&brought, &inputs),
+            outputs: (&given, &outputs),
+            values: values.len(),
+            vocabulary: &vocabulary,
+        };
         let padding = Padding::link(source, &ends).map_err(named)?;
         let linked = Linked { source, values: &values, blocks: &blocks, inputs: &inputs, outputs: &outputs };
         let conditions = Conditions::link(&linked).map_err(named)?;
@@ -102,6 +117,10 @@ impl Plan {
         Ok(Plan {
             name: source.name.clone(),
             max_batch: source.max_batch,
+            unbatched: source.unbatched,
+            vocabulary,
+            ranges: source.ranges.clone(),
+            limits: Limits::default(),
             inputs: brought,
             outputs: given,
             input_values: inputs,
@@ -114,6 +133,12 @@ impl Plan {
             checks,
         })
     }
+}
+
+/// A tensor of a request that is one row by itself: the batch, of one, before the shape of the whole.
+pub(crate) fn as_one_row(spec: &TensorSpec) -> TensorSpec {
+    let shape = [-1].into_iter().chain(spec.shape.iter().copied()).collect();
+    TensorSpec { shape, ..spec.clone() }
 }
 
 /// The ids that requests bring, and not those that a block gives under the same name.

@@ -5,6 +5,7 @@
 //! Where requests differ in length, all of it is done at several lengths, the longest first.
 
 use crate::curve::{Bench, measure_curve};
+use crate::buffer::bytes_of;
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
@@ -229,7 +230,10 @@ fn example_inputs(model: &dyn Loaded) -> Result<Arc<[Tensor]>, LoadError> {
     let length = model.lengths().map_or(EXAMPLE_LENGTH, |lengths| lengths.max);
     match model.example(length) {
         Some(example) => Ok(example.into()),
-        None => model.inputs().iter().map(example_of).collect(),
+        None => {
+            let example = |spec: &TensorSpec| example_of(spec, model.range(&spec.name));
+            model.inputs().iter().map(example).collect()
+        }
     }
 }
 
@@ -254,28 +258,28 @@ fn extrapolated(mut points: Vec<(usize, Nanos)>, max_batch: usize) -> Vec<(usize
     points
 }
 
-/// One row of zeros or ones: zeros are valid ids, ones keep floating-point units honest.
-pub(crate) fn example_of(spec: &TensorSpec) -> Result<Tensor, LoadError> {
+/// One row of zeros or ones: zeros are valid ids, ones keep floating-point units honest. Whole numbers are as near to zero as
+/// the range of the input allows.
+pub(crate) fn example_of(spec: &TensorSpec, range: Option<(i64, i64)>) -> Result<Tensor, LoadError> {
     let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { 1 } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(row).collect();
     let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?));
     let elements = elements.filter(|&elements| elements <= 1 << 32).ok_or_else(|| {
         LoadError(format!("input '{}' has the shape {:?}: too large to be measured", spec.name, spec.shape))
     })?;
-    let element: &[u8] = match spec.datatype {
-        DataType::Fp16 => &[0x00, 0x3c],
-        DataType::Bf16 => &[0x80, 0x3f],
-        DataType::Fp32 => &1f32.to_le_bytes(),
-        DataType::Fp64 => &1f64.to_le_bytes(),
-        // An empty string is its length.
-        other => &[0; 8][..other.size().unwrap_or(4)],
+    let number = match (spec.datatype, range) {
+        (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, _) => 1.0,
+        (_, Some((least, most))) => 0.clamp(least, most.max(least)) as f64,
+        (_, None) => 0.0,
     };
+    // An empty string is its length.
+    let element = bytes_of(spec.datatype, number).unwrap_or_else(|| vec![0; spec.datatype.size().unwrap_or(4)]);
     let data = Bytes::from(element.repeat(elements));
     Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data })
 }
 
 /// A device with the model on it.
-struct Stand {
+pub(crate) struct Stand {
     device: Box<dyn crate::Device>,
     results: Receiver<TaskResult>,
     /// What each request of a batch brings.
@@ -288,7 +292,7 @@ struct Stand {
 const EXAMPLE_LENGTH: u32 = 4;
 
 impl Stand {
-    fn new(engine: &dyn Engine, model: &Arc<dyn Loaded>, inputs: Arc<[Tensor]>) -> Result<Stand, LoadError> {
+    pub(crate) fn new(engine: &dyn Engine, model: &Arc<dyn Loaded>, inputs: Arc<[Tensor]>) -> Result<Stand, LoadError> {
         let (sender, results) = sync_channel(1);
         // Only one task is out at a time; should the receiver be gone, nobody wants the result.
         let device = engine.open(1, Arc::new(move |result| drop(sender.send(result))))?;
@@ -317,12 +321,20 @@ impl Stand {
         Ok(())
     }
 
+    /// A request beside the example, for [`answers`](Stand::answers).
+    pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Entry {
+        Entry { inputs: inputs.into(), ..self.example.clone() }
+    }
+
     /// Runs one batch of these requests, of a walk that does not unfold; their outputs.
-    fn answers(&self, requests: &[&Entry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
+    pub(crate) fn answers(&self, requests: &[&Entry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
         let entries: Vec<Arc<Entry>> = requests.iter().map(|&entry| Arc::new(entry.clone())).collect();
         let mut outputs = Vec::new();
         for &(block, _) in &self.tasks {
-            let member = |(slot, entry): (u32, &Arc<Entry>)| Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)));
+            let member = |(slot, entry): (u32, &Arc<Entry>)| {
+                let rows = entry.inputs.first().and_then(|tensor| tensor.shape.first());
+                Member::new(RequestSlot(slot), rows.map_or(1, |&rows| rows as usize), Some(Arc::clone(entry)))
+            };
             let members = (0..).zip(&entries).map(member).collect();
             let result = self.result(Task {
                 id: TaskId(0),
@@ -404,8 +416,9 @@ mod tests {
     fn examples_fit_their_specification() {
         for datatype in DataType::ALL {
             let spec = TensorSpec { name: "x".to_owned(), datatype, shape: vec![-1, 3, -1] };
-            let tensor = example_of(&spec).unwrap();
+            let tensor = example_of(&spec, Some((7, 9))).unwrap();
             assert_eq!(tensor.shape, [1, 3, 1]);
+            assert!(datatype != DataType::Int64 || tensor.data[..8] == 7i64.to_le_bytes());
             assert_eq!(crate::rows::Rows::of_tensor(&tensor).map(|rows| rows.count()), Ok(1));
         }
     }

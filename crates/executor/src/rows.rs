@@ -50,6 +50,11 @@ impl Batch {
         Ok(Batch { datatype, shape, data, rows })
     }
 
+    /// The shape that devices keep of what an engine gave: of a model that is not batched, that of one row.
+    pub(crate) fn shape_of(given: impl IntoIterator<Item = i64>, unbatched: bool) -> Vec<i64> {
+        unbatched.then_some(1).into_iter().chain(given).collect()
+    }
+
     /// The number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.shape[0] as usize
@@ -194,6 +199,14 @@ pub(crate) struct Input<'a> {
     pub(crate) row_shape: &'a [i64],
     pub(crate) rows: usize,
     pub(crate) data: &'a [u8],
+}
+
+impl Input<'_> {
+    /// The shape that an engine sees; of a model that is not batched, that of the one row.
+    pub(crate) fn shape(&self, unbatched: bool) -> impl Iterator<Item = i64> {
+        let rows = (!unbatched).then_some(self.rows as i64);
+        rows.into_iter().chain(self.row_shape.iter().copied())
+    }
 }
 
 impl<'a> Input<'a> {

@@ -22,6 +22,9 @@ pub struct ModelSource {
     pub blocks: Vec<BlockSource>,
     /// The most rows in one batch; buffers are sized for it.
     pub max_batch: usize,
+    /// Whether each request runs by itself, whatever the files say. A file whose tensors have no dynamic first dimension
+    /// is run so anyway.
+    pub unbatched: bool,
     /// Inputs as declared by the user; needed by engines that have no file to read them from.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared by the user; likewise.
@@ -32,6 +35,8 @@ pub struct ModelSource {
     pub max_length: u32,
     /// Of a model of walk `whole` or `chain` whose requests differ in length: where the length stands in its tensors.
     pub lengths: LengthDims,
+    /// What requests may hold, where that is bounded.
+    pub ranges: Vec<InputRange>,
     /// How long a block that runs until its end may go on.
     pub limit: StepLimit,
     /// Decides who leaves a chain on the way, beside the rules of the blocks.
@@ -48,11 +53,13 @@ impl ModelSource {
             walk: if blocks.len() > 1 { Walk::Chain } else { Walk::Whole },
             blocks,
             max_batch,
+            unbatched: false,
             inputs: Vec::new(),
             outputs: Vec::new(),
             answers: Vec::new(),
             max_length: ModelSource::MAX_LENGTH,
             lengths: LengthDims::default(),
+            ranges: Vec::new(),
             limit: StepLimit::default(),
             condition: None,
             unfold: None,
@@ -72,6 +79,17 @@ pub struct LengthDims {
     pub inputs: Vec<InputLength>,
     /// The outputs that are cut back.
     pub outputs: Vec<OutputLength>,
+}
+
+/// The numbers that an input may hold; a request with others is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputRange {
+    /// The input.
+    pub tensor: String,
+    /// The smallest.
+    pub least: f64,
+    /// The largest.
+    pub most: f64,
 }
 
 /// An input of which one dimension is the length of the request.

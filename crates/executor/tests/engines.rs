@@ -119,12 +119,6 @@ fn every_mistake_in_a_file_gives_one_clear_error() {
     for engine in [cpu().engine, onnxruntime().engine] {
         let cases = [
             ("no_such_file", missing("no_such_file"), "put the model's ONNX file there"),
-            (
-                "mlp_fixed_batch",
-                "input 'x' of ".to_owned(),
-                "has a fixed first dimension 1: export it with a dynamic batch axis",
-            ),
-            ("scalar_output", "output 'y' of ".to_owned(), "is a scalar, so it has no batch dimension"),
             ("unknown_operator", model_path("unknown_operator").display().to_string(), "Ripieno"),
         ];
         for (file, begin, cause) in cases {

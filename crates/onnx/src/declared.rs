@@ -21,18 +21,21 @@ pub struct Declared {
     pub outputs: Vec<TensorSpec>,
     /// The files beside it that hold weights.
     pub external: Vec<String>,
+    /// Which tensor has no dynamic first dimension that could be the batch, if one has none.
+    pub no_batch: Option<String>,
     /// Of inputs that look up an embedding (the indices of a `Gather` from weights), how many ids it has.
     pub vocabulary: Vec<(String, i64)>,
 }
 
 impl Declared {
-    /// Reads what `path` declares, and checks that every tensor has a batch dimension.
-    pub fn read(path: &Path) -> Result<Declared, OnnxError> {
+    /// Reads what `path` declares, and returns also the whole of it.
+    pub fn read(path: &Path) -> Result<(Declared, Bytes), OnnxError> {
         let file = path.display();
         let bytes = std::fs::read(path)
+            .map(Bytes::from)
             .map_err(|cause| OnnxError(format!("cannot read {file}: {cause}; put the model's ONNX file there")))?;
         let not_onnx = || OnnxError(format!("{file} is not an ONNX model: export the model to ONNX anew"));
-        let graph = ModelProto::decode(Bytes::from(bytes)).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
+        let graph = ModelProto::decode(bytes.clone()).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
         if graph.output.is_empty() {
             return Err(not_onnx());
         }
@@ -40,12 +43,13 @@ impl Declared {
         let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
         let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
         let outputs = graph.output.iter().map(|info| spec("output", info, path));
-        let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<_, _>>()?);
+        let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<Vec<_>, _>>()?);
         if inputs.is_empty() {
             return Err(OnnxError(format!("{file} has no input: a model that is served needs one")));
         }
         let vocabulary = vocabulary(&graph);
-        Ok(Declared { inputs, outputs, external, vocabulary })
+        let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
+        Ok((Declared { inputs, outputs, external, no_batch, vocabulary }, bytes))
     }
 }
 
@@ -62,16 +66,20 @@ fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, On
     let shape = tensor.shape.as_ref().ok_or_else(|| {
         refuse("has no shape: run onnx.shape_inference.infer_shapes on the file, or declare it at export".to_owned())
     })?;
-    let Some(batch) = shape.dim.first() else {
-        return Err(refuse(
-            "is a scalar, so it has no batch dimension: export it with a dynamic batch axis".to_owned(),
-        ));
-    };
-    if let Some(fixed) = batch.fixed() {
-        return Err(refuse(format!("has a fixed first dimension {fixed}: export it with a dynamic batch axis")));
-    }
     let dims = shape.dim.iter().map(|dim| dim.fixed().unwrap_or(-1));
     Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
+}
+
+/// The first of these tensors that has no dynamic first dimension, and what it has instead.
+fn no_batch(kind: &str, specs: &[TensorSpec], path: &Path) -> Option<String> {
+    specs.iter().find_map(|TensorSpec { name, shape, .. }| {
+        let has = match shape.first() {
+            Some(-1) => return None,
+            Some(fixed) => format!("has a fixed first dimension {fixed}"),
+            None => "is a scalar".to_owned(),
+        };
+        Some(format!("{kind} '{name}' of {} {has}", path.display()))
+    })
 }
 
 /// The smallest table that each name indexes, be it directly or after a change of type or shape.

@@ -8,7 +8,7 @@
 //!    choose among them.
 //! 3. [`Model::slice`] and [`Slices::write`] make files of them.
 //!
-//! Whoever serves a file whole learns from [`Declared`] what it takes and gives; nobody else reads ONNX's protobuf.
+//! Whoever serves a file whole learns from [`Declared`] what it takes and gives.
 //!
 //! Nothing is run here: times, where stages shall be even in time, come from whoever has an engine. The graph is not changed
 //! either: each operator ends up in one file as it was, so what an engine gives for the chain differs from the whole only as

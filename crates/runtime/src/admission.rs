@@ -80,6 +80,18 @@ impl Admission {
         Admission { free, slots, bytes, max_bytes, nodes, max_nodes }
     }
 
+    /// Refuses what even an empty server could not take, before anything is made of it.
+    pub(crate) fn check(&self, model: &ModelEntry, rows: usize, bytes: usize) -> Result<(), Refused> {
+        let most = model.max_queue.min(self.slots).saturating_mul(model.max_batch);
+        if rows > most && !model.unfolds {
+            return Err(Refused::TooLarge { asked: format!("{rows} rows"), most });
+        }
+        if bytes > self.max_bytes {
+            return Err(Refused::TooLarge { asked: format!("{bytes} bytes"), most: self.max_bytes });
+        }
+        Ok(())
+    }
+
     /// Takes slots, as many places in the model's queue, bytes and nodes; all or nothing.
     pub(crate) fn enter(self: &Arc<Admission>, model: &Arc<ModelEntry>, asked: Asked) -> Result<Permit, Refused> {
         let Asked { parts, bytes, nodes } = asked;
@@ -214,6 +226,20 @@ mod tests {
         drop((held, rest));
         assert!(admission.is_untouched());
         assert_eq!((model.live.load(Relaxed), narrow.live.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn what_no_empty_server_could_take_is_told_so_and_not_to_come_again() {
+        let admission = Arc::new(Admission::new(4, 100, 50));
+        let (wide, narrow) = (ModelEntry::new(&served(8, 8)), ModelEntry::new(&served(8, 2)));
+        let most = |model, rows, bytes| match admission.check(model, rows, bytes) {
+            Err(Refused::TooLarge { most, .. }) => Some(most),
+            Err(other) => panic!("{other}"),
+            Ok(()) => None,
+        };
+        assert_eq!((most(&wide, 33, 1), most(&wide, 32, 1)), (Some(32), None));
+        assert_eq!((most(&narrow, 17, 1), most(&narrow, 16, 1)), (Some(16), None));
+        assert_eq!((most(&wide, 1, 101), most(&wide, 1, 100)), (Some(100), None));
     }
 
     #[test]

@@ -109,6 +109,14 @@ pub enum Refused {
         /// When a retry may succeed.
         retry_after: Duration,
     },
+    /// It could not be taken even by an empty server.
+    #[error("{asked} in one request; at most {most} can ever be taken, so send it in parts")]
+    TooLarge {
+        /// What it has: rows, bytes.
+        asked: String,
+        /// How much of that may wait at once.
+        most: usize,
+    },
     /// The nodes of all live requests that bring graphs hit their bound.
     #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
     NodesFull {

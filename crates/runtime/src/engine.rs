@@ -248,8 +248,9 @@ impl Engine {
         let arrived = self.0.clock.now();
         let pass = self.0.gate.enter().ok_or(Refused::ShuttingDown)?;
         let model = self.0.registry.get(job.model).ok_or(Refused::NotLoaded)?;
-        let parts = parts(&job, &model)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
+        self.0.admission.check(&model, job.rows, bytes)?;
+        let parts = parts(&job, &model)?;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let permit = self.0.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
         let (deadline, expires) = due(arrived, &model, job.timeout);

@@ -41,7 +41,7 @@ fn a_large_request_is_split_and_put_together_again() {
     assert_eq!(data(client.next().1), expected);
     let seen = engine.model_metrics(client.model).unwrap();
     assert_eq!((seen.rows, seen.success.count), (50, 1));
-    assert!(matches!(client.submit(0, 4 * 16 + 1, None), Err(Refused::QueueFull { bound: 16, .. })));
+    assert!(matches!(client.submit(0, 4 * 16 + 1, None), Err(Refused::TooLarge { most: 64, .. })));
 }
 
 #[test]

@@ -182,7 +182,19 @@ fn every_answer_is_that_of_the_request_alone_under_every_policy() {
         }
     }
     // Where requests of a batch need not begin together, lengths cannot be padded.
-    let both = ["serial", "timeout", "eager", "deferred", "clockwork", "nexus", "shepherd", "delay-batch", "dva"];
+    let both = [
+        "serial",
+        "timeout",
+        "eager",
+        "deferred",
+        "clockwork",
+        "nexus",
+        "shepherd",
+        "delay-batch",
+        "dva",
+        "cellular",
+        "late",
+    ];
     let one = ["lazy", "lazy-oracle"];
     served.sort_unstable();
     let mut expected: Vec<_> = both.map(|name| (name, 2)).into_iter().chain(one.map(|name| (name, 1))).collect();

@@ -109,8 +109,10 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
     let datatype = wire_datatype(spec.datatype);
     let tensor =
         |shape, data| WireTensor { name: spec.name.clone(), datatype, shape, data, parameters: Parameters::default() };
-    let mut shape = spec.shape.clone();
-    shape[0] = 1;
+    let mut shape = entry.shape(spec).to_vec();
+    if entry.batched {
+        shape[0] = 1;
+    }
     let Some(size) = datatype.size() else {
         // One string, without the length that elements carry elsewhere.
         let length = u32::try_from(raw.len()).map_err(|_| Problem::invalid("a string longer than 2^32 bytes"))?;
@@ -125,7 +127,7 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
             "a raw binary request of {} bytes does not fit one row of input '{}' of {datatype}, shape {:?}",
             raw.len(),
             spec.name,
-            spec.shape
+            entry.shape(spec)
         )));
     }
     let size = raw.len() / fixed.max(1);
@@ -164,6 +166,9 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
             spec.name, entry.name, spec.datatype, input.datatype
         )));
     }
+    if !entry.batched {
+        return whole_tensor(entry, spec, input);
+    }
     let free = |expected: &i64, got: &i64| *got == *expected || (*expected < 0 && *got > 0);
     let fits = input.shape.len() == spec.shape.len()
         && input.shape.first().is_some_and(|rows| *rows > 0)
@@ -180,6 +185,21 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
     }
     let WireTensor { shape, data, .. } = input;
     Ok(Tensor { name: Arc::from(spec.name.as_str()), datatype: spec.datatype, shape, data })
+}
+
+/// An input of a model that is not batched: the request is one row, so a dimension of one stands before all of its shape.
+fn whole_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<Tensor, Problem> {
+    let expected = entry.shape(spec);
+    let fits = |(expected, got): (&i64, &i64)| got == expected || (*expected < 0 && *got > 0);
+    if input.shape.len() != expected.len() || !expected.iter().zip(&input.shape).all(fits) {
+        return Err(Problem::invalid(format!(
+            "input '{}' of model '{}' must have shape {expected:?}, got {:?}; the model takes no batches: send each row as a \
+             request of its own, and at least 1 where the shape is -1",
+            spec.name, entry.name, input.shape
+        )));
+    }
+    let shape = [1].into_iter().chain(input.shape).collect();
+    Ok(Tensor { name: Arc::from(spec.name.as_str()), datatype: spec.datatype, shape, data: input.data })
 }
 
 fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {

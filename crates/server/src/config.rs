@@ -17,18 +17,29 @@ pub struct ServerConfig {
     pub server_name: String,
     /// The most bytes of one request, before and after decompression.
     pub max_body_bytes: usize,
-    /// The most bytes of all requests that are being read or wait for their answers; further ones are refused.
+    /// The most bytes of all requests, from their first byte, and of their answers, until their last byte is sent; what does
+    /// not fit is refused.
     pub max_bytes_in_flight: usize,
-    /// The most connections per listener; further ones wait in the kernel's backlog.
+    /// The most connections per listener. When all are taken, the longest idle one goes; if none is idle, further ones wait.
     pub max_connections: usize,
+    /// The most connections of one address (of one /64 network in IPv6). None: a quarter of all, and no limit for loopback.
+    pub max_connections_per_peer: Option<usize>,
     /// The most concurrent calls on one HTTP/2 connection.
     pub max_concurrent_streams: u32,
     /// The most messages of one ModelStreamInfer call that are worked on at once; the stream is not read meanwhile.
     pub max_stream_in_flight: usize,
-    /// The longest that the head of an HTTP/1 request may take to arrive.
+    /// The longest that the first request of a connection, and the head of every HTTP/1 request, may take to arrive.
     pub header_timeout: Duration,
     /// The longest that the body of a request may take to arrive.
     pub body_timeout: Duration,
+    /// The longest that a client may take none of what is sent to it; a large answer has more time, by its size.
+    pub write_timeout: Duration,
+    /// How long a connection without calls is kept.
+    pub idle_timeout: Duration,
+    /// How often a peer of HTTP/2 is asked whether it is there, and how long it may take to say so.
+    pub ping_interval: Duration,
+    /// The most models that are loaded or unloaded at once by calls.
+    pub max_loads: usize,
     /// Whether one model that failed to load makes the whole server not ready.
     pub strict_readiness: bool,
     /// How long requests in flight may take after the shutdown began.
@@ -48,10 +59,15 @@ impl Default for ServerConfig {
             max_body_bytes: 64 << 20,
             max_bytes_in_flight: 1 << 30,
             max_connections: 4096,
+            max_connections_per_peer: None,
             max_concurrent_streams: 1024,
             max_stream_in_flight: 256,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(300),
+            ping_interval: Duration::from_secs(30),
+            max_loads: 4,
             strict_readiness: false,
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),

@@ -33,7 +33,10 @@ pub(crate) fn metadata(state: &State, entry: &ServedEntry) -> ModelMetadataRespo
         let tensor = |spec: &TensorSpec| TensorMetadata {
             name: spec.name.clone(),
             datatype: spec.datatype.name().to_owned(),
-            shape: std::iter::once(-1).chain(spec.shape.iter().skip(1).copied()).collect(),
+            shape: match entry.batched {
+                true => std::iter::once(-1).chain(spec.shape.iter().skip(1).copied()).collect(),
+                false => entry.shape(spec).to_vec(),
+            },
         };
         specs.iter().map(tensor).collect()
     };
@@ -60,7 +63,8 @@ pub(crate) fn metadata_body(metadata: ModelMetadataResponse) -> ModelMetadataBod
     }
 }
 
-/// Every model takes batches, so that clients see a first dimension that is the batch: never 0 here.
+/// A model that takes no batches has a largest batch of 0, which tells clients that shapes have no first dimension beside those
+/// given.
 pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
     let dims = |spec: &TensorSpec| spec.shape.iter().skip(1).copied().collect();
     let data_type = |spec: &TensorSpec| config_datatype(spec) as i32;
@@ -80,13 +84,13 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         name: entry.name.clone(),
         platform: entry.platform.clone(),
         backend: "ripieno".to_owned(),
-        max_batch_size: i32::try_from(entry.max_batch).unwrap_or(i32::MAX),
+        max_batch_size: if entry.batched { i32::try_from(entry.max_batch).unwrap_or(i32::MAX) } else { 0 },
         input: entry.inputs.iter().map(input).collect(),
         output: entry.outputs.iter().map(output).collect(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: entry.streams }),
         parameters: [("slo_ms".to_owned(), ModelParameter { string_value: entry.slo.as_millis_f64().to_string() })]
             .into(),
-        scheduling_choice: Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
+        scheduling_choice: entry.batched.then(|| SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
         ..ModelConfig::default()
     }
 }
@@ -111,7 +115,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
     };
     let parameter =
         |(name, parameter): (&String, &ModelParameter)| (name.clone(), json!({"string_value": parameter.string_value}));
-    json!({
+    let mut json = json!({
         "name": config.name,
         "platform": config.platform,
         "backend": config.backend,
@@ -119,9 +123,12 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
         "input": config.input.iter().map(input).collect::<Vec<_>>(),
         "output": config.output.iter().map(output).collect::<Vec<_>>(),
         "parameters": config.parameters.iter().map(parameter).collect::<serde_json::Map<_, _>>(),
-        "dynamic_batching": {},
         "model_transaction_policy": {"decoupled": config.model_transaction_policy.is_some_and(|policy| policy.decoupled)},
-    })
+    });
+    if config.scheduling_choice.is_some() {
+        json["dynamic_batching"] = json!({});
+    }
+    json
 }
 
 /// Queueing and execution from the runtime, decoding and encoding from the front end.

@@ -1,21 +1,36 @@
 //! One inference, the same for every protocol: find the model, check, submit, wait, pick the outputs.
 
 use crate::backend::Withdraw;
+use crate::bounds::budget::Reservation;
 use crate::check::{Checked, check, wire_datatype};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
 use crate::state::State;
 use ripieno_executor::Tensor;
 use ripieno_runtime::{Answer, Answered, Job, OnStep};
+use ripieno_wire::json::text_size;
 use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
+/// Steps of one request that wait for their client to read.
+pub(crate) const MAX_UNREAD: usize = 256;
+
 /// The answer and the entry that gave it, whose statistics the caller completes once the answer is encoded.
 pub(crate) struct Inferred {
     pub(crate) response: InferResponse,
     pub(crate) entry: Arc<ServedEntry>,
+    /// What is reserved for the outputs, and for their encoding if it was known how large they would be.
+    pub(crate) room: Reservation,
+}
+
+impl Inferred {
+    /// Makes room for the outputs beside their encoding of so many bytes. What was estimated before is in it.
+    pub(crate) fn make_room(&mut self, encoded: usize) -> Result<(), Problem> {
+        let data: usize = self.response.outputs.iter().map(|output| output.data.len()).sum();
+        self.room.resize(data + encoded)
+    }
 }
 
 /// Infers. `received` is when the last byte of the request came, `timeout` the limit that the transport carries. A
@@ -31,7 +46,9 @@ pub(crate) async fn infer(
     let Accepted { entry, outputs, .. } = &accepted;
     let outputs = outputs.iter().map(|&(index, binary)| output(entry, &answered.outputs, index, binary));
     let outputs = outputs.collect::<Result<_, _>>()?;
-    Ok(Inferred { response: accepted.response(outputs), entry: accepted.entry.clone() })
+    let response = accepted.response(outputs);
+    let room = accepted.room.take().map_or_else(|| state.budget.reserve(0), Ok)?;
+    Ok(Inferred { response, entry: accepted.entry.clone(), room })
 }
 
 /// A request that the backend has accepted. Dropping it withdraws the request, unless it has been answered.
@@ -41,6 +58,8 @@ pub(crate) struct Accepted {
     pub(crate) outputs: Vec<(usize, bool)>,
     id: String,
     decoding: Duration,
+    /// What the answer is going to take, as far as its shape is known before.
+    room: Option<Reservation>,
     answer: oneshot::Receiver<Answer>,
     withdraw: Option<Withdraw>,
 }
@@ -57,6 +76,7 @@ pub(crate) fn accept(
     let id = request.id.clone();
     let client = request.client;
     let Checked { inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
+    let room = state.budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
     let timeout = [timeout, own_timeout].into_iter().flatten().min();
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client; then nobody wants the answer.
@@ -64,7 +84,21 @@ pub(crate) fn accept(
     let job = Job { model: entry.id, inputs, rows, timeout, client, priority, on_step, on_answer };
     let decoding = received.elapsed();
     let withdraw = state.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
-    Ok(Accepted { entry, outputs, id, decoding, answer, withdraw: Some(withdraw) })
+    Ok(Accepted { entry, outputs, id, decoding, room: Some(room), answer, withdraw: Some(withdraw) })
+}
+
+/// What the answer takes, at least: outputs and their encoding, where a dimension that is not known counts as one. In parts,
+/// as much for each that may wait to be read.
+fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: &[(usize, bool)], in_parts: bool) -> usize {
+    let size = |&(index, binary): &(usize, bool)| {
+        let spec = &entry.outputs[index];
+        let known = spec.shape.iter().skip(1).map(|&dimension| usize::try_from(dimension).unwrap_or(1));
+        let datatype = wire_datatype(spec.datatype);
+        let data = known.fold(rows.saturating_mul(datatype.size().unwrap_or(1)), usize::saturating_mul);
+        data.saturating_add(if binary { data } else { text_size(datatype, data) })
+    };
+    let whole = outputs.iter().map(size).fold(0, usize::saturating_add);
+    whole.saturating_mul(if in_parts && entry.streams { MAX_UNREAD } else { 1 })
 }
 
 impl Accepted {
@@ -104,14 +138,16 @@ fn output(entry: &ServedEntry, tensors: &[Tensor], index: usize, binary: bool) -
     let tensor = tensors.iter().find(|tensor| *tensor.name == **name).ok_or_else(|| {
         Problem::new(Kind::Internal, format!("model '{}' gave no output '{name}', which it declares", entry.name))
     })?;
-    Ok(response_tensor(tensor, binary))
+    Ok(response_tensor(entry, tensor, binary))
 }
 
-pub(crate) fn response_tensor(tensor: &Tensor, binary: bool) -> ResponseTensor {
+pub(crate) fn response_tensor(entry: &ServedEntry, tensor: &Tensor, binary: bool) -> ResponseTensor {
+    // Without a batch, the one row is the whole.
+    let shape = if entry.batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
     ResponseTensor {
         name: tensor.name.to_string(),
         datatype: wire_datatype(tensor.datatype),
-        shape: tensor.shape.clone(),
+        shape: shape.to_vec(),
         data: tensor.data.clone(),
         binary,
     }

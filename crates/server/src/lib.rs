@@ -9,9 +9,12 @@
 
 mod access;
 mod backend;
+mod bounds;
 mod check;
 mod config;
+mod decoded;
 mod describe;
+mod fresh;
 mod grpc;
 mod http;
 mod infer;

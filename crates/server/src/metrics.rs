@@ -69,6 +69,10 @@ fn build_info(text: &mut Text, state: &State) {
     text.sample("ripieno_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), 1);
     text.family("ripieno_ready", "gauge", "Whether the server is ready.");
     let _ = writeln!(text.0, "ripieno_ready {}", u8::from(state.is_ready()));
+    text.family("ripieno_held_bytes", "gauge", "Bytes that requests and answers hold.");
+    let _ = writeln!(text.0, "ripieno_held_bytes {}", state.budget.held());
+    text.family("ripieno_max_held_bytes", "gauge", "The most that they may hold.");
+    let _ = writeln!(text.0, "ripieno_max_held_bytes {}", state.budget.bound());
 }
 
 fn requests(text: &mut Text, rows: &[Row]) {

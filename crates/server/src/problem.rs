@@ -5,6 +5,9 @@ use ripieno_runtime::{Failure, Refused};
 use ripieno_wire::WireError;
 use std::time::Duration;
 
+/// Messages quote what the client sent, which may be as long as its request; no one reads that much of it.
+const MAX_MESSAGE_BYTES: usize = 2048;
+
 /// What sort of failure; each has one HTTP status and one gRPC code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -34,7 +37,13 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Problem {
-        Problem { kind, message: message.into(), retry_after: None }
+        let mut message = message.into();
+        if message.len() > MAX_MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+            message.push('…');
+        }
+        message.shrink_to_fit();
+        Problem { kind, message, retry_after: None }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Problem {
@@ -123,6 +132,7 @@ impl Problem {
             Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
                 Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Overloaded, message) }
             }
+            Refused::TooLarge { .. } => Problem::new(Kind::TooLarge, format!("model '{model}': {message}")),
             Refused::Invalid(_) => Problem::invalid(format!("model '{model}': {message}")),
             Refused::NotLoaded | Refused::ShuttingDown => Problem::new(Kind::Unavailable, message),
         }
@@ -132,6 +142,12 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_does_not_repeat_a_whole_request() {
+        let long = Problem::invalid("é".repeat(100_000));
+        assert!(long.message.len() < 2 * MAX_MESSAGE_BYTES && long.message.ends_with('…'));
+    }
 
     #[test]
     fn a_retry_is_never_immediate() {

@@ -24,10 +24,13 @@ pub struct ServedEntry {
     pub id: ModelId,
     /// The platform string of the metadata, for people: "onnxruntime_onnx", "emulated", …
     pub platform: String,
-    /// Inputs; the first dimension is the batch and is given as -1 if any number of rows may come.
+    /// Inputs; the first dimension is the batch and is given as -1 if any number of rows may come. Clients of a model that is not
+    /// batched see the others alone: [`ServedEntry::shape`].
     pub inputs: Vec<TensorSpec>,
     /// Outputs, likewise.
     pub outputs: Vec<TensorSpec>,
+    /// Whether requests share batches. If not, each is one row by itself.
+    pub batched: bool,
     /// The most rows in one batch; 1 where each request is a sequence or graph of its own.
     pub max_batch: usize,
     /// Whether it has outputs that grow step by step, and so can answer one request with many messages.
@@ -38,6 +41,13 @@ pub struct ServedEntry {
     pub slo: Nanos,
     /// What it did so far; starts as `Statistics::default()`.
     pub stats: Statistics,
+}
+
+impl ServedEntry {
+    /// The shape of one of its tensors as clients see it.
+    pub fn shape<'a>(&self, spec: &'a TensorSpec) -> &'a [i64] {
+        if self.batched { &spec.shape } else { spec.shape.get(1..).unwrap_or_default() }
+    }
 }
 
 /// What a version of a model is doing.
@@ -238,6 +248,7 @@ mod tests {
             platform: "emulated".into(),
             inputs: vec![],
             outputs: vec![],
+            batched: true,
             max_batch: 1,
             streams: false,
             lengths: None,

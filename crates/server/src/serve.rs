@@ -1,19 +1,25 @@
 //! Listening, accepting, and going down in order.
 //!
 //! One accept loop for all three ports, on hyper itself: connections are counted, their heads bounded in size and time,
-//! and every one of them hears of the shutdown, which the ready-made servers offer only in part.
+//! and every one of them hears of the shutdown, which the ready-made servers offer only in part. What a connection may take is
+//! in [`bounds`](crate::bounds).
 
-use crate::access::{self, AccessError, Door, Need};
+use crate::access::{AccessError, Door, Need};
 use crate::backend::Backend;
+use crate::bounds::call::{Answer, Call};
+use crate::bounds::connection::Connection;
+use crate::bounds::places::{NoPlace, Place, Places};
+use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
 use crate::registry::{Registry, Repository};
 use crate::state::State;
-use crate::{grpc, http, metrics, signals};
+use crate::{fresh, grpc, http, metrics, signals};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::service::{Service, service_fn};
-use hyper::{Request, Response};
+use hyper::{HeaderMap, Request, Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use std::convert::Infallible;
@@ -23,18 +29,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 /// The head of an HTTP/2 request: model names and a few headers need far less.
 const MAX_HEAD_BYTES: usize = 64 << 10;
-/// What hyper may read ahead of an HTTP/1 body; smaller buffers cut tensors into many pieces.
-const READ_BUFFER_BYTES: usize = 512 << 10;
-/// HTTP/2 flow control: a tensor of a few MB should not wait for window updates.
-const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// What hyper may read ahead on an HTTP/1 connection, which no budget counts; smaller buffers cut tensors into many pieces.
+const READ_BUFFER_BYTES: usize = 128 << 10;
+/// HTTP/2 flow control: what a client may send before it is read. A stream that is not read holds this much, so that a call
+/// that may pause its reading reserves it.
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 512 << 10;
+const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// What hyper may take of an answer before the client makes room for it.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// After a failed accept, typically for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long calls that are dismissed have to be told so.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The front end cannot start.
 #[derive(Debug, Error)]
@@ -107,7 +118,7 @@ impl Server {
         let state = self.state;
         let mut loops = JoinSet::new();
         loops.spawn(signals::keep_sampling(state.clone()));
-        loops.spawn(access::keep_fresh(state.clone()));
+        loops.spawn(fresh::keep_fresh(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
             let service = service_fn(move |request| http::handle(shared.clone(), request));
@@ -125,9 +136,14 @@ impl Server {
         }
         shutdown.await;
         state.begin_draining();
-        let drained = async { while loops.join_next().await.is_some() {} };
-        // What is left is aborted with the set; that withdraws its requests.
-        tokio::time::timeout(state.config.drain_timeout, drained).await.is_ok()
+        let mut drained = std::pin::pin!(async { while loops.join_next().await.is_some() {} });
+        if tokio::time::timeout(state.config.drain_timeout, drained.as_mut()).await.is_ok() {
+            return true;
+        }
+        // What is left is answered with an error; who does not read even that is cut off with the set.
+        state.begin_dismissing();
+        let _ = tokio::time::timeout(LAST_WORDS, drained).await;
+        false
     }
 }
 
@@ -146,33 +162,33 @@ async fn accept<S, B>(state: Arc<State>, listener: TcpListener, is_metrics: bool
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let Ok(bind) = listener.local_addr() else { return };
     let door = Door { bind, is_metrics };
-    let places = Arc::new(Semaphore::new(state.config.max_connections.max(1)));
+    let places = Places::new(&state.config);
     let mut open = JoinSet::new();
     loop {
         let next = async {
-            // The semaphore is never closed.
-            let place = places.clone().acquire_owned().await;
-            (place, listener.accept().await)
+            let (stream, peer) = listener.accept().await?;
+            let connection = Connection::new(peer.ip(), &state.config);
+            Ok((stream, place(&places, &connection).await, connection))
         };
-        let (place, accepted) = tokio::select! {
+        let accepted: std::io::Result<_> = tokio::select! {
             next = next => next,
             Some(_) = open.join_next() => continue,
             () = state.drained() => break,
         };
         match accepted {
-            Ok((stream, _)) => {
-                let connection = serve_connection(state.clone(), stream, door, service.clone());
+            Ok((stream, Some(place), connection)) => {
+                let (state, service) = (state.clone(), service.clone());
                 open.spawn(async move {
-                    connection.await;
+                    serve_connection(state, stream, door, connection, service).await;
                     drop(place);
                 });
             }
+            Ok((_, None, connection)) => tracing::debug!(peer = %connection.peer, "the peer has too many connections"),
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -183,12 +199,22 @@ where
     while open.join_next().await.is_some() {}
 }
 
-async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, door: Door, service: S)
+/// A place for a connection, as soon as there is one; none for a peer that has its share.
+async fn place(places: &Arc<Places>, connection: &Arc<Connection>) -> Option<Place> {
+    loop {
+        match places.take(connection) {
+            Ok(place) => return Some(place),
+            Err(NoPlace::PeerFull) => return None,
+            Err(NoPlace::Full) => places.freed().await,
+        }
+    }
+}
+
+async fn serve_connection<S, B>(state: Arc<State>, stream: TcpStream, door: Door, facts: Arc<Connection>, service: S)
 where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     if let Err(error) = stream.set_nodelay(true) {
@@ -196,22 +222,94 @@ where
     }
     let greeted = tokio::select! {
         greeted = state.access.greet(door, stream, service, state.config.header_timeout) => greeted,
+        () = facts.evicted.notified() => return,
         () = state.drained() => return,
     };
     let Some((stream, service)) = greeted else { return };
+    let socket = Socket::new(stream, facts.clone(), &state.config);
     let builder = builder(&state.config);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let service = counted(state.clone(), facts.clone(), service);
+    let connection = builder.serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = state.drained() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let mut ticks = tokio::time::interval(look_every(&state.config));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut draining = false;
+    let drained = state.drained();
+    tokio::pin!(drained);
+    let ended = loop {
+        tokio::select! {
+            ended = connection.as_mut() => break ended,
+            () = &mut drained, if !draining => {
+                draining = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = facts.evicted.notified() => return,
+            now = ticks.tick() => if let Some(why) = facts.overdue(now.into_std(), &state.config) {
+                tracing::debug!(peer = %facts.peer, "a connection is closed: {why}");
+                return;
+            },
         }
     };
     if let Err(error) = ended {
         tracing::debug!("a connection ended badly: {error}");
     }
+}
+
+/// A service whose calls have a share of the budget and are known to their connection.
+fn counted<S, B>(
+    state: Arc<State>,
+    connection: Arc<Connection>,
+    service: S,
+) -> impl Service<
+    Request<Incoming>,
+    Response = Response<Answer<B>>,
+    Error = Infallible,
+    Future = impl Future<Output = Result<Response<Answer<B>>, Infallible>> + Send,
+>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send,
+    B: Body<Data = Bytes> + Unpin + Send,
+{
+    service_fn(move |mut request: Request<Incoming>| {
+        let (http1, has_body) = (request.version() < Version::HTTP_2, !request.body().is_end_stream());
+        let call = match state.budget.enter() {
+            Some(room) => {
+                let call = Call::begin(&connection, room, http1, has_body);
+                request.extensions_mut().insert(connection.clone());
+                Ok((call, service.call(request)))
+            }
+            None => Err(no_room(request.headers())),
+        };
+        async move {
+            match call {
+                Ok((call, answer)) => Ok(answer.await?.map(|body| Answer::new(body, call))),
+                Err(refusal) => Ok(refusal),
+            }
+        }
+    })
+}
+
+/// The least that can be said, since there is room for nothing: a head without a body.
+fn no_room<B>(to: &HeaderMap) -> Response<Answer<B>> {
+    let mut answer = Response::new(Answer::empty());
+    let headers = answer.headers_mut();
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    let grpc = to.get(CONTENT_TYPE).filter(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    if let Some(kind) = grpc {
+        headers.insert(CONTENT_TYPE, kind.clone());
+        headers.insert("grpc-status", HeaderValue::from(tonic::Code::ResourceExhausted as i32));
+        headers.insert("grpc-message", HeaderValue::from_static("the server is full; retry later"));
+    } else {
+        *answer.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
+    }
+    answer
+}
+
+/// How often a connection's timeouts are looked at: late by a quarter of the shortest at most.
+fn look_every(config: &ServerConfig) -> Duration {
+    let shortest = config.header_timeout.min(config.idle_timeout).min(config.write_timeout);
+    (shortest / 4).clamp(Duration::from_millis(1), Duration::from_secs(5))
 }
 
 fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
@@ -223,20 +321,32 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
         .max_concurrent_streams(config.max_concurrent_streams)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES as u32)
-        .keep_alive_interval(Some(Duration::from_secs(60)));
+        .keep_alive_interval(Some(config.ping_interval))
+        .keep_alive_timeout(config.ping_interval);
     builder
 }
 
 async fn answer_metrics(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (status, body) = match (request.uri().path(), state.access.admit(Need::Metrics, &request)) {
-        ("/metrics", Ok(_)) => (hyper::StatusCode::OK, metrics::render(&state)),
-        ("/metrics", Err(problem)) => return Ok(http::refusal(&problem)),
-        (other, _) => (hyper::StatusCode::NOT_FOUND, format!("'{other}' is not here; see /metrics\n")),
+    let need = if request.uri().path() == "/metrics" { Need::Metrics } else { Need::Health };
+    if let Err(problem) = state.access.admit(need, &request) {
+        return Ok(http::refusal(&problem));
+    }
+    let (status, body) = match request.uri().path() {
+        "/metrics" => (hyper::StatusCode::OK, metrics::render(&state)),
+        // The same as on the HTTP port, for probes that must get through whatever clients do there.
+        "/v2/health/live" => (hyper::StatusCode::OK, "live\n".to_owned()),
+        "/v2/health/ready" if state.is_ready() => (hyper::StatusCode::OK, "ready\n".to_owned()),
+        "/v2/health/ready" => (hyper::StatusCode::SERVICE_UNAVAILABLE, "not ready\n".to_owned()),
+        other => (
+            hyper::StatusCode::NOT_FOUND,
+            format!("'{other}' is not here; see /metrics, /v2/health/live and /v2/health/ready\n"),
+        ),
     };
     let mut answer = Response::new(Full::new(Bytes::from(body)));
     *answer.status_mut() = status;
-    let text = hyper::header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    answer.headers_mut().insert(hyper::header::CONTENT_TYPE, text);
+    let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, text);
     Ok(answer)
 }

@@ -2,26 +2,36 @@
 
 use crate::access::{Access, AccessError};
 use crate::backend::Backend;
+use crate::bounds::budget::Budget;
+use crate::bounds::loads::Loads;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
 use crate::registry::{LookupError, Registry, Repository, ServedEntry};
 use crate::signals::LiveSignals;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 
-/// The budget counts in units of this many bytes, because a semaphore's permits are 32-bit numbers in one acquisition.
-const UNIT_BYTES: usize = 1024;
+/// How far the server is on its way down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Serving,
+    /// Nothing new is taken; what is in flight ends.
+    Draining,
+    /// The time for that is over: what is left is answered with an error.
+    Dismissing,
+}
 
 pub(crate) struct State {
     pub(crate) config: ServerConfig,
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) repository: Arc<dyn Repository>,
     pub(crate) signals: LiveSignals,
     pub(crate) access: Access,
-    draining: watch::Sender<bool>,
-    bytes: Arc<Semaphore>,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) loads: Loads,
+    phase: watch::Sender<Phase>,
+    /// Turns at work that keeps a core busy: inflating, and decoding what is large.
+    workers: Arc<Semaphore>,
 }
 
 impl State {
@@ -32,14 +42,17 @@ impl State {
         repository: Arc<dyn Repository>,
     ) -> Result<State, AccessError> {
         let access = Access::open(config.access.clone())?;
-        let units = (config.max_bytes_in_flight / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
-        let (draining, bytes) = (watch::Sender::new(false), Arc::new(Semaphore::new(units)));
-        Ok(State { config, backend, registry, repository, signals: LiveSignals::new(), access, draining, bytes })
+        let budget = Budget::new(config.max_bytes_in_flight);
+        let loads = Loads::new(repository, config.max_loads);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (phase, workers) = (watch::Sender::new(Phase::Serving), Arc::new(Semaphore::new(cores)));
+        let signals = LiveSignals::new();
+        Ok(State { config, backend, registry, signals, access, budget, loads, phase, workers })
     }
 
     /// The server is ready while it is not going down and no model is still on its way.
     pub(crate) fn is_ready(&self) -> bool {
-        if *self.draining.borrow() || self.registry.is_loading() {
+        if *self.phase.borrow() > Phase::Serving || self.registry.is_loading() {
             return false;
         }
         !self.config.strict_readiness || self.registry.index().iter().all(|row| row.state != "UNAVAILABLE")
@@ -67,35 +80,40 @@ impl State {
         Ok(vec![self.registry.get(name, version)?])
     }
 
-    /// Runs repository work where it may block, for as long as it takes.
-    pub(crate) async fn with_repository<T: Send + 'static>(
+    /// Runs work that keeps a core busy where it holds up nobody, as many at once as there are cores.
+    pub(crate) async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&dyn Repository) -> T + Send + 'static,
+        work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Problem> {
-        let repository = self.repository.clone();
-        let done = tokio::task::spawn_blocking(move || work(repository.as_ref())).await;
-        done.map_err(|error| Problem::new(Kind::Internal, format!("the model repository failed: {error}")))
-    }
-
-    /// Sets bytes of a request aside until the permit is dropped.
-    pub(crate) fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).ok();
-        units.and_then(|units| self.bytes.clone().try_acquire_many_owned(units).ok()).ok_or_else(|| Problem {
-            retry_after: Some(Duration::from_secs(1)),
-            ..Problem::new(
-                Kind::Overloaded,
-                format!("the server holds requests of {} bytes already; retry later", self.config.max_bytes_in_flight),
-            )
-        })
+        let turn = self.workers.clone().acquire_owned().await;
+        let done = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        done.await.map_err(|error| Problem::new(Kind::Internal, format!("decoding failed: {error}")))
     }
 
     pub(crate) fn begin_draining(&self) {
-        self.draining.send_replace(true);
+        self.phase.send_replace(Phase::Draining);
+    }
+
+    pub(crate) fn begin_dismissing(&self) {
+        self.phase.send_replace(Phase::Dismissing);
     }
 
     /// Returns once the server goes down.
     pub(crate) async fn drained(&self) {
+        self.reached(Phase::Draining).await;
+    }
+
+    /// Returns once calls that are still open are to be ended, with what they are to be told.
+    pub(crate) async fn dismissed(&self) -> Problem {
+        self.reached(Phase::Dismissing).await;
+        Problem::new(Kind::Unavailable, "the server is shutting down")
+    }
+
+    async fn reached(&self, phase: Phase) {
         // The sender lives in self, so that waiting cannot fail.
-        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
+        let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
     }
 }

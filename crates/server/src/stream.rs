@@ -5,7 +5,7 @@
 //! than any network delays, and to join steps into larger parts would only put off the same end. What a client reads too
 //! slowly is its own loss: nobody else waits, and nothing grows.
 
-use crate::infer::{Accepted, accept, response_tensor};
+use crate::infer::{Accepted, MAX_UNREAD, accept, response_tensor};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
 use crate::state::State;
@@ -17,9 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Receiver};
-
-/// Steps of one request that wait for their client to read.
-const MAX_UNREAD: usize = 256;
 
 /// What marks the last part, as Triton has it.
 const FINAL: &str = "triton_final_response";
@@ -109,7 +106,7 @@ impl Parts {
         let Accepted { entry, outputs, .. } = &self.accepted;
         let find = |&(index, binary): &(usize, bool)| {
             let tensor = tensors.iter().find(|tensor| *tensor.name == *entry.outputs[index].name)?;
-            Some(response_tensor(tensor, binary))
+            Some(response_tensor(entry, tensor, binary))
         };
         outputs.iter().filter_map(find).collect()
     }

@@ -18,6 +18,8 @@ const POLICIES: &[(&str, &str, &str)] = &[
     ("efficiency", "deferred", "objective=efficiency"),
     ("eager", "eager", ""),
     ("eager, priced", "eager", "gather=priced"),
+    ("dva 1", "dva", "buffers=1"),
+    ("delay-batch", "delay-batch", ""),
     ("eager prefix", "eager", ""),
     ("eager window", "eager", "gather=window"),
     ("timeout 2 ms", "timeout", "timeout_ms=2"),
@@ -27,7 +29,7 @@ const POLICIES: &[(&str, &str, &str)] = &[
     ("nexus", "nexus", ""),
 ];
 /// How many of them are ours.
-const OURS: usize = 4;
+const OURS: usize = 6;
 const LOADS: [f64; 4] = [0.30, 0.60, 0.85, 1.10];
 
 /// A workload from its seed.
@@ -67,7 +69,7 @@ fn measure(mut scenario: Scenario) -> (String, Vec<[f64; 5]>) {
     let set = |scenario: &mut Scenario, at: usize| {
         let (_, policy, given) = POLICIES[at];
         (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(given));
-        scenario.admission = at < OURS;
+        scenario.admission = at < OURS - 1;
     };
     let found: Vec<f64> = (0..POLICIES.len())
         .map(|at| {

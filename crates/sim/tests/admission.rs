@@ -25,12 +25,18 @@ const WHOLE: &[&str] = &[
     "lazy-oracle",
 ];
 const CHAINS: &[&str] = &["deferred", "eager", "delay-batch", "dva", "lazy", "cellular"];
-const PADDED: &[&str] = &["deferred", "eager", "delay-batch", "dva"];
+/// Those that do not pad all to the longest.
+const PADDED: &[&str] = &["delay-batch", "dva"];
 const CELLS: &[&str] = &["cellular", "lazy", "graph-merge"];
 
 fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
     let requests = (rate * 16.0).clamp(2_000.0, 40_000.0) as u64;
-    let objective = if policy == "deferred" { "[policy_options]\nobjective = \"latency\"\n" } else { "" };
+    // The options with which a server runs these.
+    let objective = match policy {
+        "deferred" => "[policy_options]\nobjective = \"latency\"\n",
+        "eager" | "timeout" => "[policy_options]\ngather = \"priced\"\n",
+        _ => "",
+    };
     let head = format!(
         "rate = {rate}\nrequests = {requests}\npolicy = \"{policy}\"\nadmission = true\nwarmup_fraction = 0.4\n"
     );
@@ -75,22 +81,22 @@ const RESNET: &str = "[[model]]\nname = \"resnet\"\nalpha_ms = 1.053\nbeta_ms = 
 
 #[test]
 fn whole_models_keep_their_peak() {
-    sweep("whole", RESNET, WHOLE, "", 0.8);
+    sweep("whole", RESNET, WHOLE, "", 0.85);
 }
 
 #[test]
 fn chains_keep_their_peak() {
-    sweep("chain", CHAIN, CHAINS, "", 0.7);
+    sweep("chain", CHAIN, CHAINS, "", 0.85);
 }
 
 #[test]
 fn padded_models_keep_their_peak() {
-    sweep("padded", BERT, PADDED, "", 0.95);
+    sweep("padded", BERT, PADDED, "", 0.9);
 }
 
 #[test]
 fn cells_keep_their_peak() {
-    sweep("cells", CELL, CELLS, "", 0.6);
+    sweep("cells", CELL, CELLS, "", 0.7);
 }
 
 /// A light model beside one at three times its capacity.

@@ -16,9 +16,21 @@ use bytes::Bytes;
 use prost::Message;
 use std::collections::HashMap;
 
-/// The size of a request on the wire, about what it holds in memory.
-pub fn encoded_len(message: &ModelInferRequest) -> usize {
-    message.encoded_len()
+mod size;
+
+pub use size::decoded_size;
+
+/// Reads the message of a request; raw contents are slices of it.
+pub fn decode_infer(message: Bytes) -> Result<ModelInferRequest, WireError> {
+    ModelInferRequest::decode(message).map_err(|error| WireError::new(format!("the message is not valid: {error}")))
+}
+
+/// The bytes of a message, with room for `head` bytes before it.
+pub fn encode_message(message: &impl Message, head: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(head + message.encoded_len());
+    bytes.resize(head, 0);
+    message.encode(&mut bytes).expect("a vector grows as needed");
+    bytes
 }
 
 /// Decodes a request.

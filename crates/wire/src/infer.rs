@@ -1,6 +1,6 @@
 //! An inference request and its response, free of the protocol that carried them.
 
-use crate::{Datatype, MAX_DIMENSIONS, Parameters, WireError};
+use crate::{Datatype, MAX_DIMENSIONS, MAX_ID_BYTES, Parameters, WireError};
 use bytes::Bytes;
 
 /// A request, decoded and checked as far as that is possible without knowing the model.
@@ -164,6 +164,12 @@ pub(crate) fn first_duplicate<'a>(names: impl Iterator<Item = &'a str>) -> Optio
 impl InferRequest {
     /// What both protocols forbid.
     pub(crate) fn check_names(&self) -> Result<(), WireError> {
+        if self.id.len() > MAX_ID_BYTES {
+            return Err(WireError::new(format!(
+                "the id has {} bytes; at most {MAX_ID_BYTES} are allowed",
+                self.id.len()
+            )));
+        }
         if let Some(name) = first_duplicate(self.inputs.iter().map(|input| input.name.as_str())) {
             return Err(WireError::new(format!("input '{name}' is given twice")));
         }

@@ -36,5 +36,7 @@ pub const MAX_TENSORS: usize = 256;
 pub const MAX_DIMENSIONS: usize = 32;
 /// The most parameters of one request, tensor or output.
 pub const MAX_PARAMETERS: usize = 256;
+/// The longest id of a request, which is kept until the answer.
+pub const MAX_ID_BYTES: usize = 4096;
 /// The deepest nesting of a tensor's JSON data.
 pub const MAX_DEPTH: usize = 64;

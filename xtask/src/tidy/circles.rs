@@ -22,6 +22,7 @@ const KNOWN: [&[&str]; 7] = [
         "crates/executor/src/plan.rs",
         "crates/executor/src/rows.rs",
         "crates/executor/src/source.rs",
+        "crates/executor/src/values/mod.rs",
     ],
     &[
         "crates/onnx/src/graph.rs",

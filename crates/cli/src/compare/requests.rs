@@ -33,7 +33,7 @@ impl RequestArgs {
         let rows = usize::from(self.rows);
         let requests = if let Some(lengths) = &entry.lengths {
             self.walks.padded(&entry.inputs, lengths, rows, self.seed)?
-        } else if unfolds && entry.max_batch == 1 {
+        } else if unfolds && entry.batched && entry.max_batch == 1 {
             self.walks.requests(&entry.inputs, self.seed)?
         } else {
             let filling = Filling { rows, shapes: self.shapes.clone(), seed: self.seed, ..Filling::default() };

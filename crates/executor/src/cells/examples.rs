@@ -13,7 +13,7 @@ impl Wiring {
         let wanted = self.wanted.iter().map(|wanted| {
             let leading = if wanted.each { vec![1, length as i64] } else { vec![1] };
             let shape = [&leading[..], &wanted.row_shape].concat();
-            example_of(&TensorSpec { name: wanted.name.clone(), datatype: wanted.datatype, shape }).ok()
+            example_of(&TensorSpec { name: wanted.name.clone(), datatype: wanted.datatype, shape }, None).ok()
         });
         let mut inputs = wanted.collect::<Option<Vec<Tensor>>>()?;
         if !self.walk.brings_graph() {

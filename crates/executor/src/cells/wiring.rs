@@ -214,6 +214,10 @@ impl Linker<'_> {
         Plan {
             name: self.source.name.clone(),
             max_batch: self.source.max_batch,
+            unbatched: false,
+            vocabulary: Vec::new(),
+            ranges: self.source.ranges.clone(),
+            limits: Default::default(),
             inputs,
             outputs,
             values,

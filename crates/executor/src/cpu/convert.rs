@@ -25,8 +25,12 @@ pub(crate) struct Scratch {
 }
 
 /// A view of an input for rten: in place where the datatypes agree.
-pub(crate) fn to_rten<'a>(input: &Input<'a>, scratch: &'a mut Scratch) -> Result<ValueView<'a>, ExecError> {
-    let shape: Vec<usize> = [input.rows].into_iter().chain(input.row_shape.iter().map(|&dim| dim as usize)).collect();
+pub(crate) fn to_rten<'a>(
+    input: &Input<'a>,
+    scratch: &'a mut Scratch,
+    unbatched: bool,
+) -> Result<ValueView<'a>, ExecError> {
+    let shape: Vec<usize> = input.shape(unbatched).map(|dim| dim as usize).collect();
     let refuse = |cause: String| ExecError(format!("input '{}': {cause}", input.name));
     let view = match input.datatype {
         DataType::Fp32 => ValueView::from_shape(shape, elements::<f32>(input)?).map_err(|cause| cause.to_string()),
@@ -66,7 +70,8 @@ fn narrow(wide: &[i64], scratch: &mut Scratch) -> Result<(), String> {
 }
 
 /// An output of rten in the datatype that the model declares.
-pub(crate) fn from_rten(value: Value, declared: DataType) -> Result<Batch, String> {
+pub(crate) fn from_rten(value: Value, declared: DataType, unbatched: bool) -> Result<Batch, String> {
+    let dims = |shape: &[usize]| Batch::shape_of(shape.iter().map(|&dim| dim as i64), unbatched);
     let (shape, data) = match (declared, value) {
         (DataType::Fp32, Value::FloatTensor(tensor)) => (dims(tensor.shape()), into_bytes(tensor.into_data())),
         (DataType::Int32, Value::Int32Tensor(tensor)) => (dims(tensor.shape()), into_bytes(tensor.into_data())),
@@ -85,10 +90,6 @@ pub(crate) fn from_rten(value: Value, declared: DataType) -> Result<Batch, Strin
     Batch::new(declared, shape, data)
 }
 
-fn dims(shape: &[usize]) -> Vec<i64> {
-    shape.iter().map(|&dim| dim as i64).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,8 +106,9 @@ mod tests {
     fn outputs_return_to_the_declared_datatype() {
         let value = Value::from_shape([2, 1], vec![5i32, 0]).unwrap();
         let whole = |batch: Batch| crate::rows::Rows::of_batch(&batch.into(), 0..2).to_tensor(&"y".into()).data;
-        assert_eq!(whole(from_rten(value.clone(), DataType::Bool).unwrap()), [1u8, 0][..]);
-        assert_eq!(whole(from_rten(value.clone(), DataType::Int64).unwrap())[..8], 5i64.to_le_bytes());
-        assert!(from_rten(value, DataType::Fp32).unwrap_err().contains("declared FP32"));
+        assert_eq!(whole(from_rten(value.clone(), DataType::Bool, false).unwrap()), [1u8, 0][..]);
+        assert_eq!(whole(from_rten(value.clone(), DataType::Int64, false).unwrap())[..8], 5i64.to_le_bytes());
+        assert!(from_rten(value.clone(), DataType::Fp32, false).unwrap_err().contains("declared FP32"));
+        assert_eq!(from_rten(value, DataType::Bool, true).unwrap().shape, [1, 2, 1]);
     }
 }

@@ -15,6 +15,7 @@ use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, read_blocks};
 use crate::plan::Plan;
 use crate::rows::Batch;
+use crate::values::Limits;
 use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use convert::Scratch;
@@ -26,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NAME: &str = "cpu";
+/// rten orders the operators of a graph recursively, on threads whose stacks are 2 MiB; 6,000 in a row are too many for them.
+const DEEPEST: usize = 2000;
 
 /// How the engine uses the machine.
 #[derive(Clone, Debug)]
@@ -72,7 +75,7 @@ impl Engine for CpuEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME)?;
+        let read = read_blocks(source, NAME, Limits { narrow: true, deepest: Some(DEEPEST) })?;
         let blocks = read.blocks.iter().map(|(path, io)| Block::load(path, io)).collect::<Result<_, _>>()?;
         let own = RtenModel { blocks: Arc::new(blocks) };
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))
@@ -185,13 +188,13 @@ impl Runner for RtenRunner {
         let block = &self.blocks[call.block];
         let mut inputs = Vec::with_capacity(call.inputs.len());
         for ((input, &node), scratch) in call.inputs.iter().zip(&block.inputs).zip(&mut self.scratch[call.block]) {
-            inputs.push((node, convert::to_rten(input, scratch)?.into()));
+            inputs.push((node, convert::to_rten(input, scratch, self.plan.unbatched)?.into()));
         }
         let values = block.model.run(inputs, &block.outputs, Some(self.options.clone()));
         let values = values.map_err(|cause| ExecError(format!("rten: {cause}")))?;
         let outputs = values.into_iter().zip(&self.plan.blocks[call.block].outputs).map(|(value, &output)| {
             let output = &self.plan.values[output];
-            let batch = convert::from_rten(value, output.spec.datatype);
+            let batch = convert::from_rten(value, output.spec.datatype, self.plan.unbatched);
             batch.map_err(|cause| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name)))
         });
         outputs.collect()

@@ -14,7 +14,7 @@ mod sharing;
 use crate::abort::Abort;
 use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::LoadedModel;
-use crate::plan::{BlockIo, Plan};
+use crate::plan::{BlockIo, Plan, as_one_row};
 use crate::rows::{Batch, Input};
 use crate::worker::{Call, Ready, Runner};
 use crate::{BlockSource, Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
@@ -131,6 +131,7 @@ fn cost(source: &ModelSource, block: &BlockSource) -> Result<Block, LoadError> {
 fn block_ios(source: &ModelSource) -> Result<Vec<BlockIo>, LoadError> {
     let declared = |key: &str, specs: &[TensorSpec], name: &str| match specs {
         [] => Ok(vec![TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, 1] }]),
+        specs if source.unbatched => Ok(specs.iter().map(as_one_row).collect()),
         specs => specs.iter().map(|spec| check_spec(source, key, spec)).collect::<Result<Vec<_>, _>>(),
     };
     let inputs = declared("inputs", &source.inputs, "input")?;

@@ -19,6 +19,7 @@ use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, read_blocks};
 use crate::plan::Plan;
 use crate::rows::Batch;
+use crate::values::Limits;
 use crate::worker::{Call, Ready, Runner};
 use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use library::Library;
@@ -89,7 +90,7 @@ impl Engine for OnnxRuntimeEngine {
     }
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME)?;
+        let read = read_blocks(source, NAME, Limits::default())?;
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
         let at_once = Arc::clone(&self.at_once);
         let (library, threads) = (self.library, self.threads);
@@ -247,7 +248,7 @@ impl Runner for OrtRunner {
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
         let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(call.inputs.len());
         for input in call.inputs {
-            let value = tensors::to_ort(input);
+            let value = tensors::to_ort(input, self.plan.unbatched);
             let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name), value));
         }
@@ -259,7 +260,7 @@ impl Runner for OrtRunner {
             let refuse =
                 |cause: String| ExecError(format!("output '{}' of model '{}': {cause}", output.name, self.plan.name));
             let value = values.remove(&*output.name).ok_or_else(|| refuse("the session did not give it".to_owned()))?;
-            tensors::from_ort(value, output.spec.datatype, call.inputs).map_err(refuse)
+            tensors::from_ort(value, output.spec.datatype, self.plan.unbatched, call.inputs).map_err(refuse)
         });
         outputs.collect()
     }

@@ -11,41 +11,38 @@ use ripieno_model::DataType;
 use std::fmt::Debug;
 
 /// A value for a session that reads the batch in place; strings are copied, as the library demands.
-pub(crate) fn to_ort<'a>(input: &Input<'a>) -> Result<SessionInputValue<'a>, String> {
+pub(crate) fn to_ort<'a>(input: &Input<'a>, unbatched: bool) -> Result<SessionInputValue<'a>, String> {
+    let shape: Vec<i64> = input.shape(unbatched).collect();
     match input.datatype {
         DataType::Bool => {
             let bits = bytemuck::checked::try_cast_slice::<u8, bool>(input.data);
-            view(input, bits.map_err(|_| "a BOOL element is neither 0 nor 1".to_owned())?)
+            view(shape, bits.map_err(|_| "a BOOL element is neither 0 nor 1".to_owned())?)
         }
-        DataType::Uint8 => view(input, input.data),
-        DataType::Uint16 => view(input, elements::<u16>(input)?),
-        DataType::Uint32 => view(input, elements::<u32>(input)?),
-        DataType::Uint64 => view(input, elements::<u64>(input)?),
-        DataType::Int8 => view(input, elements::<i8>(input)?),
-        DataType::Int16 => view(input, elements::<i16>(input)?),
-        DataType::Int32 => view(input, elements::<i32>(input)?),
-        DataType::Int64 => view(input, elements::<i64>(input)?),
-        DataType::Fp16 => view(input, elements::<u16>(input)?.reinterpret_cast::<f16>()),
-        DataType::Bf16 => view(input, elements::<u16>(input)?.reinterpret_cast::<bf16>()),
-        DataType::Fp32 => view(input, elements::<f32>(input)?),
-        DataType::Fp64 => view(input, elements::<f64>(input)?),
+        DataType::Uint8 => view(shape, input.data),
+        DataType::Uint16 => view(shape, elements::<u16>(input)?),
+        DataType::Uint32 => view(shape, elements::<u32>(input)?),
+        DataType::Uint64 => view(shape, elements::<u64>(input)?),
+        DataType::Int8 => view(shape, elements::<i8>(input)?),
+        DataType::Int16 => view(shape, elements::<i16>(input)?),
+        DataType::Int32 => view(shape, elements::<i32>(input)?),
+        DataType::Int64 => view(shape, elements::<i64>(input)?),
+        DataType::Fp16 => view(shape, elements::<u16>(input)?.reinterpret_cast::<f16>()),
+        DataType::Bf16 => view(shape, elements::<u16>(input)?.reinterpret_cast::<bf16>()),
+        DataType::Fp32 => view(shape, elements::<f32>(input)?),
+        DataType::Fp64 => view(shape, elements::<f64>(input)?),
         DataType::Bytes => {
             let strings = strings(input.data)?;
-            let tensor = Tensor::from_string_array((shape(input), &strings[..])).map_err(|cause| cause.to_string())?;
+            let tensor = Tensor::from_string_array((shape, &strings[..])).map_err(|cause| cause.to_string())?;
             Ok(tensor.into())
         }
     }
 }
 
-fn shape(input: &Input<'_>) -> Vec<i64> {
-    [input.rows as i64].into_iter().chain(input.row_shape.iter().copied()).collect()
-}
-
-fn view<'a, T>(input: &Input<'a>, elements: &'a [T]) -> Result<SessionInputValue<'a>, String>
+fn view<'a, T>(shape: Vec<i64>, elements: &'a [T]) -> Result<SessionInputValue<'a>, String>
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
 {
-    let view = TensorRef::from_array_view((shape(input), elements)).map_err(|cause| cause.to_string())?;
+    let view = TensorRef::from_array_view((shape, elements)).map_err(|cause| cause.to_string())?;
     Ok(view.into())
 }
 
@@ -71,11 +68,16 @@ fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
 
 /// A session's output as a batch, without a copy but for strings, and for outputs that are inputs handed through:
 /// these lie in buffers that the next batch overwrites.
-pub(crate) fn from_ort(value: DynValue, declared: DataType, inputs: &[Input<'_>]) -> Result<Batch, String> {
+pub(crate) fn from_ort(
+    value: DynValue,
+    declared: DataType,
+    unbatched: bool,
+    inputs: &[Input<'_>],
+) -> Result<Batch, String> {
     let ValueType::Tensor { shape, .. } = value.dtype() else {
         return Err(format!("it is declared {declared}, but the session gives {}", value.dtype()));
     };
-    let shape = shape.to_vec();
+    let shape = Batch::shape_of(shape.iter().copied(), unbatched);
     let data = match declared {
         DataType::Bytes => {
             let (_, strings) = value.try_extract_strings().map_err(|cause| cause.to_string())?;

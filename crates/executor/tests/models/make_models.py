@@ -205,3 +205,32 @@ changed = [
 ]
 PAIR, PAIRS = tensor("ids", ID, ["batch", 2]), floats("y", ["batch", 2, 2])
 save("gather_cast", changed, [PAIR], [PAIRS], [ROWS, ("axis", np.array([1], np.int64))])
+
+# Rows that depend on each other: a softmax, a running sum and a mean over the batch, and a Reshape that moves it.
+row3 = lambda name: floats(name, ["batch", 3])
+save("softmax_of_batch", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x", ["n"])], [floats("y", ["n"])])
+zero = ("zero", np.array(0, dtype=np.int64))
+save("running_sum", [helper.make_node("CumSum", ["x", "zero"], ["y"])], [row3("x")], [row3("y")], [zero])
+centred = [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]), helper.make_node("Sub", ["x", "mean"], ["y"])]
+save("centred", centred, [row3("x")], [row3("y")])
+turned = [
+    helper.make_node("Reshape", ["x", "across"], ["h"]),
+    helper.make_node("Softmax", ["h"], ["s"], axis=0),
+    helper.make_node("Reshape", ["s", "back"], ["y"]),
+]
+shapes = [("across", np.array([3, -1])), ("back", np.array([-1, 3]))]
+save("turned", turned, [row3("x")], [row3("y")], shapes)
+
+# No dynamic first dimension: of two rows, of no dimension at all, of text.
+save("two_rows", [helper.make_node("Softmax", ["x"], ["y"], axis=0)], [floats("x", [2, 3])], [floats("y", [2, 3])])
+save("scalars", [helper.make_node("Mul", ["a", "b"], ["y"])], [floats("a", []), floats("b", [])], [floats("y", [])])
+texts = lambda name: tensor(name, TensorProto.STRING, [1])
+save("one_text", [helper.make_node("Identity", ["x"], ["y"])], [texts("x")], [texts("y")])
+
+# INT64 arithmetic on what a request brings, and a size that it chooses.
+number = lambda name: tensor(name, TensorProto.INT64, ["batch", 1])
+huge = ("huge", np.array([1 << 40]))
+save("plus_huge", [helper.make_node("Add", ["n", "huge"], ["y"])], [number("n")], [number("y")], [huge])
+save("square", [helper.make_node("Mul", ["n", "n"], ["y"])], [number("n")], [number("y")])
+size = tensor("n", TensorProto.INT64, [2])
+save("zeros_of", [helper.make_node("ConstantOfShape", ["n"], ["y"])], [size], [floats("y", [None, None])])

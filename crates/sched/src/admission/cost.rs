@@ -6,6 +6,7 @@ use ripieno_model::{Block, Model, Steps};
 
 /// A factor is taken from about so many requests' worth of work.
 const MEMORY: i64 = 256;
+const ONE: i64 = 1024;
 /// As if so many requests had cost just what the profile says.
 const PRIOR: i64 = 16;
 /// What is learnt may be off by so much at most.
@@ -23,6 +24,9 @@ pub(crate) struct Cost {
     model: Box<Model>,
     /// For each block the batch in which its work is reckoned.
     batches: Vec<usize>,
+    /// For each number of rows up to the largest of these batches, how much more a row takes in a batch of so many; in parts
+    /// of [`ONE`].
+    scales: Vec<i64>,
     /// Device time that tasks took, and what their work was thought to take: of tasks for which there was enough to fill a
     /// batch, since those are as full as the policy makes them.
     used: i64,
@@ -46,7 +50,17 @@ struct Trial {
 impl Cost {
     pub(crate) fn new(model: Box<Model>, devices: usize) -> Cost {
         let (margin, trial) = (Nanos(model.slo.0 / 8), Trial::default());
-        let mut cost = Cost { model, batches: Vec::new(), used: 0, thought: 0, steps: 0, requests: 0, margin, trial };
+        let mut cost = Cost {
+            model,
+            batches: Vec::new(),
+            scales: Vec::new(),
+            used: 0,
+            thought: 0,
+            steps: 0,
+            requests: 0,
+            margin,
+            trial,
+        };
         cost.reckon(devices);
         cost
     }
@@ -71,6 +85,8 @@ impl Cost {
             let most = model.profile().largest_within(span).max(1);
             model.blocks.iter().map(|block| most.min(within(block))).collect()
         };
+        let most = self.batches.iter().copied().max().unwrap_or(1);
+        self.scales = (1..=most).map(|rows| self.scale_of(rows)).collect();
         let prior = self.each_ns().max(1) * PRIOR;
         (self.used, self.thought) = (prior, prior);
     }
@@ -96,6 +112,19 @@ impl Cost {
     fn each_ns(&self) -> i64 {
         let blocks = self.model.blocks.iter().zip(&self.batches);
         blocks.map(|(block, &batch)| block.profile.latency(batch).0 / batch as i64).sum()
+    }
+
+    fn scale_of(&self, rows: usize) -> i64 {
+        let blocks = self.model.blocks.iter().zip(&self.batches);
+        let small = blocks.map(|(block, &batch)| block.profile.latency(rows.min(batch)).0 / rows.min(batch) as i64);
+        let each = i128::from(self.each_ns().max(1));
+        (i128::from(small.sum::<i64>()) * i128::from(ONE) / each).clamp(i128::from(ONE), i128::from(ONE << 20)) as i64
+    }
+
+    /// What work takes if it is done in batches of so many rows, instead of those in which it is reckoned.
+    pub(crate) fn in_batches_of(&self, work: i64, rows: usize) -> i64 {
+        let scale = self.scales[rows.clamp(1, self.scales.len()) - 1];
+        (i128::from(work) * i128::from(scale) / i128::from(ONE)).min(i128::from(i64::MAX)) as i64
     }
 
     /// The device time that a request takes in batches of the size reckoned with, as the profile has it.

@@ -179,9 +179,10 @@ impl Admission {
         if self.keeps_deadlines || matches!(served.drop, Some(DropRule::Never | DropRule::Expired)) || self.live == 0 {
             return None;
         }
-        let waiting = self.waiting(now).saturating_add(corrected);
-        let alone = served.cost.alone(request, served.rows + request.rows as usize);
         let devices = self.devices.present().max(1) as i64;
+        let own = served.reckon(devices as usize, request.rows as usize, work) - served.backlog;
+        let waiting = self.waiting(now).saturating_add(own);
+        let alone = served.cost.alone(request, served.together(devices as usize) + request.rows as usize);
         let end = now + alone + Nanos((waiting - alone.0).max(0) / devices);
         let due = served.cost.due(request);
         let grown = self.grown_batch(now, served, request);
@@ -200,7 +201,9 @@ impl Admission {
         if rows > served.cost.model().max_batch {
             return false;
         }
-        let others = (self.waiting(now) - served.cost.corrected(served.waiting_work)).max(0);
+        let others = (self.waiting(now)
+            - served.cost.corrected(served.cost.in_batches_of(served.waiting_work, served.waiting_rows)))
+        .max(0);
         let end = now + Nanos(others / self.devices.present().max(1) as i64) + served.cost.alone(request, rows);
         end > self.entries[head as usize].deadline - served.cost.margin()
     }
@@ -211,6 +214,7 @@ impl Admission {
     }
 
     fn enter(&mut self, now: Time, request: &Request, flow: u32, work: i64) {
+        let devices = self.devices.present();
         let entry = Entry {
             model: request.model,
             flow,
@@ -234,12 +238,13 @@ impl Admission {
             before = before.and_then(|other| self.links.prev(other));
         }
         served.waiting.insert_after(&mut self.links, before, request.slot.0);
-        self.backlog += served.recount();
+        self.backlog += served.recount(devices);
     }
 
     /// A request leaves the policy, answered or not.
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
-        self.begin(slot);
+        let devices = self.devices.present();
+        self.begin(slot, usize::MAX);
         let Entry { model, flow, rows, work, entered, deadline, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
@@ -261,29 +266,35 @@ impl Admission {
         served.rows -= rows as usize;
         served.work -= work;
         served.spent = if served.rows == 0 { 0 } else { (served.spent - corrected).max(0) };
-        self.backlog += served.recount();
+        self.backlog += served.recount(devices);
     }
 
-    /// A request waits no more.
-    fn begin(&mut self, slot: RequestSlot) {
+    /// A request waits no more: it runs in a batch of so many rows.
+    fn begin(&mut self, slot: RequestSlot, together: usize) {
         let Entry { model, rows, work, waits, .. } = &mut self.entries[slot.index()];
         if std::mem::take(waits) {
             let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
             served.waiting.remove(&mut self.links, slot.0);
             served.waiting_rows -= *rows as usize;
             served.waiting_work -= *work;
+            if !served.cost.model().walk.is_unfolded() {
+                let scaled = served.cost.in_batches_of(*work, together);
+                served.work += scaled - *work;
+                *work = scaled;
+            }
         }
     }
 
     /// A task has started: what its device does from now on, and whether its end will teach something.
     fn start(&mut self, now: Time, (task, model): (TaskId, ModelId), block: BlockId, place: (DeviceId, LaneId)) {
-        let (count, mut rows, mut work) = (self.policy.members(task).len(), 0, 0_i64);
+        let members = self.policy.members(task);
+        let (count, mut work) = (members.len(), 0_i64);
+        let rows = members.iter().map(|member| self.entries[member.index()].rows as usize).sum::<usize>();
         for at in 0..count {
             let member = self.policy.members(task)[at];
-            self.begin(member);
+            self.begin(member, rows);
             let Entry { rows: own, length, .. } = self.entries[member.index()];
             let cost = &self.models[model.index()].as_ref().expect("a model stays while its requests live").cost;
-            rows += own as usize;
             work = work.saturating_add(cost.row(block.index(), length).saturating_mul(i64::from(own)));
         }
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
@@ -296,8 +307,8 @@ impl Admission {
             self.tasks.resize(task.index() + 1, Note { model, thought: None });
         }
         self.tasks[task.index()] = Note { model, thought };
-        let (models, backlog) = (&mut self.models, &mut self.backlog);
-        self.devices.start(now, (task, model), place, |model, time| spend(models, backlog, model, time));
+        let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
+        self.devices.start(now, (task, model), place, |model, time| spend(models, backlog, devices, model, time));
     }
 
     /// Acts on what the policy decided, and sets right why a withdrawn request ends.
@@ -336,17 +347,36 @@ impl Admission {
 }
 
 /// A device worked for a model.
-fn spend(models: &mut [Option<Served>], backlog: &mut i64, model: ModelId, time: Nanos) {
+fn spend(models: &mut [Option<Served>], backlog: &mut i64, devices: usize, model: ModelId, time: Nanos) {
     let Some(served) = models[model.index()].as_mut() else { return };
     served.spent = served.spent.saturating_add(time.0);
-    *backlog += served.recount();
+    *backlog += served.recount(devices);
 }
 
 impl Served {
+    /// Rows with which a request that comes now is likely to share a batch: who has not been started, or where requests join on
+    /// the way, what a device has.
+    fn together(&self, devices: usize) -> usize {
+        if self.cost.model().walk.is_unfolded() { self.rows / devices } else { self.waiting_rows }
+    }
+
     /// Brings its backlog up to date; by how much it has changed.
-    fn recount(&mut self) -> i64 {
-        let now = (self.cost.corrected(self.work) - self.spent).max(0);
+    fn recount(&mut self, devices: usize) -> i64 {
+        let now = self.reckon(devices, 0, 0);
         now - std::mem::replace(&mut self.backlog, now)
+    }
+
+    /// Its backlog with so many more rows and so much more work that waits. Who waits will share batches with others who wait;
+    /// where requests join on the way, with all that are there.
+    fn reckon(&self, devices: usize, rows: usize, work: i64) -> i64 {
+        let unfolds = self.cost.model().walk.is_unfolded();
+        let work = if unfolds {
+            self.cost.in_batches_of(self.work + work, (self.rows + rows).div_ceil(devices.max(1)))
+        } else {
+            let waiting = self.cost.in_batches_of(self.waiting_work + work, self.waiting_rows + rows);
+            waiting.saturating_add(self.work - self.waiting_work)
+        };
+        (self.cost.corrected(work) - self.spent).max(0)
     }
 }
 
@@ -389,8 +419,8 @@ impl Scheduler for Admission {
     }
 
     fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
-        let (models, backlog) = (&mut self.models, &mut self.backlog);
-        let used = self.devices.end(now, done.task, |model, time| spend(models, backlog, model, time));
+        let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
+        let used = self.devices.end(now, done.task, |model, time| spend(models, backlog, devices, model, time));
         let Note { model, thought } = self.tasks[done.task.index()];
         if let Some(served) = self.models[model.index()].as_mut() {
             match (done.outcome, thought) {
@@ -399,7 +429,7 @@ impl Scheduler for Admission {
                 // Its work is to be done again, or ends in errors.
                 _ => served.spent = (served.spent - used.0).max(0),
             }
-            self.backlog += served.recount();
+            self.backlog += served.recount(devices);
         }
         self.policy.on_task_done(now, done);
     }

@@ -8,8 +8,7 @@
 //! at that rate and running them must fit. With N = r·ℓ(b)/b devices this is the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO
 //! of section 3.3, and with less than one device of load it is the rule for a device that is not full.
 
-use super::queues::Terms;
-use super::scarcity::WHOLE;
+use super::scarcity::{Terms, WHOLE};
 use super::{Gather, Rule, Start, Window};
 use crate::Request;
 use crate::parts::rate::RateMeter;

@@ -1,22 +1,12 @@
 //! The queues of a group of models: drops and batch building.
 
-use super::scarcity::{Scarcity, WHOLE};
+use super::scarcity::{Scarcity, Terms, WHOLE};
 use super::{Class, Grant, ModelQueue, Price, Rule, Start, Wish};
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Profile};
-
-/// What a candidate is weighed by.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Terms {
-    /// What device time is worth, in parts of [`WHOLE`], where a batch may wait and where requests may be passed over.
-    pub(crate) to_start: u64,
-    pub(crate) to_skip: u64,
-    /// How long a device may be kept busy by other models when this one wants it.
-    pub(crate) guard: Nanos,
-}
 
 /// What the models keep busy, as far as it is known.
 #[derive(Debug)]
@@ -236,7 +226,7 @@ impl Queues {
         let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
         let cost = queue.target_cost();
         let Start::Priced(price) = queue.rule.start else {
-            return Terms { to_skip: self.scarcity.to_skip(now, cost), ..Terms::default() };
+            return Terms { to_skip: self.scarcity.price_of_skip(now, cost), ..Terms::default() };
         };
         self.loads.set(id, queue.load(now));
         // Loads fall while nobody asks for their model, so each time another one is looked at, too.
@@ -246,9 +236,9 @@ impl Queues {
         }
         let to_start = match price {
             Price::Full => WHOLE,
-            Price::Measured => self.scarcity.to_start(now, cost, self.loads.total, devices),
+            Price::Measured => self.scarcity.price_of_start(now, cost, self.loads.total, devices),
         };
-        Terms { to_start, to_skip: self.scarcity.to_skip(now, cost), guard: self.loads.guard(id, devices) }
+        Terms { to_start, to_skip: self.scarcity.price_of_skip(now, cost), guard: self.loads.guard(id, devices) }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
@@ -283,7 +273,7 @@ impl Queues {
         let queue = queues[grant.model.index()].as_mut().expect("the model is loaded");
         let batch = queue.target_cost();
         scarcity.stir(now, batch);
-        let price = scarcity.to_skip(now, batch);
+        let price = scarcity.price_of_skip(now, batch);
         let candidate = queue.gather(links, requests, now, grant.percent, price)?;
         let late = queue.is_late(requests, now);
         scarcity.observe(candidate.rows, late);

@@ -30,6 +30,16 @@ pub(crate) struct Scarcity {
     stirred: Time,
 }
 
+/// What a candidate is weighed by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// What device time is worth, in parts of [`WHOLE`], where a batch may wait and where requests may be passed over.
+    pub(crate) to_start: u64,
+    pub(crate) to_skip: u64,
+    /// How long a device may be kept busy by other models when this one wants it.
+    pub(crate) guard: Nanos,
+}
+
 impl Scarcity {
     /// `rows` started or were dropped, too late or not.
     pub(crate) fn observe(&mut self, rows: usize, late: bool) {
@@ -44,12 +54,12 @@ impl Scarcity {
     }
 
     /// The price by which batches are started, where so many thousandths of a device would be busy.
-    pub(crate) fn to_start(&self, now: Time, batch: Nanos, load: u64, devices: usize) -> u64 {
-        self.to_skip(now, batch).max(self.fade(now, batch, wait_probability(load, devices)))
+    pub(crate) fn price_of_start(self, now: Time, batch: Nanos, load: u64, devices: usize) -> u64 {
+        self.price_of_skip(now, batch).max(self.fade(now, batch, wait_probability(load, devices)))
     }
 
     /// The price by which requests are passed over: only what was seen justifies that.
-    pub(crate) fn to_skip(&self, now: Time, batch: Nanos) -> u64 {
+    pub(crate) fn price_of_skip(self, now: Time, batch: Nanos) -> u64 {
         (self.fade(now, batch, self.late) * SHORT).min(WHOLE)
     }
 
@@ -101,15 +111,15 @@ mod tests {
     fn late_rows_raise_the_price_and_silence_ends_it() {
         let mut scarcity = Scarcity::default();
         let now = |batches: i64| Time::ORIGIN + BATCH * batches;
-        assert_eq!(scarcity.to_start(now(0), BATCH, 300, 1), wait_probability(300, 1));
+        assert_eq!(scarcity.price_of_start(now(0), BATCH, 300, 1), wait_probability(300, 1));
         (0..10).for_each(|_| scarcity.observe(64, true));
-        assert!(percent(scarcity.to_start(now(0), BATCH, 0, 1)) > 90);
-        assert_eq!(scarcity.to_skip(now(0), BATCH), WHOLE);
+        assert!(percent(scarcity.price_of_start(now(0), BATCH, 0, 1)) > 90);
+        assert_eq!(scarcity.price_of_skip(now(0), BATCH), WHOLE);
         (0..4).for_each(|_| scarcity.observe(64, false));
         (0..8).for_each(|_| scarcity.observe(64, false));
-        assert_eq!(percent(scarcity.to_start(now(0), BATCH, 0, 1)), 47);
+        assert_eq!(percent(scarcity.price_of_start(now(0), BATCH, 0, 1)), 47);
         scarcity.stir(now(2), BATCH);
-        assert_eq!(percent(scarcity.to_start(now(2), BATCH, 0, 1)), 11, "halved twice");
-        assert_eq!(scarcity.to_start(now(1_000), BATCH, 5_000, 1), 0);
+        assert_eq!(percent(scarcity.price_of_start(now(2), BATCH, 0, 1)), 11, "halved twice");
+        assert_eq!(scarcity.price_of_start(now(1_000), BATCH, 5_000, 1), 0);
     }
 }

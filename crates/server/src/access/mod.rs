@@ -17,10 +17,9 @@ mod tls;
 mod tokens;
 
 pub use config::{AccessConfig, AccessError, Admin, TlsFiles, TokenSource};
-pub(crate) use connection::{Connection, Door};
+pub(crate) use connection::{Connection, Door, Stream};
 
 use crate::problem::{Kind, Problem};
-use crate::state::State;
 use clients::{ClientKey, Clients};
 use hyper::header::{AUTHORIZATION, HeaderName};
 use hyper::http::Extensions;
@@ -32,7 +31,6 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tls::Tls;
 use tokens::{Scope, Scopes, Token, Tokens};
-use tokio::time::MissedTickBehavior;
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const CLIENT_ID: HeaderName = HeaderName::from_static("x-client-id");
@@ -194,8 +192,13 @@ impl Access {
         by_header.or_else(|| connection.map(|connection| ClientKey::peer(connection.peer.ip())))
     }
 
+    /// How often files that may change are to be looked at; none if there are none.
+    pub(crate) fn refresh_every(&self) -> Option<std::time::Duration> {
+        (self.tokens.is_some() || self.tls.is_some()).then_some(self.config.reload_every)
+    }
+
     /// Reads again what changed on the disk; blocks.
-    fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         self.tokens.iter().for_each(Reloading::refresh);
         self.tls.iter().for_each(Tls::refresh);
     }
@@ -214,22 +217,4 @@ fn shown_token(headers: &HeaderMap) -> Option<&[u8]> {
 /// The number of the client whose call carries these extensions.
 pub(crate) fn client_of(extensions: &Extensions) -> u16 {
     extensions.get::<Caller>().map_or(0, |caller| caller.client)
-}
-
-/// Follows changes of tokens and certificates until the server goes down.
-pub(crate) async fn keep_fresh(state: Arc<State>) {
-    if state.access.tokens.is_none() && state.access.tls.is_none() {
-        return;
-    }
-    let mut ticks = tokio::time::interval(state.access.config.reload_every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = state.drained() => return,
-        }
-        // Files may lie on a slow disk. A panic there is logged by the runtime, and the next tick tries again.
-        let shared = state.clone();
-        let _ = tokio::task::spawn_blocking(move || shared.access.refresh()).await;
-    }
 }

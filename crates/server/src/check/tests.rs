@@ -16,6 +16,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         platform: "emulated".into(),
         inputs,
         outputs: vec![spec("y", DataType::Fp32, &[-1, 2]), spec("z", DataType::Int64, &[-1])],
+        batched: true,
         max_batch: 8,
         streams: false,
         lengths: None,

@@ -1,42 +1,84 @@
 //! gRPC: the same calls, as the generated service wants them.
 
+mod calls;
 mod doors;
+mod frames;
 mod health;
 mod stream;
 mod timeout;
 
-use crate::access::client_of;
+use crate::bounds::budget::Reservation;
+use crate::bounds::loads::Change;
 use crate::describe;
+use crate::http::body::collect;
 use crate::http::config_parameter;
-use crate::infer::{Inferred, infer};
 use crate::problem::Problem;
 use crate::state::State;
-pub(crate) use doors::handle;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use ripieno_wire::Parameter;
 use ripieno_wire::proto::health::health_server::HealthServer;
 use ripieno_wire::proto::inference::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use ripieno_wire::proto::inference::model_repository_parameter::ParameterChoice;
 use ripieno_wire::proto::inference::repository_index_response::ModelIndex;
 use ripieno_wire::proto::inference::*;
-use ripieno_wire::{Parameter, grpc};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Status, Streaming};
+use tower::Service as _;
 
-/// The services on one port.
+/// The largest message of a call that carries no tensors.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// How much larger such a message may be in memory: maps of short names grow the most.
+const SMALL_GROWTH: usize = 16;
+
+/// The calls that tonic answers.
 pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
-    let limit = state.config.max_body_bytes;
-    let inference = GrpcInferenceServiceServer::new(Service(state.clone()))
-        .max_decoding_message_size(limit)
+    let inference = GrpcInferenceServiceServer::new(Calls(state.clone()))
+        .max_decoding_message_size(SMALL_BYTES)
         .max_encoding_message_size(usize::MAX)
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
-    tonic::service::Routes::new(inference).add_service(HealthServer::new(health::Health(state.clone()))).prepare()
+    let health = HealthServer::new(health::Health(state.clone())).max_decoding_message_size(SMALL_BYTES);
+    tonic::service::Routes::new(inference).add_service(health).prepare()
 }
 
-struct Service(Arc<State>);
+/// Answers one call, if its caller may make it: those that carry tensors here, all others through `routes`. No call gets
+/// past this function, so that all are asked who they are before anything of a message is read.
+pub(crate) async fn handle(
+    state: Arc<State>,
+    mut routes: tonic::service::Routes,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    match state.access.admit(doors::need(request.uri().path()), &request) {
+        Ok(caller) => request.extensions_mut().insert(caller),
+        Err(problem) => return Ok(calls::failed(status(problem))),
+    };
+    match request.uri().path() {
+        calls::MODEL_INFER => Ok(calls::model_infer(state, request).await),
+        calls::MODEL_STREAM_INFER => Ok(calls::model_stream_infer(state, request)),
+        _ => match small(&state, request).await {
+            Ok((request, _reserved)) => routes.call(request).await,
+            Err(problem) => Ok(calls::failed(status(problem))),
+        },
+    }
+}
+
+/// A call that carries no tensors, read to its end, and the room for what it decodes to.
+async fn small(state: &State, request: Request<Incoming>) -> Result<(Request<Full<Bytes>>, Reservation), Problem> {
+    let (head, mut body) = request.into_parts();
+    let (bytes, mut reserved) = collect(state, &mut body, SMALL_BYTES).await?;
+    reserved.add(SMALL_GROWTH * bytes.len())?;
+    Ok((Request::from_parts(head, Full::new(Bytes::from(bytes))), reserved))
+}
+
+struct Calls(Arc<State>);
 
 fn status(problem: Problem) -> Status {
     tracing::debug!(code = ?problem.kind.grpc_code(), "{}", problem.message);
@@ -47,124 +89,122 @@ fn status(problem: Problem) -> Status {
     status
 }
 
-/// One inference; unary calls and streams alike.
-async fn answer(
-    state: &State,
-    message: ModelInferRequest,
-    received: Instant,
-    timeout: Option<std::time::Duration>,
-    client: u16,
-) -> Result<ModelInferResponse, Problem> {
-    let _reserved = state.reserve(grpc::encoded_len(&message))?;
-    let mut request = grpc::parse_infer(message)?;
-    request.client = client;
-    let Inferred { response, entry } = infer(state, request, received, timeout).await?;
-    let answered = Instant::now();
-    let message = grpc::encode_infer(response);
-    entry.stats.encoding.add(answered.elapsed());
-    Ok(message)
+/// The generated trait wants all calls; those that carry tensors never come here, see [`handle`].
+fn answered_before() -> Status {
+    Status::internal("calls that carry tensors are answered before the router")
 }
 
 #[tonic::async_trait]
-impl GrpcInferenceService for Service {
-    type ModelStreamInferStream = ReceiverStream<Result<ModelStreamInferResponse, Status>>;
+impl GrpcInferenceService for Calls {
+    type ModelStreamInferStream = tokio_stream::Pending<Result<ModelStreamInferResponse, Status>>;
 
-    async fn server_live(&self, _: Request<ServerLiveRequest>) -> Result<Response<ServerLiveResponse>, Status> {
-        Ok(Response::new(ServerLiveResponse { live: true }))
+    async fn server_live(
+        &self,
+        _: tonic::Request<ServerLiveRequest>,
+    ) -> Result<tonic::Response<ServerLiveResponse>, Status> {
+        Ok(tonic::Response::new(ServerLiveResponse { live: true }))
     }
 
-    async fn server_ready(&self, _: Request<ServerReadyRequest>) -> Result<Response<ServerReadyResponse>, Status> {
-        Ok(Response::new(ServerReadyResponse { ready: self.0.is_ready() }))
+    async fn server_ready(
+        &self,
+        _: tonic::Request<ServerReadyRequest>,
+    ) -> Result<tonic::Response<ServerReadyResponse>, Status> {
+        Ok(tonic::Response::new(ServerReadyResponse { ready: self.0.is_ready() }))
     }
 
     /// An unknown model is simply not ready, as Triton has it.
-    async fn model_ready(&self, call: Request<ModelReadyRequest>) -> Result<Response<ModelReadyResponse>, Status> {
+    async fn model_ready(
+        &self,
+        call: tonic::Request<ModelReadyRequest>,
+    ) -> Result<tonic::Response<ModelReadyResponse>, Status> {
         let ModelReadyRequest { name, version } = call.into_inner();
         let ready = self.0.is_model_ready(&name, &version).unwrap_or(false);
-        Ok(Response::new(ModelReadyResponse { ready }))
+        Ok(tonic::Response::new(ModelReadyResponse { ready }))
     }
 
     async fn server_metadata(
         &self,
-        _: Request<ServerMetadataRequest>,
-    ) -> Result<Response<ServerMetadataResponse>, Status> {
+        _: tonic::Request<ServerMetadataRequest>,
+    ) -> Result<tonic::Response<ServerMetadataResponse>, Status> {
         let body = describe::server_metadata(&self.0);
         let (name, version, extensions) = (body.name, body.version, body.extensions);
-        Ok(Response::new(ServerMetadataResponse { name, version, extensions }))
+        Ok(tonic::Response::new(ServerMetadataResponse { name, version, extensions }))
     }
 
     async fn model_metadata(
         &self,
-        call: Request<ModelMetadataRequest>,
-    ) -> Result<Response<ModelMetadataResponse>, Status> {
+        call: tonic::Request<ModelMetadataRequest>,
+    ) -> Result<tonic::Response<ModelMetadataResponse>, Status> {
         let ModelMetadataRequest { name, version } = call.into_inner();
         let entry = self.0.registry.get(&name, &version).map_err(|error| status(error.into()))?;
-        Ok(Response::new(describe::metadata(&self.0, &entry)))
+        Ok(tonic::Response::new(describe::metadata(&self.0, &entry)))
     }
 
-    async fn model_infer(&self, call: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
-        let received = Instant::now();
-        let timeout = timeout::of(call.metadata()).map_err(status)?;
-        let client = client_of(call.extensions());
-        let response = answer(&self.0, call.into_inner(), received, timeout, client).await;
-        response.map(Response::new).map_err(status)
+    async fn model_infer(
+        &self,
+        _: tonic::Request<ModelInferRequest>,
+    ) -> Result<tonic::Response<ModelInferResponse>, Status> {
+        Err(answered_before())
     }
 
     async fn model_stream_infer(
         &self,
-        call: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
-        Ok(Response::new(stream::start(self.0.clone(), call)))
+        _: tonic::Request<Streaming<ModelInferRequest>>,
+    ) -> Result<tonic::Response<Self::ModelStreamInferStream>, Status> {
+        Err(answered_before())
     }
 
-    async fn model_config(&self, call: Request<ModelConfigRequest>) -> Result<Response<ModelConfigResponse>, Status> {
+    async fn model_config(
+        &self,
+        call: tonic::Request<ModelConfigRequest>,
+    ) -> Result<tonic::Response<ModelConfigResponse>, Status> {
         let ModelConfigRequest { name, version } = call.into_inner();
         let entry = self.0.registry.get(&name, &version).map_err(|error| status(error.into()))?;
-        Ok(Response::new(ModelConfigResponse { config: Some(describe::config(&entry)) }))
+        Ok(tonic::Response::new(ModelConfigResponse { config: Some(describe::config(&entry)) }))
     }
 
     async fn model_statistics(
         &self,
-        call: Request<ModelStatisticsRequest>,
-    ) -> Result<Response<ModelStatisticsResponse>, Status> {
+        call: tonic::Request<ModelStatisticsRequest>,
+    ) -> Result<tonic::Response<ModelStatisticsResponse>, Status> {
         let ModelStatisticsRequest { name, version } = call.into_inner();
         let entries = self.0.entries(&name, &version).map_err(status)?;
         let model_stats = entries.iter().map(|entry| describe::statistics(&self.0, entry)).collect();
-        Ok(Response::new(ModelStatisticsResponse { model_stats }))
+        Ok(tonic::Response::new(ModelStatisticsResponse { model_stats }))
     }
 
     async fn repository_index(
         &self,
-        call: Request<RepositoryIndexRequest>,
-    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        call: tonic::Request<RepositoryIndexRequest>,
+    ) -> Result<tonic::Response<RepositoryIndexResponse>, Status> {
         let ready = call.into_inner().ready;
-        let rows = self.0.with_repository(|repository| repository.index()).await.map_err(status)?;
+        let rows = self.0.loads.look(|repository| repository.index()).await.map_err(status)?;
         let rows = rows.into_iter().filter(|row| !ready || row.state == "READY");
         let models = rows
             .map(|row| ModelIndex { name: row.name, version: row.version, state: row.state, reason: row.reason })
             .collect();
-        Ok(Response::new(RepositoryIndexResponse { models }))
+        Ok(tonic::Response::new(RepositoryIndexResponse { models }))
     }
 
     async fn repository_model_load(
         &self,
-        call: Request<RepositoryModelLoadRequest>,
-    ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
+        call: tonic::Request<RepositoryModelLoadRequest>,
+    ) -> Result<tonic::Response<RepositoryModelLoadResponse>, Status> {
         let RepositoryModelLoadRequest { model_name, parameters, .. } = call.into_inner();
         let config = config_parameter(load_parameters(parameters)).map_err(status)?;
-        let loaded = self.0.with_repository(move |repository| repository.load(&model_name, config.as_deref())).await;
+        let loaded = self.0.loads.change(model_name, Change::Load { config }).await;
         loaded.map_err(status)?.map_err(|message| status(Problem::invalid(message)))?;
-        Ok(Response::new(RepositoryModelLoadResponse {}))
+        Ok(tonic::Response::new(RepositoryModelLoadResponse {}))
     }
 
     async fn repository_model_unload(
         &self,
-        call: Request<RepositoryModelUnloadRequest>,
-    ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
+        call: tonic::Request<RepositoryModelUnloadRequest>,
+    ) -> Result<tonic::Response<RepositoryModelUnloadResponse>, Status> {
         let name = call.into_inner().model_name;
-        let unloaded = self.0.with_repository(move |repository| repository.unload(&name)).await;
+        let unloaded = self.0.loads.change(name, Change::Unload).await;
         unloaded.map_err(status)?.map_err(|message| status(Problem::invalid(message)))?;
-        Ok(Response::new(RepositoryModelUnloadResponse {}))
+        Ok(tonic::Response::new(RepositoryModelUnloadResponse {}))
     }
 }
 

@@ -8,53 +8,59 @@
 //! each step, in order. The last one is marked `triton_final_response`. It is empty only if nothing that the client asked for
 //! is left by then, and like Triton's empty ones goes out to those alone who set `triton_enable_empty_final_response`.
 
+use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
 use crate::access::client_of;
+use crate::bounds::budget::Reservation;
+use crate::bounds::connection::Connection;
 use crate::problem::Problem;
+use crate::serve::STREAM_WINDOW_BYTES;
 use crate::state::State;
 use crate::stream::{Part, Parts};
-use ripieno_wire::grpc;
-use ripieno_wire::proto::inference::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
+use bytes::Bytes;
+use hyper::Request;
+use hyper::body::{Frame, Incoming};
+use prost::Message;
+use ripieno_wire::proto::inference::{ModelInferResponse, ModelStreamInferResponse};
+use ripieno_wire::{InferRequest, grpc};
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Status, Streaming};
+use tonic::Status;
 
 /// Answers that may wait for the network.
 const UNSENT: usize = 16;
 
-type Outgoing = Sender<Result<ModelStreamInferResponse, Status>>;
+type Outgoing = Sender<Result<Frame<Bytes>, Infallible>>;
 
-/// Whether the stream goes on after a message's answers.
-type GoesOn = bool;
+/// How the stream ends, if it does after a message's answers.
+type Ends = Option<Status>;
 
-pub(super) fn start(
-    state: Arc<State>,
-    call: Request<Streaming<ModelInferRequest>>,
-) -> ReceiverStream<Result<ModelStreamInferResponse, Status>> {
+pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames, Problem> {
+    let (head, body) = call.into_parts();
+    let limit = timeout::of(&head.headers)?;
+    let deadline = limit.map(|limit| (Instant::now(), limit));
+    let connection = head.extensions.get::<Arc<Connection>>().cloned();
+    let incoming = Messages::new(&head.headers, body, connection.clone())?;
+    // What the client may send while this is not reading.
+    let window = state.budget.reserve(STREAM_WINDOW_BYTES as usize)?;
     let (send, receive) = mpsc::channel(UNSENT);
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
-    let ends_on_error = call.metadata().get("triton_grpc_error").is_some_and(|value| value == "true");
-    match timeout::of(call.metadata()) {
-        Ok(limit) => {
-            let deadline = limit.map(|limit| (Instant::now(), limit));
-            let client = client_of(call.extensions());
-            let stream = Stream { state, send, ends_on_error, deadline, client };
-            tokio::spawn(stream.run(call.into_inner()));
-        }
-        Err(problem) => {
-            // The channel is new and has room.
-            let _ = send.try_send(Err(status(problem)));
-        }
-    }
-    ReceiverStream::new(receive)
+    let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
+    let client = client_of(&head.extensions);
+    let stream = Stream { state, send, connection, ends_on_error, deadline, client };
+    tokio::spawn(stream.run(incoming, window));
+    Ok(ReceiverStream::new(receive))
 }
 
 struct Stream {
     state: Arc<State>,
     send: Outgoing,
+    connection: Option<Arc<Connection>>,
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
@@ -62,78 +68,109 @@ struct Stream {
 }
 
 impl Stream {
-    /// Dropping the tasks, when this returns early, withdraws their requests.
-    async fn run(self, mut incoming: Streaming<ModelInferRequest>) {
-        let mut tasks: JoinSet<GoesOn> = JoinSet::new();
-        let mut reading = true;
-        while reading || !tasks.is_empty() {
-            let may_read = reading && tasks.len() < self.state.config.max_stream_in_flight.max(1);
-            let goes_on = tokio::select! {
-                message = incoming.message(), if may_read => match message {
-                    Ok(Some(message)) => {
-                        self.begin(&mut tasks, message);
-                        true
-                    }
-                    Ok(None) => {
-                        reading = false;
-                        true
-                    }
-                    Err(broken) => {
-                        // The client is gone or sends what no one can read; there may be nobody to tell.
-                        let _ = self.send.send(Err(broken)).await;
-                        false
-                    }
-                },
-                Some(Ok(goes_on)) = tasks.join_next() => goes_on,
-                () = self.send.closed() => false,
-                () = self.state.drained(), if reading => {
-                    reading = false;
-                    true
-                }
-            };
-            if !goes_on {
-                return;
-            }
-        }
+    async fn run(self, incoming: Messages, _window: Reservation) {
+        let ended = tokio::select! {
+            ended = self.answer_all(incoming) => ended,
+            problem = self.state.dismissed() => status(problem),
+        };
+        // The client may be gone; then there is nobody to tell.
+        let _ = self.send.send(Ok(Frame::trailers(trailers(&ended)))).await;
     }
 
-    fn begin(&self, tasks: &mut JoinSet<GoesOn>, message: ModelInferRequest) {
+    /// Dropping the tasks, when this returns early, withdraws their requests.
+    async fn answer_all(&self, incoming: Messages) -> Status {
+        let mut tasks: JoinSet<Ends> = JoinSet::new();
+        // Kept between the turns of the loop: part of a message may have come.
+        let mut reading = Some(Box::pin(next(self.state.clone(), incoming)));
+        while reading.is_some() || !tasks.is_empty() {
+            let may_read = reading.is_some() && tasks.len() < self.state.config.max_stream_in_flight.max(1);
+            let ends = tokio::select! {
+                (incoming, message) = when_read(reading.as_mut()), if may_read => match message {
+                    Ok(Some(message)) => {
+                        self.begin(&mut tasks, message);
+                        reading = Some(Box::pin(next(self.state.clone(), incoming)));
+                        None
+                    }
+                    Ok(None) => {
+                        reading = None;
+                        None
+                    }
+                    // The client is gone, sends what no one can read, or more than there is room for.
+                    Err(problem) => Some(status(problem)),
+                },
+                Some(Ok(ends)) = tasks.join_next() => ends,
+                () = self.send.closed() => Some(Status::cancelled("the client has gone")),
+                () = self.state.drained(), if reading.is_some() => {
+                    reading = None;
+                    None
+                }
+            };
+            if let Some(ended) = ends {
+                return ended;
+            }
+        }
+        Status::ok("")
+    }
+
+    fn begin(&self, tasks: &mut JoinSet<Ends>, message: Bytes) {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
-        let client = self.client;
+        let (connection, client) = (self.connection.clone(), self.client);
         tasks.spawn(async move {
-            let id = message.id.clone();
-            match answer(&state, message, received, timeout, client, &send).await {
-                Ok(()) => true,
-                Err(problem) if ends_on_error => {
-                    // It ends either way.
-                    let _ = send.send(Err(status(problem))).await;
-                    false
-                }
+            let (id, request) = frames::decode(&state, message).await;
+            let answered = async {
+                let mut request = request?;
+                request.client = client;
+                answer(&state, request, received, timeout, &send, connection.as_ref()).await
+            };
+            match answered.await {
+                Ok(()) => None,
+                Err(problem) if ends_on_error => Some(status(problem)),
                 Err(problem) => {
                     let response = ModelInferResponse { id, ..ModelInferResponse::default() };
                     let error_message = problem.message;
                     let failure = ModelStreamInferResponse { error_message, infer_response: Some(response) };
-                    send.send(Ok(failure)).await.is_ok()
+                    // Small, and sent even if there is room for nothing else.
+                    let room = state.budget.enter();
+                    let message = room.map(|room| frames::encode(&failure, room, connection.as_ref()));
+                    match message {
+                        Some(Ok(message)) => {
+                            let _ = send.send(Ok(Frame::data(message))).await;
+                            None
+                        }
+                        Some(Err(problem)) => Some(status(problem)),
+                        None => Some(Status::resource_exhausted("the server is full; retry later")),
+                    }
                 }
             }
         });
     }
 }
 
+type Next = (Messages, Result<Option<Bytes>, Problem>);
+
+async fn next(state: Arc<State>, mut incoming: Messages) -> Next {
+    let message = incoming.next(&state).await;
+    (incoming, message)
+}
+
+async fn when_read<F: Future<Output = Next>>(reading: Option<&mut Pin<Box<F>>>) -> Next {
+    match reading {
+        Some(reading) => reading.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Answers one message, in as many parts as its answer has.
 async fn answer(
     state: &State,
-    message: ModelInferRequest,
+    request: InferRequest,
     received: Instant,
     timeout: Option<Duration>,
-    client: u16,
     send: &Outgoing,
+    connection: Option<&Arc<Connection>>,
 ) -> Result<(), Problem> {
-    let _reserved = state.reserve(grpc::encoded_len(&message))?;
-    let mut request = grpc::parse_infer(message)?;
-    request.client = client;
     let wants_empty = request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
     let mut parts = Parts::begin(state, request, received, timeout)?;
     while let Some(part) = parts.next().await {
@@ -143,9 +180,11 @@ async fn answer(
         }
         let begun = Instant::now();
         let message = grpc::encode_infer(response);
-        parts.entry().stats.encoding.add(begun.elapsed());
         let message = ModelStreamInferResponse { error_message: String::new(), infer_response: Some(message) };
-        if send.send(Ok(message)).await.is_err() {
+        let room = state.budget.reserve(message.encoded_len())?;
+        let message = frames::encode(&message, room, connection)?;
+        parts.entry().stats.encoding.add(begun.elapsed());
+        if send.send(Ok(Frame::data(message))).await.is_err() {
             // The client has gone; nobody waits for the rest.
             return Ok(());
         }

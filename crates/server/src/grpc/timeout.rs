@@ -1,12 +1,12 @@
 //! The deadline that gRPC clients send: the header `grpc-timeout`.
 
 use crate::problem::Problem;
+use hyper::HeaderMap;
 use std::time::Duration;
-use tonic::metadata::MetadataMap;
 
 /// The client's limit on this call, if it set one.
-pub(super) fn of(metadata: &MetadataMap) -> Result<Option<Duration>, Problem> {
-    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
+pub(super) fn of(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
+    let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
     value.to_str().ok().and_then(parse).map(Some).ok_or_else(|| {
         Problem::invalid(format!("grpc-timeout is {value:?}; it must be up to 8 digits and one of H, M, S, m, u, n"))
     })

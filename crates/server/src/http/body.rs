@@ -1,120 +1,140 @@
 //! Reads request bodies: bounded in size before and after decompression, in time, and in sum over all requests.
+//!
+//! Bytes are reserved before they are read or inflated, and stay reserved until the last tensor that is a slice of them is gone.
 
+use crate::bounds::budget::{Reservation, hold};
+use crate::bounds::connection::Connection;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use flate2::read::{GzDecoder, ZlibDecoder};
 use http_body_util::BodyExt;
-use hyper::HeaderMap;
 use hyper::body::{Body, Incoming};
 use hyper::header::CONTENT_ENCODING;
+use hyper::{HeaderMap, Request};
 use std::io::Read;
-use tokio::sync::OwnedSemaphorePermit;
+use std::sync::Arc;
 
-/// A body, and its share of the server's budget, which lasts until this is dropped.
-pub(super) struct Received {
-    pub(super) bytes: Bytes,
-    _reserved: Option<OwnedSemaphorePermit>,
-}
+/// What is inflated at a time.
+const PIECE_BYTES: usize = 64 << 10;
 
-#[derive(Clone, Copy)]
-enum Encoding {
+/// How a body or message is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encoding {
     Identity,
     Gzip,
     Deflate,
 }
 
-pub(super) async fn read(state: &State, headers: &HeaderMap, body: Incoming) -> Result<Received, Problem> {
-    let encoding = encoding(headers)?;
-    let timeout = state.config.body_timeout;
-    let (bytes, mut reserved) = tokio::time::timeout(timeout, collect(state, body)).await.map_err(|_| {
-        Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
-    })??;
-    let Some(bytes) = inflate(state, encoding, bytes).await? else {
-        return Err(too_large(state));
-    };
-    if !matches!(encoding, Encoding::Identity) {
-        reserved = Some(state.reserve(bytes.len())?);
+impl Encoding {
+    /// The encoding of this name; none if it is not known.
+    pub(crate) fn named(name: &[u8]) -> Option<Encoding> {
+        match name.trim_ascii().to_ascii_lowercase().as_slice() {
+            b"" | b"identity" => Some(Encoding::Identity),
+            b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
+            b"deflate" => Some(Encoding::Deflate),
+            _ => None,
+        }
     }
-    Ok(Received { bytes, _reserved: reserved })
+}
+
+/// The body of a request; it is marked as read on its connection.
+pub(super) async fn read(state: &State, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
+    let encoding = encoding(request.headers())?;
+    let (bytes, reserved) = collect(state, request.body_mut(), state.config.max_body_bytes).await?;
+    if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
+        connection.body_read();
+    }
+    inflate(state, encoding, bytes, reserved).await
 }
 
 fn encoding(headers: &HeaderMap) -> Result<Encoding, Problem> {
     let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(Encoding::Identity) };
-    match value.as_bytes().trim_ascii().to_ascii_lowercase().as_slice() {
-        b"" | b"identity" => Ok(Encoding::Identity),
-        b"gzip" | b"x-gzip" => Ok(Encoding::Gzip),
-        b"deflate" => Ok(Encoding::Deflate),
-        _ => Err(Problem::new(
+    Encoding::named(value.as_bytes()).ok_or_else(|| {
+        Problem::new(
             Kind::UnknownEncoding,
             format!("Content-Encoding {value:?} is not supported; use gzip, deflate or none"),
-        )),
-    }
+        )
+    })
 }
 
-fn too_large(state: &State) -> Problem {
+pub(crate) fn too_large(state: &State) -> Problem {
     Problem::new(
         Kind::TooLarge,
         format!("the request is larger than {} bytes; send fewer rows at once", state.config.max_body_bytes),
     )
 }
 
-async fn collect(state: &State, mut body: Incoming) -> Result<(Bytes, Option<OwnedSemaphorePermit>), Problem> {
+/// A whole body of at most `most` bytes, within the time that a body has.
+pub(crate) async fn collect(
+    state: &State,
+    body: &mut Incoming,
+    most: usize,
+) -> Result<(Vec<u8>, Reservation), Problem> {
+    let timeout = state.config.body_timeout;
+    tokio::time::timeout(timeout, collect_all(state, body, most)).await.map_err(|_| {
+        Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
+    })?
+}
+
+async fn collect_all(state: &State, body: &mut Incoming, most: usize) -> Result<(Vec<u8>, Reservation), Problem> {
     let declared = body.size_hint().exact().unwrap_or(0);
-    if declared > state.config.max_body_bytes as u64 {
+    if declared > most as u64 {
         return Err(too_large(state));
     }
-    let declared = declared as usize;
+    let (mut reserved, mut whole) = (state.budget.reserve(0)?, Vec::new());
     // What is declared is reserved at once, so that a body that was begun can also be finished.
-    let mut reserved = (declared > 0).then(|| state.reserve(declared)).transpose()?;
-    let (mut first, mut whole) = (Bytes::new(), BytesMut::new());
+    reserved.grow(&mut whole, declared as usize, most)?;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        let size = first.len() + whole.len() + data.len();
-        if size > state.config.max_body_bytes {
+        if whole.len() + data.len() > most {
             return Err(too_large(state));
         }
-        if size > declared {
-            let more = state.reserve(data.len())?;
-            match &mut reserved {
-                Some(reserved) => reserved.merge(more),
-                None => reserved = Some(more),
-            }
-        }
-        if first.is_empty() && whole.is_empty() {
-            first = data;
-            continue;
-        }
-        if whole.is_empty() {
-            whole.reserve(declared.max(size));
-            whole.extend_from_slice(&std::mem::take(&mut first));
-        }
+        reserved.grow(&mut whole, data.len(), most)?;
         whole.extend_from_slice(&data);
     }
-    Ok((if whole.is_empty() { first } else { whole.freeze() }, reserved))
+    Ok((whole, reserved))
 }
 
-/// None if it inflates beyond the bound.
-async fn inflate(state: &State, encoding: Encoding, bytes: Bytes) -> Result<Option<Bytes>, Problem> {
-    let limit = state.config.max_body_bytes;
-    if matches!(encoding, Encoding::Identity) {
-        return Ok(Some(bytes));
+/// The bytes as they were before compression, with what they take reserved.
+pub(crate) async fn inflate(
+    state: &State,
+    encoding: Encoding,
+    bytes: Vec<u8>,
+    reserved: Reservation,
+) -> Result<Bytes, Problem> {
+    if encoding == Encoding::Identity {
+        return Ok(hold(bytes, reserved));
     }
-    let work = move || match encoding {
-        Encoding::Gzip => read_limited(GzDecoder::new(bytes.as_ref()), limit),
-        Encoding::Deflate => read_limited(ZlibDecoder::new(bytes.as_ref()), limit),
-        Encoding::Identity => Ok(Vec::new()),
-    };
-    let inflated = tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Problem::new(Kind::Internal, format!("decompression failed: {error}")))?;
-    let inflated = inflated.map_err(|error| Problem::invalid(format!("the body cannot be decompressed: {error}")))?;
-    Ok((inflated.len() <= limit).then(|| Bytes::from(inflated)))
+    let (most, room) = (state.config.max_body_bytes, state.budget.reserve(0)?);
+    let inflated = state.work(move || {
+        let inflated = match encoding {
+            Encoding::Gzip => read_reserved(GzDecoder::new(bytes.as_slice()), room, most),
+            _ => read_reserved(ZlibDecoder::new(bytes.as_slice()), room, most),
+        };
+        drop((bytes, reserved));
+        inflated
+    });
+    inflated.await??.ok_or_else(|| too_large(state))
 }
 
-fn read_limited(reader: impl Read, limit: usize) -> std::io::Result<Vec<u8>> {
+/// All that a reader gives; none if it is more than `most`.
+fn read_reserved(mut reader: impl Read, mut room: Reservation, most: usize) -> Result<Option<Bytes>, Problem> {
     let mut inflated = Vec::new();
-    reader.take(limit as u64 + 1).read_to_end(&mut inflated)?;
-    Ok(inflated)
+    loop {
+        let filled = inflated.len();
+        room.grow(&mut inflated, PIECE_BYTES, most.saturating_add(PIECE_BYTES))?;
+        inflated.resize(filled + PIECE_BYTES, 0);
+        let read = reader
+            .read(&mut inflated[filled..])
+            .map_err(|error| Problem::invalid(format!("the body cannot be decompressed: {error}")))?;
+        inflated.truncate(filled + read);
+        if inflated.len() > most {
+            return Ok(None);
+        }
+        if read == 0 {
+            return Ok(Some(hold(inflated, room)));
+        }
+    }
 }

@@ -3,12 +3,13 @@
 //! A failure before the first part is an ordinary error with its status; a later one is an event with the key `error`,
 //! since the status has been sent. The stream ends with the event whose `triton_final_response` is true, or with the error.
 
-use super::body;
 use super::infer::PARSE_INLINE_BYTES;
 use super::path::Target;
-use super::{Answer, reply};
+use super::send::Caller;
+use super::{Answer, body, reply, send};
 use crate::access::client_of;
 use crate::check::wire_datatype;
+use crate::decoded;
 use crate::infer::{Inferred, infer};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
@@ -33,30 +34,41 @@ const UNSENT: usize = 16;
 /// A body of server-sent events.
 pub(super) type Events = StreamBody<ReceiverStream<Result<Frame<Bytes>, Infallible>>>;
 
-pub(super) async fn generate(state: &State, target: Target, request: Request<Incoming>) -> Result<Answer, Problem> {
-    let (request, received, _body) = read(state, &target, request).await?;
-    let Inferred { response, entry } = infer(state, request, received, None).await?;
+pub(super) async fn generate(
+    state: &State,
+    target: Target,
+    request: &mut Request<Incoming>,
+) -> Result<Answer, Problem> {
+    let (parsed, received) = read(state, &target, request).await?;
+    let mut inferred = infer(state, parsed, received, None).await?;
     let answered = Instant::now();
+    inferred.make_room(json::encoded_size(&inferred.response))?;
+    let Inferred { response, entry, room } = inferred;
     let body = json::encode_generate(&response)?;
+    drop(response);
     entry.stats.encoding.add(answered.elapsed());
-    Ok(reply(StatusCode::OK, "application/json", Bytes::from(body)))
+    Ok(reply(StatusCode::OK, "application/json", send::bytes(&send::caller(request), body, room)?))
 }
 
 pub(super) async fn generate_stream(
     state: &Arc<State>,
     target: Target,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
-    let (request, received, body) = read(state, &target, request).await?;
-    let mut parts = Parts::begin(state, request, received, None)?;
+    let (parsed, received) = read(state, &target, request).await?;
+    let mut parts = Parts::begin(state, parsed, received, None)?;
     let first = parts.next().await.ok_or_else(|| Problem::new(Kind::Internal, "the request was lost"))??;
     let (send, receive) = mpsc::channel(UNSENT);
+    let (state, caller) = (state.clone(), send::caller(request));
     tokio::spawn(async move {
         tokio::select! {
-            () = send_all(parts, first, &send) => {}
+            () = send_all(&state, &caller, parts, first, &send) => {}
             () = send.closed() => {}
+            problem = state.dismissed() => {
+                // The last word, if there is room for it.
+                let _ = send.try_send(Ok(Frame::data(event(&error_body(problem.message)).into())));
+            }
         }
-        drop(body);
     });
     let mut answer = Response::new(Either::Right(StreamBody::new(ReceiverStream::new(receive))));
     let event_stream = HeaderValue::from_static("text/event-stream; charset=utf-8");
@@ -66,53 +78,62 @@ pub(super) async fn generate_stream(
 }
 
 /// Dropping this, when the client has gone, drops the parts, which withdraws the request.
-async fn send_all(mut parts: Parts, first: Part, send: &Sender<Result<Frame<Bytes>, Infallible>>) {
+async fn send_all(
+    state: &State,
+    caller: &Caller,
+    mut parts: Parts,
+    first: Part,
+    send: &Sender<Result<Frame<Bytes>, Infallible>>,
+) {
     let mut part = Some(Ok(first));
     while let Some(next) = part {
-        let event: Result<Vec<u8>, Problem> = next.and_then(|Part { response, .. }| {
+        let encoded: Result<Bytes, Problem> = next.and_then(|Part { response, .. }| {
             let begun = Instant::now();
-            let encoded = json::encode_generate(&response)?;
+            let room = state.budget.reserve(2 * json::encoded_size(&response))?;
+            let encoded = event(&json::encode_generate(&response)?);
             parts.entry().stats.encoding.add(begun.elapsed());
-            Ok(encoded)
+            send::bytes(caller, encoded, room)
         });
-        let failed = event.is_err();
-        let event = event.unwrap_or_else(|problem| error_body(problem.message));
-        let sent = send.send(Ok(Frame::data(Bytes::from([b"data: ", &event[..], b"\n\n"].concat())))).await;
-        if failed || sent.is_err() {
+        let failed = encoded.is_err();
+        let encoded = encoded.unwrap_or_else(|problem| event(&error_body(problem.message)).into());
+        if send.send(Ok(Frame::data(encoded))).await.is_err() || failed {
             return;
         }
         part = parts.next().await;
     }
 }
 
+fn event(body: &[u8]) -> Vec<u8> {
+    [b"data: ", body, b"\n\n"].concat()
+}
+
 fn error_body(error: String) -> Vec<u8> {
     serde_json::to_vec(&ErrorBody { error }).expect("a string into memory always serialises")
 }
 
-/// The request, when its last byte had come, and the body's share of the server's budget.
+/// The request, and when its last byte had come.
 async fn read(
     state: &State,
     target: &Target,
-    request: Request<Incoming>,
-) -> Result<(InferRequest, Instant, body::Received), Problem> {
-    let (head, incoming) = request.into_parts();
+    request: &mut Request<Incoming>,
+) -> Result<(InferRequest, Instant), Problem> {
     // Before the body is read: a call for a model that is not there should not cost its transfer.
     let entry = state.registry.get(&target.name, &target.version)?;
-    let body = body::read(state, &head.headers, incoming).await?;
+    let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    let (version, bytes) = (target.version.clone(), body.bytes.clone());
-    let mut request = if bytes.len() <= PARSE_INLINE_BYTES {
-        parse(&entry, &version, &bytes)?
-    } else {
-        let parsed = tokio::task::spawn_blocking(move || parse(&entry, &version, &bytes)).await;
-        parsed.map_err(|error| Problem::new(Kind::Internal, format!("parsing failed: {error}")))??
-    };
-    request.client = client_of(&head.extensions);
-    Ok((request, received, body))
+    // Beside the tensors: a value that is no array is put into one, and read from there.
+    let room = state.budget.reserve(json::decoded_size(&bytes) + bytes.len())?;
+    let (version, length) = (target.version.clone(), bytes.len());
+    let work = move || parse(&entry, &version, &bytes);
+    let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
+    let mut parsed = decoded::keep(parsed?, room)?;
+    parsed.client = client_of(request.extensions());
+    Ok((parsed, received))
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {
-    let shape = |spec: &ripieno_model::TensorSpec| (spec.name.clone(), wire_datatype(spec.datatype), spec.shape.len());
+    let shape =
+        |spec: &ripieno_model::TensorSpec| (spec.name.clone(), wire_datatype(spec.datatype), entry.shape(spec).len());
     let shapes: Vec<_> = entry.inputs.iter().map(shape).collect();
     let inputs: Vec<InputShape<'_>> =
         shapes.iter().map(|(name, datatype, rank)| InputShape { name, datatype: *datatype, rank: *rank }).collect();

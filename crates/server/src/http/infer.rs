@@ -1,11 +1,11 @@
 //! `POST …/infer`.
 
-use super::body::{self, Received};
 use super::path::Target;
-use super::{Answer, reply};
+use super::{Answer, body, reply, send};
 use crate::access::client_of;
+use crate::decoded;
 use crate::infer::{Inferred, infer as run};
-use crate::problem::{Kind, Problem};
+use crate::problem::Problem;
 use crate::state::State;
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -18,22 +18,28 @@ use std::time::Instant;
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 /// Bodies whose JSON is longer are parsed where that holds up nobody: at some 200 MB/s, this many bytes take 1 ms.
-pub(super) const PARSE_INLINE_BYTES: usize = 256 << 10;
+pub(crate) const PARSE_INLINE_BYTES: usize = 256 << 10;
 
-pub(super) async fn infer(state: &Arc<State>, target: Target, request: Request<Incoming>) -> Result<Answer, Problem> {
-    let (head, body) = request.into_parts();
-    let json_length = json_length(&head.headers)?;
+pub(super) async fn infer(
+    state: &Arc<State>,
+    target: Target,
+    request: &mut Request<Incoming>,
+) -> Result<Answer, Problem> {
+    let json_length = json_length(request.headers())?;
     // Before the body is read: a call for a model that is not there should not cost its transfer.
     state.registry.get(&target.name, &target.version)?;
-    let Received { bytes, .. } = &body::read(state, &head.headers, body).await?;
+    let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    let mut request = parse(target, bytes, json_length).await?;
-    request.client = client_of(&head.extensions);
-    let Inferred { response, entry } = run(state, request, received, None).await?;
+    let mut parsed = parse(state, target, bytes, json_length).await?;
+    parsed.client = client_of(request.extensions());
+    let mut inferred = run(state, parsed, received, None).await?;
     let answered = Instant::now();
+    inferred.make_room(json::encoded_size(&inferred.response))?;
+    let Inferred { response, entry, room } = inferred;
     let encoded = json::encode_infer(&response)?;
+    drop(response);
     entry.stats.encoding.add(answered.elapsed());
-    let body = Bytes::from(encoded.body);
+    let body = send::bytes(&send::caller(request), encoded.body, room)?;
     let Some(json_length) = encoded.json_length else { return Ok(reply(StatusCode::OK, "application/json", body)) };
     let mut answer = reply(StatusCode::OK, "application/octet-stream", body);
     answer.headers_mut().insert(JSON_LENGTH, HeaderValue::from(json_length));
@@ -50,12 +56,17 @@ fn json_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
     })
 }
 
-async fn parse(target: Target, body: &Bytes, json_length: Option<usize>) -> Result<InferRequest, Problem> {
+async fn parse(
+    state: &State,
+    target: Target,
+    body: Bytes,
+    json_length: Option<usize>,
+) -> Result<InferRequest, Problem> {
     let Target { name, version } = target;
-    if json_length.unwrap_or(body.len()) <= PARSE_INLINE_BYTES {
-        return Ok(json::parse_infer(&name, &version, body, json_length)?);
-    }
-    let body = body.clone();
-    let parsed = tokio::task::spawn_blocking(move || json::parse_infer(&name, &version, &body, json_length)).await;
-    Ok(parsed.map_err(|error| Problem::new(Kind::Internal, format!("parsing failed: {error}")))??)
+    let length = json_length.unwrap_or(body.len()).min(body.len());
+    let room = state.budget.reserve(json::decoded_size(&body[..length]))?;
+    let work = move || Ok(json::parse_infer(&name, &version, &body, json_length)?);
+    let parsed: Result<InferRequest, Problem> =
+        if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
+    decoded::keep(parsed?, room)
 }

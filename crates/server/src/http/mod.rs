@@ -3,11 +3,12 @@
 //! The protocol has few paths, all alike, and demands a JSON body of every error, unknown paths included; a match over
 //! the segments says that more plainly than a router with its own ideas about errors.
 
-mod body;
+pub(crate) mod body;
 mod generate;
 mod infer;
 mod models;
 mod path;
+mod send;
 
 use crate::describe;
 use crate::problem::{Kind, Problem};
@@ -15,8 +16,9 @@ use crate::state::State;
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
+pub(crate) use infer::PARSE_INLINE_BYTES;
 pub(crate) use models::config_parameter;
 use path::{Call, Target};
 use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
@@ -27,16 +29,24 @@ use std::sync::Arc;
 type Answer = Response<Either<Full<Bytes>, generate::Events>>;
 
 /// Answers one call; never fails, because a failure is an answer too.
-pub(crate) async fn handle(state: Arc<State>, request: Request<Incoming>) -> Result<Answer, Infallible> {
+pub(crate) async fn handle(state: Arc<State>, mut request: Request<Incoming>) -> Result<Answer, Infallible> {
     let is_infer = request.uri().path().ends_with("/infer");
-    let answer = dispatch(&state, request).await.unwrap_or_else(|problem| {
+    let answered = tokio::select! {
+        answered = dispatch(&state, &mut request) => answered,
+        problem = state.dismissed() => Err(problem),
+    };
+    let mut answer = answered.unwrap_or_else(|problem| {
         tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
         problem_answer(&problem)
     });
+    if send::caller(&request).is_some_and(|connection| connection.has_unread_body()) {
+        // The rest of the body is in the way of the next request.
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(answer)
 }
 
-async fn dispatch(state: &Arc<State>, mut request: Request<Incoming>) -> Result<Answer, Problem> {
+async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
     let Some(call) = path::parse(request.uri().path()) else {
         let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
         return Err(Problem::new(Kind::NotFound, message));
@@ -46,7 +56,7 @@ async fn dispatch(state: &Arc<State>, mut request: Request<Incoming>) -> Result<
     if *method != wanted {
         return Ok(wrong_method(request.method(), &wanted, request.uri().path()));
     }
-    let caller = state.access.admit(call.need(), &request)?;
+    let caller = state.access.admit(call.need(), request)?;
     request.extensions_mut().insert(caller);
     match call {
         Call::Server => Ok(json(StatusCode::OK, &describe::server_metadata(state))),

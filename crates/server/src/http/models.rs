@@ -1,6 +1,7 @@
 //! The calls about models: their state, metadata, configuration and statistics, and the repository.
 
-use super::{Answer, body, json, ok_if, reply};
+use super::{Answer, body, json as answer, ok_if, reply};
+use crate::bounds::loads::Change;
 use crate::describe;
 use crate::problem::Problem;
 use crate::state::State;
@@ -8,54 +9,54 @@ use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use ripieno_wire::Parameter;
-use ripieno_wire::json::{IndexBody, IndexRowBody, LoadBody, ModelReadyBody};
+use ripieno_wire::json::{self, IndexBody, IndexRowBody, LoadBody, ModelReadyBody};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 pub(super) fn ready(state: &State, name: String, version: &str) -> Result<Answer, Problem> {
     let ready = state.is_model_ready(&name, version)?;
-    Ok(json(ok_if(ready), &ModelReadyBody { name, ready }))
+    Ok(answer(ok_if(ready), &ModelReadyBody { name, ready }))
 }
 
 pub(super) fn metadata(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
     let entry = state.registry.get(name, version)?;
-    Ok(json(StatusCode::OK, &describe::metadata_body(describe::metadata(state, &entry))))
+    Ok(answer(StatusCode::OK, &describe::metadata_body(describe::metadata(state, &entry))))
 }
 
 pub(super) fn config(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
     let entry = state.registry.get(name, version)?;
-    Ok(json(StatusCode::OK, &describe::config_json(&describe::config(&entry))))
+    Ok(answer(StatusCode::OK, &describe::config_json(&describe::config(&entry))))
 }
 
 pub(super) fn statistics(state: &State, name: &str, version: &str) -> Result<Answer, Problem> {
     let entries = state.entries(name, version)?;
     let rows: Vec<Value> =
         entries.iter().map(|entry| describe::statistics_json(&describe::statistics(state, entry))).collect();
-    Ok(json(StatusCode::OK, &json!({"model_stats": rows})))
+    Ok(answer(StatusCode::OK, &serde_json::json!({"model_stats": rows})))
 }
 
-pub(super) async fn index(state: &State, request: Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn index(state: &State, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
     let IndexBody { ready } = parse(state, request).await?;
-    let rows = state.with_repository(|repository| repository.index()).await?;
+    let rows = state.loads.look(|repository| repository.index()).await?;
     let rows = rows.into_iter().filter(|row| !ready || row.state == "READY");
     let rows: Vec<IndexRowBody> = rows
         .map(|row| IndexRowBody { name: row.name, version: row.version, state: row.state, reason: row.reason })
         .collect();
-    Ok(json(StatusCode::OK, &rows))
+    Ok(answer(StatusCode::OK, &rows))
 }
 
-pub(super) async fn load(state: &State, name: String, request: Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn load(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
     let LoadBody { parameters } = parse(state, request).await?;
     let config = config_parameter(parameters.0)?;
-    let loaded = state.with_repository(move |repository| repository.load(&name, config.as_deref())).await?;
+    let loaded = state.loads.change(name, Change::Load { config }).await?;
     loaded.map_err(Problem::invalid)?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
 
-pub(super) async fn unload(state: &State, name: String, request: Request<Incoming>) -> Result<Answer, Problem> {
+pub(super) async fn unload(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
     // unload_dependents says nothing here: no model depends on another.
     let LoadBody { .. } = parse(state, request).await?;
-    let unloaded = state.with_repository(move |repository| repository.unload(&name)).await?;
+    let unloaded = state.loads.change(name, Change::Unload).await?;
     unloaded.map_err(Problem::invalid)?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
@@ -83,11 +84,12 @@ pub(crate) fn config_parameter(
 }
 
 /// These bodies may be left out.
-async fn parse<T: DeserializeOwned + Default>(state: &State, request: Request<Incoming>) -> Result<T, Problem> {
-    let (head, body) = request.into_parts();
-    let received = body::read(state, &head.headers, body).await?;
-    if received.bytes.trim_ascii().is_empty() {
+async fn parse<T: DeserializeOwned + Default>(state: &State, request: &mut Request<Incoming>) -> Result<T, Problem> {
+    let received = body::read(state, request).await?;
+    if received.trim_ascii().is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(&received.bytes).map_err(|error| Problem::invalid(format!("the body is not valid: {error}")))
+    // Small calls: their parameters alone are kept, and are bounded in number.
+    let _decoded = state.budget.reserve(json::decoded_size(&received))?;
+    serde_json::from_slice(&received).map_err(|error| Problem::invalid(format!("the body is not valid: {error}")))
 }

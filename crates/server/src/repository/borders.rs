@@ -7,7 +7,7 @@
 //! Not a defence against someone who changes files while they are loaded: between the check and the use a link can change.
 
 use super::cache::user_cache_folder;
-use super::scan::Found;
+use super::found::Found;
 use std::path::{Component, Path, PathBuf};
 
 /// Refuses a file of the model that lies outside of its repository; one that is not there is nobody's.

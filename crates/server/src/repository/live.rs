@@ -5,6 +5,7 @@
 //! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
 
 use super::borders::for_clients;
+use super::found::Found;
 use super::load::{Loader, Prepared, Profiling, Progress};
 use super::plan::Target;
 use super::report::ModelReport;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Models that are read at the same time at the start; enough to hide the disk, few enough to leave memory alone.
 const LOADERS: usize = 4;
@@ -70,6 +71,8 @@ pub struct LiveRepository {
 #[derive(Default)]
 struct Slot {
     serving: Option<Arc<ServedEntry>>,
+    /// The files that it was loaded from, as they were just before.
+    files: Files,
     /// The version of a row in the registry that tells of a failure or an unload.
     failed: Option<String>,
 }
@@ -107,6 +110,27 @@ impl LiveRepository {
         Ok(reports.into_inner().into_values().collect())
     }
 
+    /// Loads what has changed on the disk since it was loaded, and what is new; unloads what is gone. What is as it was goes on.
+    /// An error only if the path cannot be read, and then nothing is done.
+    pub fn reload(&self) -> Result<Vec<ModelReport>, String> {
+        let candidates = scan(&self.path)?;
+        let gone = |name: &String| !candidates.iter().any(|candidate| candidate.name == *name);
+        let gone: Vec<String> = self.slots.lock().keys().filter(|name| gone(name)).cloned().collect();
+        for name in gone {
+            self.unload(&name)?;
+        }
+        let changed = candidates.iter().filter(|candidate| !self.is_served_as_found(candidate));
+        Ok(changed.map(|candidate| self.bring_up_reported(candidate)).collect())
+    }
+
+    fn is_served_as_found(&self, candidate: &Candidate) -> bool {
+        let slot = self.slots.lock().get(&candidate.name).cloned();
+        slot.is_some_and(|slot| {
+            let slot = slot.lock();
+            slot.serving.is_some() && candidate.found.as_ref().is_ok_and(|found| slot.files == files(found))
+        })
+    }
+
     fn bring_up_reported(&self, candidate: &Candidate) -> ModelReport {
         self.bring_up(candidate).unwrap_or_else(|error| {
             tracing::error!("model {} is not served: {error}", candidate.name);
@@ -123,8 +147,10 @@ impl LiveRepository {
         if !serves_already {
             self.registry.set(name, version, ModelState::Loading, "");
         }
+        let files = candidate.found.as_ref().map(files).unwrap_or_default();
         match self.prepare_and_host(candidate) {
             Ok((entry, report)) => {
+                slot.files = files;
                 self.switch(&mut slot, entry);
                 Ok(report)
             }
@@ -247,6 +273,20 @@ impl Repository for LiveRepository {
     }
 }
 
+/// Files, when each was written, and how long it is.
+type Files = BTreeMap<PathBuf, (SystemTime, u64)>;
+
+/// The files of a model: its configuration, and all that lies beside the ONNX file, weights among it.
+fn files(found: &Found) -> Files {
+    let beside = found.version_folder.iter().flat_map(|folder| folder.read_dir().into_iter().flatten().flatten());
+    let paths = beside.map(|entry| entry.path()).chain([found.model.clone()]).chain(found.config.clone());
+    let known = paths.filter_map(|path| {
+        let about = path.metadata().ok()?;
+        Some((path, (about.modified().ok()?, about.len())))
+    });
+    known.collect()
+}
+
 fn version_of(candidate: &Candidate) -> &str {
     candidate.found.as_ref().map_or("", |found| found.version.as_str())
 }
@@ -260,6 +300,7 @@ fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
         platform: platform(target.engine.name()).to_owned(),
         inputs: prepared.loaded.inputs().to_vec(),
         outputs: prepared.loaded.outputs().to_vec(),
+        batched: prepared.loaded.batched(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
         lengths: prepared.loaded.lengths().cloned(),

@@ -3,18 +3,20 @@
 //! Slow by nature, so it runs on loader threads. Reading is done by as many of them as like; measuring by one at a time,
 //! because two measurements at once would measure each other.
 
+use super::batching;
 use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
+use super::config::Batching;
+use super::found::Found;
 use super::plan::{Plan, Target};
 use super::report::{ModelReport, ProfileReport, describe};
-use super::scan::Found;
 use super::slicing;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measured, Measurement, Step, check_padding, measure};
 use ripieno_model::bounds::best_goodput;
-use ripieno_model::{Block, Lengths, Model, Profile, TensorSpec, Walk};
+use ripieno_model::{Block, Lengths, Model, Profile, Walk};
 use ripieno_runtime::ServedModel;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +36,9 @@ pub enum Profiling {
     Never,
 }
 
+/// Engines recurse into a graph as deep as it is, when they load it. Only what is used of this is ever in memory.
+const LOADING_STACK: usize = 256 << 20;
+
 /// Loads models for one target.
 pub struct Loader {
     target: Target,
@@ -51,6 +56,8 @@ pub struct Prepared {
     pub profiles: Option<Vec<BlockProfile>>,
     /// "given", "cached" or "measured".
     pub origin: &'static str,
+    /// Why requests do not share batches, if they do not.
+    pub unbatched: Option<String>,
     /// What is odd about it.
     pub warnings: Vec<String>,
 }
@@ -68,9 +75,14 @@ impl Loader {
 
     /// Loads one model. The error is one line that names file, key and fix; a panic in an engine becomes one, too.
     pub fn prepare(&self, found: &Found, profiling: Profiling) -> Result<Prepared, String> {
-        let attempt = catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
+        let shown = found.model.display();
+        let attempt = || catch_unwind(AssertUnwindSafe(|| self.try_prepare(found, profiling)));
+        let attempt = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("load".to_owned()).stack_size(LOADING_STACK);
+            let thread = thread.spawn_scoped(scope, attempt).map_err(|error| format!("{shown}: no thread: {error}"))?;
+            Ok::<_, String>(thread.join().and_then(|attempt| attempt))
+        })?;
         let outcome = attempt.unwrap_or_else(|panic| {
-            let shown = found.model.display();
             Err(format!("{shown}: the {} engine failed on it: {}", self.target.engine.name(), panic_text(&*panic)))
         });
         outcome.map_err(|error| error.replace('\n', " "))
@@ -82,8 +94,8 @@ impl Loader {
             check_weights(found, &file, self.target.allow_symlinks)?;
         }
         let (loaded, warning) = self.load(&mut plan, profiling)?;
-        check_batch_dimension(&plan, &*loaded)?;
-        plan.check_declared(loaded.inputs(), loaded.outputs())?;
+        let (loaded, unbatched) = batching::settle(&self.target, &mut plan, loaded)?;
+        plan.check_declared(&*loaded)?;
         if !self.target.emulates() {
             check_padding(&*self.target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
@@ -92,7 +104,8 @@ impl Loader {
             warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
-        let mut prepared = Prepared { plan, loaded, profiles, origin, warnings: warning.into_iter().collect() };
+        let mut prepared = Prepared { plan, loaded, profiles, origin, unbatched, warnings: Vec::from_iter(warning) };
+        prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)
     }
@@ -221,10 +234,11 @@ impl Prepared {
             name: plan.name.clone(),
             version: plan.version.clone(),
             state: "READY".to_owned(),
-            inputs: self.loaded.inputs().iter().map(describe).collect(),
-            outputs: self.loaded.outputs().iter().map(describe).collect(),
+            inputs: self.loaded.inputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
+            outputs: self.loaded.outputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             slo_ms: Some(plan.slo.as_millis_f64()),
             max_batch: Some(plan.source.max_batch),
+            unbatched: self.unbatched.clone(),
             profile: total.as_ref().map(|profile| {
                 ProfileReport::new(&plan.name, self.origin, profile).with_lengths(&self.total_by_length())
             }),
@@ -253,6 +267,11 @@ impl Prepared {
         lengths.map(total).collect()
     }
 
+    fn batching_warning(&self) -> Option<String> {
+        let why = self.unbatched.as_ref().filter(|_| self.plan.config.batching != Batching::Off)?;
+        Some(format!("{}: one request at a time, without batches: {why}", self.plan.shown_file()))
+    }
+
     fn slo_warning(&self) -> Option<String> {
         let (slo, one_row) = (self.plan.slo, self.model()?.profile().latency(1));
         (slo < one_row).then(|| {
@@ -277,21 +296,6 @@ fn best_batch(profile: &Profile) -> usize {
     let rate = |size: usize| size as f64 / profile.latency(size).as_millis_f64();
     let best = sizes().map(rate).fold(0.0, f64::max);
     sizes().find(|&size| rate(size) >= GOOD_ENOUGH * best).unwrap_or(profile.max_batch())
-}
-
-/// Batching joins requests along the first dimension, so it must not be fixed.
-fn check_batch_dimension(plan: &Plan, loaded: &dyn Loaded) -> Result<(), String> {
-    let file = plan.shown_file();
-    let fixed = |spec: &&TensorSpec| spec.shape.first() != Some(&-1);
-    let sides = [("input", loaded.inputs()), ("output", loaded.outputs())];
-    let culprit = sides.iter().find_map(|(kind, specs)| specs.iter().find(fixed).map(|spec| (kind, spec)));
-    match culprit {
-        Some((kind, spec)) => Err(format!(
-            "{file}: {kind} \"{}\" has shape {:?} and so no batch dimension; export the model with a dynamic first dimension",
-            spec.name, spec.shape
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Milliseconds with as many digits as matter.

@@ -7,11 +7,13 @@
 //! Whatever goes wrong with a model is one line of text that names the file, the key and the fix, and stays with that
 //! model: nothing here stops at the first mistake. Nothing slow runs on a thread that serves.
 
+mod batching;
 mod borders;
 pub mod cache;
 pub mod config;
 #[cfg(test)]
 pub(crate) mod fixture;
+pub mod found;
 pub mod inspect;
 pub mod live;
 pub mod load;

@@ -6,12 +6,13 @@
 
 use super::borders;
 use super::config::{
-    BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig, ModelConfig,
-    nearest,
+    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig,
+    ModelConfig, nearest,
 };
-use super::scan::{CONFIG_FILE, Found, MODEL_FILE};
+use super::found::Found;
+use super::scan::{CONFIG_FILE, MODEL_FILE};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, Engine, ModelSource};
+use ripieno_executor::{BlockProfile, BlockSource, Engine, Loaded, ModelSource};
 use ripieno_model::{Lengths, Profile, TensorSpec};
 use ripieno_workload::zoo::{ZooDevice, ZooModel};
 use std::path::{Path, PathBuf};
@@ -100,6 +101,7 @@ impl Plan {
             .map(|block| block_source(found, &config, block, max_batch, target))
             .collect::<Result<_, _>>()?;
         let mut source = ModelSource {
+            ranges: config.ranges.clone(),
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
             ..ModelSource::new(&found.name, blocks, max_batch)
@@ -120,7 +122,11 @@ impl Plan {
                 lengths.steps(&folder, &config.file)
             })
             .transpose()?;
-        Ok(Plan { name, version, folder, config, source, slo, dec_timesteps })
+        let mut plan = Plan { name, version, folder, config, source, slo, dec_timesteps };
+        if plan.config.batching == Batching::Off {
+            plan.without_batches();
+        }
+        Ok(plan)
     }
 
     /// The ONNX files of the blocks.
@@ -143,14 +149,23 @@ impl Plan {
     }
 
     /// Compares what the owner declares with what the loaded model has.
-    pub fn check_declared(&self, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<(), String> {
-        let sides = [("input", &self.config.inputs, inputs), ("output", &self.config.outputs, outputs)];
+    pub fn check_declared(&self, model: &dyn Loaded) -> Result<(), String> {
+        let sides = [("input", &self.config.inputs, model.inputs()), ("output", &self.config.outputs, model.outputs())];
         for (kind, declared, actual) in sides {
             for spec in declared {
-                check_tensor(kind, spec, actual).map_err(|cause| format!("{}: {cause}", self.config.file))?;
+                check_tensor(kind, spec, actual, model.batched())
+                    .map_err(|cause| format!("{}: {cause}", self.config.file))?;
             }
         }
         Ok(())
+    }
+
+    /// Has each request run by itself.
+    pub fn without_batches(&mut self) {
+        (self.source.unbatched, self.source.max_batch) = (true, 1);
+        for block in &mut self.source.blocks {
+            block.profile = block.profile.as_ref().map(|profile| profile.truncated(1));
+        }
     }
 }
 
@@ -288,7 +303,7 @@ fn block_file(found: &Found, place: &str, block: &BlockConfig) -> Result<PathBuf
     }
 }
 
-fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[TensorSpec]) -> Result<(), String> {
+fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[TensorSpec], batched: bool) -> Result<(), String> {
     let TensorSpec { name, datatype, shape } = declared;
     let names: Vec<&str> = actual.iter().map(|spec| spec.name.as_str()).collect();
     let Some(spec) = actual.iter().find(|spec| spec.name == *name) else {
@@ -298,9 +313,15 @@ fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[TensorSpec]) -> Res
     if spec.datatype != *datatype {
         return Err(format!("[[{kind}]] \"{name}\" datatype = \"{datatype}\": the model has {}; {fix}", spec.datatype));
     }
+    if batched && shape.first() != Some(&-1) {
+        return Err(format!(
+            "[[{kind}]] \"{name}\" shape = {shape:?} has no batch dimension; its first number must be -1, as in [-1, 64]"
+        ));
+    }
+    let actual = if batched { &spec.shape[..] } else { &spec.shape[1..] };
     let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
-    if spec.shape.len() != shape.len() || !shape.iter().zip(&spec.shape).all(agree) {
-        return Err(format!("[[{kind}]] \"{name}\" shape = {shape:?}: the model has {:?}; {fix}", spec.shape));
+    if actual.len() != shape.len() || !shape.iter().zip(actual).all(agree) {
+        return Err(format!("[[{kind}]] \"{name}\" shape = {shape:?}: the model has {actual:?}; {fix}"));
     }
     Ok(())
 }

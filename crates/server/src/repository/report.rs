@@ -20,6 +20,8 @@ pub struct ModelReport {
     pub slo_ms: Option<f64>,
     /// The most rows in one batch.
     pub max_batch: Option<usize>,
+    /// Why requests do not share batches, if they do not.
+    pub unbatched: Option<String>,
     /// ℓ(b) of the whole walk, where it is known.
     pub profile: Option<ProfileReport>,
     /// ℓ(b) of each block of a chain, likewise; empty for a model of one block.
@@ -75,6 +77,7 @@ impl ModelReport {
             outputs: Vec::new(),
             slo_ms: None,
             max_batch: None,
+            unbatched: None,
             profile: None,
             blocks: Vec::new(),
             best_goodput_rps: None,
@@ -110,6 +113,7 @@ fn millis(profile: &Profile) -> Vec<f64> {
 }
 
 /// A tensor for people.
-pub(super) fn describe(spec: &TensorSpec) -> String {
-    format!("{} {} {:?}", spec.name, spec.datatype, spec.shape)
+pub(super) fn describe(spec: &TensorSpec, batched: bool) -> String {
+    let shape = if batched { &spec.shape[..] } else { &spec.shape[1..] };
+    format!("{} {} {shape:?}", spec.name, spec.datatype)
 }

@@ -6,6 +6,7 @@
 //! Whatever is wrong with one entry becomes that entry's error and leaves the others alone.
 
 use super::borders;
+use super::found::Found;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -23,27 +24,6 @@ pub struct Candidate {
     pub name: String,
     /// Where its files lie, or why it is no model: the file, the cause and the fix.
     pub found: Result<Found, String>,
-}
-
-/// A model's files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// The model's name.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-    /// The folder that its cached profiles are kept in, under `.ripieno`.
-    pub folder: PathBuf,
-    /// Its `model.toml`, where there is one.
-    pub config: Option<PathBuf>,
-    /// The folder that a `[[block]]`'s file is looked up in; none if the model has a configuration only.
-    pub version_folder: Option<PathBuf>,
-    /// The ONNX file of a model of one block; whether it exists is checked at load.
-    pub model: PathBuf,
-    /// The folder that all of it must lie in.
-    pub root: PathBuf,
-    /// The file that whoever started the server named, which may lie where it likes.
-    pub named: Option<PathBuf>,
 }
 
 /// Every model at `path`, by name. An error if the path itself cannot be read.

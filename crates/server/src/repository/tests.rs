@@ -1,6 +1,8 @@
 //! Whole repositories: mistakes beside good models, profiles and their cache, loading and unloading while serving.
 
+mod batching;
 mod borders;
+mod bounds;
 mod cells;
 mod leaving;
 mod lengths;
@@ -114,7 +116,12 @@ fn mistakes() -> Vec<Mistake> {
     vec![
         ("bad_onnx", vec![("1/model.onnx", b"not onnx".to_vec())], "bad_onnx/1/model.onnx", "export the model to ONNX"),
         ("no_operator", vec![("1/model.onnx", onnx("unknown_operator.onnx"))], "no_operator/1/model.onnx", ""),
-        ("fixed", vec![("1/model.onnx", onnx("mlp_fixed_batch.onnx"))], "fixed/1/model.onnx", "dynamic batch axis"),
+        (
+            "fixed",
+            vec![("1/model.onnx", onnx("mlp_fixed_batch.onnx")), toml("batching = \"require\"")],
+            "fixed/1/model.onnx",
+            "no dynamic first dimension",
+        ),
         ("key", vec![mlp(), toml("slo = 5")], "key/model.toml:1: unknown key slo", "did you mean slo_ms?"),
         ("type", vec![mlp(), toml("slo_ms = \"5\"")], "type/model.toml:1: slo_ms = \"5\"", "without quotes"),
         (
@@ -213,7 +220,7 @@ fn a_cached_model_warms_up_and_one_that_cannot_run_is_found_out() {
     fixture.folder.write("mlp/1/model.onnx", onnx("mlp.onnx"));
     fixture.folder.write("mlp/model.toml", "warm_up = 3\nlatency_ms = [1, 1, 1, 1]\n");
     fixture.folder.write("sum/1/model.onnx", onnx("sum_of_all.onnx"));
-    fixture.folder.write("sum/model.toml", "latency_ms = [1, 1]\n");
+    fixture.folder.write("sum/model.toml", "batching = \"trust\"\nlatency_ms = [1, 1]\n");
     let reports = fixture.repository(cpu()).load_all().unwrap();
     assert_eq!((reports[0].error.as_deref(), reports[0].max_batch), (None, Some(4)));
     assert_eq!(reports[0].profile.as_ref().unwrap().origin, "given");

@@ -18,7 +18,7 @@ const LARGEST_INPUT: usize = 2 << 30;
 const MODEL: ModelId = ModelId(0);
 
 /// Runs `batches` batches of zeros through all blocks, the largest first, then single rows in turn with it. Where requests
-/// unfold, each batch is of example requests that walk side by side.
+/// unfold, or an input may not be zero, each batch is of example requests side by side.
 pub(super) fn warm_up(
     engine: &dyn Engine,
     model: &Arc<dyn Loaded>,
@@ -29,7 +29,8 @@ pub(super) fn warm_up(
         return Ok(());
     }
     let rows = |batch: usize| if batch.is_multiple_of(2) { max_batch } else { 1 };
-    if model.example(1).is_some() {
+    let zero = |spec: &TensorSpec| model.range(&spec.name).is_none_or(|(least, most)| (least..=most).contains(&0));
+    if model.example(1).is_some() || !model.inputs().iter().all(zero) {
         return (0..batches)
             .try_for_each(|batch| run_example(engine, model, rows(batch)).map_err(|error| error.to_string()));
     }

@@ -98,7 +98,7 @@ async fn failures_have_their_codes() {
     assert_eq!(full.metadata().get("retry-after").unwrap(), "2");
     let mut large = infer_request("simple", "");
     large.raw_input_contents = vec![Bytes::from(vec![0; 2 << 20])];
-    assert_eq!(client.model_infer(large).await.unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(client.model_infer(large).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-fn floats() -> Value {
+pub(crate) fn floats() -> Value {
     json!({"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, -2]}]})
 }
 
@@ -197,28 +197,34 @@ async fn a_client_that_hangs_up_withdraws_its_request() {
 
 #[tokio::test]
 async fn bytes_in_flight_are_bounded_over_all_requests() {
-    let small = ripieno_server::ServerConfig { max_bytes_in_flight: 4 << 10, ..config() };
-    let (server, _backend, mut events) = scripted(small).await;
-    let padded = |model: &str| {
-        let mut body = floats();
-        body["padding"] = json!("x".repeat(3000));
-        (format!("/v2/models/{model}/infer"), body.to_string())
-    };
+    let small = ripieno_server::ServerConfig { max_bytes_in_flight: 64 << 10, ..config() };
+    let (server, backend, mut events) = scripted(small).await;
+    // 12,000 bytes that are kept until the answer, and as many for the output and for its encoding.
+    let head = json!({"inputs": [{"name": "x", "shape": [1500, 2], "datatype": "FP32",
+        "parameters": {"binary_data_size": 12_000}}], "parameters": {"binary_data_output": true}})
+    .to_string();
+    let length = head.len().to_string();
+    let body = [head.as_bytes(), &[0; 12_000]].concat();
     let mut held = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
-    let (path, body) = padded("stuck");
-    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
-    held.write_all([head, body].concat().as_bytes()).await.unwrap();
+    let stuck = format!(
+        "POST /v2/models/stuck/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: {length}\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    held.write_all(&[stuck.as_bytes(), &body].concat()).await.unwrap();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
-    let (path, body) = padded("simple");
-    let refused = server.post(&path, &[], body.clone()).await;
+    let headers = [("Inference-Header-Content-Length", length.as_str())];
+    let ask = || server.post("/v2/models/simple/infer", &headers, body.clone());
+    let refused = ask().await;
     assert_eq!((refused.status.as_u16(), refused.headers["retry-after"].to_str().unwrap()), (429, "1"));
     assert_eq!(server.get("/v2/health/live").await.status, StatusCode::OK);
     drop(held);
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
-    let mut answered = server.post(&path, &[], body.clone()).await;
+    // The job is with the backend until that lets it go.
+    backend.stuck.lock().clear();
+    let mut answered = ask().await;
     while answered.status == StatusCode::TOO_MANY_REQUESTS {
         // The withdrawal is told just before the bytes are given back.
-        answered = server.post(&path, &[], body.clone()).await;
+        answered = ask().await;
     }
     assert_eq!(answered.status, StatusCode::OK);
 }

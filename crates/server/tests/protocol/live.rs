@@ -39,6 +39,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         platform: "emulated".into(),
         inputs,
         outputs,
+        batched: true,
         max_batch: MAX_BATCH,
         streams: false,
         lengths: None,

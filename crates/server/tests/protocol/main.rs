@@ -2,12 +2,15 @@
 //! emulated device for what must fit together.
 
 mod access;
+mod connections;
 mod grpc;
 mod http;
 mod infer;
 mod live;
+mod memory;
 mod scripted;
 mod shutdown;
 mod streams;
 mod support;
 mod tls;
+mod whole_requests;

@@ -144,6 +144,7 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         platform: "emulated".into(),
         inputs: specs(&|name| name.to_owned()),
         outputs,
+        batched: true,
         max_batch: 8,
         streams: name == "counting",
         lengths: None,

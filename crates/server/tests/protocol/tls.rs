@@ -1,6 +1,7 @@
 //! TLS on every port, with certificates that are made when the test runs.
 
 use crate::access::Scratch;
+use crate::scripted::{Event, echo};
 use crate::support::{PATIENCE, Running, config, scripted};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -53,13 +54,17 @@ impl Files {
         Files { certificate: Scratch::new(certificate), key: Scratch::new(key), authorities }
     }
 
-    async fn serve(&self, plain_metrics: bool, header_timeout: Duration) -> Running {
-        let tls = TlsFiles {
+    fn tls(&self, plain_metrics: bool) -> TlsFiles {
+        TlsFiles {
             certificate: self.certificate.0.clone(),
             key: self.key.0.clone(),
             client_authorities: self.authorities.as_ref().map(|file| file.0.clone()),
             plain_metrics,
-        };
+        }
+    }
+
+    async fn serve(&self, plain_metrics: bool, header_timeout: Duration) -> Running {
+        let tls = self.tls(plain_metrics);
         let reload_every = Duration::from_millis(5);
         let access = AccessConfig { tls: Some(tls), reload_every, ..AccessConfig::default() };
         scripted(ServerConfig { access, header_timeout, ..config() }).await.0
@@ -233,4 +238,26 @@ async fn a_handshake_under_way_does_not_delay_the_end() {
     );
     server.stop.take().unwrap().send(()).unwrap();
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn who_stops_sending_after_a_request_is_answered_inside_tls() {
+    let authority = authority("ours");
+    let files = Files::new(&issue(&authority, "server"), None);
+    let tls = files.tls(false);
+    let access = AccessConfig { tls: Some(tls), ..AccessConfig::default() };
+    let (server, backend, mut events) = scripted(ServerConfig { access, ..config() }).await;
+    let mut stream = connect(server.addresses.http.unwrap(), &authority, None, b"http/1.1").await.unwrap();
+    stream.write_all(crate::connections::request("stuck").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    stream.shutdown().await.unwrap();
+    // The server asks whether the client is still there: an interim answer, encrypted like all else.
+    let mut interim = [0; 12];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut interim)).await.unwrap().unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100");
+    let job = backend.stuck.lock().pop().unwrap();
+    (job.on_answer)(echo(&job.inputs));
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.contains("HTTP/1.1 200") && answer.contains("[1.0,2.0]"), "{answer}");
 }

@@ -13,8 +13,10 @@ pub(super) fn parse(tensor: &str, datatype: Datatype, count: usize, text: &str) 
     if !text.starts_with('[') {
         return Err(error(tensor, "data must be an array"));
     }
-    // At least two characters an element ("1,"): a small text with a large shape reserves little.
-    let capacity = count.min(text.len() / 2 + 1) * datatype.size().unwrap_or(8);
+    // At least two characters an element ("1,"): a small text with a large shape reserves little. Strings never grow when
+    // they are unescaped, so that the data is allocated once.
+    let elements = count.min(text.len() / 2 + 1);
+    let capacity = datatype.size().map_or_else(|| 4 * elements + text.len(), |size| elements * size);
     let mut reader = Reader { tensor, datatype, count, found: 0, data: Vec::with_capacity(capacity), nesting: vec![] };
     reader.read(text)?;
     if reader.found != count {

@@ -10,7 +10,7 @@ use crate::infer::element_count;
 use crate::{Datatype, InferRequest, InferResponse, MAX_DIMENSIONS, MAX_TENSORS, Parameters, WireError, WireTensor};
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
@@ -109,7 +109,8 @@ fn tensor(input: &InputShape<'_>, text: &str) -> Result<WireTensor, WireError> {
     Ok(WireTensor { name: name.to_owned(), datatype, shape, data, parameters: Parameters::default() })
 }
 
-/// The lengths of the first array at each depth; whether the others agree is seen when the elements are read.
+/// The lengths of the first array at each depth; whether the others agree is seen when the elements are read. Elements are
+/// counted and never kept: a list of them would take eight times the bytes of their text.
 fn shape_of(name: &str, text: &str) -> Result<Vec<i64>, WireError> {
     let mut shape = Vec::new();
     let mut text = text;
@@ -117,18 +118,49 @@ fn shape_of(name: &str, text: &str) -> Result<Vec<i64>, WireError> {
         if shape.len() == MAX_DIMENSIONS {
             return Err(WireError::new(format!("input '{name}' is nested deeper than {MAX_DIMENSIONS} arrays")));
         }
-        let elements: Vec<&RawValue> =
+        let Counted { length, first } =
             serde_json::from_str(text).map_err(|error| WireError::new(format!("input '{name}': {error}")))?;
-        shape.push(elements.len() as i64);
-        let Some(first) = elements.first() else { break };
+        shape.push(length);
+        let Some(first) = first else { break };
         text = first.get();
     }
     Ok(shape)
 }
 
+/// An array: how many elements it has, and the first of them.
+struct Counted<'a> {
+    length: i64,
+    first: Option<&'a RawValue>,
+}
+
+impl<'de> Deserialize<'de> for Counted<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(CountedVisitor)
+    }
+}
+
+struct CountedVisitor;
+
+impl<'de> Visitor<'de> for CountedVisitor {
+    type Value = Counted<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let first = seq.next_element()?;
+        let mut length = i64::from(first.is_some());
+        while seq.next_element::<IgnoredAny>()?.is_some() {
+            length += 1;
+        }
+        Ok(Counted { length, first })
+    }
+}
+
 /// Encodes a response, or a part of one: no newline stands in it, so that it can be an event.
 pub fn encode_generate(response: &InferResponse) -> Result<Vec<u8>, WireError> {
-    let mut body = Vec::with_capacity(128);
+    let mut body = Vec::with_capacity(super::encoded_size(response));
     body.extend_from_slice(b"{\"model_name\":");
     response::write(&mut body, &response.model);
     response::field(&mut body, "model_version", &response.version);

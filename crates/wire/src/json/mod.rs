@@ -9,6 +9,7 @@ mod data;
 mod generate;
 mod request;
 mod response;
+mod size;
 
 pub use bodies::{
     ErrorBody, IndexBody, IndexRowBody, LiveBody, LoadBody, ModelMetadataBody, ModelReadyBody, ReadyBody,
@@ -17,6 +18,7 @@ pub use bodies::{
 pub use generate::{InputShape, encode_generate, parse_generate};
 pub use request::parse_infer;
 pub use response::{EncodedResponse, encode_infer};
+pub use size::{decoded_size, encoded_size, text_size};
 
 #[cfg(test)]
 mod tests;

@@ -15,9 +15,8 @@ pub struct EncodedResponse {
 
 /// Encodes a response. Fails if an output that is to be sent in JSON has no JSON form; the message says to ask for binary.
 pub fn encode_infer(response: &InferResponse) -> Result<EncodedResponse, WireError> {
-    let binary: usize = response.outputs.iter().filter(|output| output.binary).map(|output| output.data.len()).sum();
-    let json: usize = response.outputs.iter().filter(|output| !output.binary).map(|output| output.data.len() * 4).sum();
-    let mut body = Vec::with_capacity(256 + 128 * response.outputs.len() + binary + json);
+    // Never grown, so that no more is held than was reserved.
+    let mut body = Vec::with_capacity(super::encoded_size(response));
     body.extend_from_slice(b"{\"model_name\":");
     write(&mut body, &response.model);
     field(&mut body, "model_version", &response.version);

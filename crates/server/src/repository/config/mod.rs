@@ -13,6 +13,7 @@ mod tests;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
+use ripieno_executor::InputRange;
 use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,9 +40,10 @@ const MOST_QUEUED: usize = 1_000_000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 23] = [
+const KEYS: [&str; 24] = [
     "slo_ms",
     "max_batch",
+    "batching",
     "instances",
     "policy",
     "warm_up",
@@ -83,7 +85,7 @@ const BLOCK_KEYS: [&str; 17] = [
     "skip_when",
     "skip_to",
 ];
-const INPUT_KEYS: [&str; 5] = ["name", "datatype", "shape", "length_dim", "pad"];
+const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
 const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
 
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
@@ -95,6 +97,8 @@ pub struct ModelConfig {
     pub slo: Option<Nanos>,
     /// The most rows in one batch.
     pub max_batch: Option<usize>,
+    /// Whether requests share batches.
+    pub batching: Batching,
     /// The most batches of this model that run at once.
     pub instances: usize,
     /// The policy that the model was set up for; the server must run it.
@@ -119,10 +123,25 @@ pub struct ModelConfig {
     pub cells: Option<CellsConfig>,
     /// Where the length of a request stands, if requests differ in length and are padded.
     pub lengths: Option<LengthsConfig>,
+    /// What inputs may hold, where it is bounded.
+    pub ranges: Vec<InputRange>,
     /// Inputs as declared.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+}
+
+/// Whether requests share batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batching {
+    /// If the model's rows are independent of each other, as tried at load.
+    Auto,
+    /// They must be; else the model is refused.
+    Require,
+    /// Without a trial: the owner knows better.
+    Trust,
+    /// Never.
+    Off,
 }
 
 /// Into what a model in one file is cut at load.
@@ -245,11 +264,13 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     // tensors that the model's file describes.
     let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
     let declared = outputs.iter().filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim")));
-    let brought = inputs.iter().filter(|input| typed(input) || !input.has("length_dim"));
+    let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
+    let brought = inputs.iter().filter(|input| typed(input) || !says_else(input));
     Ok(ModelConfig {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
+        batching: read_batching(keys)?,
         instances: keys.whole("instances", 1, MOST_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
@@ -260,6 +281,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         by_length: lengths::read_costs(keys, lengths.is_some())?,
         granularity: read_granularity(keys)?,
         blocks: read_blocks(&blocks, lengths.is_some())?,
+        ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
         inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
         cells,
@@ -272,6 +294,16 @@ fn read_warm_up(keys: &Keys<'_>) -> Result<usize, String> {
         Some(true) => Ok(DEFAULT_WARM_UP),
         Some(false) => Ok(0),
         None => Ok(keys.whole("warm_up", 0, MOST_WARM_UP)?.unwrap_or(DEFAULT_WARM_UP)),
+    }
+}
+
+fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
+    let words =
+        [("auto", Batching::Auto), ("require", Batching::Require), ("trust", Batching::Trust), ("off", Batching::Off)];
+    let batching = keys.one_of("batching", &words)?.unwrap_or(Batching::Auto);
+    match (batching, keys.whole("max_batch", 1, Profile::MAX_BATCH)?) {
+        (Batching::Off, Some(2..)) => Err(keys.wrong("batching", "contradicts max_batch; remove one of the two")),
+        _ => Ok(batching),
     }
 }
 
@@ -352,14 +384,29 @@ fn read_block(keys: &Keys<'_>, has_lengths: bool) -> Result<BlockConfig, String>
     Ok(BlockConfig { name, file, latency, by_length, conditions: BlockConditions::default() })
 }
 
+/// The smallest and the largest number that requests may bring; from zero on if only the largest is given.
+fn read_range(keys: &Keys<'_>) -> Result<Option<InputRange>, String> {
+    if !keys.has("min") && !keys.has("max") {
+        return Ok(None);
+    }
+    let number = |key: &str| match (keys.has(key), keys.any_number(key)) {
+        (true, None) => Err(keys.wrong(key, "must be a number, without quotes")),
+        (_, number) => Ok(number),
+    };
+    let tensor = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
+    let (least, most) = (number("min")?.unwrap_or(0.0), number("max")?);
+    let most = keys.required(most, "max", "64")?;
+    match least <= most {
+        true => Ok(Some(InputRange { tensor, least, most })),
+        false => Err(keys.wrong("max", "is below min, which is 0 if not given; raise max or lower min")),
+    }
+}
+
 fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
     let name = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
     let datatypes = DataType::ALL.map(|datatype| (datatype.name(), datatype));
     let datatype = keys.required(keys.one_of("datatype", &datatypes)?, "datatype", "\"FP32\"")?;
     let shape = keys.required(keys.integers("shape", "[-1, 64]")?, "shape", "[-1, 64]")?;
-    if shape.first() != Some(&-1) {
-        return Err(keys.wrong("shape", "has no batch dimension; its first number must be -1, as in [-1, 64]"));
-    }
     if shape.iter().any(|&size| size < -1 || size == 0) {
         return Err(keys.wrong("shape", "must hold sizes above 0, or -1 where the size is not fixed"));
     }

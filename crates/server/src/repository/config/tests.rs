@@ -1,6 +1,6 @@
 use super::*;
 use ripieno_base::BlockId;
-use ripieno_executor::{Comparison, Rule};
+use ripieno_executor::{Comparison, InputRange, Rule};
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
     ModelConfig::parse("m/model.toml", text)
@@ -148,12 +148,10 @@ fn keys_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_declared_tensor_needs_a_batch_dimension_and_a_known_type() {
+fn a_declared_tensor_needs_sizes_and_a_known_type() {
     let tensor = |shape: &str, datatype: &str| {
         error(&format!("[[input]]\nname = \"x\"\ndatatype = \"{datatype}\"\nshape = {shape}\n"))
     };
-    assert!(tensor("[3, 4]", "FP32").contains(":4: [[input]] number 1: shape = [3, 4]: has no batch dimension"));
-    assert!(tensor("[]", "FP32").contains("has no batch dimension"));
     assert!(tensor("[-1, 0]", "FP32").contains("must hold sizes above 0"));
     assert!(tensor("[-1]", "float").contains(":3: [[input]] number 1: datatype = \"float\": must be \"BOOL\" or"));
 }
@@ -280,13 +278,25 @@ fn who_leaves_a_batch_is_read_and_mistakes_are_named() {
 }
 
 #[test]
+fn a_range_of_an_input_needs_a_largest_number_above_the_smallest() {
+    let range = |keys: &str| format!("[[input]]\nname = \"n\"\n{keys}\n");
+    let config = parse(&range("min = 1\nmax = 64")).unwrap();
+    assert_eq!(config.ranges, [InputRange { tensor: "n".to_owned(), least: 1.0, most: 64.0 }]);
+    assert!(config.inputs.is_empty(), "type and shape are known from the file");
+    assert_eq!(parse(&range("max = 0.5")).unwrap().ranges[0].least, 0.0);
+    assert!(error(&range("min = 1")).contains("the key max is missing"));
+    assert!(error(&range("max = -1")).contains("max = -1: is below min"));
+    assert!(error(&range("max = \"9\"")).contains("must be a number"));
+}
+
+#[test]
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
     let guide = include_str!("../../../../../docs/models.md");
     for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&INPUT_KEYS).chain(&OUTPUT_KEYS) {
         assert!(guide.contains(&format!("`{key}`")) || guide.contains(&format!("`[[{key}]]`")), "{key}");
     }
     let examples: Vec<&str> = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 13);
+    assert_eq!(examples.len(), 14);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }

@@ -2,7 +2,7 @@
 
 use super::super::live::LiveRepository;
 use super::super::plan::Target;
-use super::{EMULATED, silent};
+use super::{EMULATED, Fixture, emulated, silent};
 use crate::registry::{Registry, Repository};
 use crate::repository::fixture::Folder;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Tensor};
@@ -71,4 +71,31 @@ fn no_request_notices_a_reload() {
     assert_eq!(engine.all_metrics().len(), 1, "the replaced versions are gone");
     repository.unload("m").unwrap();
     assert!(engine.all_metrics().is_empty());
+}
+
+#[test]
+fn a_reload_of_everything_touches_only_what_has_changed() {
+    let fixture = Fixture::new();
+    for name in ["changed", "gone", "same"] {
+        fixture.folder.write(&format!("{name}/model.toml"), EMULATED);
+    }
+    let repository = fixture.repository(emulated());
+    repository.load_all().unwrap();
+    fixture.notes();
+    fixture.folder.write("changed/model.toml", EMULATED.replace("slo_ms = 50", "slo_ms = 1000"));
+    fixture.folder.write("new/model.toml", EMULATED);
+    std::fs::remove_dir_all(fixture.folder.path().join("gone")).unwrap();
+    let reports = repository.reload().unwrap();
+    assert_eq!(reports.iter().map(|report| report.name.as_str()).collect::<Vec<_>>(), ["changed", "new"]);
+    let notes = fixture.notes();
+    let loads: Vec<_> = notes.iter().filter(|note| note.starts_with("load")).collect();
+    assert_eq!(loads, ["load changed", "load new"], "{notes:?}");
+    assert_eq!(notes.len(), 4, "two old ones are unloaded: {notes:?}");
+    let ready: Vec<_> = fixture.registry.ready_entries().iter().map(|entry| entry.name.clone()).collect();
+    assert_eq!(ready, ["changed", "new", "same"]);
+    assert_eq!(repository.reload().unwrap().len(), 0);
+    // A folder that cannot be read is no reason to stop serving.
+    std::fs::remove_dir_all(fixture.folder.path()).unwrap();
+    assert!(repository.reload().is_err());
+    assert_eq!(fixture.registry.ready_entries().len(), 3);
 }

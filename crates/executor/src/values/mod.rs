@@ -1,0 +1,349 @@
+//! What a model computes with a request's values, found out at load: whole numbers that an engine cannot hold, and sizes that a
+//! client could choose.
+//!
+//! Two harms are prevented that no engine reports. An engine that computes INT64 in 32 bits cuts off what is larger, and answers.
+//! And an operator that makes a tensor as large as a number in the request says (`ConstantOfShape`, `Range`, …) lets one client
+//! allocate until the process ends. So bounds of all numbers are followed through the graph: from constants, from what requests
+//! may hold, and operator by operator. What stems from shapes alone is left alone, since a request's size bounds it; that keeps
+//! ordinary models, which compute with shapes and look up ids, out of it.
+//!
+//! The analysis is coarse where it does not matter: what an unknown operator gives may be any number of its type, and what a
+//! `Loop` hands from turn to turn is taken to fit unless it stems from the request.
+
+mod operators;
+mod proto;
+mod value;
+
+use crate::source::InputRange;
+use crate::{LoadError, RequestError, Tensor};
+use bytes::Bytes;
+use operators::compute;
+use prost::Message;
+use proto::{GraphProto, ModelProto, NodeProto, elem};
+use ripieno_model::{DataType, TensorSpec};
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use value::{ANY, Bounds, Item, MOST_ITEMS, NARROW, Origin, Value};
+
+/// The largest tensor that numbers of a request may ask for, in bytes.
+const MOST_BYTES: f64 = (1u64 << 30) as f64;
+
+/// What the blocks before have left in tensors of these names.
+pub(crate) struct Known(HashMap<String, Value>);
+
+/// An engine's limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Whether INT64 is computed in 32 bits.
+    pub(crate) narrow: bool,
+    /// The most operators one after the other, where it recurses into them on a thread of its own.
+    pub(crate) deepest: Option<usize>,
+}
+
+/// A block to look into.
+pub(crate) struct Block<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) bytes: Bytes,
+    /// As the file declares them.
+    pub(crate) inputs: &'a [TensorSpec],
+}
+
+impl Known {
+    pub(crate) fn nothing() -> Known {
+        Known(HashMap::new())
+    }
+
+    /// Follows the values of a block, and refuses it if it must not be run.
+    pub(crate) fn follow(&mut self, block: Block<'_>, ranges: &[InputRange], limits: Limits) -> Result<(), LoadError> {
+        let file = block.path.display();
+        // Nested messages beyond the decoder's limit fail here, before any engine recurses into them.
+        let graph = ModelProto::decode(block.bytes).ok().and_then(|model| model.graph).ok_or_else(|| {
+            LoadError(format!(
+                "{file}: its graph cannot be read, or holds graphs (If, Loop) nested more than 30 deep: export the model anew"
+            ))
+        })?;
+        let mut values: HashMap<&str, Value> = HashMap::new();
+        let before: Vec<(String, Value)> = block
+            .inputs
+            .iter()
+            .map(|spec| {
+                let value = self.0.get(&spec.name).cloned().unwrap_or_else(|| of_request(spec, ranges, limits));
+                (spec.name.clone(), value)
+            })
+            .collect();
+        values.extend(before.iter().map(|(name, value)| (&**name, value.clone())));
+        let mut walk = Walk { values, limits, sources: HashMap::new(), depths: HashMap::new() };
+        walk.sources.extend(before.iter().map(|(name, _)| (&**name, BTreeSet::from([name.clone()]))));
+        walk.graph(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
+        walk.check_outputs(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
+        let given: Vec<(String, Value)> = graph
+            .output
+            .iter()
+            .filter_map(|output| Some((output.name.clone(), walk.values.get(&*output.name)?.clone())))
+            .collect();
+        self.0.extend(given);
+        Ok(())
+    }
+}
+
+/// The elements of an input, as far as its type and owner say.
+fn of_request(spec: &TensorSpec, ranges: &[InputRange], limits: Limits) -> Value {
+    let kind = match spec.datatype {
+        DataType::Fp32 => elem::FLOAT,
+        DataType::Fp64 => elem::DOUBLE,
+        DataType::Int64 => elem::INT64,
+        DataType::Int32 => elem::INT32,
+        DataType::Int8 => elem::INT8,
+        DataType::Uint8 => elem::UINT8,
+        DataType::Bool => elem::BOOL,
+        _ => 0,
+    };
+    let bounds = match ranges.iter().find(|range| range.tensor == spec.name) {
+        Some(range) => Bounds::new(range.least, range.most),
+        // What is larger is refused when it comes.
+        None if kind == elem::INT64 && limits.narrow => NARROW,
+        None => Bounds::of_type(kind),
+    };
+    let item = Item { origin: Origin::Request, bounds };
+    match spec.shape[..] {
+        [] => Value::of_items(kind, vec![item]),
+        [length] if (1..=MOST_ITEMS as i64).contains(&length) => Value::of_items(kind, vec![item; length as usize]),
+        _ => Value::new(kind, Origin::Request, bounds),
+    }
+}
+
+/// Refuses a request that brings a number beyond what its input is declared to hold, or beyond what the engine can.
+pub(crate) fn check_request(inputs: &[Tensor], ranges: &[InputRange], limits: Limits) -> Result<(), RequestError> {
+    for tensor in inputs {
+        let range = ranges.iter().find(|range| *range.tensor == *tensor.name);
+        if let Some(range) = range
+            && let Some(wrong) = numbers(tensor).find(|number| !(range.least..=range.most).contains(number))
+        {
+            let InputRange { least, most, .. } = range;
+            return Err(RequestError(format!(
+                "input '{}' holds {wrong}, but the model takes {least} to {most} there; send less, or change min and max in its \
+                 model.toml",
+                tensor.name
+            )));
+        }
+        if limits.narrow
+            && tensor.datatype == DataType::Int64
+            && let Some(wrong) = whole_numbers(tensor).find(|&number| i32::try_from(number).is_err())
+        {
+            return Err(RequestError(format!(
+                "input '{}' holds {wrong}, which does not fit the 32-bit integers that engine 'cpu' computes in: send less, or \
+                 serve with --engine onnxruntime",
+                tensor.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn whole_numbers(tensor: &Tensor) -> impl Iterator<Item = i64> {
+    tensor.data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes))
+}
+
+/// The elements as numbers; nothing of strings.
+fn numbers(tensor: &Tensor) -> Box<dyn Iterator<Item = f64> + '_> {
+    macro_rules! read {
+        ($number:ty) => {
+            Box::new(tensor.data.as_chunks().0.iter().map(|&bytes| <$number>::from_le_bytes(bytes) as f64))
+        };
+    }
+    match tensor.datatype {
+        DataType::Int64 => read!(i64),
+        DataType::Int32 => read!(i32),
+        DataType::Int16 => read!(i16),
+        DataType::Int8 => read!(i8),
+        DataType::Uint64 => read!(u64),
+        DataType::Uint32 => read!(u32),
+        DataType::Uint16 => read!(u16),
+        DataType::Fp32 => read!(f32),
+        DataType::Fp64 => read!(f64),
+        DataType::Uint8 | DataType::Bool => Box::new(tensor.data.iter().map(|&byte| f64::from(byte))),
+        DataType::Fp16 => {
+            Box::new(tensor.data.as_chunks().0.iter().map(|&bytes| half::f16::from_le_bytes(bytes).to_f64()))
+        }
+        DataType::Bf16 => {
+            Box::new(tensor.data.as_chunks().0.iter().map(|&bytes| half::bf16::from_le_bytes(bytes).to_f64()))
+        }
+        DataType::Bytes => Box::new(std::iter::empty()),
+    }
+}
+
+/// The values of a graph, in the order in which they are computed.
+struct Walk<'a> {
+    values: HashMap<&'a str, Value>,
+    limits: Limits,
+    /// For messages: the inputs of the request that a value stems from.
+    sources: HashMap<&'a str, BTreeSet<String>>,
+    /// How many operators, one after the other, a value took.
+    depths: HashMap<&'a str, usize>,
+}
+
+impl<'a> Walk<'a> {
+    fn graph(&mut self, graph: &'a GraphProto) -> Result<(), String> {
+        for weight in &graph.initializer {
+            let value = Value::constant(weight.data_type, weight.numbers(), weight.dims.len());
+            self.values.insert(&weight.name, value);
+        }
+        graph.node.iter().try_for_each(|node| self.node(node))
+    }
+
+    fn node(&mut self, node: &'a NodeProto) -> Result<(), String> {
+        self.check_depth(node)?;
+        let taken: Vec<Option<Value>> = node.input.iter().map(|name| self.values.get(&**name).cloned()).collect();
+        self.check_sizes(node, &taken)?;
+        self.check_wide(node, &taken)?;
+        let given = match &*node.op_type {
+            "If" | "Loop" | "Scan" => self.body(node, &taken)?,
+            _ => compute(node, &taken),
+        };
+        let sources: BTreeSet<String> =
+            node.input.iter().filter_map(|name| self.sources.get(&**name)).flatten().cloned().collect();
+        for (name, mut value) in node.output.iter().zip(given) {
+            self.check_arithmetic(node, name, &taken, &value)?;
+            if value.origin == Origin::Shapes && value.kind == elem::INT64 {
+                // As large as a request is, and so within the range.
+                value.bounds = Bounds::new(value.bounds.least.max(NARROW.least), value.bounds.most.min(NARROW.most));
+            }
+            self.values.insert(name, value);
+            self.sources.insert(name, sources.clone());
+        }
+        Ok(())
+    }
+
+    /// The graphs within an operator; what they give is what it gives.
+    fn body(&mut self, node: &'a NodeProto, taken: &[Option<Value>]) -> Result<Vec<Value>, String> {
+        let mut given: Vec<Value> = Vec::new();
+        for graph in node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()) {
+            for (at, input) in graph.input.iter().enumerate() {
+                let value = match (&*node.op_type, at) {
+                    ("Loop", 0) => Value::new(elem::INT64, Origin::Shapes, Bounds::new(0.0, value::LONGEST)),
+                    ("Loop", 1) => Value::new(elem::BOOL, Origin::Shapes, Bounds::new(0.0, 1.0)),
+                    _ => taken.get(at).cloned().flatten().map_or(Value::new(0, Origin::Request, ANY), handed_on),
+                };
+                self.values.insert(&input.name, value);
+                let outer = node.input.get(at).and_then(|name| self.sources.get(&**name)).cloned();
+                self.sources.insert(&input.name, outer.unwrap_or_default());
+            }
+            self.graph(graph)?;
+            let skipped = usize::from(node.op_type == "Loop");
+            let results = graph.output.iter().skip(skipped).map(|output| self.values.get(&*output.name).cloned());
+            for (at, result) in results.enumerate() {
+                let result = result.unwrap_or(Value::new(0, Origin::Request, ANY));
+                match given.get_mut(at) {
+                    Some(before) => {
+                        *before = Value::new(
+                            result.kind,
+                            before.origin.max(result.origin),
+                            before.bounds.union(result.bounds),
+                        );
+                    }
+                    None => given.push(result),
+                }
+            }
+        }
+        Ok(given)
+    }
+
+    fn check_depth(&mut self, node: &'a NodeProto) -> Result<(), String> {
+        let before = node.input.iter().filter_map(|name| self.depths.get(&**name)).max();
+        let depth = before.map_or(1, |depth| depth + 1);
+        self.depths.extend(node.output.iter().map(|name| (&**name, depth)));
+        match self.limits.deepest.filter(|&deepest| depth > deepest) {
+            Some(deepest) => Err(format!(
+                "{} comes after more than {deepest} others, one after the other, which is too deep for engine 'cpu': use --engine \
+                 onnxruntime",
+                label(node)
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Operators that make a tensor as large as their inputs' numbers say.
+    fn check_sizes(&self, node: &NodeProto, taken: &[Option<Value>]) -> Result<(), String> {
+        let Some((asked, at)) = operators::largest(node, taken) else { return Ok(()) };
+        if asked * 8.0 <= MOST_BYTES {
+            return Ok(());
+        }
+        let inputs: Vec<String> =
+            node.input.get(at).and_then(|name| self.sources.get(&**name)).into_iter().flatten().cloned().collect();
+        let name = inputs.first().map_or("…", String::as_str);
+        Err(format!(
+            "{} makes a tensor as large as numbers of the request say (input {}), so a client could have it take all memory: \
+             declare what they may be, so that no more than {} MiB are asked for: [[input]] name = \"{name}\" min = 0 max = 64 in \
+             model.toml",
+            label(node),
+            inputs.join(", "),
+            MOST_BYTES as u64 >> 20
+        ))
+    }
+
+    /// Whole numbers of the file or of a cast that the engine has cut to 32 bits, where that matters.
+    fn check_wide(&self, node: &NodeProto, taken: &[Option<Value>]) -> Result<(), String> {
+        if !self.limits.narrow || operators::hands_on(&node.op_type) {
+            return Ok(());
+        }
+        let wide = |value: &Value| value.kind == elem::INT64 && !value.bounds.within(NARROW);
+        let harmed = taken
+            .iter()
+            .enumerate()
+            .find(|(at, value)| value.as_ref().is_some_and(wide) && !operators::bounds_only(&node.op_type, *at));
+        match harmed {
+            Some((at, _)) => Err(too_wide(node, &node.input[at])),
+            None => Ok(()),
+        }
+    }
+
+    fn check_arithmetic(
+        &self,
+        node: &NodeProto,
+        output: &str,
+        taken: &[Option<Value>],
+        value: &Value,
+    ) -> Result<(), String> {
+        let computes = self.limits.narrow && operators::computes(&node.op_type) && value.kind == elem::INT64;
+        let whole = || taken.iter().flatten().any(|value| value.kind == elem::INT64);
+        match computes && value.origin != Origin::Shapes && whole() && !value.bounds.within(NARROW) {
+            true => Err(too_wide(node, output)),
+            false => Ok(()),
+        }
+    }
+
+    fn check_outputs(&self, graph: &GraphProto) -> Result<(), String> {
+        let wide = |value: &Value| value.kind == elem::INT64 && !value.bounds.within(NARROW);
+        let output = graph.output.iter().find(|output| self.values.get(&*output.name).is_some_and(wide));
+        match output.filter(|_| self.limits.narrow) {
+            Some(output) => Err(format!(
+                "output '{}' is INT64 and may be beyond the 32-bit integers that engine 'cpu' computes in: use --engine \
+                 onnxruntime, or declare min and max of the inputs that it depends on in model.toml",
+                output.name
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a body gets turn by turn is like what it gets at first, but for its elements.
+fn handed_on(value: Value) -> Value {
+    let bounds = if value.kind == elem::INT64 { NARROW } else { Bounds::of_type(value.kind) };
+    Value::new(value.kind, value.origin.max(Origin::Shapes), bounds)
+}
+
+fn too_wide(node: &NodeProto, tensor: &str) -> String {
+    format!(
+        "{}: INT64 tensor '{tensor}' may hold numbers beyond the 32-bit integers that engine 'cpu' computes in: use --engine \
+         onnxruntime, or declare min and max of the inputs that it depends on in model.toml",
+        label(node)
+    )
+}
+
+fn label(node: &NodeProto) -> String {
+    let name = if node.name.is_empty() { node.output.first().map_or("", String::as_str) } else { &node.name };
+    format!("operator {} '{name}'", node.op_type)
+}
+
+#[cfg(test)]
+mod tests;

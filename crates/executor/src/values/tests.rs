@@ -1,0 +1,177 @@
+//! Graphs of a few operators: what is refused, with which words, and what must pass.
+
+use super::proto::{AttributeProto, NamedProto, TensorProto};
+use super::*;
+
+fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
+    NodeProto {
+        input: inputs.iter().map(|&name| name.to_owned()).collect(),
+        output: vec![output.to_owned()],
+        op_type: op.to_owned(),
+        ..NodeProto::default()
+    }
+}
+
+fn to(kind: i32, node: NodeProto) -> NodeProto {
+    let attribute = vec![AttributeProto { name: "to".to_owned(), i: i64::from(kind), ..Default::default() }];
+    NodeProto { attribute, ..node }
+}
+
+fn weight(name: &str, numbers: &[i64]) -> TensorProto {
+    TensorProto {
+        name: name.to_owned(),
+        data_type: elem::INT64,
+        dims: vec![numbers.len() as i64],
+        int64_data: numbers.to_vec(),
+        ..Default::default()
+    }
+}
+
+fn named(name: &str) -> NamedProto {
+    NamedProto { name: name.to_owned() }
+}
+
+fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), datatype, shape: shape.to_vec() }
+}
+
+/// Follows a graph from `n`, INT64 [1], and `x`, FP32 [batch, 4], to `y`.
+fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
+    let output = vec![named("y")];
+    let graph = GraphProto { node: nodes, initializer: weights, input: vec![], output };
+    let bytes = Bytes::from(ModelProto { graph: Some(graph) }.encode_to_vec());
+    let inputs = [spec("n", DataType::Int64, &[1]), spec("x", DataType::Fp32, &[-1, 4])];
+    let block = Block { path: Path::new("m.onnx"), bytes, inputs: &inputs };
+    Known::nothing().follow(block, ranges, Limits { narrow, deepest: None }).map_err(|error| error.to_string())
+}
+
+fn range(most: f64) -> [InputRange; 1] {
+    [InputRange { tensor: "n".to_owned(), least: 0.0, most }]
+}
+
+#[test]
+fn numbers_that_may_leave_the_range_are_refused_by_an_engine_of_32_bits() {
+    let huge = || vec![weight("c", &[1 << 40])];
+    let small = || vec![weight("c", &[7])];
+    let one = |op: &str, inputs: &[&str]| vec![node(op, inputs, "y")];
+    let cases = [
+        (one("Add", &["n", "c"]), huge()),
+        (one("Add", &["n", "c"]), small()),
+        (one("Mul", &["n", "n"]), vec![]),
+        (one("Pow", &["n", "c"]), small()),
+        (one("CumSum", &["n", "c"]), small()),
+        (one("ReduceSum", &["n"]), vec![]),
+        (one("ReduceProd", &["n"]), vec![]),
+        (one("Equal", &["n", "c"]), huge()),
+        (vec![to(elem::INT64, node("Cast", &["x"], "y"))], vec![]),
+        (vec![node("Mul", &["c", "d"], "y")], vec![weight("c", &[100_000]), weight("d", &[100_000])]),
+    ];
+    for (nodes, weights) in cases {
+        let op = nodes[0].op_type.clone();
+        let refused = follow(nodes.clone(), weights.clone(), &[], true).unwrap_err();
+        assert!(refused.starts_with("m.onnx: ") && refused.contains("--engine onnxruntime"), "{op}: {refused}");
+        assert!(op == "Cast" || refused.contains(&format!("operator {op} 'y'")), "{op}: {refused}");
+        assert_eq!(follow(nodes, weights, &[], false), Ok(()), "{op}: 64 bits are enough");
+    }
+    let declared = |nodes: Vec<NodeProto>| follow(nodes, vec![weight("c", &[7])], &range(1000.0), true);
+    assert_eq!(declared(one("Add", &["n", "c"])), Ok(()));
+    assert_eq!(declared(one("Mul", &["n", "n"])), Ok(()));
+}
+
+#[test]
+fn ids_shapes_and_ends_of_slices_pass() {
+    let end = || vec![weight("zero", &[0]), weight("end", &[i64::MAX])];
+    let pass = |nodes: Vec<NodeProto>, weights| assert_eq!(follow(nodes, weights, &[], true), Ok(()));
+    pass(vec![node("Slice", &["x", "zero", "end"], "y")], end());
+    pass(vec![node("Gather", &["x", "n"], "y")], vec![]);
+    pass(vec![node("Shape", &["x"], "s"), node("Mul", &["s", "s"], "t"), node("Add", &["t", "s"], "y")], vec![]);
+    pass(vec![node("Min", &["n", "end"], "y")], end());
+    pass(vec![to(elem::FLOAT, node("Cast", &["n"], "f")), node("Mul", &["f", "f"], "y")], vec![]);
+    let counted = vec![
+        node("Equal", &["n", "zero"], "e"),
+        to(elem::INT64, node("Cast", &["e"], "m")),
+        node("CumSum", &["m", "zero"], "s"),
+        node("Mul", &["s", "m"], "p"),
+        node("Add", &["p", "zero"], "y"),
+    ];
+    pass(counted, end());
+    let best = vec![node("ArgMax", &["x"], "a"), node("Add", &["a", "zero"], "y")];
+    pass(best, end());
+}
+
+#[test]
+fn sizes_that_a_request_chooses_need_a_bound() {
+    let square = || {
+        vec![
+            node("Concat", &["n", "n"], "s"),
+            node("ConstantOfShape", &["s"], "z"),
+            to(elem::FLOAT, node("Cast", &["z"], "y")),
+        ]
+    };
+    let refused = follow(square(), vec![], &[], false).unwrap_err();
+    assert!(refused.contains("operator ConstantOfShape 'z'"), "{refused}");
+    assert!(refused.contains("(input n)") && refused.contains("[[input]] name = \"n\""), "{refused}");
+    assert_eq!(follow(square(), vec![], &range(1000.0), false), Ok(()));
+    assert!(follow(square(), vec![], &range(100_000.0), false).is_err(), "its square is too large");
+    let weights = || vec![weight("zero", &[0]), weight("one", &[1])];
+    for (op, inputs) in [
+        ("Expand", &["x", "n"][..]),
+        ("Tile", &["x", "n"]),
+        ("OneHot", &["one", "n", "x"]),
+        ("Range", &["zero", "n", "one"]),
+        ("Pad", &["x", "n"]),
+    ] {
+        let graph = || vec![node(op, inputs, "y")];
+        assert!(follow(graph(), weights(), &[], false).is_err(), "{op}");
+        assert_eq!(follow(graph(), weights(), &range(64.0), false), Ok(()), "{op}");
+    }
+    let as_large_as_the_request = vec![node("Shape", &["x"], "s"), node("ConstantOfShape", &["s"], "y")];
+    assert_eq!(follow(as_large_as_the_request, vec![], &[], true), Ok(()));
+}
+
+#[test]
+fn graphs_within_operators_are_followed_and_bounded_in_depth() {
+    let body = |nodes: Vec<NodeProto>| GraphProto { node: nodes, output: vec![named("inner")], ..Default::default() };
+    let within = |graph: GraphProto| {
+        let attribute = vec![AttributeProto { name: "then_branch".to_owned(), g: Some(graph), ..Default::default() }];
+        NodeProto { attribute, ..node("If", &["c"], "y") }
+    };
+    let harmful = body(vec![node("Mul", &["n", "n"], "inner")]);
+    let refused = follow(vec![within(harmful)], vec![weight("c", &[1])], &[], true).unwrap_err();
+    assert!(refused.contains("operator Mul 'inner'"), "{refused}");
+    let mut nested = body(vec![node("Identity", &["n"], "inner")]);
+    for _ in 0..3000 {
+        nested = body(vec![NodeProto { output: vec!["inner".to_owned()], ..within(nested) }]);
+    }
+    // To build and drop such a graph recurses as well; to read it must not.
+    let deep = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
+        let refused = follow(vec![within(nested)], vec![weight("c", &[1])], &[], true).unwrap_err();
+        assert!(refused.contains("nested more than 30 deep"), "{refused}");
+    });
+    deep.unwrap().join().unwrap();
+}
+
+#[test]
+fn requests_are_held_to_what_is_declared_and_to_32_bits() {
+    let tensor = |numbers: &[i64]| Tensor {
+        name: "n".into(),
+        datatype: DataType::Int64,
+        shape: vec![1, numbers.len() as i64],
+        data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into(),
+    };
+    let check = |numbers: &[i64], ranges: &[InputRange], narrow| {
+        check_request(&[tensor(numbers)], ranges, Limits { narrow, deepest: None }).map_err(|error| error.0)
+    };
+    assert_eq!(check(&[0, i64::from(i32::MIN)], &[], true), Ok(()));
+    assert!(check(&[1, 1 << 40], &[], true).unwrap_err().contains("input 'n' holds 1099511627776, which does not fit"));
+    assert_eq!(check(&[1, 1 << 40], &[], false), Ok(()));
+    assert!(check(&[1, 65], &range(64.0), false).unwrap_err().contains("holds 65, but the model takes 0 to 64"));
+    assert_eq!(check(&[0, 64], &range(64.0), false), Ok(()));
+    let nan = Tensor {
+        datatype: DataType::Fp32,
+        shape: vec![1],
+        data: f32::NAN.to_le_bytes().to_vec().into(),
+        ..tensor(&[])
+    };
+    assert!(check_request(&[nan], &range(64.0), Limits::default()).is_err());
+}

@@ -1,0 +1,186 @@
+//! What one connection is doing, and whether it still may.
+//!
+//! Nothing here waits: calls, answers and the socket note what happens, and a tick of the connection's task asks
+//! [`Connection::overdue`]. A connection is idle while it has no call; only idle ones are closed to make room for others.
+
+use crate::config::ServerConfig;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Bytes a second that a client must take of an answer, beyond the time that any answer may take.
+const LEAST_RATE: u64 = 256 << 10;
+
+/// A connection, shared by its task, its calls and its unsent answers.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) peer: IpAddr,
+    write_timeout: Duration,
+    facts: Mutex<Facts>,
+    /// Told when its place is needed.
+    pub(crate) evicted: Notify,
+}
+
+#[derive(Debug)]
+struct Facts {
+    /// Calls whose answers have not been handed over.
+    calls: usize,
+    /// Calls whose handler has not answered.
+    handling: usize,
+    /// Calls whose body has not been read to its end.
+    unread: usize,
+    /// HTTP/1.1, where a client may half-close and interim answers can be sent.
+    http1: bool,
+    /// Whether any call has come.
+    used: bool,
+    /// Since when it has no call, and nothing to send.
+    idle_since: Instant,
+    /// When the peer must have taken what is ready for it, by ticket.
+    unsent: BTreeMap<u64, Instant>,
+    next_ticket: u64,
+    /// Since when the kernel takes nothing.
+    blocked_since: Option<Instant>,
+    /// Waits for the last call's end.
+    waits_for_end: Option<Waker>,
+}
+
+/// Bytes on their way to the peer, which has until a deadline to take them.
+#[derive(Debug)]
+pub(crate) struct Unsent {
+    connection: Arc<Connection>,
+    ticket: u64,
+}
+
+impl Connection {
+    pub(crate) fn new(peer: IpAddr, config: &ServerConfig) -> Arc<Connection> {
+        let facts = Facts {
+            calls: 0,
+            handling: 0,
+            unread: 0,
+            http1: false,
+            used: false,
+            idle_since: Instant::now(),
+            unsent: BTreeMap::new(),
+            next_ticket: 0,
+            blocked_since: None,
+            waits_for_end: None,
+        };
+        let write_timeout = config.write_timeout;
+        Arc::new(Connection { peer, write_timeout, facts: Mutex::new(facts), evicted: Notify::new() })
+    }
+
+    /// A call begins; its head has come.
+    pub(crate) fn begin(&self, http1: bool, has_body: bool) {
+        let mut facts = self.facts.lock();
+        facts.calls += 1;
+        facts.handling += 1;
+        // One after the other in HTTP/1: hyper may have thrown away what the last one left.
+        facts.unread = usize::from(has_body) + if http1 { 0 } else { facts.unread };
+        facts.http1 = http1;
+        facts.used = true;
+    }
+
+    /// A call's body has come, or is not wanted any more.
+    pub(crate) fn body_read(&self) {
+        let mut facts = self.facts.lock();
+        facts.unread = facts.unread.saturating_sub(1);
+    }
+
+    /// A call's handler has answered, or was dropped.
+    pub(crate) fn handled(&self) {
+        self.facts.lock().handling -= 1;
+    }
+
+    /// A call's answer has been handed over, or nobody wants it any more.
+    pub(crate) fn end(&self) {
+        let mut facts = self.facts.lock();
+        facts.calls -= 1;
+        facts.note_end();
+    }
+
+    /// Whether a peer that sends no more still waits for an answer; then `waker` is told of the end of the last call.
+    pub(crate) fn owes_answers(&self, waker: &Waker) -> bool {
+        let mut facts = self.facts.lock();
+        let owes = facts.http1 && !facts.is_idle() && facts.unread == 0;
+        if owes {
+            facts.waits_for_end = Some(waker.clone());
+        }
+        owes
+    }
+
+    /// Whether nothing of the one answer that is owed has been written.
+    pub(crate) fn is_handling(&self) -> bool {
+        let facts = self.facts.lock();
+        facts.http1 && facts.handling == 1 && facts.calls == 1
+    }
+
+    /// Whether the body of the last call was left unread, so that the connection cannot go on.
+    pub(crate) fn has_unread_body(&self) -> bool {
+        let facts = self.facts.lock();
+        facts.http1 && facts.unread > 0
+    }
+
+    pub(crate) fn set_blocked(&self, blocked: bool) {
+        let mut facts = self.facts.lock();
+        facts.blocked_since = blocked.then(|| facts.blocked_since.unwrap_or_else(Instant::now));
+    }
+
+    /// Since when it is idle; none if it has a call, or something to send.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let facts = self.facts.lock();
+        facts.is_idle().then_some(facts.idle_since)
+    }
+
+    /// Gives the peer time to take `bytes`, until the ticket is dropped.
+    pub(crate) fn unsent(self: &Arc<Connection>, bytes: usize) -> Unsent {
+        let time = self.write_timeout + Duration::from_secs(bytes as u64 / LEAST_RATE);
+        let mut facts = self.facts.lock();
+        let ticket = facts.next_ticket;
+        facts.next_ticket += 1;
+        facts.unsent.insert(ticket, Instant::now() + time);
+        Unsent { connection: self.clone(), ticket }
+    }
+
+    /// Why the connection is to be closed, if it is.
+    pub(crate) fn overdue(&self, now: Instant, config: &ServerConfig) -> Option<&'static str> {
+        let facts = self.facts.lock();
+        let past = |since: Instant, timeout| now.saturating_duration_since(since) > timeout;
+        if !facts.used && past(facts.idle_since, config.header_timeout) {
+            return Some("it sent no request");
+        }
+        if facts.is_idle() && past(facts.idle_since, config.idle_timeout) {
+            return Some("it is idle");
+        }
+        if facts.blocked_since.is_some_and(|since| past(since, config.write_timeout)) {
+            return Some("it reads nothing");
+        }
+        facts.unsent.values().any(|&due| now > due).then_some("it reads its answers too slowly")
+    }
+}
+
+impl Facts {
+    fn is_idle(&self) -> bool {
+        self.calls == 0 && self.unsent.is_empty()
+    }
+
+    fn note_end(&mut self) {
+        if self.is_idle() {
+            self.idle_since = Instant::now();
+            if let Some(waker) = self.waits_for_end.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        let mut facts = self.connection.facts.lock();
+        facts.unsent.remove(&self.ticket);
+        facts.note_end();
+    }
+}

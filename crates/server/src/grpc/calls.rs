@@ -1,0 +1,83 @@
+//! ModelInfer and ModelStreamInfer as HTTP/2 calls: the two that carry tensors, whose bytes are counted from the first to the last.
+
+use super::frames::{self, Messages, trailers};
+use super::{status, stream, timeout};
+use crate::access::client_of;
+use crate::bounds::connection::Connection;
+use crate::infer::{Inferred, infer};
+use crate::problem::Problem;
+use crate::state::State;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Request, Response};
+use ripieno_wire::grpc;
+use std::sync::Arc;
+use std::time::Instant;
+use tonic::Status;
+use tonic::body::Body;
+
+pub(super) const MODEL_INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
+pub(super) const MODEL_STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+/// What a client may compress with.
+const ENCODINGS: HeaderValue = HeaderValue::from_static("gzip,deflate,identity");
+
+/// One inference.
+pub(super) async fn model_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+    let answered = tokio::select! {
+        answered = unary(&state, request) => answered,
+        problem = state.dismissed() => Err(problem),
+    };
+    match answered {
+        Ok(message) => {
+            let end = std::future::ready(Some(Ok(trailers(&Status::ok("")))));
+            head(Body::new(Full::new(message).with_trailers(end)))
+        }
+        Err(problem) => failed(status(problem)),
+    }
+}
+
+async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Problem> {
+    let (parts, body) = request.into_parts();
+    let timeout = timeout::of(&parts.headers)?;
+    let connection = parts.extensions.get::<Arc<Connection>>().cloned();
+    let message = Messages::new(&parts.headers, body, connection.clone())?.only(state).await?;
+    let received = Instant::now();
+    let (_, request) = frames::decode(state, message).await;
+    let mut request = request?;
+    request.client = client_of(&parts.extensions);
+    let mut inferred = infer(state, request, received, timeout).await?;
+    let answered = Instant::now();
+    // Beside the data, which is most of it: names, shapes and the like.
+    let beside = 4096 + 256 * inferred.response.outputs.len();
+    let data: usize = inferred.response.outputs.iter().map(|output| output.data.len()).sum();
+    inferred.make_room(data + beside)?;
+    let Inferred { response, entry, room } = inferred;
+    let message = grpc::encode_infer(response);
+    let encoded = frames::encode(&message, room, connection.as_ref())?;
+    entry.stats.encoding.add(answered.elapsed());
+    Ok(encoded)
+}
+
+/// Many inferences on one call.
+pub(super) fn model_stream_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+    match stream::start(state, request) {
+        Ok(frames) => head(Body::new(StreamBody::new(frames))),
+        Err(problem) => failed(status(problem)),
+    }
+}
+
+fn head(body: Body) -> Response<Body> {
+    let mut answer = Response::new(body);
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    answer.headers_mut().insert("grpc-accept-encoding", ENCODINGS);
+    answer
+}
+
+pub(super) fn failed(status: Status) -> Response<Body> {
+    let mut answer = head(Body::empty());
+    answer.headers_mut().extend(trailers(&status));
+    answer
+}

@@ -1,0 +1,188 @@
+//! Messages of a gRPC call on the wire: five bytes of head (compressed or not, and how long), then the message.
+//!
+//! tonic reads and writes all calls but those that carry tensors. It buffers messages before anybody can object; here their
+//! bytes are reserved when their head has come, must come within a time, and are looked over before they are decoded.
+
+use crate::bounds::budget::{Reservation, hold};
+use crate::bounds::connection::Connection;
+use crate::decoded;
+use crate::http::PARSE_INLINE_BYTES;
+use crate::http::body::{Encoding, inflate, too_large};
+use crate::problem::{Kind, Problem};
+use crate::state::State;
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::HeaderMap;
+use hyper::body::{Frame, Incoming};
+use hyper::header::HeaderValue;
+use prost::Message;
+use ripieno_wire::proto::inference::ModelInferRequest;
+use ripieno_wire::{InferRequest, grpc};
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+const HEAD_BYTES: usize = 5;
+
+/// The messages of one call.
+pub(super) struct Messages {
+    body: Incoming,
+    encoding: Encoding,
+    /// What has come and belongs to the next message.
+    rest: Bytes,
+    connection: Option<Arc<Connection>>,
+}
+
+impl Messages {
+    pub(super) fn new(
+        headers: &HeaderMap,
+        body: Incoming,
+        connection: Option<Arc<Connection>>,
+    ) -> Result<Messages, Problem> {
+        let name = headers.get("grpc-encoding").map_or(&b""[..], |value| value.as_bytes());
+        let encoding = Encoding::named(name).ok_or_else(|| {
+            let name = String::from_utf8_lossy(name);
+            Problem::new(Kind::UnknownEncoding, format!("grpc-encoding {name:?} is not supported; use gzip or deflate"))
+        })?;
+        Ok(Messages { body, encoding, rest: Bytes::new(), connection })
+    }
+
+    /// The only message of a call, which then has ended.
+    pub(super) async fn only(&mut self, state: &State) -> Result<Bytes, Problem> {
+        let until = Instant::now() + state.config.body_timeout;
+        let message = self.next_until(state, until).await?;
+        let message = message.ok_or_else(|| Problem::invalid("the call ended without a message"))?;
+        if self.next_until(state, until).await?.is_some() {
+            return Err(Problem::invalid("the call has more than one message"));
+        }
+        Ok(message)
+    }
+
+    /// The next message of a stream, which may be long in coming, but not once it has begun. None at the end.
+    pub(super) async fn next(&mut self, state: &State) -> Result<Option<Bytes>, Problem> {
+        if self.rest.is_empty() && !self.more().await? {
+            return Ok(None);
+        }
+        self.next_until(state, Instant::now() + state.config.body_timeout).await
+    }
+
+    async fn next_until(&mut self, state: &State, until: Instant) -> Result<Option<Bytes>, Problem> {
+        let late = || {
+            let seconds = state.config.body_timeout.as_secs_f64();
+            Problem::new(Kind::TooSlow, format!("the message did not arrive within {seconds} s"))
+        };
+        let Some((compressed, length)) = timeout_at(until, self.head()).await.map_err(|_| late())?? else {
+            return Ok(None);
+        };
+        if length > state.config.max_body_bytes {
+            return Err(too_large(state));
+        }
+        let mut reserved = state.budget.reserve(0)?;
+        let mut message = Vec::new();
+        reserved.grow(&mut message, length, length)?;
+        while message.len() < length {
+            if self.rest.is_empty() && !timeout_at(until, self.more()).await.map_err(|_| late())?? {
+                return Err(Problem::invalid("the call ended within a message"));
+            }
+            let take = self.rest.len().min(length - message.len());
+            message.extend_from_slice(&self.rest.split_to(take));
+        }
+        let encoding = match (compressed, self.encoding) {
+            (0, _) => Encoding::Identity,
+            (1, Encoding::Identity) => return Err(Problem::invalid("a compressed message without grpc-encoding")),
+            (1, encoding) => encoding,
+            (other, _) => return Err(Problem::invalid(format!("a message begins with {other}; it must be 0 or 1"))),
+        };
+        inflate(state, encoding, message, reserved).await.map(Some)
+    }
+
+    /// Whether the next message is compressed, and its length. None at the end of the call.
+    async fn head(&mut self) -> Result<Option<(u8, usize)>, Problem> {
+        let mut head = BytesMut::with_capacity(HEAD_BYTES);
+        while head.len() < HEAD_BYTES {
+            if self.rest.is_empty() && !self.more().await? {
+                if head.is_empty() {
+                    return Ok(None);
+                }
+                return Err(Problem::invalid("the call ended within the head of a message"));
+            }
+            let take = self.rest.len().min(HEAD_BYTES - head.len());
+            head.extend_from_slice(&self.rest.split_to(take));
+        }
+        Ok(Some((head.get_u8(), head.get_u32() as usize)))
+    }
+
+    /// Waits for more bytes; false at the end of the call.
+    async fn more(&mut self) -> Result<bool, Problem> {
+        while let Some(frame) = self.body.frame().await {
+            let frame = frame.map_err(|error| Problem::invalid(format!("the call broke off: {error}")))?;
+            match frame.into_data() {
+                Ok(data) if !data.is_empty() => {
+                    self.rest = data;
+                    return Ok(true);
+                }
+                _ => {}
+            }
+        }
+        if let Some(connection) = self.connection.take() {
+            connection.body_read();
+        }
+        Ok(false)
+    }
+}
+
+/// A request out of its message, and its id, even if nothing else can be made of it.
+pub(super) async fn decode(state: &State, message: Bytes) -> (String, Result<InferRequest, Problem>) {
+    let room = grpc::decoded_size(&message).map_err(Problem::from).and_then(|size| state.budget.reserve(size));
+    let room = match room {
+        Ok(room) => room,
+        Err(problem) => return (String::new(), Err(problem)),
+    };
+    // Raw contents are not touched, so that only typed ones take long.
+    let is_long = room.bytes() > PARSE_INLINE_BYTES;
+    let work = move || match grpc::decode_infer(message) {
+        Ok(message) => (message.id.clone(), parse(message, room)),
+        Err(error) => (String::new(), Err(error.into())),
+    };
+    if !is_long {
+        return work();
+    }
+    state.work(work).await.unwrap_or_else(|problem| (String::new(), Err(problem)))
+}
+
+fn parse(message: ModelInferRequest, room: Reservation) -> Result<InferRequest, Problem> {
+    let is_raw = !message.raw_input_contents.is_empty();
+    let request = grpc::parse_infer(message)?;
+    // Raw tensors are slices of the message, which has its own reservation.
+    if is_raw { Ok(request) } else { decoded::keep(request, room) }
+}
+
+/// A message for the client, with its share of the budget until it is sent.
+pub(super) fn encode(
+    message: &impl Message,
+    mut room: Reservation,
+    connection: Option<&Arc<Connection>>,
+) -> Result<Bytes, Problem> {
+    let mut bytes = grpc::encode_message(message, HEAD_BYTES);
+    let length = u32::try_from(bytes.len() - HEAD_BYTES)
+        .map_err(|_| Problem::new(Kind::TooLarge, "the answer is larger than 4 GiB; ask for fewer rows at once"))?;
+    bytes[1..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
+    room.resize(bytes.len())?;
+    let unsent = connection.map(|connection| connection.unsent(bytes.len()));
+    Ok(hold(bytes, (room, unsent)))
+}
+
+/// What goes out on a stream.
+pub(super) type Frames = ReceiverStream<Result<Frame<Bytes>, Infallible>>;
+
+/// How a call ended.
+pub(super) fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if let Err(error) = status.add_header(&mut trailers) {
+        tracing::warn!("a status cannot be sent: {error}");
+        trailers.insert("grpc-status", HeaderValue::from(tonic::Code::Internal as i32));
+    }
+    trailers
+}

@@ -1,0 +1,24 @@
+//! What is known of a model before anything of it is read.
+
+use std::path::PathBuf;
+
+/// A model's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The model's name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The folder that its cached profiles are kept in, under `.ripieno`.
+    pub folder: PathBuf,
+    /// Its `model.toml`, where there is one.
+    pub config: Option<PathBuf>,
+    /// The folder that a `[[block]]`'s file is looked up in; none if the model has a configuration only.
+    pub version_folder: Option<PathBuf>,
+    /// The ONNX file of a model of one block; whether it exists is checked at load.
+    pub model: PathBuf,
+    /// The folder that all of it must lie in.
+    pub root: PathBuf,
+    /// The file that whoever started the server named, which may lie where it likes.
+    pub named: Option<PathBuf>,
+}

@@ -1,0 +1,72 @@
+//! Models that cannot share batches, and what their owners want of them.
+
+use super::*;
+
+fn report(file: &str, toml: &str) -> ModelReport {
+    let folder = Folder::new();
+    folder.write("m/1/model.onnx", onnx(file));
+    folder.write("m/model.toml", toml);
+    one(inspect(folder.path(), cpu()))
+}
+
+#[test]
+fn a_file_without_a_batch_is_served_one_request_at_a_time() {
+    for (file, input) in [("mlp_fixed_batch.onnx", "x FP32 [1, 4]"), ("two_rows.onnx", "x FP32 [2, 3]")] {
+        let report = report(file, "max_batch = 8\n");
+        assert_eq!((report.error, report.max_batch, &*report.inputs[0]), (None, Some(1), input));
+        assert_eq!(report.unbatched.as_deref(), Some("its tensors have no dynamic first dimension"));
+        assert!(
+            report.warnings[0].contains("m/1/model.onnx: one request at a time, without batches"),
+            "{:?}",
+            report.warnings
+        );
+    }
+    let declared = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [2, 3]\n";
+    assert_eq!(report("two_rows.onnx", declared).error, None);
+    assert!(
+        report("two_rows.onnx", &declared.replace("[2, 3]", "[-1, 2, 3]"))
+            .error
+            .unwrap()
+            .contains("the model has [2, 3]")
+    );
+    let cut = report("two_rows.onnx", "granularity = \"layers\"\n");
+    assert!(cut.error.is_none() && cut.warnings.iter().any(|warning| warning.contains("is served whole")), "{cut:?}");
+}
+
+#[test]
+fn rows_that_depend_on_each_other_are_kept_apart_refused_or_trusted() {
+    for file in ["softmax_of_batch.onnx", "running_sum.onnx", "centred.onnx", "turned.onnx"] {
+        let apart = report(file, "max_batch = 8\n");
+        assert_eq!((apart.error, apart.max_batch), (None, Some(1)), "{file}");
+        assert!(apart.unbatched.unwrap().contains("its rows depend on each other"), "{file}");
+        let refused = report(file, "batching = \"require\"\n").error.unwrap();
+        assert!(refused.contains("m/1/model.onnx: its rows depend") && refused.contains("remove the key"), "{refused}");
+    }
+    let trusted = report("centred.onnx", "batching = \"trust\"\nmax_batch = 8\n");
+    assert_eq!((trusted.unbatched, trusted.max_batch), (None, Some(8)));
+    let good = report("mlp.onnx", "batching = \"require\"\nmax_batch = 8\n");
+    assert_eq!((good.error, good.unbatched, good.max_batch), (None, None, Some(8)));
+    let off = report("mlp.onnx", "batching = \"off\"\n");
+    assert_eq!((off.error, off.max_batch, &*off.inputs[0], off.warnings.len()), (None, Some(1), "x FP32 [-1, 4]", 0));
+    let both = report("mlp.onnx", "batching = \"off\"\nmax_batch = 8\n").error.unwrap();
+    assert!(both.contains("batching = \"off\": contradicts max_batch"), "{both}");
+}
+
+#[test]
+fn a_cell_that_mixes_rows_is_refused() {
+    let cell = "walk = \"repeat\"\n[[block]]\nname = \"centred\"\n[[output]]\nname = \"y\"\nfrom = \"centred.y\"\n";
+    let folder = Folder::new();
+    folder.write("m/1/centred.onnx", onnx("centred.onnx"));
+    folder.write("m/model.toml", cell);
+    let error = one(inspect(folder.path(), cpu())).error.unwrap();
+    assert!(error.contains("rows of cell \"centred\" depend on each other"), "{error}");
+}
+
+#[test]
+fn an_emulated_model_may_be_without_batches() {
+    let folder = Folder::new();
+    let input = "[[input]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [3, 4]\n";
+    folder.write("m/model.toml", format!("batching = \"off\"\nalpha_ms = 1\nbeta_ms = 4\n{input}"));
+    let report = one(inspect(folder.path(), emulated()));
+    assert_eq!((report.error, report.max_batch, &*report.inputs[0]), (None, Some(1), "x FP32 [3, 4]"));
+}

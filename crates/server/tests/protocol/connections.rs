@@ -1,0 +1,214 @@
+//! Connections: bounded in number and time, and answered whatever their clients do.
+
+use crate::scripted::{Event, echo};
+use crate::support::{PATIENCE, Running, config, scripted, send};
+use http_body_util::Full;
+use hyper::{Request, StatusCode};
+use ripieno_server::ServerConfig;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const LIVE: &str = "GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n";
+
+pub(crate) fn request(model: &str) -> String {
+    let body = json!({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}).to_string();
+    format!("POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn connect(address: Option<SocketAddr>) -> TcpStream {
+    TcpStream::connect(address.unwrap()).await.unwrap()
+}
+
+/// What comes until the server closes.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    // A reset is an end, too.
+    let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("the server closes");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// The status line of the next answer.
+async fn status(stream: &mut TcpStream) -> String {
+    let mut line = Vec::new();
+    let read = async {
+        while !line.ends_with(b"\r\n") {
+            line.push(stream.read_u8().await.unwrap());
+        }
+    };
+    tokio::time::timeout(PATIENCE, read).await.unwrap();
+    String::from_utf8(line).unwrap()
+}
+
+#[tokio::test]
+async fn silent_connections_make_room_for_new_ones() {
+    let few = ServerConfig { max_connections: 4, ..config() };
+    let (server, ..) = scripted(few).await;
+    for address in [server.addresses.http, server.addresses.grpc, server.addresses.metrics] {
+        let mut silent = Vec::new();
+        for _ in 0..12 {
+            silent.push(connect(address).await);
+        }
+        let mut late = connect(address).await;
+        late.write_all(LIVE.as_bytes()).await.unwrap();
+        assert!(status(&mut late).await.starts_with("HTTP/1.1 "));
+        // The oldest went.
+        assert_eq!(rest(&mut silent[0]).await, "");
+    }
+}
+
+#[tokio::test]
+async fn who_sends_no_request_is_closed() {
+    let hasty = ServerConfig { header_timeout: Duration::from_millis(200), ..config() };
+    let (server, ..) = scripted(hasty).await;
+    for begun in ["", "PRI * HTTP", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET /v2 HTTP/1.1\r\nHost:"] {
+        for address in [server.addresses.http, server.addresses.grpc, server.addresses.metrics] {
+            let mut stream = connect(address).await;
+            stream.write_all(begun.as_bytes()).await.unwrap();
+            let answer = rest(&mut stream).await;
+            assert!(!answer.contains("200 OK"), "{begun:?}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed() {
+    let hasty = ServerConfig { idle_timeout: Duration::from_millis(200), ..config() };
+    let (server, _backend, mut events) = scripted(hasty).await;
+    let mut idle = connect(server.addresses.http).await;
+    idle.write_all(LIVE.as_bytes()).await.unwrap();
+    assert!(rest(&mut idle).await.starts_with("HTTP/1.1 200"));
+    // One that waits for its answer is not idle, however long it takes.
+    let mut busy = connect(server.addresses.http).await;
+    busy.write_all(request("stuck").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    let mut later = connect(server.addresses.http).await;
+    later.write_all(LIVE.as_bytes()).await.unwrap();
+    assert!(rest(&mut later).await.starts_with("HTTP/1.1 200"));
+    assert!(events.try_recv().is_err(), "the busy one was not withdrawn");
+}
+
+#[tokio::test]
+async fn one_peer_has_its_share_of_connections_and_the_metrics_port_is_not_concerned() {
+    let shared = ServerConfig { max_connections_per_peer: Some(2), ..config() };
+    let (server, backend, mut events) = scripted(shared).await;
+    let mut busy = Vec::new();
+    for _ in 0..2 {
+        let mut stream = connect(server.addresses.http).await;
+        stream.write_all(request("stuck").as_bytes()).await.unwrap();
+        assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+        busy.push(stream);
+    }
+    let mut third = connect(server.addresses.http).await;
+    assert_eq!(rest(&mut third).await, "");
+    for (path, wanted) in [("/v2/health/live", "live\n"), ("/v2/health/ready", "ready\n")] {
+        let url = format!("http://{}{path}", server.addresses.metrics.unwrap());
+        let reply = send(Request::get(url).body(Full::default()).unwrap()).await;
+        assert_eq!((reply.status, reply.body.as_ref()), (StatusCode::OK, wanted.as_bytes()));
+    }
+    let job = backend.stuck.lock().pop().unwrap();
+    (job.on_answer)(echo(&job.inputs));
+    let mut fourth = connect(server.addresses.http).await;
+    fourth.write_all(LIVE.as_bytes()).await.unwrap();
+    // The one that was answered is idle once its answer is out, and goes for this one.
+    while rest_or_status(&mut fourth).await.is_empty() {
+        fourth = connect(server.addresses.http).await;
+        let _ = fourth.write_all(LIVE.as_bytes()).await;
+    }
+}
+
+async fn rest_or_status(stream: &mut TcpStream) -> String {
+    let mut first = [0; 12];
+    match tokio::time::timeout(PATIENCE, stream.read_exact(&mut first)).await.unwrap() {
+        Ok(_) => String::from_utf8_lossy(&first).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+#[tokio::test]
+async fn who_stops_sending_after_a_request_is_answered() {
+    let (server, backend, mut events) = scripted(config()).await;
+    let mut stream = connect(server.addresses.http).await;
+    stream.write_all(request("stuck").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    stream.shutdown().await.unwrap();
+    // The server has seen the end of input: it asks whether the client is still there.
+    assert!(status(&mut stream).await.starts_with("HTTP/1.1 100"));
+    assert!(events.try_recv().is_err(), "the request was withdrawn");
+    let job = backend.stuck.lock().pop().unwrap();
+    (job.on_answer)(echo(&job.inputs));
+    let answer = rest(&mut stream).await;
+    assert!(answer.contains("HTTP/1.1 200") && answer.contains("[1.0,2.0]"), "{answer}");
+}
+
+#[tokio::test]
+async fn every_request_of_a_pipeline_that_ends_in_a_half_close_is_answered() {
+    let (server, ..) = scripted(config()).await;
+    let mut stream = connect(server.addresses.http).await;
+    stream.write_all(request("simple").repeat(20).as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let answers = rest(&mut stream).await;
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 20, "{answers}");
+    assert_eq!(answers.matches("[1.0,2.0]").count(), 20);
+}
+
+#[tokio::test]
+async fn half_a_request_is_not_waited_for() {
+    let (server, ..) = scripted(config()).await;
+    let mut stream = connect(server.addresses.http).await;
+    let whole = request("simple");
+    stream.write_all(&whole.as_bytes()[..whole.len() - 5]).await.unwrap();
+    stream.shutdown().await.unwrap();
+    let answer = rest(&mut stream).await;
+    assert!(!answer.contains("200 OK"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_error_before_the_body_was_read_reaches_its_client() {
+    let (server, ..) = scripted(config()).await;
+    let size = 8 << 20;
+    for (path, wanted) in [
+        ("/v2/nowhere", "HTTP/1.1 404"),
+        ("/v2/models/nobody/infer", "HTTP/1.1 404"),
+        ("/v2/health/live", "HTTP/1.1 405"),
+        ("/v2/models/simple/infer", "HTTP/1.1 413"),
+    ] {
+        let mut stream = connect(server.addresses.http).await;
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // As simple clients do: everything is sent before anything is read. The server reads on for a while.
+        let piece = vec![b' '; 64 << 10];
+        for _ in 0..(1 << 20) / piece.len() {
+            stream.write_all(&piece).await.unwrap();
+        }
+        let answer = rest(&mut stream).await;
+        assert!(answer.starts_with(wanted) && answer.contains("connection: close"), "{path}: {answer}");
+    }
+    // One whose body was read stays open.
+    let mut stream = connect(server.addresses.http).await;
+    let broken = "POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
+    stream.write_all([broken, LIVE].concat().as_bytes()).await.unwrap();
+    assert!(status(&mut stream).await.starts_with("HTTP/1.1 400"));
+    stream.shutdown().await.unwrap();
+    assert!(rest(&mut stream).await.contains("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn who_is_not_answered_in_time_for_the_end_is_told_so() {
+    let hasty = ServerConfig { drain_timeout: Duration::from_millis(1), ..config() };
+    let (mut server, _backend, mut events): (Running, _, _) = scripted(hasty).await;
+    let mut stream = connect(server.addresses.http).await;
+    stream.write_all(request("stuck").as_bytes()).await.unwrap();
+    let mut client = server.grpc().await;
+    let call = tokio::spawn(async move { client.model_infer(crate::grpc::infer_request("stuck", "")).await });
+    for _ in 0..2 {
+        assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    }
+    server.stop.take().unwrap().send(()).unwrap();
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("shutting down"), "{answer}");
+    assert_eq!(call.await.unwrap().unwrap_err().code(), tonic::Code::Unavailable);
+    assert!(!tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
+}

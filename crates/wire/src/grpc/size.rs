@@ -1,0 +1,174 @@
+//! What a ModelInferRequest will take in memory, seen from its bytes before they are decoded.
+//!
+//! Protobuf is dense: an empty input tensor is two bytes on the wire and some 300 in memory, a number one byte and eight. A
+//! walk over the fields' lengths, which skips all data, finds what the message will become, and refuses what has more
+//! tensors or parameters than any request may have.
+
+use crate::{MAX_PARAMETERS, MAX_TENSORS, WireError};
+
+/// One input or requested output: its struct, three times while the list grows to twice its length.
+const TENSOR: usize = 1024;
+/// One parameter: its entry in two maps, one after the other.
+const PARAMETER: usize = 400;
+/// One element of bytes_contents: its handle, three times while the list grows, and its length in the data.
+const ELEMENT: usize = 112;
+
+/// The most bytes that decoding this message takes, beside the message itself: raw contents stay where they are.
+pub fn decoded_size(message: &[u8]) -> Result<usize, WireError> {
+    let mut size = 0_usize;
+    let (mut tensors, mut outputs, mut raw, mut parameters) = (0, 0, 0, 0);
+    fields(message, &mut |field, payload| {
+        match field {
+            1..=3 => size += payload.len(),
+            4 => size += parameter(&mut parameters, payload)?,
+            5 => {
+                bound(&mut tensors, MAX_TENSORS, "inputs")?;
+                size += tensor(payload, true)?;
+            }
+            6 => {
+                bound(&mut outputs, MAX_TENSORS, "requested outputs")?;
+                size += tensor(payload, false)?;
+            }
+            7 => {
+                bound(&mut raw, MAX_TENSORS, "raw_input_contents")?;
+                size += ELEMENT;
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(size)
+}
+
+/// An input tensor, or a requested output, whose second field is its parameters.
+fn tensor(message: &[u8], is_input: bool) -> Result<usize, WireError> {
+    let (mut size, mut parameters) = (TENSOR, 0);
+    fields(message, &mut |field, payload| {
+        match (field, is_input) {
+            (2, false) | (4, true) => size += parameter(&mut parameters, payload)?,
+            // Dimensions: a byte at least becomes eight, three times while the list grows.
+            (3, true) => size += 24 * payload.len().max(1),
+            (5, true) => size += contents(payload)?,
+            _ => size += payload.len(),
+        }
+        Ok(())
+    })?;
+    Ok(size)
+}
+
+/// Typed contents: the list of the message, three times while it grows, and then twice beside the tensor's bytes.
+fn contents(message: &[u8]) -> Result<usize, WireError> {
+    let mut size = 0_usize;
+    fields(message, &mut |field, payload| {
+        size += match field {
+            1 => 3 * payload.len().max(1),
+            2 | 4 => 12 * payload.len().max(1),
+            3 | 5 => 24 * payload.len().max(1),
+            6 | 7 => 3 * payload.len(),
+            8 => ELEMENT + payload.len(),
+            _ => 0,
+        };
+        Ok(())
+    })?;
+    Ok(size)
+}
+
+fn parameter(count: &mut usize, payload: &[u8]) -> Result<usize, WireError> {
+    bound(count, MAX_PARAMETERS, "parameters")?;
+    Ok(PARAMETER + 2 * payload.len())
+}
+
+fn bound(count: &mut usize, most: usize, what: &str) -> Result<(), WireError> {
+    *count += 1;
+    if *count > most {
+        return Err(WireError::new(format!("more than {most} {what}")));
+    }
+    Ok(())
+}
+
+/// Told of a field's number and payload.
+type Visit<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), WireError>;
+
+/// Visits the fields of a message: number, and payload. Numbers outside of packed lists have their own bytes as payload.
+fn fields(mut message: &[u8], visit: Visit<'_>) -> Result<(), WireError> {
+    while !message.is_empty() {
+        let key = varint(&mut message)?;
+        let length = match key & 7 {
+            0 => {
+                let mut rest = message;
+                varint(&mut rest)?;
+                message.len() - rest.len()
+            }
+            1 => 8,
+            2 => usize::try_from(varint(&mut message)?).map_err(|_| cut_off())?,
+            5 => 4,
+            // Groups, which the protocol's messages do not have.
+            _ => return Err(WireError::new("the message has a field of a type that no request has")),
+        };
+        let (payload, rest) = message.split_at_checked(length).ok_or_else(cut_off)?;
+        visit(key >> 3, payload)?;
+        message = rest;
+    }
+    Ok(())
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, WireError> {
+    let mut value = 0_u64;
+    for shift in (0..70).step_by(7) {
+        let (&byte, rest) = bytes.split_first().ok_or_else(cut_off)?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
+        if byte < 0x80 {
+            return Ok(value);
+        }
+    }
+    Err(WireError::new("the message has a number of more than ten bytes"))
+}
+
+fn cut_off() -> WireError {
+    WireError::new("the message ends within a field")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::inference::model_infer_request::InferInputTensor;
+    use crate::proto::inference::{InferTensorContents, ModelInferRequest};
+    use bytes::Bytes;
+    use prost::Message;
+
+    fn input(contents: InferTensorContents) -> ModelInferRequest {
+        let input =
+            InferInputTensor { name: "x".into(), shape: vec![1, 2], contents: Some(contents), ..Default::default() };
+        ModelInferRequest { model_name: "m".into(), inputs: vec![input], ..Default::default() }
+    }
+
+    #[test]
+    fn small_messages_that_become_large_are_seen_as_large() {
+        let ones = input(InferTensorContents { int64_contents: vec![1; 1000], ..Default::default() });
+        assert!(decoded_size(&ones.encode_to_vec()).unwrap() >= 24_000);
+        let empty = input(InferTensorContents { bytes_contents: vec![Bytes::new(); 1000], ..Default::default() });
+        assert!(decoded_size(&empty.encode_to_vec()).unwrap() >= 32 * 1000);
+        let raw = ModelInferRequest { raw_input_contents: vec![Bytes::from(vec![0; 1 << 20])], ..Default::default() };
+        assert!(decoded_size(&raw.encode_to_vec()).unwrap() < 1000, "raw contents are not copied");
+        // Two bytes an input.
+        let many = [0x2a, 0].repeat(300);
+        assert_eq!(decoded_size(&many).unwrap_err().0, "more than 256 inputs");
+        assert!(decoded_size(&[0x2a, 0].repeat(256)).unwrap() >= 256 * size_of::<InferInputTensor>());
+        assert_eq!(decoded_size(&[0x22, 0].repeat(257)).unwrap_err().0, "more than 256 parameters");
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        for (bytes, wanted) in [
+            (&[0x2a_u8, 5, 0][..], "ends within"),
+            (&[0x2a], "ends within"),
+            (&[0xff; 11], "more than ten bytes"),
+            (&[0x2b], "a type that no request has"),
+        ] {
+            let error = decoded_size(bytes).unwrap_err().0;
+            assert!(error.contains(wanted), "{bytes:?}: {error}");
+        }
+        assert_eq!(decoded_size(&[]), Ok(0));
+    }
+}

@@ -1,0 +1,115 @@
+//! What a message will take in memory, seen from its text before anything is allocated for it.
+//!
+//! A server that reserves this much before it decodes stays within its bounds whatever comes: text becomes many times its
+//! size ("1," is two bytes and 8 as an INT64, a parameter of six bytes becomes an entry of a map).
+
+use crate::{Datatype, InferResponse};
+
+/// The most bytes of one decoded number.
+const NUMBER: usize = 8;
+/// A string in memory, beside its text: its place in a list or map, and its allocation.
+const ENTRY: usize = 160;
+
+/// The most bytes that decoding this JSON takes, beside the text itself.
+pub fn decoded_size(text: &[u8]) -> usize {
+    let (mut commas, mut colons) = (1_usize, 1_usize);
+    // In pieces whose counts fit a byte, so that the compiler counts many bytes at once.
+    for piece in text.chunks(255) {
+        commas += usize::from(piece.iter().map(|&byte| u8::from(byte == b',')).sum::<u8>());
+        colons += usize::from(piece.iter().map(|&byte| u8::from(byte == b':')).sum::<u8>());
+    }
+    // Strings: once as they are; and where escapes are undone, or nesting is followed, three times while that buffer grows.
+    commas.saturating_mul(NUMBER) + colons.saturating_mul(ENTRY) + 4 * text.len()
+}
+
+/// The most bytes of the JSON form of a response, binary outputs behind it included.
+pub fn encoded_size(response: &InferResponse) -> usize {
+    let tensors = response.outputs.iter().map(|output| {
+        let data = output.data.len();
+        let text = if output.binary { data } else { text_size(output.datatype, data) };
+        text + output.name.len() * 6 + output.shape.len() * 21 + 128
+    });
+    let parameters = response.parameters.0.len() * 64;
+    256 + 6 * (response.id.len() + response.model.len()) + parameters + tensors.sum::<usize>()
+}
+
+/// The most characters, commas included, that `bytes` of data become.
+pub fn text_size(datatype: Datatype, bytes: usize) -> usize {
+    // The longest element: "false,", "-128,", "-1.17549435e-38,", …
+    let longest = match datatype {
+        Datatype::Bool => 6,
+        Datatype::Uint8 => 4,
+        Datatype::Int8 => 5,
+        Datatype::Uint16 => 6,
+        Datatype::Int16 => 7,
+        Datatype::Uint32 => 11,
+        Datatype::Int32 => 12,
+        Datatype::Uint64 | Datatype::Int64 => 21,
+        Datatype::Fp32 => 16,
+        Datatype::Fp64 => 26,
+        // A byte may become six characters, and the length before it makes room for quotes and the comma.
+        Datatype::Bytes => return bytes.saturating_mul(6),
+        Datatype::Fp16 | Datatype::Bf16 => return 0,
+    };
+    (bytes / datatype.size().unwrap_or(1)).saturating_mul(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ResponseTensor;
+    use crate::json::{encode_generate, encode_infer, parse_infer};
+    use bytes::Bytes;
+
+    #[test]
+    fn the_longest_texts_of_every_datatype_fit() {
+        let cases: [(Datatype, Vec<u8>); 12] = [
+            (Datatype::Bool, vec![0]),
+            (Datatype::Uint8, vec![255]),
+            (Datatype::Int8, vec![0x80]),
+            (Datatype::Uint16, u16::MAX.to_le_bytes().to_vec()),
+            (Datatype::Int16, i16::MIN.to_le_bytes().to_vec()),
+            (Datatype::Uint32, u32::MAX.to_le_bytes().to_vec()),
+            (Datatype::Int32, i32::MIN.to_le_bytes().to_vec()),
+            (Datatype::Uint64, u64::MAX.to_le_bytes().to_vec()),
+            (Datatype::Int64, i64::MIN.to_le_bytes().to_vec()),
+            (Datatype::Fp32, (-f32::MIN_POSITIVE).to_le_bytes().to_vec()),
+            (Datatype::Fp64, (-f64::MIN_POSITIVE).to_le_bytes().to_vec()),
+            (Datatype::Bytes, [&3_u32.to_le_bytes()[..], &[1, 2, 3]].concat()),
+        ];
+        for (datatype, element) in cases {
+            let output = ResponseTensor {
+                name: "y".into(),
+                datatype,
+                shape: vec![1000],
+                data: Bytes::from(element.repeat(1000)),
+                binary: false,
+            };
+            let response = InferResponse { model: "m".into(), outputs: vec![output], ..InferResponse::default() };
+            let bound = encoded_size(&response);
+            let infer = encode_infer(&response).unwrap().body.len();
+            assert!(
+                infer <= bound && encode_generate(&response).unwrap().len() <= bound,
+                "{datatype}: {infer} > {bound}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_decoded_fits_into_what_was_reserved() {
+        let numbers = |datatype: &str, count: usize| {
+            let data = vec!["1"; count].join(",");
+            format!(r#"{{"inputs":[{{"name":"x","shape":[{count}],"datatype":"{datatype}","data":[{data}]}}]}}"#)
+        };
+        let strings = format!(
+            r#"{{"inputs":[{{"name":"x","shape":[1000],"datatype":"BYTES","data":[{}]}}]}}"#,
+            vec![r#""""#; 1000].join(",")
+        );
+        for text in [numbers("FP64", 1000), numbers("INT64", 7), numbers("UINT8", 1000), strings] {
+            let request = parse_infer("m", "", &Bytes::from(text.clone()), None).unwrap();
+            let held = request.inputs[0].data.len();
+            assert!(held <= decoded_size(text.as_bytes()), "{held} of {text:.60}");
+        }
+        assert!(decoded_size(&[b','; 1000]) >= 8000);
+    }
+}
