@@ -60,11 +60,6 @@ def unknown_policy(repository):
     return "no-such-policy"
 
 
-def no_batch_dimension(repository):
-    repositories.write(repository, "bad", repositories.affine(batch=1))
-    return "batch"
-
-
 def missing_file(repository):
     repositories.write(repository, "bad", repositories.affine()).unlink()
     return "model.onnx"
@@ -82,7 +77,6 @@ MISTAKES = [
     wrong_value,
     no_toml,
     unknown_policy,
-    no_batch_dimension,
     missing_file,
     no_version,
 ]

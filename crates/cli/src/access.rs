@@ -27,7 +27,7 @@ pub(crate) struct AccessArgs {
     #[arg(long, requires = "tls_cert")]
     tls_plain_metrics: bool,
 
-    /// Ask for tokens: a TOML file of [[token]] sections with name, token or sha256, scopes (infer, admin, metrics) and
+    /// Ask for tokens: a TOML file whose sections "token" have name, token or sha256, scopes (infer, admin, metrics) and
     /// expires. Read again when it changes. Without it, the variable RIPIENO_TOKENS may hold the same text.
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 
-    /// An origin whose web pages may load and unload models, such as https://ops.example.com; may be given several times.
+    /// An origin whose web pages may load and unload models, scheme and host (see docs/security.md); may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 }

@@ -60,12 +60,13 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
     }
 
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
+        // What a table of ids says is more to the point than what the engine's integers hold.
+        self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
         check_request(inputs, &self.plan.ranges, self.plan.limits)?;
         match &self.plan.cells {
             Some(cells) => cells.wiring.describe(inputs),
             None => {
                 let extent = self.plan.padding.as_ref().map_or(Ok(Extent::ONE), |padding| padding.describe(inputs))?;
-                self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
                 Ok((extent, None))
             }
         }

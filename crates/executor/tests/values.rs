@@ -35,7 +35,8 @@ fn whole_numbers_are_right_or_refused() {
     let ids = cpu().engine.load(&files(&["gather"])).unwrap();
     let name = ids.inputs()[0].name.clone();
     let far = Tensor { name: name.as_str().into(), ..whole_numbers(&[1, 2], &[1, 1 << 40]) };
-    assert!(ids.describe(&[far]).unwrap_err().0.contains("holds 1099511627776, which does not fit"));
+    let error = ids.describe(&[far]).unwrap_err();
+    assert!(error.0.contains("1099511627776"), "{error}");
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn mistakes_are_named() {
               |
             2 | request_file = "x"
               | ^^^^^^^^^^^^
-            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `cluster`, `network`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`
+            unknown field `request_file`, expected one of `seed`, `requests`, `duration_s`, `requests_file`, `warmup_fraction`, `rate`, `policy`, `policy_options`, `admission`, `cluster`, `network`, `jitter`, `max_live`, `window_s`, `autoscale`, `phase`, `plan`, `model`
         "#]],
     );
 }
@@ -260,7 +260,7 @@ fn policies_and_options_are_named() {
     check(
         "policy_options = { gather = \"all\" }",
         expect![[
-            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window""#
+            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window", "priced""#
         ]],
     );
     check(

@@ -173,7 +173,7 @@ impl Admission {
         let served =
             self.models[request.model.index()].as_ref().expect("the driver sends requests of loaded models only");
         let corrected = served.cost.corrected(work);
-        if !self.shares.ask(now, flow, corrected, request.class.priority) {
+        if !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
         if self.keeps_deadlines || matches!(served.drop, Some(DropRule::Never | DropRule::Expired)) || self.live == 0 {
@@ -259,8 +259,12 @@ impl Admission {
         if late || outcome.is_none() {
             served.cost.on_outcome(now, entered, late);
         }
-        if late {
+        let may_be_late = matches!(served.drop, Some(DropRule::Never | DropRule::Expired));
+        if late && !may_be_late {
             self.shares.on_loss(flow, corrected);
+        }
+        if outcome == Some(Why::Cancelled) {
+            self.shares.on_withdrawal(flow, corrected);
         }
         self.live -= 1;
         served.rows -= rows as usize;

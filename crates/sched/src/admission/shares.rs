@@ -2,7 +2,8 @@
 //! between its clients.
 //!
 //! A *flow* is what one client sends to one model. Its demand is the device time a second that its requests ask for, in a
-//! window of about a second. While all demands together fit, nobody is held back. When they do not, the devices are divided:
+//! window of about a second. While all demands together fit, or nobody who asks for little loses requests, nobody is held back.
+//! When they do not fit and somebody is hurt, the devices are divided for a minute from then on:
 //! models in proportion to their weights, clients of a model equally, and what somebody does not need goes to the others.
 //! Who asks for less than the share is let in whole; who asks for more, at the rate of the share, by a token bucket.
 //!
@@ -20,6 +21,10 @@ pub(crate) const CLIENTS: usize = 64;
 const TICK_NS: i64 = 125_000_000;
 /// Demands fade by one part in so many each tick, and so are known over that many ticks: a second.
 const FADE: i64 = 8;
+/// That somebody was hurt is remembered for so many ticks: a minute.
+const REMEMBERED: i64 = 480;
+/// So many lost requests hurt; one in a second is forgiven.
+const HURT: u16 = 8;
 const SECOND_NS: i128 = 1_000_000_000;
 /// The part of the devices that is divided, in parts of 1024: at most all, at least half.
 const ALL: i64 = 1024;
@@ -37,6 +42,10 @@ pub(crate) struct Shares {
     active: Vec<u32>,
     weights: Vec<u32>,
     tick: i64,
+    /// Until which tick somebody who asks for less than an equal part has lost requests of late.
+    hurt_until: i64,
+    /// Device time a second, all of it.
+    capacity: i64,
     /// What is divided, in parts of [`ALL`].
     divided: i64,
     /// Room for dividing: models, and the clients of one.
@@ -55,8 +64,11 @@ struct Flow {
     /// Of what was let in: work, and the part that was not answered in time.
     passed: i64,
     lost: i64,
+    losses: u16,
     /// The highest priority of the last second, and how long ago it was seen.
     top: u8,
+    /// Whether one was seen.
+    ranked: bool,
     top_age: u8,
     /// Whether it has had several priorities lately.
     mixed: bool,
@@ -79,6 +91,8 @@ impl Shares {
             active: Vec::with_capacity(flows),
             weights: vec![1; limits.models],
             tick: 0,
+            hurt_until: 0,
+            capacity: 0,
             divided: ALL,
             claims: Vec::with_capacity(limits.models),
             parts: Vec::with_capacity(CLIENTS),
@@ -123,6 +137,17 @@ impl Shares {
     pub(crate) fn on_loss(&mut self, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
         known.lost = known.lost.saturating_add(work);
+        known.losses = known.losses.saturating_add(1);
+        let little = known.demand.saturating_mul(self.active.len() as i64) < self.capacity;
+        if little && known.losses >= HURT {
+            self.hurt_until = self.tick + REMEMBERED;
+        }
+    }
+
+    /// A request was withdrawn: nobody wants its work any more.
+    pub(crate) fn on_withdrawal(&mut self, flow: u32, work: i64) {
+        let known = &mut self.flows[flow as usize];
+        known.demand = (known.demand - work).max(i64::from(known.demand > 0));
     }
 
     /// Divides anew if it is time; whether it was.
@@ -165,8 +190,10 @@ impl Shares {
                 None => claims.push(Claim { demand, weight: weights[model as usize], name: model }),
             }
         }
-        let capacity = (i128::from(devices) * SECOND_NS * i128::from(self.divided) / i128::from(ALL)) as i64;
-        let contended = active.len() > 1 || active.iter().any(|&flow| flows[flow as usize].mixed);
+        self.capacity = (i128::from(devices) * SECOND_NS) as i64;
+        let capacity = (i128::from(self.capacity) * i128::from(self.divided) / i128::from(ALL)) as i64;
+        let contended =
+            (active.len() > 1 && self.tick < self.hurt_until) || active.iter().any(|&flow| flows[flow as usize].mixed);
         let level = if contended { fill(claims, capacity) } else { None };
         for claim in claims.iter() {
             let own = active.iter().filter(|&&flow| flow / CLIENTS as u32 == claim.name);
@@ -204,7 +231,8 @@ impl Shares {
 
 impl Flow {
     fn rank(&mut self, priority: u8) {
-        self.mixed |= self.demand > 0 && priority != self.top;
+        self.mixed |= self.ranked && priority != self.top;
+        self.ranked = true;
         if priority >= self.top {
             (self.top, self.top_age) = (priority, 0);
         }
@@ -214,8 +242,11 @@ impl Flow {
         self.passed -= self.passed / 2;
         self.lost -= self.lost / 2;
         self.top_age = self.top_age.saturating_add(ticks as u8);
+        if self.top_age.is_multiple_of(FADE as u8) {
+            self.losses = self.losses.saturating_sub(1);
+        }
         if i64::from(self.top_age) > FADE {
-            (self.top, self.mixed) = (0, false);
+            (self.top, self.ranked, self.mixed) = (0, false, false);
         }
     }
 
@@ -291,6 +322,9 @@ mod tests {
         for at in 0..20_000 {
             let now = Time(at * MS);
             shares.tick(now, 1);
+            if flows.len() > 1 {
+                shares.on_loss(flows[0].0, 0);
+            }
             for (&(flow, percent, priority), passed) in flows.iter().zip(&mut passed) {
                 let work = percent * MS / 100;
                 if shares.ask(now, flow, work, priority) && at >= 10_000 {
@@ -313,8 +347,29 @@ mod tests {
 
     #[test]
     fn clients_divide_what_their_model_has() {
-        let flows = [(0, 200, 0), (1, 5, 0), (2, 200, 0), (CLIENTS as u32, 200, 0)];
-        assert_eq!(served(&mut Shares::new(&LIMITS), &flows), [23, 5, 23, 50]);
+        let flows = [(1, 5, 0), (0, 200, 0), (2, 200, 0), (CLIENTS as u32, 200, 0)];
+        assert_eq!(served(&mut Shares::new(&LIMITS), &flows), [5, 23, 23, 50]);
+    }
+
+    #[test]
+    fn nobody_is_held_back_unless_somebody_who_asks_for_little_is_hurt() {
+        let mut shares = Shares::new(&LIMITS);
+        let mut asks = |at: i64, lose: bool| {
+            let now = Time(at * MS);
+            shares.tick(now, 1);
+            let little = shares.ask(now, 0, MS / 100, 0);
+            if lose {
+                shares.on_loss(0, MS / 100);
+            }
+            (little, (0..4).filter(|_| shares.ask(now, CLIENTS as u32, MS, 0)).count())
+        };
+        assert!((0..5_000).all(|at| asks(at, false) == (true, 4)));
+        for at in 5_000..5_300 {
+            asks(at, true);
+        }
+        let let_in: usize = (6_000..10_000).map(|at| asks(at, false).1).sum();
+        assert!((3_500..4_100).contains(&let_in), "{let_in}");
+        assert!((80_000..81_000).all(|at| asks(at, false) == (true, 4)));
     }
 
     #[test]

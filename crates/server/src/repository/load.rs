@@ -198,7 +198,7 @@ impl Prepared {
             max_batch: source.max_batch,
             instances: config.instances,
             drop: config.drop,
-            weight: 1,
+            weight: self.plan.config.weight,
             dec_timesteps: self.plan.dec_timesteps,
         })
     }

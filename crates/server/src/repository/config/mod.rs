@@ -37,10 +37,11 @@ pub const DEFAULT_WARM_UP: usize = 2;
 const LONGEST_MS: f64 = 86_400_000.0;
 const MOST_WARM_UP: usize = 1000;
 const MOST_QUEUED: usize = 1_000_000;
+const MOST_WEIGHT: usize = 1000;
 const MOST_INSTANCES: usize = 65_536;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "slo_ms",
     "max_batch",
     "batching",
@@ -50,6 +51,7 @@ const KEYS: [&str; 24] = [
     "late",
     "drop",
     "max_queue",
+    "weight",
     "walk",
     "max_length",
     "extra_steps",
@@ -111,6 +113,8 @@ pub struct ModelConfig {
     pub drop: Option<DropRule>,
     /// The most live requests.
     pub max_queue: usize,
+    /// Its part of the devices when there is not enough for all, relative to that of others.
+    pub weight: u32,
     /// ℓ(b) of the whole model, given by hand.
     pub latency: Option<Latency>,
     /// The same by the length that a batch is padded to, instead; ascending.
@@ -277,6 +281,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         answer_late,
         drop: read_drop(keys, answer_late)?,
         max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
+        weight: keys.whole("weight", 1, MOST_WEIGHT)?.map_or(1, |weight| weight as u32),
         latency: read_latency(keys)?,
         by_length: lengths::read_costs(keys, lengths.is_some())?,
         granularity: read_granularity(keys)?,

@@ -31,6 +31,7 @@ fn every_key_is_read() {
         late = "answer"
         drop = "never"
         max_queue = 50
+weight = 3
         walk = "chain"
         [[block]]
         name = "encoder"
@@ -54,6 +55,7 @@ fn every_key_is_read() {
     assert_eq!((config.slo, config.max_batch), (Some(Nanos::from_millis(25)), Some(16)));
     assert_eq!((config.instances, config.policy.as_deref(), config.warm_up), (2, Some("deferred"), 0));
     assert_eq!((config.answer_late, config.drop, config.max_queue), (true, Some(DropRule::Never), 50));
+    assert_eq!(config.weight, 3);
     assert_eq!(config.blocks[0].file.as_deref(), Some("encoder.onnx"));
     assert_eq!(config.blocks[1].latency, Some(Latency::Line { alpha_ms: 1.053, beta_ms: 5.0 }));
     let x = TensorSpec { name: "x".into(), datatype: DataType::Int64, shape: vec![-1, 16] };
