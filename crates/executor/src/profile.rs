@@ -4,8 +4,8 @@
 //! in between the profile is a straight line. How that stands a machine that stalls is in curve.rs. Sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
 //! Where requests differ in length, all of it is done at several lengths, the longest first.
 
-use crate::curve::{Bench, measure_curve};
 use crate::buffer::bytes_of;
+use crate::curve::{Bench, measure_curve};
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};

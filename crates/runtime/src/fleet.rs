@@ -11,7 +11,7 @@ use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Again, Device, Member, Progress, Task, TaskResult};
 use ripieno_model::{Block, Steps};
-use ripieno_sched::{Limits, Outcome};
+use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -90,18 +90,6 @@ pub(crate) struct Landed {
     pub(crate) again: bool,
     /// What ran.
     pub(crate) ran: Ran,
-}
-
-/// What a task ran, and for how long.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ran {
-    pub(crate) block: BlockId,
-    pub(crate) rows: usize,
-    /// What its members are padded to; 1 where requests do not differ in length.
-    pub(crate) length: u32,
-    pub(crate) execution: Nanos,
-    /// Whether no other lane of the device ran anything meanwhile: lanes that share a device slow each other down.
-    pub(crate) alone: bool,
 }
 
 impl Fleet {
@@ -208,7 +196,7 @@ impl Fleet {
         let InFlight { model, block, rows, length, members, mut nodes, .. } = flying;
         nodes.clear();
         self.spare_nodes.push(nodes);
-        let ran = Ran { block, rows, length, execution: times.execution, alone };
+        let ran = Ran { block, rows, length, took: times.execution, alone };
         Landed { task, outcome, members, model, expected, again: again.is_some(), ran }
     }
 

@@ -10,7 +10,6 @@ mod api;
 mod clock;
 mod core;
 mod coverage;
-mod drift;
 mod engine;
 mod fleet;
 mod jobs;

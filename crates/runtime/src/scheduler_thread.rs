@@ -12,8 +12,7 @@
 use crate::admission::ModelEntry;
 use crate::answer::Gate;
 use crate::core::Core;
-use crate::drift::{Doubt, Drift, doubted};
-use crate::fleet::{Fleet, Landed, Ran, Start, stop_waiting};
+use crate::fleet::{Fleet, Landed, Start, stop_waiting};
 use crate::jobs::{Call, JobTable, Stage};
 use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{Mail, Mailbox, Order};
@@ -25,8 +24,8 @@ use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
-use ripieno_model::{Extent, Model, Profile, Steps};
-use ripieno_sched::{Action, Control, Margin, Outcome, Prediction, Request, Shape, TaskDone, Why};
+use ripieno_model::{Model, Profile};
+use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -64,48 +63,15 @@ pub(crate) struct Resident {
     /// Tasks in flight; those queued ahead may outlive the last part.
     tasks: usize,
     leaving: bool,
-    model: Box<Model>,
     /// Where requests differ in shape.
     shapes: Option<Shapes>,
-    margin: Margin,
-    /// By block.
-    drifts: Vec<Drift>,
-    doubt: Doubt,
+    learnt: Calibration,
 }
 
 impl Resident {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
-        let (model, margin) = (Box::new(model.clone()), Margin::new(model));
         let shapes = Shapes::new(&*entry.loaded, entry.unfolds);
-        let drifts = model.blocks.iter().map(|block| Drift::new(block.max_batch())).collect();
-        Resident { entry, live: 0, tasks: 0, leaving: false, model, shapes, margin, drifts, doubt: Doubt::new() }
-    }
-
-    /// What was learnt from tasks was the error of the profile before: it must not be added to the new one.
-    fn replace_profile(&mut self, block: BlockId, profile: Profile) {
-        self.model.blocks[block.index()].replace_profile(profile);
-        self.drifts[block.index()].forget();
-        self.margin = Margin::new(&self.model);
-    }
-
-    /// A task ran; the profile to go on with, if many show that the one in force is wrong.
-    fn learn(&mut self, now: Time, ran: &Ran) -> Option<Profile> {
-        self.doubt.on_task();
-        if !ran.alone {
-            return None;
-        }
-        let block = &self.model.blocks[ran.block.index()];
-        let profiled = block.cost(ran.rows, ran.length);
-        self.drifts[ran.block.index()].observe(now, ran.rows, ran.execution, profiled, &block.profile)
-    }
-
-    /// How long a lone row takes by the profiles.
-    fn alone(&self, extent: Extent) -> Nanos {
-        let each = self.model.blocks.iter().map(|block| {
-            let steps = if block.steps == Steps::Nodes { extent.length } else { extent.steps(block.steps) };
-            block.profile.latency(1).0.saturating_mul(i64::from(steps.max(1)))
-        });
-        Nanos(each.fold(0, i64::saturating_add))
+        Resident { entry, live: 0, tasks: 0, leaving: false, shapes, learnt: Calibration::new(model) }
     }
 }
 
@@ -180,7 +146,7 @@ impl SchedulerThread {
         };
         let call = self.jobs.call(lead);
         resident.live += call.parts.len();
-        let margin = resident.margin.ahead();
+        let margin = resident.learnt.ahead();
         call.in_core = call.parts.len();
         if self.offences.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;
@@ -210,9 +176,9 @@ impl SchedulerThread {
         resident.tasks -= 1;
         // A batch that was stopped, or run more than once, says nothing about how late batches end.
         if outcome != Outcome::Cancelled && !again {
-            resident.margin.observe(now - expected);
+            resident.learnt.on_end(now - expected);
         }
-        let better = (outcome == Outcome::Ok && !again).then(|| resident.learn(now, &ran)).flatten();
+        let better = (outcome == Outcome::Ok && !again).then(|| resident.learnt.on_task(now, &ran)).flatten();
         for &slot in members.iter().filter(|_| !resident.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
@@ -260,7 +226,7 @@ impl SchedulerThread {
             }
             Order::Profile { id, block, profile } => {
                 if let Some(resident) = &mut self.residents[id.index()] {
-                    resident.replace_profile(block, profile.clone());
+                    resident.learnt.replace(block, profile.clone());
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
@@ -276,7 +242,7 @@ impl SchedulerThread {
         if resident.leaving {
             return;
         }
-        let wrong = resident.model.blocks[block.index()].profile.latency(1).as_millis_f64();
+        let wrong = resident.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
         let right = profile.latency(1).as_millis_f64();
         tracing::warn!(
             model = resident.entry.name,
@@ -284,7 +250,7 @@ impl SchedulerThread {
             "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
         resident.entry.metrics.on_correction();
-        resident.replace_profile(block, profile.clone());
+        resident.learnt.replace(block, profile.clone());
         self.core.control(Control::ProfileReplaced { model: id, block, profile });
     }
 
@@ -293,8 +259,9 @@ impl SchedulerThread {
         let (_, call, part) = self.jobs.owner(slot);
         let extent = call.parts[part].entry.extent;
         let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
-        let alone = resident.alone(extent);
-        if resident.tasks == 0 && resident.doubt.on_hopeless(now, alone, resident.model.slo) {
+        if resident.tasks == 0
+            && let Some(alone) = resident.learnt.on_hopeless(now, extent)
+        {
             self.doubted.push((call.id, alone));
         }
     }
@@ -302,13 +269,16 @@ impl SchedulerThread {
     /// Gives models the benefit of the doubt, as an input of its own: the outbox may be half performed when it arises.
     fn test_doubted(&mut self) {
         while let Some((id, alone)) = self.doubted.pop() {
-            let Some(resident) = self.residents[id.index()].as_ref() else { continue };
-            let (slo, blocks) = (resident.model.slo, resident.model.blocks.iter());
-            let tested: Vec<_> = blocks.map(|block| doubted(&block.profile, alone, slo)).collect();
-            for (block, profile) in (0..).map(BlockId).zip(tested) {
-                if let Some(profile) = profile {
-                    self.correct(id, block, profile);
-                }
+            let Some(resident) = self.residents[id.index()].as_mut().filter(|resident| !resident.leaving) else {
+                continue;
+            };
+            tracing::warn!(
+                model = resident.entry.name,
+                "by its profile a lone request takes {:.3} ms and nothing of it runs: that is put to the test",
+                alone.as_millis_f64()
+            );
+            for (block, profile) in resident.learnt.test(alone) {
+                self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
         }
     }
@@ -336,7 +306,7 @@ impl SchedulerThread {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
                 resident.tasks += 1;
-                let spec = &resident.model.blocks[block.index()];
+                let spec = &resident.learnt.model().blocks[block.index()];
                 let start = Start { task, model, block, spec, device, lane, not_before, members, nodes };
                 self.fleet.start(&start, &mut self.jobs);
             }

@@ -8,7 +8,7 @@ use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
-use ripieno_sched::{Limits, Options, Setup, build, find};
+use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,14 +27,25 @@ fn emulated(executor: &Arc<dyn Executor>, profile: Profile, slo: Nanos) -> Serve
 
 fn start(policy: &str, executor: &Arc<dyn Executor>) -> Engine {
     let setup = Setup { models: Vec::new(), devices: 1, limits: LIMITS };
-    let scheduler = build(policy, &setup, &Options::new()).unwrap();
+    let policy = find(policy).unwrap();
+    let options = served_options(policy, Options::new(), Objective::Latency);
+    let scheduler = build_served(policy.name, &setup, &options).unwrap();
     let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
-    config.policy = Some(find(policy).unwrap());
+    config.policy = Some(policy);
     Engine::start(config).unwrap()
 }
 
 fn corrections(engine: &Engine, client: &Client) -> u64 {
     engine.model_metrics(client.model).unwrap().profile_corrections
+}
+
+/// Asks until the profile has been corrected once more than `before` times.
+fn until_corrected(engine: &Engine, client: &Client, before: u64) {
+    let asked = Instant::now();
+    while corrections(engine, client) <= before {
+        assert!(asked.elapsed() < Duration::from_secs(60), "nothing was corrected");
+        until_served(client, 1);
+    }
 }
 
 /// Asks one request after the other until so many in a row were answered in time; how many were not.
@@ -53,20 +64,31 @@ fn until_served(client: &Client, in_a_row: usize) -> usize {
 }
 
 #[test]
+fn a_profile_by_which_every_request_is_hopeless_is_found_out() {
+    for policy in ["deferred", "timeout", "dva", "lazy", "clockwork"] {
+        let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+        let engine = start(policy, &executor);
+        // As a stall of 309 ms left it: ℓ(1), and the rest extrapolated in proportion.
+        let stalled = Profile::linear(309.0, 0.0, 8).unwrap();
+        let served = emulated(&executor, stalled, Nanos::from_millis(200));
+        let client = Client::new(&engine, engine.load(served).unwrap());
+        let lost = until_served(&client, 20);
+        println!("{policy}: {lost} lost");
+        until_corrected(&engine, &client, 0);
+        engine.drain(Duration::from_secs(10));
+    }
+}
+
+#[test]
 fn a_profile_that_is_too_long_is_corrected_by_what_runs() {
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let engine = start("timeout", &executor);
     let served = emulated(&executor, Profile::linear(60.0, 20.0, 8).unwrap(), Nanos::from_millis(10_000));
     let client = Client::new(&engine, engine.load(served).unwrap());
-    until_served(&client, 20);
-    assert!(corrections(&engine, &client) >= 1);
+    until_corrected(&engine, &client, 0);
     // A new profile from outside is taken as any other, and corrected as well.
     let before = corrections(&engine, &client);
     engine.replace_profile(client.model, BlockId(0), Profile::linear(500.0, 100.0, 8).unwrap()).unwrap();
-    let replaced = Instant::now();
-    while corrections(&engine, &client) == before {
-        assert!(replaced.elapsed() < Duration::from_secs(60), "nothing was corrected");
-        until_served(&client, 1);
-    }
+    until_corrected(&engine, &client, before);
     engine.drain(Duration::from_secs(10));
 }

@@ -3,31 +3,31 @@
 //! A profile may be wrong from the start (the machine stalled while it was measured) or become so (a clock is throttled, a
 //! neighbour moves in). Once most of the last tasks were beyond a factor, the driver tells the core another profile.
 //!
-//! Three others learn from the same tasks, and none may apply the same correction twice:
-//! * The [`Margin`](ripieno_sched::Margin) holds by how much batches end later than profiled, a fraction of the SLO. The driver
-//!   begins it anew with each new profile: what it had learnt was the old profile's error.
-//! * Admission learns a factor between the work that it reckoned with and the device time that full batches took, which
-//!   also holds how full batches are. On `Control::ProfileReplaced` it begins at 1 again and learns nothing from tasks that
-//!   were reckoned with the old profile.
-//! * This one compares with the profile in force when a task lands and forgets all it has seen when it speaks, so that it
-//!   sees what is left of the error, never the corrected part. It speaks in large steps, the others cover what is below them.
+//! A loaded machine is no reason: it makes some batches slow for a while, which is what the [`Margin`](crate::Margin) is for.
+//! So samples are taken at intervals, whatever the rate, and nearly all of them must agree: only what lasts counts.
 
 use ripieno_base::{Nanos, Time};
 use ripieno_model::Profile;
 
-/// Tasks of one class of batch sizes whose median counts.
+/// Samples of one class of batch sizes that count.
 const WINDOW: usize = 16;
+/// So many of them must be off in the same direction.
+const AGREE: usize = 12;
+/// Of a class at most one sample is taken in so much time, so that a window is longer than what disturbs a machine in passing.
+const INTERVAL: Nanos = Nanos::from_millis(100);
 /// A profile is wrong if it is off by more than this in either direction, in hundredths.
 const FAR: i64 = 150;
 /// What is closer than this is what the wake-up of a thread takes.
 const NEAR: Nanos = Nanos::from_micros(200);
 /// Batch sizes of a class are between two powers of two.
 const CLASSES: usize = Profile::MAX_BATCH.ilog2() as usize + 1;
-/// At least so long between two corrections; twice as long after each, up to the most.
+/// At least so long between two corrections; twice as long after each, up to the most, and from the beginning after a rest of
+/// several times the most.
 const PAUSE: Nanos = Nanos::from_millis(500);
 const LONGEST_PAUSE: Nanos = Nanos::from_millis(64_000);
+const REST: i64 = 4;
 /// Requests in a row that were given up, none having run, before the profile that says so is put to the test.
-const GIVEN_UP: u32 = 16;
+const GIVEN_UP: u32 = 8;
 /// A profile under test says that a lone request takes this part of the SLO.
 const TESTED: i64 = 8;
 
@@ -47,6 +47,9 @@ impl Pause {
     fn pass(&mut self, now: Time) -> bool {
         let over = now >= self.until;
         if over {
+            if now - self.until > LONGEST_PAUSE * REST {
+                self.next = PAUSE;
+            }
             self.until = now + self.next;
             self.next = Nanos(self.next.0 * 2).min(LONGEST_PAUSE);
         }
@@ -54,21 +57,22 @@ impl Pause {
     }
 }
 
-/// The last tasks of a class: measured over profiled, in hundredths.
-#[derive(Clone, Copy, Debug, Default)]
+/// The last samples of a class: measured over profiled, in hundredths; 100 where it was next to nothing that was amiss.
+#[derive(Clone, Copy, Debug)]
 struct Class {
     ratios: [i64; WINDOW],
     /// How many there were; the last [`WINDOW`] are kept.
     seen: usize,
-    /// Of the last ones, those that were clearly off.
-    off: [bool; WINDOW],
+    next: Time,
 }
 
+const EMPTY: Class = Class { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
+
 impl Class {
-    fn note(&mut self, ratio: i64, off: bool) {
-        let at = self.seen % WINDOW;
-        (self.ratios[at], self.off[at]) = (ratio, off);
+    fn note(&mut self, now: Time, ratio: i64) {
+        self.ratios[self.seen % WINDOW] = ratio;
         self.seen += 1;
+        self.next = now + INTERVAL;
     }
 
     /// The median, once there are enough.
@@ -79,8 +83,8 @@ impl Class {
     }
 
     fn is_off(&self) -> bool {
-        let off = self.off.iter().filter(|&&off| off).count();
-        off > WINDOW / 2 && self.median().is_some_and(|ratio| ratio > FAR || ratio * FAR < 10_000)
+        let agree = |off: fn(i64) -> bool| self.ratios.iter().filter(|&&ratio| off(ratio)).count() >= AGREE;
+        self.seen >= WINDOW && (agree(|ratio| ratio > FAR) || agree(|ratio| ratio * FAR < 10_000))
     }
 }
 
@@ -94,7 +98,7 @@ pub(crate) struct Drift {
 impl Drift {
     pub(crate) fn new(max_batch: usize) -> Drift {
         let classes = max_batch.clamp(1, Profile::MAX_BATCH).ilog2() as usize + 1;
-        Drift { classes: vec![Class::default(); classes.min(CLASSES)].into(), pause: Pause::none() }
+        Drift { classes: vec![EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
     }
 
     /// A task of so many rows that had its device for itself took so long, where the profile has `profiled`. The profile to
@@ -108,10 +112,12 @@ impl Drift {
         inforce: &Profile,
     ) -> Option<Profile> {
         let class = self.classes.get_mut(rows.max(1).ilog2() as usize)?;
+        if now < class.next {
+            return None;
+        }
         let ratio = i128::from(took.0.max(1)) * 100 / i128::from(profiled.0.max(1));
-        let ratio = ratio.clamp(1, 100_000_000) as i64;
         let apart = Nanos(took.0.saturating_sub(profiled.0).saturating_abs());
-        class.note(ratio, apart > NEAR);
+        class.note(now, if apart > NEAR { ratio.clamp(1, 100_000_000) as i64 } else { 100 });
         if !class.is_off() || !self.pause.pass(now) {
             return None;
         }
@@ -122,7 +128,7 @@ impl Drift {
 
     /// The profile is another one from now on.
     pub(crate) fn forget(&mut self) {
-        self.classes.fill(Class::default());
+        self.classes.fill(EMPTY);
     }
 
     /// Each batch size by the factor of its class, or of the nearest that has one.
@@ -146,8 +152,8 @@ impl Drift {
 ///
 /// One that has become far too long makes every request hopeless, so no task runs that could correct it. After some such
 /// losses in a row the model is given the benefit of the doubt: its profile is scaled down until a lone request fits its
-/// SLO with room to spare, and what then runs tells the truth. Should the profile have been right, the next correction restores
-/// it, at the price of some late answers, ever more seldom.
+/// SLO with room to spare, and what then runs tells the truth. Should the profile have been right, the first task restores it, at
+/// the price of that task and of a few late answers, ever more seldom.
 #[derive(Debug)]
 pub(crate) struct Doubt {
     given_up: u32,
@@ -176,6 +182,14 @@ impl Doubt {
     }
 }
 
+/// Whether a task took rather what the profile `before` says of it than what the one under test does, which has `profiled`.
+pub(crate) fn stands(before: &Profile, tested: &Profile, profiled: Nanos, took: Nanos) -> bool {
+    let ratio = i128::from(before.latency(1).0) * 100 / i128::from(tested.latency(1).0.max(1));
+    let before = i128::from(profiled.0) * ratio / 100;
+    // Nearer to the old one, by factors.
+    i128::from(took.0) * i128::from(took.0) > before * i128::from(profiled.0)
+}
+
 /// The profile of a block of a model that is given the benefit of the doubt.
 pub(crate) fn doubted(profile: &Profile, alone: Nanos, slo: Nanos) -> Option<Profile> {
     let to = Nanos((slo.0 / TESTED).max(1));
@@ -196,7 +210,7 @@ mod tests {
         Time::ORIGIN + MS(ms)
     }
 
-    /// Tells of `tasks` tasks, 10 ms after each other; the corrections.
+    /// Tells of `tasks` tasks, 100 ms after each other; which of them led to corrections.
     fn run(
         drift: &mut Drift,
         profile: &mut Profile,
@@ -208,7 +222,7 @@ mod tests {
         for number in 0..tasks {
             let (rows, took) = task(number);
             let profiled = profile.latency(rows);
-            if let Some(better) = drift.observe(at(from + 10 * number), rows, took, profiled, profile) {
+            if let Some(better) = drift.observe(at(from + 100 * number), rows, took, profiled, profile) {
                 *profile = better;
                 corrected.push(number);
             }
@@ -238,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_measurement_is_corrected_after_sixteen_tasks() {
+    fn a_stalled_measurement_is_corrected_after_sixteen_samples() {
         // ℓ(1) measured as 309 ms, the rest in proportion; the truth is b + 1 ms.
         let truth = Profile::linear(1.0, 1.0, 8).unwrap();
         let mut profile = Profile::linear(309.0, 0.1, 8).unwrap();
@@ -246,7 +260,7 @@ mod tests {
         assert_eq!(run(&mut drift, &mut profile, 0, 16, |_| (1, truth.latency(1))), [15]);
         assert!(profile.latency(1) > MS(1) && profile.latency(1) < MS(4), "{profile:?}");
         // Full batches were thought to take much more than they do: they correct their part once the pause is over.
-        run(&mut drift, &mut profile, 1_000, 200, |_| (8, truth.latency(8)));
+        run(&mut drift, &mut profile, 2_000, 200, |_| (8, truth.latency(8)));
         let full = profile.latency(8).as_millis_f64();
         assert!((full - 9.0).abs() < 1.0, "{full}");
         assert!(profile.latency(1) < MS(4), "{profile:?}");
@@ -260,13 +274,35 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_that_is_busy_for_a_second_is_no_reason() {
+        let mut profile = Profile::linear(1.0, 1.0, 4).unwrap();
+        let mut drift = Drift::new(4);
+        // A task each 2 ms; of every 3 s, during one they take ten times as long.
+        for number in 0..60_000 {
+            let now = at(2 * number);
+            let took = if number / 500 % 3 == 0 { MS(20) } else { MS(2) };
+            assert_eq!(drift.observe(now, 1, took, profile.latency(1), &profile), None, "at {now:?}");
+        }
+        // Lastingly so, and it is one; afterwards, none again.
+        let mut slow = |from: i64, took| {
+            let mut tell = |number: i64| drift.observe(at(from + 2 * number), 1, took, profile.latency(1), &profile);
+            let (tasks, better) = (0..60_000).find_map(|number| Some((number, tell(number)?))).unwrap();
+            profile = better;
+            2 * tasks
+        };
+        let (until_slow, until_fast) = (slow(120_000, MS(20)), slow(240_000, MS(2)));
+        assert!(until_slow < 3_000 && until_fast < 3_000, "{until_slow} and {until_fast} ms");
+        assert!(profile.latency(1) < MS(3), "{profile:?}");
+    }
+
+    #[test]
     fn corrections_become_rare_on_a_device_that_changes_all_the_time() {
         let mut profile = Profile::linear(1.0, 1.0, 4).unwrap();
         let changing = |number: i64| (1, if number / 32 % 2 == 0 { MS(2) } else { MS(40) });
-        // 200 s of it: pauses of 0.5, 1, 2, … s.
+        // 2,000 s of it.
         let corrected = run(&mut Drift::new(4), &mut profile, 0, 20_000, changing);
-        assert!((2..=10).contains(&corrected.len()), "{corrected:?}");
-        let gaps: Vec<i64> = corrected.windows(2).map(|pair| 10 * (pair[1] - pair[0])).collect();
+        assert!((8..=38).contains(&corrected.len()), "{corrected:?}");
+        let gaps: Vec<i64> = corrected.windows(2).map(|pair| 100 * (pair[1] - pair[0])).collect();
         assert!(gaps.iter().zip(0..).all(|(&gap, doubled)| gap >= 500 << doubled.min(7)), "{gaps:?}");
     }
 
@@ -288,11 +324,11 @@ mod tests {
             (from..from + 4_000).filter(|&ms| doubt.on_hopeless(at(ms), MS(alone), slo)).collect()
         };
         assert!(tests(&mut doubt, 0, 20).is_empty(), "the device is overloaded: nothing is wrong with the profile");
-        assert_eq!(tests(&mut Doubt::new(), 0, 309), [15, 515, 1_515, 3_515]);
+        assert_eq!(tests(&mut Doubt::new(), 0, 309), [7, 507, 1_507, 3_507]);
         let mut running = Doubt::new();
         let mut task_between = |ms: i64| {
             running.on_task();
-            (0..15).any(|_| running.on_hopeless(at(ms), MS(309), slo))
+            (0..7).any(|_| running.on_hopeless(at(ms), MS(309), slo))
         };
         assert!(!(0..100).any(&mut task_between), "what runs speaks for itself");
         let profile = doubted(&Profile::linear(309.0, 0.1, 4).unwrap(), MS(309), slo).unwrap();
