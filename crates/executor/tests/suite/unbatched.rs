@@ -1,0 +1,115 @@
+//! Models whose requests do not share batches: because their files have no batch, or because their rows depend on each other.
+
+use crate::common::*;
+use ripieno_base::RequestSlot;
+use ripieno_executor::*;
+use ripieno_model::DataType;
+use std::sync::Arc;
+
+fn engines() -> [Box<dyn Engine>; 2] {
+    [cpu().engine, onnxruntime().engine]
+}
+
+/// A request as devices get it: one row, before the shape of the file.
+fn whole(tensors: Vec<Tensor>) -> Vec<Member> {
+    vec![Member::new(RequestSlot(0), 1, Some(Arc::new(Entry::of(tensors.into()))))]
+}
+
+#[test]
+fn a_file_without_a_batch_runs_one_request_at_a_time() {
+    for engine in engines() {
+        let stand = Stand::new(&*engine, &files(&["two_rows"]));
+        assert!(!stand.model.batched());
+        assert_eq!(
+            (&stand.model.inputs()[0].shape[..], &stand.model.outputs()[0].shape[..]),
+            (&[-1, 2, 3][..], &[-1, 2, 3][..])
+        );
+        let x = numbers(6, 1);
+        let y = stand.run(0, whole(vec![fp32("x", &[1, 2, 3], &x)])).unwrap().remove(0).outputs.remove(0);
+        assert_eq!(y.shape, [1, 2, 3]);
+        let share = |at: usize| x[at].exp() / (x[at % 3].exp() + x[at % 3 + 3].exp());
+        assert_close(&floats(&y), &(0..6).map(share).collect::<Vec<_>>());
+        let pair = [0, 1].map(|slot| Member::new(RequestSlot(slot), 1, entry(fp32("x", &[1, 2, 3], &x))));
+        assert!(stand.run(0, pair.to_vec()).unwrap_err().0.contains("has 2 rows, but it must have 1 to 1"));
+    }
+}
+
+#[test]
+fn scalars_and_a_fixed_batch_of_one_are_answered() {
+    for engine in engines() {
+        let stand = Stand::new(&*engine, &files(&["scalars"]));
+        let request = whole(vec![fp32("a", &[1], &[3.0]), fp32("b", &[1], &[-0.5])]);
+        let y = stand.run(0, request).unwrap().remove(0).outputs.remove(0);
+        assert_eq!((&y.shape[..], floats(&y)), (&[1][..], vec![-1.5]));
+        let stand = Stand::new(&*engine, &files(&["mlp_fixed_batch"]));
+        let h = stand.run(0, whole(vec![fp32("x", &[1, 1, 4], &numbers(4, 2))])).unwrap().remove(0).outputs.remove(0);
+        assert_eq!(h.shape, [1, 1, 8]);
+        let alone = Stand::new(&*engine, &files(&["mlp_first"])).ask(fp32("x", &[1, 4], &numbers(4, 2))).unwrap();
+        assert_close(&floats(&h), &floats(&alone[0]));
+        assert_eq!(measure_one(&*engine, "two_rows").len(), 1);
+    }
+    let stand = Stand::new(&onnxruntime_engine(), &files(&["one_text"]));
+    let text =
+        Tensor { name: "x".into(), datatype: DataType::Bytes, shape: vec![1, 1], data: b"\x02\0\0\0ab"[..].into() };
+    let y = stand.run(0, whole(vec![text.clone()])).unwrap().remove(0).outputs.remove(0);
+    assert_eq!((&y.shape[..], &y.data), (&[1, 1][..], &text.data));
+}
+
+fn measure_one(engine: &dyn Engine, file: &str) -> Vec<BlockProfile> {
+    let measurement = Measurement { max_batch: 1, budget: std::time::Duration::ZERO, example: None };
+    measure(engine, &engine.load(&files(&[file])).unwrap(), &measurement, &mut |_| {}).unwrap().blocks
+}
+
+#[test]
+fn any_model_runs_without_a_batch_if_asked_to() {
+    for engine in engines() {
+        for (names, rows) in
+            [(&["mlp"][..], 3), (&["mlp_first", "mlp_second"], 3), (&["mlp_fixed_batch", "mlp_second"], 1)]
+        {
+            let stand = Stand::new(&*engine, &ModelSource { unbatched: rows > 1, ..files(names) });
+            // All rows of the file are one request, which is one row here.
+            let x = numbers(rows * 4, 3);
+            let mut progress = stand.run(0, whole(vec![fp32("x", &[1, rows as i64, 4], &x)])).unwrap();
+            for block in 1..names.len() {
+                let later = Member::new(RequestSlot(0), 1, None);
+                progress = stand.run(block as u16, vec![later]).unwrap();
+            }
+            let y = &progress[0].outputs[0];
+            assert_eq!(y.shape, [1, rows as i64, 3]);
+            assert_close(&floats(y), &x.chunks(4).flat_map(mlp).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn what_needs_rows_is_refused_without_a_batch() {
+    let engine = cpu().engine;
+    let refused = |source: &ModelSource| engine.load(source).map(|_| ()).unwrap_err().to_string();
+    let chain = refused(&files(&["mlp_fixed_batch", "two_rows"]));
+    assert!(chain.contains("declares 'x' as FP32 [-1, 2, 3]"), "{chain}");
+    let length = InputLength { tensor: "x".to_owned(), dim: 1, pad: 0.0 };
+    let lengths = LengthDims { inputs: vec![length], outputs: vec![] };
+    let padded = refused(&ModelSource { lengths, ..files(&["two_rows"]) });
+    assert!(padded.contains("input 'x'") && padded.contains("remove every length_dim"), "{padded}");
+    let cell = refused(&ModelSource { walk: ripieno_model::Walk::Repeat, ..files(&["two_rows"]) });
+    assert!(cell.contains("a walk of cells steps row by row"), "{cell}");
+}
+
+#[test]
+fn rows_that_depend_on_each_other_are_found() {
+    for engine in engines() {
+        let tried = |name: &str, max_batch| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), max_batch);
+        for name in ["mlp", "double", "gather", "pool", "handed_through"] {
+            assert_eq!(tried(name, 16), Rows::Independent, "{name}");
+        }
+        for name in ["softmax_of_batch", "running_sum", "centred", "turned", "sum_of_all"] {
+            for max_batch in [2, 3, 16] {
+                let Rows::Mixed(how) = tried(name, max_batch) else { panic!("{name} passes at {max_batch}") };
+                assert!(how.contains("beside others") || how.contains("together fail"), "{name}: {how}");
+            }
+            assert_eq!(tried(name, 1), Rows::Independent, "a row is never beside others");
+        }
+        let chain = engine.load(&files(&["mlp_first", "mlp_second"])).unwrap();
+        assert_eq!(check_rows(&*engine, &chain, 16), Rows::Independent);
+    }
+}

@@ -1,0 +1,53 @@
+//! Live, on emulated devices: a lone request on an idle server is answered as fast as the model runs, whatever came before on
+//! another model. Bounds are generous: what is told apart is milliseconds from the ten seconds of the SLO.
+
+use crate::common::Client;
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
+use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_runtime::{Engine, EngineConfig, ServedModel};
+use ripieno_sched::{Limits, Objective, Setup, build, choose, find};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 1, batch: 16, nodes: 0 };
+
+/// ℓ(b) = 4 + 0.1·b ms, within 10 s.
+fn emulated(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
+    let profile = Profile::linear(0.1, 4.0, 16).unwrap();
+    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
+    let source = ModelSource::new(name, vec![block], 16);
+    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
+    let model = Model::whole(name, profile, Nanos::from_millis(10_000));
+    ServedModel { model, loaded: loaded.unwrap(), max_queue: 1_024, answer_late: false }
+}
+
+#[test]
+fn a_lone_request_after_a_burst_on_another_model_does_not_wait_for_its_deadline() {
+    // Under "efficiency" it may wait for others, but must be in time.
+    for (objective, seconds) in [(Objective::Latency, 5), (Objective::Efficiency, 11)] {
+        let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+        let setup = Setup { models: Vec::new(), devices: 1, limits: LIMITS };
+        let choice = choose(&[], objective);
+        let scheduler = build(choice.policy, &setup, &choice.options).unwrap();
+        let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
+        config.policy = Some(find(choice.policy).unwrap());
+        let engine = Engine::start(config).unwrap();
+        let quiet = Client::new(&engine, engine.load(emulated(&executor, "quiet")).unwrap());
+        let busy = Client::new(&engine, engine.load(emulated(&executor, "busy")).unwrap());
+        // The first request ever, then a burst that keeps the device busy, then silence.
+        let alone = |number: usize| {
+            let asked = Instant::now();
+            let _ticket = quiet.submit(number, 1, None).unwrap();
+            quiet.next().1.expect("a lone request is in time");
+            let took = asked.elapsed();
+            assert!(took < Duration::from_secs(seconds), "{objective:?}: request {number} took {took:?}");
+        };
+        alone(0);
+        let tickets: Vec<_> = (0..600).map(|number| busy.submit(number, 1, None).unwrap()).collect();
+        tickets.iter().for_each(|_| drop(busy.next()));
+        (1..4).for_each(alone);
+        engine.drain(Duration::from_secs(10));
+    }
+}

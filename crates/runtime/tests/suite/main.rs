@@ -1,0 +1,13 @@
+//! The tests of `ripieno-runtime` from outside, in one binary: each binary more is built and linked anew.
+
+mod answers;
+mod cancel;
+mod classes;
+mod common;
+mod culprits;
+mod deadlines;
+mod diversity;
+mod idle;
+mod policies;
+mod replay;
+mod steps;

@@ -1,0 +1,79 @@
+//! Every policy of the catalogue serves live on emulated devices, and its recorded run replays.
+
+use crate::common::{Client, data};
+use ripieno_base::Nanos;
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
+use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_runtime::{Engine, EngineConfig, Header, Recording, ServedModel, replay};
+use ripieno_sched::{CATALOGUE, Limits, Options, Scheduler, Setup, build, lanes};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 2, lanes: 1, depth: 2, batch: 8, nodes: 0 };
+
+/// A model that answers with its input, ℓ(b) = 0.3 + 0.1·b ms, to be answered within 40 ms.
+fn emulated(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
+    let profile = Profile::linear(0.1, 0.3, 8).unwrap();
+    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
+    let source = ModelSource::new(name, vec![block], 8);
+    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
+    let model = Model::whole(name, profile, Nanos::from_millis(40));
+    ServedModel { model, loaded: loaded.unwrap(), max_queue: 256, answer_late: false }
+}
+
+fn built(header: &Header) -> Result<Box<dyn Scheduler>, String> {
+    let options: Options = serde_json::from_value(header.options.clone()).map_err(|error| error.to_string())?;
+    build(&header.policy, &header.setup, &options).map_err(|error| error.to_string())
+}
+
+/// Two models at once, from a thread each; requests of up to three batches, some with no time to lose.
+fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
+    std::thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let client = Client::new(engine, engine.load(emulated(executor, name)).unwrap());
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let jobs = (round * 10..round * 10 + 10).map(|number| (number, 1 + number % 20));
+                    let timeout = |number: usize| number.is_multiple_of(4).then_some(Duration::from_micros(300));
+                    let tickets = jobs.map(|(number, rows)| client.submit(number, rows, timeout(number)).unwrap());
+                    let tickets: Vec<_> = tickets.collect();
+                    for _ in &tickets {
+                        let (number, answer) = client.next();
+                        // How many are in time depends on the machine and the policy; none may be wrong.
+                        if answer.is_ok() {
+                            let expected: Vec<u8> = (0..1 + number % 20).map(|row| (number + row) as u8).collect();
+                            assert_eq!(data(answer), expected);
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn every_policy_serves_live_and_replays() {
+    for policy in CATALOGUE {
+        let limits = Limits { lanes: lanes(policy, &Options::new()), ..LIMITS };
+        let setup = Setup { models: Vec::new(), devices: 2, limits };
+        let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
+        let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(2));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.jsonl", policy.name));
+        let options = serde_json::to_value(Options::new()).unwrap();
+        let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor); 2]);
+        config.record = Some(Recording { path: path.clone(), policy: policy.name.to_owned(), options });
+        let engine = Engine::start(config).unwrap();
+        drive(&engine, &executor);
+        assert!(engine.drain(crate::common::SAFETY), "{}", policy.name);
+        for (id, name, seen) in engine.all_metrics() {
+            assert_eq!(seen.success.count + seen.fail.count, 100, "{} {id:?} {name}", policy.name);
+        }
+        assert!(engine.device_metrics()[0].busy_ns > 0);
+        engine.shutdown();
+        let replayed = replay(&path, built).unwrap();
+        assert_eq!((replayed.difference, replayed.truncated), (None, false), "{}", policy.name);
+        assert!(replayed.settles > 20, "{}", policy.name);
+    }
+}

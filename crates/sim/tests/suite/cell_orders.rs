@@ -1,0 +1,132 @@
+//! Models with several cell types under random arrivals: which type goes first, and when that is decided.
+
+use crate::common::options;
+use ripieno_sim::{Scenario, Trace, simulate};
+
+const LENGTHS: &str = "{ kind = \"lognormal\", mu = 2.5, sigma = 0.6, min = 1, max = 100 }";
+
+fn blocks(blocks: &[(&str, &str, u32)]) -> String {
+    blocks
+        .iter()
+        .map(|(name, cost, priority)| format!("[[model.block]]\nname = \"{name}\"\npriority = {priority}\n{cost}\n"))
+        .collect()
+}
+
+fn model(walk: &str, more: &str, parts: &[(&str, &str, u32)]) -> String {
+    format!(
+        "[[model]]\nname = \"m\"\nslo_ms = 1000.0\nwalk = \"{walk}\"\nlengths = {LENGTHS}\n{more}\n{}",
+        blocks(parts)
+    )
+}
+
+fn cases() -> Vec<(&'static str, String)> {
+    let flat = "latency_points = [[1, 0.22], [64, 0.24], [256, 0.53]]";
+    let slow = "latency_points = [[1, 0.59], [64, 0.6]]";
+    let lin = "alpha_ms = 0.03\nbeta_ms = 0.3\nmax_batch = 64";
+    vec![
+        ("two layers", model("stacked", "", &[("a", flat, 0), ("b", flat, 1)])),
+        ("two layers steep", model("stacked", "", &[("a", lin, 0), ("b", lin, 1)])),
+        (
+            "both directions",
+            model(
+                "bidirectional",
+                "",
+                &[
+                    ("f", flat, 0),
+                    ("b", flat, 0),
+                    ("head", "alpha_ms = 0.01\nbeta_ms = 1.0\nmax_batch = 64\nonce = true", 1),
+                ],
+            ),
+        ),
+        (
+            "translate",
+            model(
+                "encode-decode",
+                "output_lengths = { kind = \"ratio\", sigma = 0.2 }",
+                &[("e", flat, 0), ("d", lin, 1)],
+            ),
+        ),
+        (
+            "translate hidden",
+            model(
+                "encode-decode",
+                "output_lengths = { kind = \"ratio\", sigma = 0.2 }\nextra_steps = 50",
+                &[("e", flat, 0), ("d", lin, 1)],
+            ),
+        ),
+        (
+            "unequal batches",
+            model(
+                "encode-decode",
+                "output_lengths = { kind = \"ratio\", sigma = 0.2 }",
+                &[("e", flat, 0), ("d", slow, 1)],
+            ),
+        ),
+    ]
+}
+
+fn mean(text: &str, policy: &str, knobs: &str, load: f64) -> f64 {
+    let text = format!("seed = 1\nrequests = 1500\nrate = 1.0\npolicy = \"{policy}\"\n{text}");
+    let mut scenario = Scenario::parse(&text, "test").unwrap();
+    scenario.policy_options = options(knobs);
+    scenario.rate = Some(scenario.bound_rps() * load);
+    let mut trace = Trace::new(&scenario.setup.models);
+    simulate(&scenario, Some(&mut trace)).unwrap();
+    let csv = trace.requests_csv();
+    let latency = |line: &str| {
+        let fields: Vec<f64> = line.split(',').skip(2).take(3).map(|field| field.parse().unwrap()).collect();
+        fields[2] - fields[0]
+    };
+    let all: Vec<f64> = csv.lines().skip(1).map(latency).collect();
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+/// An idle device always finds a later cell with a row or two: with later cells first the earlier ones never fill a batch. Turns, as
+/// equal priorities give them, do not starve anybody, and rows that wait weigh in addition how full a batch would be.
+#[test]
+fn no_cell_type_starves() {
+    for (name, text) in cases() {
+        let even = text.replace("priority = 1", "priority = 0");
+        let mut before = 0.0;
+        for load in [0.3, 0.6, 0.9] {
+            let waiting = mean(&text, "cellular", "", load);
+            let turns = mean(&even, "cellular", "order=priority", load);
+            let later_first = mean(&text, "cellular", "order=priority", load);
+            assert!(waiting <= 1.02 * turns, "{name} at {load}: {waiting} ms, {turns} by turns");
+            assert!(
+                waiting <= 0.9 * later_first,
+                "{name} at {load}: {waiting} ms, {later_first} with later cells first"
+            );
+            // Less load never means more latency.
+            assert!(before <= waiting, "{name} at {load}: {waiting} ms, {before} at less");
+            before = waiting;
+        }
+    }
+}
+
+/// Each task waits for a message on its way to the device: one that is formed while another runs is there in time.
+#[test]
+fn late_batching_keeps_the_device_busy() {
+    let text = |policy: &str| {
+        format!(
+            "seed = 1\nrequests = 1500\nrate = 2000.0\npolicy = \"{policy}\"\n[network]\ncontrol_us = 200.0\n{}",
+            model("repeat", "", &[("cell", "alpha_ms = 0.01\nbeta_ms = 0.9\nmax_batch = 16", 0)])
+        )
+    };
+    let busy = |policy: &str, knobs: &str| {
+        let mut scenario = Scenario::parse(&text(policy), "test").unwrap();
+        scenario.policy_options = options(knobs);
+        simulate(&scenario, None).unwrap().total.busy_fraction
+    };
+    let (late, idle) = (busy("late", ""), busy("cellular", "max_tasks=1"));
+    assert!(late > 0.99 && idle < 0.87, "{late} and {idle} of the time busy");
+}
+
+/// The encoder takes more rows at once than the decoder: what meets in a table must fit into both.
+#[test]
+fn lazy_batching_serves_cells_of_unequal_batches() {
+    let (_, text) = cases().pop().unwrap();
+    for policy in ["lazy", "lazy-oracle"] {
+        assert!(mean(&text, policy, "", 0.5).is_finite());
+    }
+}

@@ -1,0 +1,298 @@
+//! The promises of the scheduler contract, over every policy and its main options, on random worlds with faults.
+//!
+//! The checkers panic when a promise breaks: each request ends exactly once, no device holds more than its depth, wake-ups
+//! lie ahead, walks are in order (also of those that leave a chain early or skip a block), and a batch that has begun is
+//! padded alike. Beyond them: equal inputs give equal outputs, and a policy that drops what is hopeless
+//! starts nothing that ends late on devices that run as profiled.
+
+use crate::common::{fault, options};
+use proptest::prelude::*;
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
+use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
+use ripieno_sched::{
+    CATALOGUE, Chains, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find, lanes,
+};
+use ripieno_sim::checkers::{Checkers, Shapes};
+use ripieno_sim::{Arrival, Fault, Route, Trace, World};
+
+const DEVICES: usize = 5;
+
+/// A world to run a policy in.
+#[derive(Clone, Debug)]
+struct Case {
+    setup: Setup,
+    arrivals: Vec<Arrival>,
+    faults: Vec<(Time, Fault)>,
+}
+
+fn micros(at: i64) -> Time {
+    Time::ORIGIN + Nanos::from_micros(at)
+}
+
+prop_compose! {
+    fn model()(
+        costs in prop::collection::vec((1..2_000i64, 0..4_000i64), 1..=3),
+        slo_us in 2_000..40_000i64,
+        max_batch in 1..=12usize,
+        instances in prop_oneof![3 => Just(usize::MAX), 1 => 1..=2usize],
+        drop in prop_oneof![
+            2 => Just(None),
+            1 => Just(Some(DropRule::Hopeless)),
+            1 => Just(Some(DropRule::Expired)),
+            1 => Just(Some(DropRule::Never)),
+        ],
+    ) -> Model {
+        let block = |(index, &(alpha, beta)): (usize, &(i64, i64))| {
+            let table: Vec<_> = (1..=max_batch as i64).map(|batch| Nanos::from_micros(alpha * batch + beta)).collect();
+            Block::new(index.to_string(), Profile::from_table(&table).unwrap())
+        };
+        let blocks: Vec<_> = costs.iter().enumerate().map(block).collect();
+        let walk = if blocks.len() == 1 { Walk::Whole } else { Walk::Chain };
+        Model { name: String::new(), blocks, walk, slo: Nanos::from_micros(slo_us), max_batch, instances, drop, weight: 1, dec_timesteps: None }
+    }
+}
+
+prop_compose! {
+    fn class()(
+        shape in prop_oneof![4 => Just(Shape(0)), 4 => (1..40u32).prop_map(Shape), 1 => Just(Shape::ALONE)],
+        client in 0..4u16,
+        priority in prop_oneof![3 => Just(0), 1 => 0..4u8],
+    ) -> RequestClass {
+        RequestClass { shape, client, priority }
+    }
+}
+
+prop_compose! {
+    fn case(faulty: bool)(
+        mut models in prop::collection::vec(model(), 1..=3),
+        devices in 1..=DEVICES,
+        requests in prop::collection::vec(
+            (0..2_500i64, 0..3usize, 1..=3u32, 1..=150i64, (1..=40u32, class()), prop_oneof![3 => Just(9), 1 => 0..4u16]),
+            1..150,
+        ),
+        faults in prop::collection::vec((0..150_000i64, fault(DEVICES, 150)), if faulty { 0..10 } else { 0..1 }),
+        slots in 20..200usize,
+        depth in 1..=2usize,
+    ) -> Case {
+        for (index, model) in models.iter_mut().enumerate() {
+            model.name = format!("m{index}");
+        }
+        let mut at = 0;
+        let arrivals = requests.iter().map(|&(gap, model, rows, percent, (length, class), odd)| {
+            at += gap;
+            let model_id = model % models.len();
+            let model = &models[model_id];
+            let deadline = micros(at) + Nanos(model.slo.0 * percent / 100);
+            let rows = rows.min(model.max_batch as u32);
+            // Some leave after the first block or skip the second one.
+            let route = match odd {
+                0 | 1 => Route::ALL.ending_after(BlockId(odd)),
+                2 => Route::ALL.skipping(BlockId(0), BlockId(2)),
+                _ => Route::ALL,
+            };
+            Arrival { rows, route, class, extent: Extent { length, limit: 0 }, ..Arrival::new(micros(at), ModelId(model_id as u16), deadline) }
+        }).collect();
+        let known = |fault: &Fault| !matches!(fault, Fault::Unload(model) if model.index() >= models.len());
+        let mut faults: Vec<_> =
+            faults.into_iter().filter(|(_, fault)| faulty && known(fault)).map(|(at, fault)| (micros(at), fault)).collect();
+        faults.sort_by_key(|&(at, _)| at);
+        // Whatever was lost, one device comes back, so that everything can end.
+        faults.push((micros(10_000_000), Fault::Join(DeviceId(0))));
+        let batch = models.iter().map(|model| model.max_batch).max().unwrap();
+        let limits = Limits { requests: slots, models: models.len(), devices: DEVICES, lanes: 1, depth, batch, nodes: 0 };
+        Case { setup: Setup { models, devices, limits }, arrivals, faults }
+    }
+}
+
+/// The case with what the policy makes of it: lanes, and of chains the lengths and skips that it serves.
+fn suited(policy: &str, options: &Options, case: &Case) -> Case {
+    let policy = find(policy).unwrap();
+    let mut case = case.clone();
+    case.setup.limits.lanes = lanes(policy, options);
+    let shortened = |profile: &Profile, percent: u64| {
+        let table: Vec<_> = profile.table().iter().map(|cost| cost.scale(percent, 100).max(Nanos(1))).collect();
+        Profile::from_table(&table).unwrap()
+    };
+    for model in &mut case.setup.models {
+        // Some models cost by length, and others do not: what a policy makes of these may be something else.
+        let pads = model.max_batch % 2 == 0 && (policy.chains == Chains::Any || model.blocks.len() == 1);
+        for block in &mut model.blocks {
+            block.skips = policy.chains != Chains::InStep;
+            if pads {
+                let table = vec![(10, shortened(&block.profile, 30)), (40, block.profile.clone())];
+                block.lengths = Some(Lengths::new(table).unwrap());
+            }
+        }
+    }
+    let skips = Route::ALL.skipping(BlockId(0), BlockId(2));
+    for arrival in case.arrivals.iter_mut().filter(|arrival| policy.chains == Chains::InStep && arrival.route == skips)
+    {
+        arrival.route = Route::ALL;
+    }
+    case
+}
+
+fn run(policy: &str, options: &Options, case: &Case) -> Trace {
+    let case = suited(policy, options, case);
+    let mut scheduler = build(policy, &case.setup, options).unwrap();
+    let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
+    let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut trace]);
+    assert_eq!(world.live(), 0, "requests were left over");
+    checkers.finish();
+    trace
+}
+
+/// The same as a server runs it.
+fn run_served(policy: &str, options: &Options, case: &Case) -> Trace {
+    let case = suited(policy, options, case);
+    let mut scheduler = build_served(policy, &case.setup, options).unwrap();
+    let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
+    let mut shapes = Shapes::new(&case.setup);
+    let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut shapes, &mut trace]);
+    assert_eq!(world.live(), 0, "requests were left over");
+    checkers.finish();
+    trace
+}
+
+macro_rules! contract {
+    ($($test:ident: $policy:literal $options:literal;)*) => {
+        /// The policies that the suite runs over.
+        const COVERED: &[&str] = &[$($policy),*];
+
+        $(mod $test {
+            use super::*;
+
+            proptest! {
+                #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+                #[test]
+                fn keeps_its_promises_among_faults(case in case(true)) {
+                    run($policy, &options($options), &case);
+                }
+
+                #[test]
+                fn equal_inputs_give_equal_outputs(case in case(true)) {
+                    let (a, b) = (run($policy, &options($options), &case), run($policy, &options($options), &case));
+                    prop_assert_eq!(a.tasks_csv(), b.tasks_csv());
+                    prop_assert_eq!(a.requests_csv(), b.requests_csv());
+                }
+
+                #[test]
+                fn keeps_its_promises_as_served(case in case(true)) {
+                    run_served($policy, &options($options), &case);
+                }
+
+                #[test]
+                fn a_late_answer_needs_a_rule_that_allows_it(case in case(false)) {
+                    let mut case = case;
+                    for model in &mut case.setup.models {
+                        model.drop = Some(DropRule::Hopeless);
+                    }
+                    let blind = ["serial", "cellular", "late", "bucketed", "graph-merge", "lazy", "lazy-oracle", "delay-batch", "dva"].contains(&$policy);
+                    let knows_deadlines = !$options.contains("fifo") && !blind;
+                    let late = run($policy, &options($options), &case).requests_csv().contains("late");
+                    prop_assert!(!(late && knows_deadlines));
+                }
+            }
+        })*
+    };
+}
+
+contract! {
+    serial: "serial" "";
+    serial_hopeless: "serial" "drop=hopeless";
+    eager_prefix: "eager" "gather=prefix";
+    eager_window: "eager" "gather=window drop=expired";
+    eager_fifo: "eager" "gather=fifo drop=never";
+    timeout_prefix: "timeout" "timeout_ms=1.5 device=earliest-free";
+    timeout_window: "timeout" "timeout_slo=0.3 gather=window";
+    timeout_fifo: "timeout" "timeout_ms=4 gather=fifo drop=expired";
+    deferred_prefix: "deferred" "gather=prefix";
+    deferred_window: "deferred" "gather=window";
+    deferred_expired: "deferred" "gather=window drop=expired";
+    deferred_never: "deferred" "gather=prefix drop=never";
+    deferred_sent_ahead: "deferred" "control_us=400 data_us_per_row=50";
+    eager_sent_ahead: "eager" "control_us=400 drop=expired";
+    deferred_sharded: "deferred" "shards=2";
+    deferred_linked: "deferred" "shards=3 link_us=150 drop=expired";
+    timeout_linked: "timeout" "shards=2 link_us=40 timeout_ms=2";
+    deferred_latency: "deferred" "objective=latency device=earliest-free";
+    clockwork: "clockwork" "";
+    clockwork_eager: "clockwork" "lookahead_ms=0 gather=window drop=expired";
+    clockwork_far: "clockwork" "lookahead_ms=20 buffer_ms=0.5 drop=never device=earliest-free";
+    nexus: "nexus" "";
+    nexus_frontends: "nexus" "frontends=8 epoch_s=0.01 gather=window drop=expired";
+    nexus_prefix: "nexus" "gather=prefix epoch_s=0.003 drop=never";
+    shepherd: "shepherd" "";
+    shepherd_window: "shepherd" "gather=window preempt_ratio=1.5 drop=expired";
+    shepherd_published: "shepherd" "head_of_line=published preempt_ratio=2 drop=expired";
+    shepherd_never: "shepherd" "drop=never device=earliest-free";
+    cellular: "cellular" "";
+    cellular_each: "cellular" "max_tasks=1 drop=hopeless";
+    cellular_sets: "cellular" "early_start=false early_leave=false drop=expired";
+    late: "late" "";
+    late_hopeless: "late" "drop=hopeless";
+    bucketed: "bucketed" "turn=one";
+    graph_merge: "graph-merge" "merge_us_per_node=30 drop=expired";
+    lazy: "lazy" "";
+    lazy_slack: "lazy" "preempt=slack";
+    lazy_remaining: "lazy" "estimator=remaining issue=gated drop=expired max_batch=3";
+    lazy_oracle: "lazy-oracle" "drop=hopeless";
+    lazy_oracle_gated: "lazy-oracle" "issue=gated";
+    delay_batch: "delay-batch" "window_ms=3 drop=expired";
+    delay_batch_ahead: "delay-batch" "window_ms=1 dispatch=start";
+    zero_batch_ahead: "delay-batch" "dispatch=start drop=hopeless";
+    dva: "dva" "";
+    dva_comp_wait: "dva" "stretch=comp-wait comp_wait_ms=20 window_ms=2 drop=expired";
+    dva_serial: "dva" "buffers=1 diversity=operator drop=hopeless";
+    dva_load: "dva" "buffers=3 diversity=load max_batch=4";
+    dva_input: "dva" "diversity=input groups=3 window=first-stage";
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However many shards there are: if their messages take no time, they decide as one piece does.
+    #[test]
+    fn shards_without_delay_equal_the_fused_scheduler(case in case(true), shards in 1..=4i64) {
+        for (policy, text) in [
+            ("deferred", "gather=window"),
+            ("deferred", "gather=prefix drop=never control_us=300"),
+            ("eager", "drop=expired"),
+            ("timeout", "timeout_ms=2 gather=fifo drop=never device=earliest-free"),
+        ] {
+            let fused = run(policy, &options(text), &case);
+            let mut sharded = options(text);
+            sharded.insert("shards".to_owned(), OptionValue::Int(shards));
+            let sharded = run(policy, &sharded, &case);
+            prop_assert_eq!(fused.tasks_csv(), sharded.tasks_csv());
+            prop_assert_eq!(fused.requests_csv(), sharded.requests_csv());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Two implementations that share no scheduling code: on devices that run as profiled, a Clockwork that does not look
+    /// ahead is "eager", whatever else happens.
+    #[test]
+    fn clockwork_without_look_ahead_equals_eager(mut case in case(true)) {
+        case.faults.retain(|(_, fault)| !matches!(fault, Fault::Slow(..)));
+        for text in ["gather=prefix", "gather=prefix drop=never device=earliest-free"] {
+            let eager = run("eager", &options(text), &case);
+            let clockwork = run("clockwork", &options(&format!("{text} lookahead_ms=0")), &case);
+            prop_assert_eq!(eager.tasks_csv(), clockwork.tasks_csv());
+            prop_assert_eq!(eager.requests_csv(), clockwork.requests_csv());
+        }
+    }
+}
+
+#[test]
+fn the_suite_covers_the_catalogue() {
+    for policy in CATALOGUE {
+        assert!(COVERED.contains(&policy.name), "add {:?} to contract!", policy.name);
+    }
+}

@@ -1,0 +1,137 @@
+//! An idle device runs at once: whatever came before, a lone request on an idle server starts when it arrives, under every
+//! policy that conserves work; and it is in time under those that defer, also if it is the first of all and the device is
+//! slower than its profile.
+
+use crate::common::options;
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_model::{Model, Profile};
+use ripieno_sched::{Limits, Setup, build};
+use ripieno_sim::checkers::Checkers;
+use ripieno_sim::{Arrival, Jitter, Trace, World};
+
+/// Policies that keep no device idle for the sake of larger batches, as `serve` runs them.
+const PROMPT: &[(&str, &str)] = &[
+    ("serial", ""),
+    ("eager", ""),
+    ("eager", "gather=window drop=expired"),
+    ("eager", "gather=priced"),
+    ("deferred", "objective=latency"),
+    ("deferred", "objective=latency shards=2"),
+    ("clockwork", ""),
+    ("shepherd", ""),
+    ("cellular", ""),
+    ("bucketed", ""),
+    ("graph-merge", ""),
+    ("lazy", ""),
+    ("lazy-oracle", ""),
+    ("delay-batch", ""),
+    ("dva", "buffers=1"),
+];
+
+const NONE: (Jitter, u64) = (Jitter { mean_us: 0.0, mean_percent: 0.0 }, 0);
+
+const SLO: Nanos = Nanos::from_millis(10_000);
+
+fn at(millis: i64) -> Time {
+    Time::ORIGIN + Nanos::from_millis(millis)
+}
+
+fn arrival(millis: i64, model: u16) -> Arrival {
+    Arrival::new(at(millis), ModelId(model), at(millis) + SLO)
+}
+
+fn setup(devices: usize) -> Setup {
+    let model = |name: &str| Model::whole(name, Profile::linear(0.5, 4.0, 16).unwrap(), SLO);
+    let limits = Limits { requests: 30_000, models: 2, devices, lanes: 1, depth: 5, batch: 16, nodes: 0 };
+    Setup { models: vec![model("quiet"), model("busy")], devices, limits }
+}
+
+/// When each request of model `quiet` arrived, started and ended, in ms.
+fn run(policy: &str, text: &str, setup: &Setup, arrivals: &[Arrival], jitter: (Jitter, u64)) -> Vec<(f64, f64, f64)> {
+    let mut scheduler = build(policy, setup, &options(text)).unwrap();
+    let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(setup));
+    let mut world = World::new(scheduler.as_mut(), setup).with_learning(&setup.models).with_jitter(jitter.0, jitter.1);
+    world.run(arrivals.iter().copied(), [], &mut [&mut trace, &mut checkers]);
+    checkers.finish();
+    let requests = trace.requests_csv();
+    let quiet = requests.lines().map(|line| line.split(',').collect::<Vec<_>>()).filter(|fields| fields[1] == "quiet");
+    let millis = |text: &str| text.parse().unwrap_or(f64::NAN);
+    quiet.map(|fields| (millis(fields[2]), millis(fields[3]), millis(fields[4]))).collect()
+}
+
+/// A burst on the other model that keeps all devices busy for half a second and more, then silence, then requests of the
+/// quiet model, one at a time: 50 ms after the last batch of the burst, and later.
+#[test]
+fn after_a_burst_on_another_model_a_lone_request_starts_at_once() {
+    for devices in [1, 2, 4] {
+        let setup = setup(devices);
+        let count = 1_200 * devices as i64;
+        let mut arrivals: Vec<_> = (0..count).map(|index| arrival(index * 500 / count, 1)).collect();
+        arrivals.extend([6_000, 6_050, 7_000, 14_000].map(|millis| arrival(millis, 0)));
+        for &(policy, text) in PROMPT {
+            let quiet = run(policy, text, &setup, &arrivals, NONE);
+            assert_eq!(quiet.len(), 4);
+            for (arrived, started, _) in quiet {
+                assert_eq!(arrived, started, "{policy} {text} on {devices} devices");
+            }
+        }
+    }
+}
+
+/// The same after the model's own burst: what has come in the last seconds says nothing about what will.
+#[test]
+fn after_a_burst_on_its_own_model_a_lone_request_starts_at_once() {
+    for &(policy, text) in PROMPT {
+        let setup = setup(2);
+        let mut arrivals: Vec<_> = (0..800).map(|index| arrival(index / 4, 0)).collect();
+        arrivals.push(arrival(3_000, 0));
+        let quiet = run(policy, text, &setup, &arrivals, NONE);
+        let &(arrived, started, _) = quiet.last().unwrap();
+        assert_eq!(arrived, started, "{policy} {text}");
+    }
+}
+
+/// Requests that come alone gain nothing by waiting, so they are not made to wait for their deadline, nor for a margin to be
+/// learnt from them.
+#[test]
+fn efficiency_does_not_make_lone_requests_wait() {
+    let arrivals: Vec<_> = (1..10).map(|index| arrival(index * 11_000, 0)).collect();
+    for (arrived, started, _) in run("deferred", "objective=efficiency", &setup(1), &arrivals, NONE) {
+        assert_eq!(arrived, started);
+    }
+}
+
+/// Published deferral waits for the last moment, which the margin puts far enough ahead for the very first request.
+#[test]
+fn a_first_request_is_in_time_on_a_device_that_is_slower_than_profiled() {
+    for objective in ["published", "efficiency", "latency"] {
+        for seed in 0..30 {
+            let mut setup = setup(1);
+            setup.models[0].slo = Nanos::from_millis(100);
+            let lone = Arrival { deadline: at(101), ..arrival(1, 0) };
+            let jitter = Jitter { mean_us: 300.0, mean_percent: 5.0 };
+            let quiet = run("deferred", &format!("objective={objective}"), &setup, &[lone], (jitter, seed));
+            let (arrived, _, ended) = quiet[0];
+            assert!(ended - arrived <= 100.0, "{objective}: {quiet:?}");
+        }
+    }
+}
+
+/// Without margins nearly every lone request of the published rule is late on such a device; with them few are.
+#[test]
+fn margins_are_learnt_from_what_tasks_take() {
+    let mut setup = setup(1);
+    setup.models[0].slo = Nanos::from_millis(100);
+    let late = |margins: bool| {
+        let mut scheduler = build("deferred", &setup, &options("")).unwrap();
+        let mut trace = Trace::new(&setup.models);
+        let world =
+            World::new(scheduler.as_mut(), &setup).with_jitter(Jitter { mean_us: 2_000.0, mean_percent: 0.0 }, 1);
+        let mut world = if margins { world.with_learning(&setup.models) } else { world };
+        let lone = |index: i64| Arrival { deadline: at(200 * index + 100), ..arrival(200 * index, 0) };
+        world.run((0..1_000).map(lone), [], &mut [&mut trace]);
+        trace.requests_csv().matches("late").count()
+    };
+    assert!(late(false) > 600, "{}", late(false));
+    assert!(late(true) < 50, "{}", late(true));
+}

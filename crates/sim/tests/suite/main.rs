@@ -1,0 +1,24 @@
+//! The tests of `ripieno-sim` from outside, in one binary: each binary more is built and linked anew.
+
+mod admission;
+mod autoscale;
+mod baselines;
+mod cell_orders;
+mod cellular_examples;
+mod chains;
+mod common;
+mod contract;
+mod dvabatch_examples;
+mod dvabatch_loads;
+mod graph_batching;
+mod idle;
+mod lazy_examples;
+mod objective;
+mod overload;
+mod scenario;
+mod symphony_example;
+mod table2;
+mod unfolding;
+mod walk_scenarios;
+mod wide_requests;
+mod work_conserving;

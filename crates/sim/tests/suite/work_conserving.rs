@@ -1,0 +1,263 @@
+//! No policy falls behind at a load that a simpler one carries: random chains under random loads, each policy that keeps no
+//! idle device waiting beside ZeroBatch, which runs what has come as soon as the device is free.
+//!
+//! Who joins, splits or runs side by side changes what is done first, and so the mean latency; it must not cost throughput.
+//! Both are held here: the mean may exceed ZeroBatch's by two percent, and no queue may grow where ZeroBatch's does not.
+//! Without a variable a part of the chains runs; all of them with
+//! `RIPIENO_CHAINS=200 cargo test -p ripieno-sim --test suite work_conserving -- --nocapture`.
+
+use crate::common::options;
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_model::Extent;
+use ripieno_sched::{Request, build};
+use ripieno_sim::checkers::Checkers;
+use ripieno_sim::{Arrival, End, Observer, Scenario, World};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// Parts of the rate that batches of the best sizes would carry.
+const LOADS: [f64; 3] = [0.35, 0.65, 0.8];
+/// What a policy may take beyond ZeroBatch.
+const SLACK: f64 = 1.02;
+const REQUESTS: u32 = 3_000;
+
+/// Seeded numbers.
+struct Random(u64);
+
+impl Random {
+    /// In [0, 1).
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn between(&mut self, from: f64, to: f64) -> f64 {
+        from + (to - from) * self.unit()
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[(self.unit() * choices.len() as f64) as usize]
+    }
+
+    /// With mean 1.
+    fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
+    }
+}
+
+/// A chain and the requests for it.
+struct Case {
+    scenario: Scenario,
+    /// The longest request; 1: all are alike.
+    longest: u32,
+    /// How many requests come at a time.
+    burst: u32,
+    seed: u64,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { scenario, longest, burst, seed } = self;
+        let (devices, stages) = (scenario.setup.devices, scenario.setup.models[0].blocks.len());
+        write!(f, "chain {seed} ({stages} stages, {devices} devices, lengths to {longest}, {burst} at a time)")
+    }
+}
+
+impl Case {
+    fn draw(seed: u64) -> Case {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..8).for_each(|_| _ = random.unit());
+        let devices = random.of(&[1, 1, 2]);
+        let longest = random.of(&[1, 1, 1, 64, 256]);
+        let burst = random.of(&[1, 1, 6]);
+        let mut text = format!(
+            "rate = 1.0\npolicy = \"delay-batch\"\n[cluster]\ndevices = {devices}\n[[model]]\nname = \"m\"\nslo_ms = 100000.0\n\
+             walk = \"chain\"\nmax_batch = 32\n"
+        );
+        if longest > 1 {
+            writeln!(text, "lengths = {{ kind = \"fixed\", value = {longest} }}").unwrap();
+        }
+        for stage in 0..random.of(&[2, 3, 4, 5, 6]) {
+            writeln!(text, "[[model.block]]\nname = \"s{stage}\"\nmax_batch = 32").unwrap();
+            if longest > 1 {
+                let (alpha, beta) = (random.between(0.05, 1.0), random.between(0.2, 4.0));
+                let at = |length: u32| {
+                    format!(
+                        "{{ length = {length}, alpha_ms = {}, beta_ms = {beta} }}",
+                        alpha * f64::from(length) / f64::from(longest)
+                    )
+                };
+                writeln!(text, "by_length = [{}, {}, {}]", at(8), at(longest / 2), at(longest)).unwrap();
+            } else {
+                let (alone, preferred) = (random.between(0.3, 6.0), random.of(&[1, 2, 4, 8, 16, 32]));
+                let launch = random.of(&[0.0, 0.05, 0.3]);
+                writeln!(text, "alone_ms = {alone}\npreferred_batch = {preferred}\nlaunch_ms = {launch}").unwrap();
+            }
+        }
+        let scenario = Scenario::parse(&text, "drawn.toml").unwrap();
+        Case { scenario, longest, burst, seed }
+    }
+
+    /// Mostly short, few long.
+    fn length(&self, random: &mut Random) -> u32 {
+        if self.longest == 1 {
+            return 1;
+        }
+        ((2.0 + random.exponential() * f64::from(self.longest) / 5.0) as u32).min(self.longest)
+    }
+
+    fn arrivals(&self, rate: f64) -> Vec<Arrival> {
+        let mut random = Random(self.seed ^ 0x5151);
+        let (mut at_ms, mut arrivals) = (0.0, Vec::new());
+        while arrivals.len() < REQUESTS as usize {
+            at_ms += random.exponential() / rate * 1e3 * f64::from(self.burst);
+            for _ in 0..self.burst {
+                let at = Time::ORIGIN + Nanos::from_millis_f64(at_ms);
+                let extent = Extent { length: self.length(&mut random), ..Extent::ONE };
+                let deadline = at + self.scenario.setup.models[0].slo;
+                arrivals.push(Arrival { extent, ..Arrival::new(at, ModelId(0), deadline) });
+            }
+        }
+        arrivals
+    }
+
+    /// How a policy fares; none if it does not serve the chain.
+    fn run(&self, policy: &str, knobs: &str, load: f64) -> Option<Course> {
+        let mut scenario = self.scenario.clone();
+        (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(knobs));
+        let setup = scenario.effective_setup();
+        let mut scheduler = build(policy, &setup, &scenario.effective_options()).ok()?;
+        let arrivals = self.arrivals(load * self.scenario.bound_rps());
+        let mut course = Course { last: arrivals.last()?.at, ..Course::default() };
+        let mut checkers = Checkers::new(&setup).without_padding();
+        World::new(scheduler.as_mut(), &setup).run(arrivals.into_iter(), [], &mut [&mut checkers, &mut course]);
+        checkers.finish();
+        Some(course)
+    }
+}
+
+/// What became of the requests.
+#[derive(Default)]
+struct Course {
+    last: Time,
+    /// Latencies in ms, by the order of arrival.
+    latencies: Vec<(u64, f64)>,
+}
+
+impl Observer for Course {
+    fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        assert_eq!(end, End::Finished, "nothing is dropped here");
+        self.latencies.push((id, (now - request.arrived).as_millis_f64()));
+    }
+}
+
+impl Course {
+    fn mean(&self) -> f64 {
+        mean(&self.latencies)
+    }
+
+    /// Whether the queue grows: who comes in the last quarter waits longer than twice as long as in the second, and more than
+    /// a tenth of the run.
+    fn falls_behind(&mut self) -> bool {
+        self.latencies.sort_unstable_by_key(|latency| latency.0);
+        let quarter = self.latencies.len() / 4;
+        let of = |at: usize| mean(&self.latencies[at * quarter..][..quarter]);
+        of(3) > 2.0 * of(1) && of(3) > 0.1 * self.last.as_millis_f64()
+    }
+}
+
+fn mean(latencies: &[(u64, f64)]) -> f64 {
+    latencies.iter().map(|latency| latency.1).sum::<f64>() / latencies.len() as f64
+}
+
+/// Policies that start on an idle device whatever waits, and batch. The others of the catalogue wait on purpose, plan for
+/// deadlines, or do not batch ("serial"); "bucketed" pads to its buckets' ends, and "delay-batch" is what all are held against.
+const POLICIES: [(&str, &str); 10] = [
+    ("eager", "drop=never"),
+    ("dva", ""),
+    ("dva", "buffers=1"),
+    ("dva", "buffers=4"),
+    ("lazy", ""),
+    ("lazy-oracle", ""),
+    ("cellular", ""),
+    ("cellular", "max_tasks=1"),
+    ("late", ""),
+    ("graph-merge", ""),
+];
+
+/// How one policy fared over all cases.
+#[derive(Default)]
+struct Record {
+    runs: u32,
+    missed: u32,
+    unstable: u32,
+    worst: f64,
+    logarithms: f64,
+}
+
+#[test]
+fn no_policy_falls_behind_zero_batch() {
+    let chains: u64 = std::env::var("RIPIENO_CHAINS").map_or(4, |count| count.parse().expect("a number of chains"));
+    let mut records: BTreeMap<String, Record> = BTreeMap::new();
+    let mut missed = String::new();
+    for case in (0..chains).map(Case::draw) {
+        for load in LOADS {
+            let mut zero = case.run("delay-batch", "", load).unwrap();
+            if zero.falls_behind() {
+                continue;
+            }
+            for (policy, knobs) in POLICIES {
+                let Some(mut course) = case.run(policy, knobs, load) else { continue };
+                let (ratio, unstable) = (course.mean() / zero.mean(), course.falls_behind());
+                let record = records.entry(format!("{policy} {knobs}")).or_default();
+                record.runs += 1;
+                record.unstable += u32::from(unstable);
+                record.worst = record.worst.max(ratio);
+                record.logarithms += ratio.ln();
+                if unstable || ratio > SLACK {
+                    record.missed += 1;
+                    writeln!(missed, "{policy} {knobs}, {case} at {load}: {ratio:.3} of {:.1} ms", zero.mean())
+                        .unwrap();
+                }
+            }
+        }
+    }
+    let mut table = String::new();
+    for (name, record) in &records {
+        let Record { runs, missed, unstable, worst, logarithms } = record;
+        let mean = (logarithms / f64::from(*runs)).exp();
+        writeln!(
+            table,
+            "{name}: {runs} runs, mean ratio {mean:.3}, worst {worst:.3}, {missed} missed, {unstable} unstable"
+        )
+        .unwrap();
+    }
+    assert_eq!(records.len(), POLICIES.len(), "each policy serves some chain:\n{table}");
+    assert!(missed.is_empty(), "{missed}{table}");
+    println!("{table}");
+}
+
+/// The first chain on which it was seen: batches of one side by side keep the device busy by the share of the first stage, and use
+/// little of it in the others.
+#[test]
+fn batches_of_one_do_not_run_side_by_side_while_the_queue_grows() {
+    let stages = [(5.45, 2, 0.0), (5.32, 16, 0.2), (3.22, 8, 0.05), (4.02, 2, 0.0), (1.26, 2, 0.05)];
+    let stage = |(at, (alone, preferred, launch)): (usize, (f64, u32, f64))| {
+        format!(
+            "[[model.block]]\nname = \"s{at}\"\nmax_batch = 32\nalone_ms = {alone}\npreferred_batch = {preferred}\n\
+             launch_ms = {launch}\n"
+        )
+    };
+    let blocks: String = stages.into_iter().enumerate().map(stage).collect();
+    let text = format!(
+        "rate = 115.0\npolicy = \"dva\"\n[[model]]\nname = \"m\"\nslo_ms = 100000.0\nwalk = \"chain\"\nmax_batch = 32\n{blocks}"
+    );
+    let scenario = Scenario::parse(&text, "seen.toml").unwrap();
+    let load = 115.0 / scenario.bound_rps();
+    let case = Case { scenario, longest: 1, burst: 1, seed: 1 };
+    let zero = case.run("delay-batch", "", load).unwrap();
+    for buffers in ["", "buffers=4"] {
+        let mut dva = case.run("dva", buffers, load).unwrap();
+        assert!(!dva.falls_behind() && dva.mean() <= SLACK * zero.mean(), "{} and {} ms", dva.mean(), zero.mean());
+    }
+}
