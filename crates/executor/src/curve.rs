@@ -4,10 +4,22 @@
 //! So medians count, few runs are not believed, and a batch size whose latency does not fit the others is measured again, the
 //! shorter one counting. All of that is bounded, and tested on a clock that the tests turn.
 
-use crate::profile::Step;
 use crate::{ExecError, LoadError};
 use ripieno_base::Nanos;
 use std::time::Duration;
+
+/// One batch size measured, for a progress bar.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// The batch size.
+    pub batch: usize,
+    /// The median of its latency, all blocks together.
+    pub latency: Nanos,
+    /// How many sizes are done, this one included.
+    pub done: usize,
+    /// How many sizes there are.
+    pub sizes: usize,
+}
 
 /// What runs batches, and the clock that it is timed by.
 pub(crate) trait Bench {

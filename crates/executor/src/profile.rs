@@ -5,7 +5,7 @@
 //! Where requests differ in length, all of it is done at several lengths, the longest first.
 
 use crate::buffer::bytes_of;
-use crate::curve::{Bench, measure_curve};
+use crate::curve::{Bench, Step, measure_curve};
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
@@ -42,19 +42,6 @@ pub struct Measured {
     /// Why the numbers are not to be believed for long, though what did not fit was measured again: something disturbed the
     /// measurement throughout, or the model is a strange one.
     pub doubt: Option<String>,
-}
-
-/// One batch size measured, for a progress bar.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// The batch size.
-    pub batch: usize,
-    /// The median of its latency, all blocks together.
-    pub latency: Nanos,
-    /// How many sizes are done, this one included.
-    pub done: usize,
-    /// How many sizes there are.
-    pub sizes: usize,
 }
 
 /// No batch is so slow; a device that does not answer for so long is broken.

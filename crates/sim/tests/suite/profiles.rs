@@ -1,8 +1,6 @@
 //! A model whose profile is wrong is served well within seconds, and one whose profile is right is left alone.
 
-mod common;
-
-use common::options;
+use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Block, Extent, Model, Profile, Walk};
 use ripieno_sched::{Limits, Request, Setup, build_served};

@@ -1,9 +1,7 @@
 //! Live, on emulated devices: a model whose profile is wrong is served as well as its batches allow. Bounds are generous: what
 //! is told apart is milliseconds from seconds, and some answers from none.
 
-mod common;
-
-use common::Client;
+use crate::common::Client;
 use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
