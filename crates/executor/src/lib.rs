@@ -10,6 +10,7 @@ mod clock;
 mod conditions;
 mod contract;
 mod cpu;
+mod curve;
 mod emulated;
 mod error;
 mod independence;
@@ -35,11 +36,12 @@ pub use contract::{
     Again, Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult,
 };
 pub use cpu::{CpuEngine, CpuOptions};
+pub use curve::Step;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use independence::{Rows, check_rows};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
-pub use profile::{BlockProfile, Measurement, Step, check_padding, measure, run_example};
+pub use profile::{BlockProfile, Measured, Measurement, check_padding, measure, run_example};
 pub use source::{
     AnswerSource, BlockSource, Initial, InputLength, InputRange, LengthDims, Link, ModelSource, OutputLength, Source,
     StepLimit, Take,

@@ -1,11 +1,11 @@
 //! Measuring ℓ(b): how long a batch takes on each block of a model, on a device opened for it.
 //!
 //! Measured through the same contract that serving uses, so that gathering and scattering count. Batch sizes double;
-//! in between the profile is a straight line. Each size is run until its median has enough samples or its share of the
-//! time is spent, and sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
+//! in between the profile is a straight line. How that stands a machine that stalls is in curve.rs. Sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
 //! Where requests differ in length, all of it is done at several lengths, the longest first.
 
 use crate::buffer::bytes_of;
+use crate::curve::{Bench, Step, measure_curve};
 use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
@@ -34,22 +34,16 @@ pub struct BlockProfile {
     pub lengths: Option<Lengths>,
 }
 
-/// One batch size measured, for a progress bar.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// The batch size.
-    pub batch: usize,
-    /// The median of its latency, all blocks together.
-    pub latency: Nanos,
-    /// How many sizes are done, this one included.
-    pub done: usize,
-    /// How many sizes there are.
-    pub sizes: usize,
+/// What a model costs, by measurement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// By block.
+    pub blocks: Vec<BlockProfile>,
+    /// Why the numbers are not to be believed for long, though what did not fit was measured again: something disturbed the
+    /// measurement throughout, or the model is a strange one.
+    pub doubt: Option<String>,
 }
 
-/// Samples after which a median is good enough, and the least that is taken where time allows.
-const SAMPLES: usize = 15;
-const WARM_UPS: usize = 2;
 /// No batch is so slow; a device that does not answer for so long is broken.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -62,24 +56,29 @@ pub fn measure(
     model: &Arc<dyn Loaded>,
     measurement: &Measurement,
     progress: &mut dyn FnMut(Step),
-) -> Result<Vec<BlockProfile>, LoadError> {
+) -> Result<Measured, LoadError> {
     let Some(lengths) = model.lengths().map(|lengths| lengths_below(lengths.max)) else {
         let inputs = measurement.example.clone().map_or_else(|| example_inputs(&**model), Ok)?;
-        let profiles = measure_one(engine, model, inputs, measurement, progress)?;
-        return Ok(profiles.into_iter().map(|profile| BlockProfile { profile, lengths: None }).collect());
+        let (profiles, doubt) = measure_one(engine, model, inputs, measurement, progress)?;
+        let blocks = profiles.into_iter().map(|profile| BlockProfile { profile, lengths: None }).collect();
+        return Ok(Measured { blocks, doubt });
     };
     let mut blocks: Vec<Vec<(u32, Profile)>> = vec![Vec::new(); model.blocks()];
     let total: u32 = lengths.iter().sum();
+    let mut doubt = None;
     for (round, &length) in lengths.iter().enumerate() {
         let share = Measurement { budget: measurement.budget * length / total, ..measurement.clone() };
         let mut of_all = |step: Step| {
             let (done, sizes) = (step.done + round * step.sizes, lengths.len() * step.sizes);
             progress(Step { done, sizes, ..step });
         };
-        let profiles = measure_one(engine, model, example_of_length(&**model, length)?, &share, &mut of_all)?;
+        let example = example_of_length(&**model, length)?;
+        let (profiles, doubted) = measure_one(engine, model, example, &share, &mut of_all)?;
+        doubt = doubt.or_else(|| doubted.map(|doubted| format!("at length {length}: {doubted}")));
         blocks.iter_mut().zip(profiles).for_each(|(block, profile)| block.push((length, profile)));
     }
-    blocks.into_iter().map(block_profile).collect()
+    let blocks = blocks.into_iter().map(block_profile).collect::<Result<_, _>>()?;
+    Ok(Measured { blocks, doubt })
 }
 
 /// The longest length, then powers of two below it.
@@ -112,27 +111,33 @@ fn measure_one(
     inputs: Arc<[Tensor]>,
     measurement: &Measurement,
     progress: &mut dyn FnMut(Step),
-) -> Result<Vec<Profile>, LoadError> {
+) -> Result<(Vec<Profile>, Option<String>), LoadError> {
     let stand = Stand::new(engine, model, inputs)?;
+    let mut bench = OnStand { stand: &stand, begun: Instant::now() };
     let sizes = sizes(measurement.max_batch);
-    let ends = Instant::now() + measurement.budget;
-    let mut points: Vec<Vec<(usize, Nanos)>> = vec![Vec::new(); model.blocks()];
-    for (at, &batch) in sizes.iter().enumerate() {
-        let left = ends.saturating_duration_since(Instant::now());
-        if at > 0 && expected(&points, batch) > left {
-            break;
-        }
-        let latencies = stand.median(batch, left / (sizes.len() - at) as u32, left)?;
-        for (points, &latency) in points.iter_mut().zip(&latencies) {
-            points.push((batch, latency));
-        }
-        progress(Step { batch, latency: latencies.into_iter().sum(), done: at + 1, sizes: sizes.len() });
-    }
+    let curve = measure_curve(&mut bench, model.blocks(), &sizes, measurement.budget, progress)?;
     let profile = |points: Vec<(usize, Nanos)>| {
         let points = extrapolated(points, measurement.max_batch);
         Profile::interpolate(&points).map_err(unusable)
     };
-    points.into_iter().map(profile).collect()
+    let profiles = curve.blocks.into_iter().map(profile).collect::<Result<_, _>>()?;
+    Ok((profiles, curve.doubt))
+}
+
+/// A stand on the clock of the wall.
+struct OnStand<'a> {
+    stand: &'a Stand,
+    begun: Instant,
+}
+
+impl Bench for OnStand<'_> {
+    fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn run(&mut self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), ExecError> {
+        self.stand.walk(batch, samples)
+    }
 }
 
 /// Runs a batch of example requests once through all blocks: what loads may still fail to run.
@@ -226,13 +231,6 @@ fn sizes(max_batch: usize) -> Vec<usize> {
     doubled.take_while(|&size| size < max_batch).chain([max_batch]).collect()
 }
 
-/// What a first run at `batch` takes, should it grow in proportion.
-fn expected(points: &[Vec<(usize, Nanos)>], batch: usize) -> Duration {
-    let last = points.iter().filter_map(|points| points.last());
-    let total: Nanos = last.map(|&(size, latency)| latency.scale(batch as u64, size as u64)).sum();
-    Duration::from_nanos(total.0.unsigned_abs())
-}
-
 /// Adds a point at `max_batch` if the measurement ended before: on the line through the last two, or in proportion.
 fn extrapolated(mut points: Vec<(usize, Nanos)>, max_batch: usize) -> Vec<(usize, Nanos)> {
     let max_batch = max_batch.max(1);
@@ -275,7 +273,6 @@ pub(crate) struct Stand {
     example: Entry,
     /// The block and node of each task of a walk, in an order in which they can run.
     tasks: Vec<(BlockId, u32)>,
-    blocks: usize,
 }
 
 /// How many elements or nodes an example has: enough for steps that go on with state.
@@ -292,31 +289,7 @@ impl Stand {
         let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
         let tasks = tasks(&**model, extent, graph.as_ref());
         let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false, straight: true };
-        Ok(Stand { device, results, example, tasks, blocks: model.blocks() })
-    }
-
-    /// The median latency of each block, from as many runs as fit in `share`. The first is not counted unless it alone
-    /// takes all that is `left`: memory that a larger batch needs for the first time can cost many times the batch.
-    fn median(&self, batch: usize, share: Duration, left: Duration) -> Result<Vec<Nanos>, LoadError> {
-        let begun = Instant::now();
-        let mut samples: Vec<Vec<Nanos>> = vec![Vec::new(); self.blocks];
-        for run in 0..WARM_UPS + SAMPLES {
-            if (1..=WARM_UPS).contains(&run) {
-                samples.iter_mut().for_each(Vec::clear);
-            }
-            self.walk(batch, &mut samples).map_err(|cause| {
-                LoadError(format!("a batch of {batch} failed while its latency was measured: {cause}"))
-            })?;
-            if begun.elapsed() > if run == 0 { left } else { share } {
-                break;
-            }
-        }
-        let median = |mut of_block: Vec<Nanos>| {
-            of_block.sort_unstable();
-            // A cell that the example has no node for is not known to take any time.
-            of_block.get(of_block.len() / 2).copied().unwrap_or(Nanos(1))
-        };
-        Ok(samples.into_iter().map(median).collect())
+        Ok(Stand { device, results, example, tasks })
     }
 
     /// Runs a batch of requests side by side through all their tasks; notes how long each took.

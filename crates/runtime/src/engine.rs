@@ -177,6 +177,7 @@ impl Engine {
             residents: (0..limits.models).map(|_| None).collect(),
             offences: Offences::default(),
             withdrawals: Vec::with_capacity(limits.requests),
+            doubted: Vec::new(),
             leaving: Vec::new(),
             dismissing: false,
         };

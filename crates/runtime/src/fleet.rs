@@ -11,7 +11,7 @@ use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Again, Device, Member, Progress, Task, TaskResult};
 use ripieno_model::{Block, Steps};
-use ripieno_sched::{Limits, Outcome};
+use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -88,6 +88,8 @@ pub(crate) struct Landed {
     pub(crate) expected: Time,
     /// Whether the batch failed and was run again in parts.
     pub(crate) again: bool,
+    /// What ran.
+    pub(crate) ran: Ran,
 }
 
 impl Fleet {
@@ -170,6 +172,7 @@ impl Fleet {
         let lane = device * self.lanes + flying.lane.index();
         let idle_since = std::mem::replace(&mut self.idle_since[lane], finished);
         let expected = flying.not_before.max(idle_since) + flying.latency;
+        let alone = self.ran_alone(device, flying.lane, started);
         self.landings += 1;
         let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings };
         self.metrics[device].on_batch(self.coverage[device].add(started, finished));
@@ -190,10 +193,19 @@ impl Fleet {
             count_elements(&flying, jobs);
             self.complete_members(&flying, outcome.map_err(|error| error.to_string()), &times, jobs)
         };
-        let InFlight { model, members, mut nodes, .. } = flying;
+        let InFlight { model, block, rows, length, members, mut nodes, .. } = flying;
         nodes.clear();
         self.spare_nodes.push(nodes);
-        Landed { task, outcome, members, model, expected, again: again.is_some() }
+        let ran = Ran { block, rows, length, took: times.execution, alone };
+        Landed { task, outcome, members, model, expected, again: again.is_some(), ran }
+    }
+
+    /// Whether no other lane of the device has worked since `started`. One that holds a task may be at it already.
+    fn ran_alone(&self, device: usize, lane: LaneId, started: Time) -> bool {
+        let ended = &self.idle_since[device * self.lanes..(device + 1) * self.lanes];
+        let others_ended = (0..).zip(ended).all(|(at, &ended)| at == lane.index() || ended <= started);
+        let others = || self.flying.values().filter(|other| other.device.index() == device && other.lane != lane);
+        others_ended && (self.lanes == 1 || others().next().is_none())
     }
 
     /// Gives the members what the task did for each.

@@ -203,6 +203,7 @@ pub(crate) struct ModelMetrics {
     early_exits: AtomicU64,
     batches_again: AtomicU64,
     bad_requests: AtomicU64,
+    corrections: AtomicU64,
     skips: AtomicU64,
     /// Parts of requests that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
@@ -256,6 +257,8 @@ pub struct ModelSnapshot {
     pub batches_again: u64,
     /// Requests (or parts of large ones) that the engine failed on alone.
     pub bad_requests: u64,
+    /// How often its latency profile was replaced because its batches took otherwise.
+    pub profile_corrections: u64,
     /// How often a condition sent a request (or part) on to a later block than the next one.
     pub skips: u64,
     /// Duration of a batch.
@@ -304,6 +307,7 @@ impl ModelMetrics {
             early_exits: AtomicU64::new(0),
             batches_again: AtomicU64::new(0),
             bad_requests: AtomicU64::new(0),
+            corrections: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queue_delay: Histogram::new(&DURATIONS_NS),
@@ -367,6 +371,11 @@ impl ModelMetrics {
         self.bad_requests.fetch_add(1, Relaxed);
     }
 
+    /// Its latency profile was replaced because its batches took otherwise.
+    pub(crate) fn on_correction(&self) {
+        self.corrections.fetch_add(1, Relaxed);
+    }
+
     /// The first batch of a request (or part) has run.
     pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
         self.queue_delay.add(queued.0);
@@ -416,6 +425,7 @@ impl ModelMetrics {
             early_exits: self.early_exits.load(Relaxed),
             batches_again: self.batches_again.load(Relaxed),
             bad_requests: self.bad_requests.load(Relaxed),
+            profile_corrections: self.corrections.load(Relaxed),
             skips: self.skips.load(Relaxed),
             execution: self.execution.snapshot(),
             slack: self.slack.snapshot(),

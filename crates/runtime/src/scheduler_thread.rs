@@ -22,10 +22,10 @@ use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::TaskResult;
-use ripieno_model::{Block, Model};
-use ripieno_sched::{Action, Control, Margin, Outcome, Prediction, Request, Shape, TaskDone, Why};
+use ripieno_model::{Model, Profile};
+use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -47,6 +47,8 @@ pub(crate) struct SchedulerThread {
     /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
     /// inputs, since the outbox may be half performed when that becomes known.
     pub(crate) withdrawals: Vec<RequestSlot>,
+    /// Models that nothing of runs, and what a request of them takes alone by profiles that are to be put to the test.
+    pub(crate) doubted: Vec<(ModelId, Nanos)>,
     /// Models that are to go once their last request has ended.
     pub(crate) leaving: Vec<ModelId>,
     /// Whether new requests are answered with the news of the shutdown.
@@ -61,17 +63,15 @@ pub(crate) struct Resident {
     /// Tasks in flight; those queued ahead may outlive the last part.
     tasks: usize,
     leaving: bool,
-    blocks: Vec<Block>,
     /// Where requests differ in shape.
     shapes: Option<Shapes>,
-    margin: Margin,
+    learnt: Calibration,
 }
 
 impl Resident {
     fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
-        let (blocks, margin) = (model.blocks.clone(), Margin::new(model));
         let shapes = Shapes::new(&*entry.loaded, entry.unfolds);
-        Resident { entry, live: 0, tasks: 0, leaving: false, blocks, shapes, margin }
+        Resident { entry, live: 0, tasks: 0, leaving: false, shapes, learnt: Calibration::new(model) }
     }
 }
 
@@ -96,6 +96,7 @@ impl SchedulerThread {
             inbox.extend(std::iter::from_fn(|| mailbox.pop()).take(MAILS_A_TURN));
             let begun = self.clock.now();
             let now = self.core.advance(begun);
+            self.test_doubted();
             let idle = inbox.is_empty();
             for mail in inbox.drain(..) {
                 match mail {
@@ -145,7 +146,7 @@ impl SchedulerThread {
         };
         let call = self.jobs.call(lead);
         resident.live += call.parts.len();
-        let margin = resident.margin.ahead();
+        let margin = resident.learnt.ahead();
         call.in_core = call.parts.len();
         if self.offences.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;
@@ -170,13 +171,14 @@ impl SchedulerThread {
     }
 
     fn land(&mut self, now: Time, result: TaskResult) {
-        let Landed { task, outcome, members, model, expected, again } = self.fleet.land(result, &mut self.jobs);
+        let Landed { task, outcome, members, model, expected, again, ran } = self.fleet.land(result, &mut self.jobs);
         let resident = self.residents[model.index()].as_mut().expect("a model stays while its tasks fly");
         resident.tasks -= 1;
         // A batch that was stopped, or run more than once, says nothing about how late batches end.
         if outcome != Outcome::Cancelled && !again {
-            resident.margin.observe(now - expected);
+            resident.learnt.on_end(now - expected);
         }
+        let better = (outcome == Outcome::Ok && !again).then(|| resident.learnt.on_task(now, &ran)).flatten();
         for &slot in members.iter().filter(|_| !resident.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
@@ -185,6 +187,9 @@ impl SchedulerThread {
             }
         }
         self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: self.fleet.skips() });
+        if let Some(better) = better {
+            self.correct(model, ran.block, better);
+        }
         self.convict(now, outcome);
         self.jobs.release_landed(&members);
         self.fleet.recycle(members);
@@ -221,7 +226,7 @@ impl SchedulerThread {
             }
             Order::Profile { id, block, profile } => {
                 if let Some(resident) = &mut self.residents[id.index()] {
-                    resident.blocks[block.index()].replace_profile(profile.clone());
+                    resident.learnt.replace(block, profile.clone());
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
@@ -231,9 +236,59 @@ impl SchedulerThread {
         let _ = confirm.try_send(());
     }
 
+    /// The tasks of a block take otherwise than profiled: plans with what they take.
+    fn correct(&mut self, id: ModelId, block: BlockId, profile: Profile) {
+        let resident = self.residents[id.index()].as_mut().expect("a model stays while its tasks fly");
+        if resident.leaving {
+            return;
+        }
+        let wrong = resident.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
+        let right = profile.latency(1).as_millis_f64();
+        tracing::warn!(
+            model = resident.entry.name,
+            block = block.0,
+            "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
+        );
+        resident.entry.metrics.on_correction();
+        resident.learnt.replace(block, profile.clone());
+        self.core.control(Control::ProfileReplaced { model: id, block, profile });
+    }
+
+    /// A request was given up before it ran: perhaps by a profile that nothing can correct because nothing runs.
+    fn doubt(&mut self, now: Time, slot: RequestSlot) {
+        let (_, call, part) = self.jobs.owner(slot);
+        let extent = call.parts[part].entry.extent;
+        let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
+        if resident.tasks == 0
+            && let Some(alone) = resident.learnt.on_hopeless(now, extent)
+        {
+            self.doubted.push((call.id, alone));
+        }
+    }
+
+    /// Gives models the benefit of the doubt, as an input of its own: the outbox may be half performed when it arises.
+    fn test_doubted(&mut self) {
+        while let Some((id, alone)) = self.doubted.pop() {
+            let Some(resident) = self.residents[id.index()].as_mut().filter(|resident| !resident.leaving) else {
+                continue;
+            };
+            tracing::warn!(
+                model = resident.entry.name,
+                "by its profile a lone request takes {:.3} ms and nothing of it runs: that is put to the test",
+                alone.as_millis_f64()
+            );
+            for (block, profile) in resident.learnt.test(alone) {
+                self.core.control(Control::ProfileReplaced { model: id, block, profile });
+            }
+        }
+    }
+
     /// Answers the clients whose time is over, whether their requests wait or run.
     fn expire(&mut self, now: Time) {
         while let Some(lead) = self.jobs.pop_expired(now) {
+            if self.jobs.part(lead).stage == Stage::Waiting {
+                self.doubt(now, lead);
+            }
             self.fail(now, lead, Failure::Expired);
         }
     }
@@ -251,7 +306,7 @@ impl SchedulerThread {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
                 resident.tasks += 1;
-                let spec = &resident.blocks[block.index()];
+                let spec = &resident.learnt.model().blocks[block.index()];
                 let start = Start { task, model, block, spec, device, lane, not_before, members, nodes };
                 self.fleet.start(&start, &mut self.jobs);
             }
@@ -283,6 +338,9 @@ impl SchedulerThread {
 
     fn reject(&mut self, now: Time, slot: RequestSlot, why: Why) {
         let lead = self.leave_core(slot);
+        if matches!(why, Why::Hopeless | Why::Expired) {
+            self.doubt(now, slot);
+        }
         let failure = match why {
             Why::Expired => Failure::Expired,
             Why::Hopeless => Failure::Hopeless,

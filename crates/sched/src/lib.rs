@@ -46,6 +46,7 @@ pub use catalogue::{
     BuildError, CATALOGUE, Chains, Knob, Needs, OptionValue, Options, Policy, build, build_halves, build_served, find,
 };
 pub use event::Event;
+pub use parts::calibration::{Calibration, Ran};
 pub use parts::margin::Margin;
 pub use scheduler::{Control, Limits, Outcome, Prediction, Request, RequestClass, Scheduler, Setup, Shape, TaskDone};
 pub use serving::{Choice, Kind, Objective, choose, fit_batches, served_options};

@@ -103,6 +103,9 @@ fn requests(text: &mut Text, rows: &[Row]) {
     text.per_model(("ripieno_batches_rerun_total", "counter", help), rows, |row| row.model.batches_again);
     let help = "Requests (or parts of large ones) that the engine failed on alone.";
     text.per_model(("ripieno_bad_requests_total", "counter", help), rows, |row| row.model.bad_requests);
+    let help = "Latency profiles that were replaced because batches took otherwise.";
+    let corrected = |row: &Row| row.model.profile_corrections;
+    text.per_model(("ripieno_profile_corrections_total", "counter", help), rows, corrected);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
     let help = "Requests (or parts of large ones) that wait or run.";

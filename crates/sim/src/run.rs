@@ -152,7 +152,7 @@ fn run(
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather);
     if scenario.margins {
-        world = world.with_margins();
+        world = world.with_learning(&setup.models);
     }
     if scenario.routes.iter().any(Option::is_some) {
         world = world.with_routes(setup);

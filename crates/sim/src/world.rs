@@ -3,6 +3,7 @@
 //! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
+mod learning;
 mod shared;
 mod unfolded;
 
@@ -11,9 +12,10 @@ use crate::lanes::Lanes;
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
 use crate::route::{Arrival, Carried};
+use learning::Learning;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{Action, Control, Margin, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::iter::Peekable;
@@ -85,8 +87,8 @@ pub struct World<'a> {
     last_arrival: Time,
     link: Option<Link>,
     jitter: Option<Excess>,
-    /// By model, how far deadlines are planned ahead; none where the scheduler is told the real ones.
-    margins: Vec<Margin>,
+    /// What is learnt from tasks; none where the scheduler is told the real deadlines and keeps the profiles that it has.
+    learning: Option<Learning>,
     gather: Option<Gather<'a>>,
 }
 
@@ -180,7 +182,7 @@ impl<'a> World<'a> {
             last_arrival: Time::ORIGIN,
             link: None,
             jitter: None,
-            margins: Vec::new(),
+            learning: None,
             gather: None,
         }
     }
@@ -203,9 +205,10 @@ impl<'a> World<'a> {
         self
     }
 
-    /// The same world, but deadlines are planned ahead by a margin that is learnt, as the runtime does it.
-    pub fn with_margins(mut self) -> World<'a> {
-        self.margins = self.models.iter().map(Margin::new).collect();
+    /// The same world, but deadlines are planned ahead by a margin and profiles are corrected, as the runtime does it.
+    /// `believed` are the models that the scheduler was built with: their profiles may be wrong.
+    pub fn with_learning(mut self, believed: &[Model]) -> World<'a> {
+        self.learning = Some(Learning::new(believed));
         self
     }
 
@@ -256,6 +259,7 @@ impl<'a> World<'a> {
             }
             assert!(next >= self.now, "time would go back from {:?} to {next:?}", self.now);
             self.now = next;
+            self.test_profiles();
             if !self.lanes.is_empty() {
                 self.end_on_lanes(observers);
             }
@@ -315,7 +319,7 @@ impl<'a> World<'a> {
                 self.scheduler.on_graph(slot, graph);
             }
         }
-        let ahead = self.margins.get(model.index()).map_or(Nanos::ZERO, Margin::ahead);
+        let ahead = self.learning.as_ref().map_or(Nanos::ZERO, |learning| learning.ahead(model));
         self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..request });
     }
 
@@ -353,14 +357,20 @@ impl<'a> World<'a> {
             }
             _ => (&[], &[]),
         };
-        if let Some(margin) = self.margins.get_mut(running.model.index()).filter(|_| outcome == Outcome::Ok) {
-            margin.observe(self.now - running.expected);
-        }
+        let better = match &mut self.learning {
+            Some(learning) if outcome == Outcome::Ok => {
+                learning.on_end(self.now, model, &running, self.devices[running.device.index()].percent)
+            }
+            _ => None,
+        };
         let run = Run { ended, skips, ..running.as_run(id) };
         each(observers, |observer| observer.done(self.now, &run));
         let landed = self.unfolded.as_mut().map(|unfolded| unfolded.land(model, &running, &self.live, &mut self.free));
         let ended = landed.filter(|_| model.walk.is_unfolded()).unwrap_or(ended);
         self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips });
+        if let Some(control) = better {
+            self.scheduler.on_control(self.now, control);
+        }
     }
 
     /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
@@ -504,6 +514,10 @@ impl<'a> World<'a> {
 
     fn end_request(&mut self, slot: RequestSlot, end: End, observers: &mut [&mut dyn Observer]) {
         let (id, request) = self.live[slot.index()].take().expect("a request ends once");
+        if let (Some(learning), End::Rejected(Why::Hopeless | Why::Expired)) = (&mut self.learning, end) {
+            let runs = self.tasks.iter().flatten().any(|running| running.model == request.model);
+            learning.on_hopeless(self.now, &request, runs);
+        }
         // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
         if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.flying[slot.index()] == 0) {
             if let Some(unfolded) = &mut self.unfolded {

@@ -290,7 +290,7 @@ fn latencies_can_be_measured(fixture: &Fixture) {
     let model = fixture.engine.load(&fixture.chain).unwrap();
     let measurement = Measurement { max_batch: 6, budget: Duration::from_secs(2), example: None };
     let mut sizes = Vec::new();
-    let profiles = measure(&*fixture.engine, &model, &measurement, &mut |step| sizes.push(step.batch)).unwrap();
+    let profiles = measure(&*fixture.engine, &model, &measurement, &mut |step| sizes.push(step.batch)).unwrap().blocks;
     assert_eq!(profiles.len(), 2);
     assert!(profiles.iter().all(|of| of.profile.max_batch() == 6 && of.profile.latency(1) > Nanos::ZERO));
     assert!([1, 2, 4, 6].starts_with(&sizes) && !sizes.is_empty(), "{sizes:?}");

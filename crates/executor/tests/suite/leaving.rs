@@ -121,7 +121,7 @@ fn who_goes_straight_runs_every_block_and_so_it_is_measured() {
     let mut eager = ways();
     eager.blocks[0].exit = Some(rule("confidence", Comparison::AtLeast, -100.0));
     let model = engine.load(&eager).unwrap();
-    assert_eq!(measure(&*engine, &model, &measurement, &mut |_| {}).unwrap().len(), 3);
+    assert_eq!(measure(&*engine, &model, &measurement, &mut |_| {}).unwrap().blocks.len(), 3);
     run_example(&*engine, &model, 2).unwrap();
 }
 

@@ -200,7 +200,8 @@ fn latencies_are_measured_by_length() {
     let model = engine.load(&pool(CHAIN)).unwrap();
     let measurement = Measurement { max_batch: 4, budget: Duration::from_millis(500), example: None };
     let mut told = Vec::new();
-    let blocks = measure(&*engine, &model, &measurement, &mut |step| told.push((step.done, step.sizes))).unwrap();
+    let blocks =
+        measure(&*engine, &model, &measurement, &mut |step| told.push((step.done, step.sizes))).unwrap().blocks;
     assert_eq!(blocks.len(), 2);
     for block in &blocks {
         let table = block.lengths.as_ref().unwrap().table();

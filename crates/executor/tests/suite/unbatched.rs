@@ -57,7 +57,7 @@ fn scalars_and_a_fixed_batch_of_one_are_answered() {
 
 fn measure_one(engine: &dyn Engine, file: &str) -> Vec<BlockProfile> {
     let measurement = Measurement { max_batch: 1, budget: std::time::Duration::ZERO, example: None };
-    measure(engine, &engine.load(&files(&[file])).unwrap(), &measurement, &mut |_| {}).unwrap()
+    measure(engine, &engine.load(&files(&[file])).unwrap(), &measurement, &mut |_| {}).unwrap().blocks
 }
 
 #[test]

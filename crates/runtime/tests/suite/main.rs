@@ -9,5 +9,6 @@ mod deadlines;
 mod diversity;
 mod idle;
 mod policies;
+mod profiles;
 mod replay;
 mod steps;

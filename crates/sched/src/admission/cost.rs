@@ -49,7 +49,7 @@ struct Trial {
 
 impl Cost {
     pub(crate) fn new(model: Box<Model>, devices: usize) -> Cost {
-        let (margin, trial) = (Nanos(model.slo.0 / 8), Trial::default());
+        let (margin, trial) = (first_margin(&model), Trial::default());
         let mut cost = Cost {
             model,
             batches: Vec::new(),
@@ -89,6 +89,12 @@ impl Cost {
         self.scales = (1..=most).map(|rows| self.scale_of(rows)).collect();
         let prior = self.each_ns().max(1) * PRIOR;
         (self.used, self.thought) = (prior, prior);
+    }
+
+    /// A profile has changed: what was learnt was the old one's error.
+    pub(crate) fn renew(&mut self, now: Time, devices: usize) {
+        self.reckon(devices);
+        (self.margin, self.trial) = (first_margin(&self.model), Trial { since: now, ..Trial::default() });
     }
 
     /// How often a request runs a block.
@@ -227,4 +233,9 @@ impl Cost {
     pub(crate) fn due(&self, request: &Request) -> Time {
         request.deadline - self.margin
     }
+}
+
+/// Before anything is known.
+fn first_margin(model: &Model) -> Nanos {
+    Nanos(model.slo.0 / 8)
 }

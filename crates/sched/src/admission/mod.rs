@@ -449,7 +449,9 @@ impl Scheduler for Admission {
                 let devices = self.devices.present().max(1);
                 let cost = &mut self.models[model.index()].as_mut().expect("the model is loaded").cost;
                 cost.model_mut().blocks[block.index()].replace_profile(profile.clone());
-                cost.reckon(devices);
+                cost.renew(now, devices);
+                // What was reckoned with the old profile says nothing of the new one.
+                self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.thought = None);
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != State::Inside => return,
             Control::DeviceSlowed { .. } | Control::ModelUnloaded(_) | Control::Cancelled(_) => {}

@@ -32,23 +32,33 @@ pub struct Margin {
     margin: Nanos,
     most: Nanos,
     tasks: i64,
+    /// Whether it has been learnt, be it in part.
+    learnt: bool,
 }
 
 impl Margin {
     /// Of a model of which nothing has run yet.
     pub fn new(model: &Model) -> Margin {
-        // Steps follow each other on the device without a decision between them, so an unfolded walk is late once.
-        let (tasks, alone) = match model.walk.is_unfolded() {
-            true => (1, model.blocks.first().map_or(Nanos::ZERO, |block| block.profile.latency(1))),
-            false => (model.blocks.len(), model.profile().latency(1)),
-        };
+        let (tasks, alone) = walk(model);
         Margin::starting_at(FIRST + Nanos(alone.0 / FIRST_PART), model.slo, tasks)
     }
 
     fn starting_at(first: Nanos, slo: Nanos, tasks: usize) -> Margin {
         let tasks = i64::try_from(tasks).unwrap_or(i64::MAX).max(1);
         let most = Nanos(slo.0 / MOST / tasks);
-        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks }
+        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks, learnt: false }
+    }
+
+    /// After the profiles of `before` were replaced by those of `model`. How late threads wake up, and what else was learnt of
+    /// the machine, stays; that batches took longer than the old profile said does not.
+    pub fn renewed(&self, before: &Model, model: &Model) -> Margin {
+        let first = Margin::new(model);
+        if !self.learnt {
+            return first;
+        }
+        let ((tasks, alone), (_, was)) = (walk(model), walk(before));
+        let corrected = (alone - was).max(Nanos::ZERO);
+        Margin { learnt: true, ..Margin::starting_at((self.ahead() - corrected).max(first.ahead()), model.slo, tasks) }
     }
 
     /// By how much the core's deadlines lie ahead of the real ones.
@@ -61,6 +71,16 @@ impl Margin {
         let excess = by - self.margin;
         let change = if excess > Nanos::ZERO { Nanos(excess.0 / RISE) } else { Nanos(-self.margin.0 / FALL) };
         self.margin = (self.margin + change).min(self.most);
+        self.learnt = true;
+    }
+}
+
+/// How many tasks of a lone row may each be late, and what they take. Steps follow each other on the device without a decision
+/// between them, so an unfolded walk is late once.
+fn walk(model: &Model) -> (usize, Nanos) {
+    match model.walk.is_unfolded() {
+        true => (1, model.blocks.first().map_or(Nanos::ZERO, |block| block.profile.latency(1))),
+        false => (model.blocks.len(), model.profile().latency(1)),
     }
 }
 
@@ -99,6 +119,20 @@ mod tests {
         let beyond = (0..5_000).filter(|&at| by(at) > margin.ahead()).count();
         assert!(beyond < 300, "{beyond} of 5000 beyond {:?}", margin.ahead());
         assert!(margin.ahead() <= Nanos::from_millis(5));
+    }
+
+    #[test]
+    fn what_was_learnt_of_the_machine_outlives_a_profile() {
+        let model = |alpha: f64| Model::whole("m", Profile::linear(alpha, 1.0, 8).unwrap(), SLO);
+        let (short, right, long) = (model(1.0), model(9.0), model(309.0));
+        let mut margin = Margin::new(&short);
+        assert_eq!(margin.renewed(&short, &right).ahead(), Margin::new(&right).ahead(), "nothing is known yet");
+        // 8 ms too short, and 10 ms of noise.
+        (0..100).for_each(|_| margin.observe(Nanos::from_millis(18)));
+        assert_eq!(margin.renewed(&short, &right).ahead().as_millis_f64().round(), 10.0);
+        let mut margin = Margin::new(&long);
+        (0..100_000).for_each(|_| margin.observe(Nanos::from_millis(-300)));
+        assert_eq!(margin.renewed(&long, &right).ahead(), Margin::new(&right).ahead(), "it held next to nothing");
     }
 
     #[test]

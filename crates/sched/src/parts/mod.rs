@@ -1,7 +1,9 @@
 //! Parts that policies are made of.
 
+pub(crate) mod calibration;
 pub(crate) mod cells;
 pub(crate) mod central;
+pub(crate) mod drift;
 pub(crate) mod fifo;
 pub(crate) mod floor;
 pub(crate) mod frontends;

@@ -14,7 +14,7 @@ use super::slicing;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measurement, Step, check_padding, measure};
+use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measured, Measurement, Step, check_padding, measure};
 use ripieno_model::bounds::best_goodput;
 use ripieno_model::{Block, Lengths, Model, Profile, Walk};
 use ripieno_runtime::ServedModel;
@@ -154,13 +154,18 @@ impl Loader {
             return Ok((None, "none"));
         }
         let measured = self.measure(plan, loaded)?;
-        if let Err(cause) = cache.write(&key, &measured) {
+        if let Some(doubt) = &measured.doubt {
+            tracing::warn!(
+                "model {}: its profile is used but not kept: {doubt}; measure it again on an idle machine",
+                plan.name
+            );
+        } else if let Err(cause) = cache.write(&key, &measured.blocks) {
             tracing::warn!("model {}: {cause}", plan.name);
         }
-        Ok((Some(measured), "measured"))
+        Ok((Some(measured.blocks), "measured"))
     }
 
-    fn measure(&self, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Vec<BlockProfile>, String> {
+    fn measure(&self, plan: &Plan, loaded: &Arc<dyn Loaded>) -> Result<Measured, String> {
         let _one_at_a_time = self.measuring.lock();
         let max_batch = plan.source.max_batch;
         // All lengths together take as long again as the longest alone would.

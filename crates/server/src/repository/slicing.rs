@@ -123,8 +123,8 @@ pub(super) fn measured(
     let loaded = engine.load(&source).map_err(|error| error.to_string())?;
     let example = loaded.inputs().iter().map(|spec| example(spec, length)).collect::<Result<Vec<_>, _>>()?;
     let measurement = Measurement { max_batch, budget, example: Some(example.into()) };
-    let blocks = measure(engine, &loaded, &measurement, &mut |_| {}).map_err(|error| error.to_string())?;
-    Ok(blocks.into_iter().map(|block| block.profile).collect())
+    let measured = measure(engine, &loaded, &measurement, &mut |_| {}).map_err(|error| error.to_string())?;
+    Ok(measured.blocks.into_iter().map(|block| block.profile).collect())
 }
 
 /// The blocks of a folder as a chain.

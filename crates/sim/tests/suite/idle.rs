@@ -50,7 +50,7 @@ fn setup(devices: usize) -> Setup {
 fn run(policy: &str, text: &str, setup: &Setup, arrivals: &[Arrival], jitter: (Jitter, u64)) -> Vec<(f64, f64, f64)> {
     let mut scheduler = build(policy, setup, &options(text)).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&setup.models), Checkers::new(setup));
-    let mut world = World::new(scheduler.as_mut(), setup).with_margins().with_jitter(jitter.0, jitter.1);
+    let mut world = World::new(scheduler.as_mut(), setup).with_learning(&setup.models).with_jitter(jitter.0, jitter.1);
     world.run(arrivals.iter().copied(), [], &mut [&mut trace, &mut checkers]);
     checkers.finish();
     let requests = trace.requests_csv();
@@ -127,7 +127,7 @@ fn margins_are_learnt_from_what_tasks_take() {
         let mut trace = Trace::new(&setup.models);
         let world =
             World::new(scheduler.as_mut(), &setup).with_jitter(Jitter { mean_us: 2_000.0, mean_percent: 0.0 }, 1);
-        let mut world = if margins { world.with_margins() } else { world };
+        let mut world = if margins { world.with_learning(&setup.models) } else { world };
         let lone = |index: i64| Arrival { deadline: at(200 * index + 100), ..arrival(200 * index, 0) };
         world.run((0..1_000).map(lone), [], &mut [&mut trace]);
         trace.requests_csv().matches("late").count()

@@ -15,6 +15,7 @@ mod idle;
 mod lazy_examples;
 mod objective;
 mod overload;
+mod profiles;
 mod scenario;
 mod symphony_example;
 mod table2;

@@ -276,7 +276,7 @@ fn cells_are_measured_on_an_example() {
             let model = engine.load(&model(walk)).unwrap();
             let measurement =
                 Measurement { max_batch: 4, budget: std::time::Duration::from_millis(200), example: None };
-            let profiles = measure(&*engine, &model, &measurement, &mut |_| {}).unwrap();
+            let profiles = measure(&*engine, &model, &measurement, &mut |_| {}).unwrap().blocks;
             assert_eq!(profiles.len(), model.blocks());
             assert!(profiles.iter().all(|of| of.profile.max_batch() == 4 && of.profile.latency(1) > Nanos::ZERO));
         }

@@ -1,0 +1,337 @@
+//! How far the tasks of a block are from its profile, and the profile that they speak for.
+//!
+//! A profile may be wrong from the start (the machine stalled while it was measured) or become so (a clock is throttled, a
+//! neighbour moves in). Once most of the last tasks were beyond a factor, the driver tells the core another profile.
+//!
+//! A loaded machine is no reason: it makes some batches slow for a while, which is what the [`Margin`](crate::Margin) is for.
+//! So samples are taken at intervals, whatever the rate, and nearly all of them must agree: only what lasts counts.
+
+use ripieno_base::{Nanos, Time};
+use ripieno_model::Profile;
+
+/// Samples of one class of batch sizes that count.
+const WINDOW: usize = 16;
+/// So many of them must be off in the same direction.
+const AGREE: usize = 12;
+/// Of a class at most one sample is taken in so much time, so that a window is longer than what disturbs a machine in passing.
+const INTERVAL: Nanos = Nanos::from_millis(100);
+/// A profile is wrong if it is off by more than this in either direction, in hundredths.
+const FAR: i64 = 150;
+/// What is closer than this is what the wake-up of a thread takes.
+const NEAR: Nanos = Nanos::from_micros(200);
+/// Batch sizes of a class are between two powers of two.
+const CLASSES: usize = Profile::MAX_BATCH.ilog2() as usize + 1;
+/// At least so long between two corrections; twice as long after each, up to the most, and from the beginning after a rest of
+/// several times the most.
+const PAUSE: Nanos = Nanos::from_millis(500);
+const LONGEST_PAUSE: Nanos = Nanos::from_millis(64_000);
+const REST: i64 = 4;
+/// Requests in a row that were given up, none having run, before the profile that says so is put to the test.
+const GIVEN_UP: u32 = 8;
+/// A profile under test says that a lone request takes this part of the SLO.
+const TESTED: i64 = 8;
+
+/// The least time between two events, longer each time.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    until: Time,
+    next: Nanos,
+}
+
+impl Pause {
+    const fn none() -> Pause {
+        Pause { until: Time::ORIGIN, next: PAUSE }
+    }
+
+    /// Whether it is over; begins the next if so.
+    fn pass(&mut self, now: Time) -> bool {
+        let over = now >= self.until;
+        if over {
+            if now - self.until > LONGEST_PAUSE * REST {
+                self.next = PAUSE;
+            }
+            self.until = now + self.next;
+            self.next = Nanos(self.next.0 * 2).min(LONGEST_PAUSE);
+        }
+        over
+    }
+}
+
+/// The last samples of a class: measured over profiled, in hundredths; 100 where it was next to nothing that was amiss.
+#[derive(Clone, Copy, Debug)]
+struct Class {
+    ratios: [i64; WINDOW],
+    /// How many there were; the last [`WINDOW`] are kept.
+    seen: usize,
+    next: Time,
+}
+
+const EMPTY: Class = Class { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
+
+impl Class {
+    fn note(&mut self, now: Time, ratio: i64) {
+        self.ratios[self.seen % WINDOW] = ratio;
+        self.seen += 1;
+        self.next = now + INTERVAL;
+    }
+
+    /// The median, once there are enough.
+    fn median(&self) -> Option<i64> {
+        let mut ratios = self.ratios;
+        ratios.sort_unstable();
+        (self.seen >= WINDOW).then_some(ratios[WINDOW / 2])
+    }
+
+    fn is_off(&self) -> bool {
+        let agree = |off: fn(i64) -> bool| self.ratios.iter().filter(|&&ratio| off(ratio)).count() >= AGREE;
+        self.seen >= WINDOW && (agree(|ratio| ratio > FAR) || agree(|ratio| ratio * FAR < 10_000))
+    }
+}
+
+/// What the tasks of one block say of its profile.
+#[derive(Debug)]
+pub(crate) struct Drift {
+    classes: Box<[Class]>,
+    pause: Pause,
+}
+
+impl Drift {
+    pub(crate) fn new(max_batch: usize) -> Drift {
+        let classes = max_batch.clamp(1, Profile::MAX_BATCH).ilog2() as usize + 1;
+        Drift { classes: vec![EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
+    }
+
+    /// A task of so many rows that had its device for itself took so long, where the profile has `profiled`. The profile to
+    /// go on with, if the one in force is wrong.
+    pub(crate) fn observe(
+        &mut self,
+        now: Time,
+        rows: usize,
+        took: Nanos,
+        profiled: Nanos,
+        inforce: &Profile,
+    ) -> Option<Profile> {
+        let class = self.classes.get_mut(rows.max(1).ilog2() as usize)?;
+        if now < class.next {
+            return None;
+        }
+        let ratio = i128::from(took.0.max(1)) * 100 / i128::from(profiled.0.max(1));
+        let apart = Nanos(took.0.saturating_sub(profiled.0).saturating_abs());
+        class.note(now, if apart > NEAR { ratio.clamp(1, 100_000_000) as i64 } else { 100 });
+        if !class.is_off() || !self.pause.pass(now) {
+            return None;
+        }
+        let profile = self.corrected(inforce);
+        self.forget();
+        profile
+    }
+
+    /// The profile is another one from now on.
+    pub(crate) fn forget(&mut self) {
+        self.classes.fill(EMPTY);
+    }
+
+    /// Each batch size by the factor of its class, or of the nearest that has one.
+    fn corrected(&self, inforce: &Profile) -> Option<Profile> {
+        let known: Vec<(usize, i64)> =
+            (0..).zip(&self.classes).filter_map(|(at, class)| Some((at, class.median()?))).collect();
+        let factor = |rows: usize| {
+            let class = rows.ilog2() as usize;
+            known.iter().min_by_key(|(at, _)| at.abs_diff(class)).map_or(100, |&(_, ratio)| ratio)
+        };
+        let latency = |(rows, latency): (usize, &Nanos)| {
+            let scaled = i128::from(latency.0) * i128::from(factor(rows)) / 100;
+            Nanos(scaled.clamp(1, i128::from(i64::MAX / 4)) as i64)
+        };
+        let table: Vec<Nanos> = (1..).zip(inforce.table()).map(latency).collect();
+        Profile::from_table(&table).ok()
+    }
+}
+
+/// Whether a profile keeps a model from ever running.
+///
+/// One that has become far too long makes every request hopeless, so no task runs that could correct it. After some such
+/// losses in a row the model is given the benefit of the doubt: its profile is scaled down until a lone request fits its
+/// SLO with room to spare, and what then runs tells the truth. Should the profile have been right, the first task restores it, at
+/// the price of that task and of a few late answers, ever more seldom.
+#[derive(Debug)]
+pub(crate) struct Doubt {
+    given_up: u32,
+    pause: Pause,
+}
+
+impl Doubt {
+    pub(crate) const fn new() -> Doubt {
+        Doubt { given_up: 0, pause: Pause::none() }
+    }
+
+    /// A task of the model ran.
+    pub(crate) fn on_task(&mut self) {
+        self.given_up = 0;
+    }
+
+    /// A request was given up before it ran, where one alone takes `alone` by the profile. Whether to test that.
+    pub(crate) fn on_hopeless(&mut self, now: Time, alone: Nanos, slo: Nanos) -> bool {
+        self.given_up = self.given_up.saturating_add(1);
+        let doubtful = self.given_up >= GIVEN_UP && alone.0 > slo.0 / 4;
+        let test = doubtful && self.pause.pass(now);
+        if test {
+            self.given_up = 0;
+        }
+        test
+    }
+}
+
+/// Whether a task took rather what the profile `before` says of it than what the one under test does, which has `profiled`.
+pub(crate) fn stands(before: &Profile, tested: &Profile, profiled: Nanos, took: Nanos) -> bool {
+    let ratio = i128::from(before.latency(1).0) * 100 / i128::from(tested.latency(1).0.max(1));
+    let before = i128::from(profiled.0) * ratio / 100;
+    // Nearer to the old one, by factors.
+    i128::from(took.0) * i128::from(took.0) > before * i128::from(profiled.0)
+}
+
+/// The profile of a block of a model that is given the benefit of the doubt.
+pub(crate) fn doubted(profile: &Profile, alone: Nanos, slo: Nanos) -> Option<Profile> {
+    let to = Nanos((slo.0 / TESTED).max(1));
+    let scaled = |latency: &Nanos| {
+        Nanos((i128::from(latency.0) * i128::from(to.0) / i128::from(alone.0.max(1))).clamp(1, i128::from(latency.0))
+            as i64)
+    };
+    Profile::from_table(&profile.table().iter().map(scaled).collect::<Vec<_>>()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(i64) -> Nanos = Nanos::from_millis;
+
+    fn at(ms: i64) -> Time {
+        Time::ORIGIN + MS(ms)
+    }
+
+    /// Tells of `tasks` tasks, 100 ms after each other; which of them led to corrections.
+    fn run(
+        drift: &mut Drift,
+        profile: &mut Profile,
+        from: i64,
+        tasks: i64,
+        mut task: impl FnMut(i64) -> (usize, Nanos),
+    ) -> Vec<i64> {
+        let mut corrected = Vec::new();
+        for number in 0..tasks {
+            let (rows, took) = task(number);
+            let profiled = profile.latency(rows);
+            if let Some(better) = drift.observe(at(from + 100 * number), rows, took, profiled, profile) {
+                *profile = better;
+                corrected.push(number);
+            }
+        }
+        corrected
+    }
+
+    #[test]
+    fn a_profile_that_is_right_or_nearly_so_stays() {
+        let mut profile = Profile::linear(1.0, 2.0, 32).unwrap();
+        let mut drift = Drift::new(32);
+        // Within ±40 %, with a stall each seventh task.
+        let task = |number: i64| {
+            let rows = (number % 32 + 1) as usize;
+            let factor = if number % 7 == 0 { 10_000 } else { 70 + number * 37 % 70 };
+            (rows, Nanos((rows as i64 + 2) * 10_000 * factor))
+        };
+        assert!(run(&mut drift, &mut profile, 0, 10_000, task).is_empty());
+        assert_eq!(profile, Profile::linear(1.0, 2.0, 32).unwrap());
+    }
+
+    #[test]
+    fn what_wakeups_take_is_no_error_of_the_profile() {
+        let mut profile = Profile::linear(0.001, 0.02, 8).unwrap();
+        let task = |_| (1, Nanos::from_micros(150));
+        assert!(run(&mut Drift::new(8), &mut profile, 0, 1_000, task).is_empty());
+    }
+
+    #[test]
+    fn a_stalled_measurement_is_corrected_after_sixteen_samples() {
+        // ℓ(1) measured as 309 ms, the rest in proportion; the truth is b + 1 ms.
+        let truth = Profile::linear(1.0, 1.0, 8).unwrap();
+        let mut profile = Profile::linear(309.0, 0.1, 8).unwrap();
+        let mut drift = Drift::new(8);
+        assert_eq!(run(&mut drift, &mut profile, 0, 16, |_| (1, truth.latency(1))), [15]);
+        assert!(profile.latency(1) > MS(1) && profile.latency(1) < MS(4), "{profile:?}");
+        // Full batches were thought to take much more than they do: they correct their part once the pause is over.
+        run(&mut drift, &mut profile, 2_000, 200, |_| (8, truth.latency(8)));
+        let full = profile.latency(8).as_millis_f64();
+        assert!((full - 9.0).abs() < 1.0, "{full}");
+        assert!(profile.latency(1) < MS(4), "{profile:?}");
+    }
+
+    #[test]
+    fn a_profile_that_is_too_short_is_corrected_too() {
+        let mut profile = Profile::linear(1.0, 1.0, 4).unwrap();
+        assert_eq!(run(&mut Drift::new(4), &mut profile, 0, 100, |_| (2, MS(30))), [15]);
+        assert_eq!(profile.latency(2), MS(30));
+    }
+
+    #[test]
+    fn a_machine_that_is_busy_for_a_second_is_no_reason() {
+        let mut profile = Profile::linear(1.0, 1.0, 4).unwrap();
+        let mut drift = Drift::new(4);
+        // A task each 2 ms; of every 3 s, during one they take ten times as long.
+        for number in 0..60_000 {
+            let now = at(2 * number);
+            let took = if number / 500 % 3 == 0 { MS(20) } else { MS(2) };
+            assert_eq!(drift.observe(now, 1, took, profile.latency(1), &profile), None, "at {now:?}");
+        }
+        // Lastingly so, and it is one; afterwards, none again.
+        let mut slow = |from: i64, took| {
+            let mut tell = |number: i64| drift.observe(at(from + 2 * number), 1, took, profile.latency(1), &profile);
+            let (tasks, better) = (0..60_000).find_map(|number| Some((number, tell(number)?))).unwrap();
+            profile = better;
+            2 * tasks
+        };
+        let (until_slow, until_fast) = (slow(120_000, MS(20)), slow(240_000, MS(2)));
+        assert!(until_slow < 3_000 && until_fast < 3_000, "{until_slow} and {until_fast} ms");
+        assert!(profile.latency(1) < MS(3), "{profile:?}");
+    }
+
+    #[test]
+    fn corrections_become_rare_on_a_device_that_changes_all_the_time() {
+        let mut profile = Profile::linear(1.0, 1.0, 4).unwrap();
+        let changing = |number: i64| (1, if number / 32 % 2 == 0 { MS(2) } else { MS(40) });
+        // 2,000 s of it.
+        let corrected = run(&mut Drift::new(4), &mut profile, 0, 20_000, changing);
+        assert!((8..=38).contains(&corrected.len()), "{corrected:?}");
+        let gaps: Vec<i64> = corrected.windows(2).map(|pair| 100 * (pair[1] - pair[0])).collect();
+        assert!(gaps.iter().zip(0..).all(|(&gap, doubled)| gap >= 500 << doubled.min(7)), "{gaps:?}");
+    }
+
+    #[test]
+    fn no_task_breaks_it() {
+        let mut drift = Drift::new(4);
+        let profile = Profile::from_table(&[Nanos(1), Nanos(2), Nanos(3), Nanos::MAX]).unwrap();
+        for number in 0..100_000_i64 {
+            let rows = (number % 9) as usize;
+            let took = Nanos(if number % 2 == 0 { i64::MAX } else { -number });
+            drift.observe(at(number), rows, took, profile.latency(rows.max(1)), &profile);
+        }
+    }
+
+    #[test]
+    fn a_profile_that_lets_nothing_run_is_put_to_the_test() {
+        let (mut doubt, slo) = (Doubt::new(), MS(100));
+        let tests = |doubt: &mut Doubt, from: i64, alone: i64| -> Vec<i64> {
+            (from..from + 4_000).filter(|&ms| doubt.on_hopeless(at(ms), MS(alone), slo)).collect()
+        };
+        assert!(tests(&mut doubt, 0, 20).is_empty(), "the device is overloaded: nothing is wrong with the profile");
+        assert_eq!(tests(&mut Doubt::new(), 0, 309), [7, 507, 1_507, 3_507]);
+        let mut running = Doubt::new();
+        let mut task_between = |ms: i64| {
+            running.on_task();
+            (0..7).any(|_| running.on_hopeless(at(ms), MS(309), slo))
+        };
+        assert!(!(0..100).any(&mut task_between), "what runs speaks for itself");
+        let profile = doubted(&Profile::linear(309.0, 0.1, 4).unwrap(), MS(309), slo).unwrap();
+        assert!(profile.latency(1) < MS(13) && profile.latency(4) > MS(45), "{profile:?}");
+    }
+}

@@ -1,0 +1,60 @@
+//! What the driver learns from tasks and tells the scheduler of it, as the runtime does.
+
+use super::{Running, World};
+use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_model::Model;
+use ripieno_sched::{Calibration, Control, Ran, Request};
+
+/// What is learnt, by model.
+pub(super) struct Learning {
+    models: Vec<Calibration>,
+    /// Models of which nothing runs, and what a request takes alone by profiles that are to be put to the test.
+    doubted: Vec<(ModelId, Nanos)>,
+}
+
+impl Learning {
+    pub(super) fn new(believed: &[Model]) -> Learning {
+        Learning { models: believed.iter().map(Calibration::new).collect(), doubted: Vec::new() }
+    }
+
+    pub(super) fn ahead(&self, model: ModelId) -> Nanos {
+        self.models[model.index()].ahead()
+    }
+
+    /// A task of this model has ended well on a device that runs at so many percent of what it takes.
+    pub(super) fn on_end(&mut self, now: Time, truth: &Model, running: &Running, percent: u32) -> Option<Control> {
+        let Running { model, block, rows, length, start, end, expected, .. } = *running;
+        let learnt = &mut self.models[model.index()];
+        // Where lanes share a device nobody knows when a task was to end.
+        let alone = expected != Time::NEVER;
+        let cost = |model: &Model| model.blocks[block.index()].cost(rows, length).scale(u64::from(percent), 100);
+        let misjudged = cost(truth) - cost(learnt.model());
+        learnt.on_end(if alone { now - expected + misjudged } else { now - expected });
+        let took = (end - start).scale(100, u64::from(percent.max(1)));
+        let profile = learnt.on_task(now, &Ran { block, rows, length, took, alone })?;
+        learnt.replace(block, profile.clone());
+        Some(Control::ProfileReplaced { model, block, profile })
+    }
+
+    /// A request was given up before it ran.
+    pub(super) fn on_hopeless(&mut self, now: Time, request: &Request, runs: bool) {
+        if !runs && let Some(alone) = self.models[request.model.index()].on_hopeless(now, request.extent) {
+            self.doubted.push((request.model, alone));
+        }
+    }
+}
+
+impl World<'_> {
+    /// Puts profiles to the test that let nothing run.
+    pub(super) fn test_profiles(&mut self) {
+        let Some(learning) = &mut self.learning else { return };
+        for (model, alone) in learning.doubted.drain(..) {
+            if !self.loaded[model.index()] {
+                continue;
+            }
+            for (block, profile) in learning.models[model.index()].test(alone) {
+                self.scheduler.on_control(self.now, Control::ProfileReplaced { model, block, profile });
+            }
+        }
+    }
+}
