@@ -76,7 +76,8 @@ impl Service {
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
         let devices = target.devices;
         let policy = find(&self.policy)?;
-        let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy, devices) };
+        let setup =
+            Setup { models: Vec::new(), devices, limits: limits(policy, &self.options, devices, self.max_live) };
         let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         // One budget: what the front end has reserved, the runtime may hold.
@@ -92,19 +93,20 @@ impl Service {
         };
         Engine::start(config).context("cannot start the runtime")
     }
+}
 
-    fn limits(&self, policy: &Policy, devices: usize) -> Limits {
-        let (ahead, default) = AHEAD;
-        let depth = match self.options.get(ahead) {
-            // What is no depth is refused with the option's name when the policy is built.
-            Some(OptionValue::Int(depth)) => usize::try_from(*depth).unwrap_or(default).clamp(1, MAX_DEPTH),
-            _ if policy.knobs.iter().any(|knob| knob.name == ahead) => default,
-            _ => 1,
-        };
-        let nodes = if policy.walks.iter().any(|walk| walk.brings_graph()) { MAX_NODES } else { 0 };
-        let lanes = ripieno_sched::lanes(policy, &self.options);
-        Limits { requests: self.max_live, models: MAX_MODELS, devices, lanes, depth, batch: MAX_BATCH, nodes }
-    }
+/// The bounds of a server with this policy, so many devices, and so many live requests at most.
+pub(crate) fn limits(policy: &Policy, options: &Options, devices: usize, max_live: usize) -> Limits {
+    let (ahead, default) = AHEAD;
+    let depth = match options.get(ahead) {
+        // What is no depth is refused with the option's name when the policy is built.
+        Some(OptionValue::Int(depth)) => usize::try_from(*depth).unwrap_or(default).clamp(1, MAX_DEPTH),
+        _ if policy.knobs.iter().any(|knob| knob.name == ahead) => default,
+        _ => 1,
+    };
+    let nodes = if policy.walks.iter().any(|walk| walk.brings_graph()) { MAX_NODES } else { 0 };
+    let lanes = ripieno_sched::lanes(policy, options);
+    Limits { requests: max_live, models: MAX_MODELS, devices, lanes, depth, batch: MAX_BATCH, nodes }
 }
 
 /// A bar a model while something is done to it, in so many units; nothing unless on a terminal.
