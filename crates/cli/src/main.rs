@@ -15,6 +15,7 @@ mod models;
 mod output;
 mod plan;
 mod policy;
+mod recording;
 mod replay;
 mod reproduce;
 mod serve;

@@ -74,7 +74,8 @@ impl Service {
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
         let devices = target.devices;
         let policy = find(&self.policy)?;
-        let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy.needs(&self.options), devices) };
+        let limits = limits(policy.needs(&self.options), devices, self.max_live);
+        let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         // One budget: what the front end has reserved, the runtime may hold.
@@ -90,17 +91,18 @@ impl Service {
         };
         Engine::start(config).context("cannot start the runtime")
     }
+}
 
-    fn limits(&self, needs: Needs, devices: usize) -> Limits {
-        Limits {
-            requests: self.max_live,
-            models: MAX_MODELS,
-            devices,
-            lanes: needs.lanes,
-            depth: needs.depth.min(MAX_DEPTH),
-            batch: MAX_BATCH,
-            nodes: if needs.nodes { MAX_NODES } else { 0 },
-        }
+/// The bounds of a server with a policy of these needs, so many devices, and so many live requests at most.
+pub(crate) fn limits(needs: Needs, devices: usize, max_live: usize) -> Limits {
+    Limits {
+        requests: max_live,
+        models: MAX_MODELS,
+        devices,
+        lanes: needs.lanes,
+        depth: needs.depth.min(MAX_DEPTH),
+        batch: MAX_BATCH,
+        nodes: if needs.nodes { MAX_NODES } else { 0 },
     }
 }
 

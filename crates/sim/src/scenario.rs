@@ -55,7 +55,10 @@ pub struct Scenario {
     pub network: Network,
     /// How much longer tasks take than profiled.
     pub jitter: Jitter,
-    /// Whether deadlines are planned ahead by a margin that is learnt, as the server does it.
+    /// When the scheduler hears of the ends of tasks, where that was measured: ends in order, and when each was heard.
+    pub reports: Vec<(Time, Time)>,
+    /// Whether requests are treated as the server does it: deadlines are planned ahead by a margin that is learnt, and
+    /// nobody waits for an answer beyond the deadline.
     pub margins: bool,
     /// What is said for planning only.
     pub planning: Planning,
@@ -292,6 +295,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         loads,
         network: file.network.parse()?,
         jitter: file.jitter.check()?,
+        reports: Vec::new(),
         margins: false,
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
