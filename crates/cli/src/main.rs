@@ -13,6 +13,7 @@ mod goodput;
 mod logs;
 mod models;
 mod output;
+mod overrides;
 mod plan;
 mod policy;
 mod recording;

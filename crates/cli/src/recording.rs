@@ -1,7 +1,7 @@
 //! The arrivals of a recorded live run, read for the simulator.
 
+use crate::overrides::Overrides;
 use crate::service::limits;
-use crate::simulate::Overrides;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -22,7 +22,7 @@ pub(crate) struct RecordingArgs {
     /// policy or --policy, with the margins and the door of a server.
     ///
     /// Models, requests, their rows, lengths, graphs and time limits are as recorded, and the pauses of the machine, too: a
-    /// request reaches the scheduler as late as it did, the end of a task as late as one that ended there. The first line of the result is what was measured. Approximations: models count in their latest form and from
+    /// request reaches the scheduler as late as it did, the end of a task as late as one that ended about then. The first line of the result is what was measured. Approximations: models count in their latest form and from
     /// the start; nobody goes away, no device fails; a request that got no answer walks as far as an answered one of its
     /// model, in turn. Requests that were refused before the scheduler saw them (full queues, bad inputs) are not in a recording.
     #[arg(long, value_name = "FILE")]

@@ -537,7 +537,7 @@ impl<'a> World<'a> {
 
     /// When the scheduler hears that a task of this device ends then.
     fn heard(&mut self, end: Time, device: usize) -> Time {
-        let Some(reports) = &self.reports else { return end };
+        let Some(reports) = self.reports else { return end };
         let state = &mut self.devices[device];
         state.heard = reports.of(end).max(state.heard);
         state.heard

@@ -19,7 +19,7 @@ use crate::route::{Arrival, Route};
 use crate::scenario::{Length, Scenario};
 use crate::world::expires;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{Graph, Model, Steps};
+use ripieno_model::{Graph, Model, Profile, Steps};
 use ripieno_report::{Collector, RunInfo, Summary, Window};
 use ripieno_sched::{Action, Control, Event, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches};
 use ripieno_workload::Arrival as Process;
@@ -111,15 +111,26 @@ impl Recorded {
             }
             Event::Control(Control::ProfileReplaced { model, block, profile }) => {
                 check::profile(profile)?;
-                let at = self.model(*model)?;
-                let mut changed = self.models[at].model.clone();
-                let replaced = changed.blocks.get_mut(block.index());
-                replaced.ok_or_else(|| format!("{model:?} has no {block:?}"))?.replace_profile(profile.clone());
-                check::model(&changed)?;
-                self.models[at].model = changed;
+                self.replace_profile(*model, *block, profile)?;
             }
             Event::Control(_) => {}
             Event::Settle { actions, members, nodes } => self.settle(actions, members, nodes)?,
+        }
+        Ok(())
+    }
+
+    /// A profile was corrected. What a longer one adds is measured here already, task by task, as how late each was; only one
+    /// by which tasks may end sooner says something new.
+    fn replace_profile(&mut self, model: ModelId, block: BlockId, profile: &Profile) -> Result<(), String> {
+        let at = self.model(model)?;
+        let mut changed = self.models[at].model.clone();
+        let replaced = changed.blocks.get_mut(block.index()).ok_or_else(|| format!("{model:?} has no {block:?}"))?;
+        if profile.latency(1) < replaced.profile.latency(1) {
+            replaced.replace_profile(profile.clone());
+            check::model(&changed)?;
+            self.models[at].model = changed;
+            // What seemed late until now may have been an error of the profile that is replaced.
+            self.tasks.forget_reports(|model| model.index() == at);
         }
         Ok(())
     }
@@ -141,7 +152,7 @@ impl Recorded {
 
     /// Forgets what the machine added: tasks take as long as profiled, the scheduler hears of requests as they arrive.
     pub fn set_exact(&mut self) {
-        self.tasks.forget_reports();
+        self.tasks.forget_reports(|_| true);
         self.requests.iter_mut().for_each(|came| came.arrival.at = came.arrival.arrived);
         self.requests.sort_by_key(|came| came.arrival.at);
     }

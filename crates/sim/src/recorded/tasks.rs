@@ -140,7 +140,8 @@ impl Tasks {
         each
     }
 
-    pub(super) fn forget_reports(&mut self) {
-        self.batches.iter_mut().for_each(|batch| batch.heard = None);
+    /// Forgets how late tasks of these models were reported.
+    pub(super) fn forget_reports(&mut self, of: impl Fn(ModelId) -> bool) {
+        self.batches.iter_mut().filter(|batch| of(batch.model)).for_each(|batch| batch.heard = None);
     }
 }

@@ -165,7 +165,10 @@ fn figures(policy: &str, set: &str, served: &Served, exact: bool) -> [[f64; 3]; 
     [measured, simulated].map(|run| [run.total.bad_rate, run.total.p50_ms.unwrap(), run.total.p99_ms.unwrap()])
 }
 
-const CASES: [(&str, &str, fn() -> Vec<Model>, f64); 12] = [
+/// A policy, its options, what it serves, and how many requests a second one device gets.
+type Case = (&'static str, &'static str, fn() -> Vec<Model>, f64);
+
+const CASES: [Case; 12] = [
     ("deferred", "objective=latency", || vec![whole("a"), whole("b")], 300.0),
     ("deferred", "objective=efficiency", || vec![whole("a")], 400.0),
     ("timeout", "timeout_ms=3", || vec![whole("a")], 400.0),
