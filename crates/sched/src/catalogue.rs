@@ -77,10 +77,13 @@ impl Needs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
     /// In one piece.
-    OnePiece(fn(&Setup, &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError>),
+    OnePiece(Build<Box<dyn Scheduler>>),
     /// As rules for whole batches: in one piece, or as model shards and a matchmaker on threads of their own.
-    Shards(fn(&Setup, &Knobs<'_>) -> Result<Rules, BuildError>),
+    Shards(Build<Rules>),
 }
+
+/// Builds something of a policy from what was set.
+type Build<T> = fn(&Setup, &Knobs<'_>) -> Result<T, BuildError>;
 
 /// What a policy makes of chains whose requests are not all alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
