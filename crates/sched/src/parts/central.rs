@@ -93,7 +93,7 @@ impl<R: Copy + Ord + Default> Central<R> {
 
     fn gather(&self, pool: &Pool, model: usize, at: Time, percent: u32) -> Option<Candidate> {
         let id = pool.model_of(model).filter(|&id| pool.has_instance(id))?;
-        let cap = pool.served(id).terms.max_batch;
+        let cap = pool.served(id).max_batch;
         let target = if self.gather == Gather::Largest { cap } else { 0 };
         pool.gather(model, at, percent, Aim { target, cap })
     }

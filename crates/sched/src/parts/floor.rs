@@ -11,7 +11,7 @@
 use super::pool::{Candidate, Pool, Terms};
 use super::tasks::Tasks;
 use crate::shard::DeviceChoice;
-use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
@@ -95,10 +95,10 @@ struct Commitment {
 }
 
 impl Floor {
-    fn new(setup: &Setup, queues: usize, choice: DeviceChoice) -> Floor {
+    fn new(setup: &Setup, queues: usize, choice: DeviceChoice, terms: Terms) -> Floor {
         let limits = &setup.limits;
         Floor {
-            pool: Pool::new(limits, queues),
+            pool: Pool::new(limits, queues, terms),
             tasks: Tasks::new(limits),
             devices: vec![Device { present: false, percent: 100, running: None, commitment: None }; limits.devices],
             committed: vec![RequestSlot(0); limits.devices * limits.batch],
@@ -188,10 +188,9 @@ impl Floor {
     /// Forms a batch of overdue requests for a free device.
     pub(crate) fn commit_overdue(&mut self, now: Time, queue: usize, id: DeviceId, out: &mut Outbox) {
         let model = self.pool.model_of(queue).expect("the queue has overdue requests");
-        let cap = self.pool.served(model).terms.max_batch;
         let (committed, start) = (&mut self.committed, id.index() * self.stride);
         let mut members = 0;
-        let rows = self.pool.take_overdue(now, queue, cap, out, |slot| {
+        let rows = self.pool.take_overdue(now, queue, out, |slot| {
             committed[start + members] = slot;
             members += 1;
         });
@@ -211,11 +210,11 @@ impl Floor {
     /// Starts what a free device is committed to, unless that would be late for no good reason.
     fn launch(&mut self, now: Time, id: DeviceId, out: &mut Outbox) {
         let Some(Commitment { model, members, rows, latest }) = self.devices[id.index()].commitment else { return };
-        if now > latest && self.pool.served(model).terms.drop == DropRule::Hopeless {
+        if now > latest && self.pool.served(model).drop == DropRule::Hopeless {
             return self.dissolve(id);
         }
         self.devices[id.index()].commitment = None;
-        let task = self.tasks.open(model, id);
+        let task = self.tasks.open(model, BlockId(0), id, LaneId(0));
         for at in 0..members {
             self.tasks.push(task, self.committed[id.index() * self.stride + at]);
         }
@@ -234,30 +233,22 @@ impl Floor {
     /// Starts the next block of a task.
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox) {
         let task = self.tasks.get(id);
-        let rows = self.tasks.members(id).iter().map(|slot| self.pool.request(slot.0).rows as usize).sum();
+        let rows = self.pool.requests.rows(self.tasks.members(id));
         let device = &mut self.devices[task.device.index()];
         let latency = self.pool.remaining(task.model, task.block, rows).scale(u64::from(device.percent), 100);
         let cancelled = device.running.is_some_and(|batch| batch.cancelled);
         device.running = Some(Batch { task: id, rows, ends: now + latency, cancelled });
-        out.push(Action::Start {
-            task: id,
-            model: task.model,
-            block: task.block,
-            device: task.device,
-            lane: LaneId(0),
-            not_before: now,
-        });
+        out.push(self.tasks.start(id, now));
         self.bring_back(now, task.device);
     }
 
     /// Acts on a task that is done; whether its batch has left the device.
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox) -> bool {
         let task = self.tasks.get(id);
-        let blocks = self.pool.served(task.model).model.blocks.len();
         let Floor { tasks, pool, returned, .. } = self;
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, blocks, |member| pool.finish(member, out)),
-            Outcome::Failed => tasks.fail(id, |member| pool.reject(member.0, crate::Why::Failed, out)),
+            Outcome::Ok => tasks.advance(id, |member| pool.requests.finish(member, out)),
+            Outcome::Failed => tasks.fail(id, |member| pool.requests.reject(member.0, Why::Failed, out)),
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| returned.push(member)),
         };
         if going_on > 0 {
@@ -279,7 +270,6 @@ impl Floor {
 pub(crate) struct Placed<P> {
     placement: P,
     floor: Floor,
-    terms: Box<dyn Fn(&Model) -> Terms + Send>,
     /// What ends or moves requests, which only a settle may do.
     withdrawals: Vec<Withdrawal>,
 }
@@ -291,15 +281,11 @@ enum Withdrawal {
 }
 
 impl<P: Placement> Placed<P> {
-    pub(crate) fn new(
-        setup: &Setup,
-        choice: DeviceChoice,
-        terms: Box<dyn Fn(&Model) -> Terms + Send>,
-        placement: P,
-    ) -> Placed<P> {
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, terms: Terms, placement: P) -> Placed<P> {
         let limits = &setup.limits;
         let withdrawals = Vec::with_capacity(limits.requests + limits.models + limits.devices);
-        let mut placed = Placed { placement, floor: Floor::new(setup, P::queues(setup), choice), terms, withdrawals };
+        let floor = Floor::new(setup, P::queues(setup), choice, terms);
+        let mut placed = Placed { placement, floor, withdrawals };
         for (id, model) in setup.models.iter().enumerate() {
             placed.load(ModelId(id as u16), model.clone());
         }
@@ -310,8 +296,7 @@ impl<P: Placement> Placed<P> {
     }
 
     fn load(&mut self, id: ModelId, model: Model) {
-        let terms = (self.terms)(&model);
-        self.floor.pool.load(id, model, terms);
+        self.floor.pool.load(id, model);
         self.placement.changed();
     }
 
@@ -375,7 +360,8 @@ impl<P: Placement> Scheduler for Placed<P> {
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        self.floor.tasks.report(done);
+        let Floor { tasks, pool, .. } = &mut self.floor;
+        tasks.report(done, &pool.served(tasks.get(done.task).model).model);
     }
 
     fn on_control(&mut self, now: Time, control: Control) {

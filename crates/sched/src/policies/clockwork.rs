@@ -19,14 +19,15 @@
 //! `lookahead_ms = 10` and `buffer_ms = 5`; only powers of two as batch sizes are not offered. Costs are known here, the
 //! original estimates them as the slowest of the last ten batches.
 
-use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use super::{DEVICE, DROP, MAX_BATCH, device_choice};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::central::{Central, Gather};
 use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::models::BatchOptions;
 use crate::parts::pool::Terms;
 use crate::{Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "clockwork",
@@ -74,15 +75,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         lookahead: millis("lookahead_ms", 5.0)?,
         wakeup: Time::NEVER,
     };
-    let (drop, margin) = (drop_rule(knobs, DropRule::Hopeless)?, millis("buffer_ms", 0.0)?);
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        margin,
-        head_blocks: false,
-    };
-    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let terms = Terms { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
+    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, terms, placement)))
 }
 
 struct Clockwork {

@@ -20,17 +20,18 @@
 //! `gather = "window"` does. It is not the default: where models share devices, planned sizes are one or two rows, and a burst
 //! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
-use super::{DROP, MAX_BATCH, PerModel, drop_rule};
+use super::{DROP, MAX_BATCH};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::frontends::Frontends;
+use crate::parts::models::BatchOptions;
 use crate::parts::pool::{Aim, Terms};
 use crate::parts::rate::RateMeter;
 use crate::parts::squishy::{MRPS_NS, Packer};
 use crate::shard::DeviceChoice;
 use crate::{Limits, Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "nexus",
@@ -72,15 +73,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let epoch = Nanos::from_millis_f64(knobs.number("epoch_s", None)?.unwrap_or(10.0) * 1e3).max(Nanos(1));
     let frontends = knobs.count("frontends", None)?.unwrap_or(1).min(256);
     let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::WindowMax)?, epoch, frontends);
-    let drop = drop_rule(knobs, DropRule::Hopeless)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        margin: Nanos::ZERO,
-        head_blocks: false,
-    };
-    Ok(Box::new(Placed::new(setup, DeviceChoice::SmallestId, Box::new(terms), placement)))
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let terms = Terms { options, margin: Nanos::ZERO, head_blocks: false };
+    Ok(Box::new(Placed::new(setup, DeviceChoice::SmallestId, terms, placement)))
 }
 
 /// The first plan knows no rates; so soon it is replaced by one that does.
@@ -211,9 +206,7 @@ impl Nexus {
     fn collect(&mut self, floor: &mut Floor) {
         let unrouted = self.first_unrouted..self.first_unrouted + self.models.len();
         for queue in (0..self.sessions.len()).chain(unrouted) {
-            while let Some(slot) = floor.pool.take_front(queue) {
-                self.moved.push((slot, floor.pool.is_overdue(slot)));
-            }
+            self.moved.extend(std::iter::from_fn(|| floor.pool.take_front(queue)));
         }
     }
 
@@ -270,7 +263,7 @@ impl Nexus {
             let turn = (turns.next + step) % turns.count;
             let queue = self.by_device[turns.first + turn] as usize;
             let Session { model, batch, .. } = self.sessions[queue];
-            let cap = floor.pool.served(model).terms.max_batch;
+            let cap = floor.pool.served(model).max_batch;
             let aim = match self.gather {
                 Gather::Window => Aim { target: batch, cap: batch.min(cap) },
                 Gather::WindowMax => Aim { target: batch, cap },

@@ -19,14 +19,15 @@
 //! models to groups of devices is not built, as in Symphony's comparison.
 
 use super::clockwork::{GATHER, gather};
-use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
+use super::{DEVICE, DROP, MAX_BATCH, device_choice};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::central::Central;
 use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::models::BatchOptions;
 use crate::parts::pool::{Candidate, Terms};
 use crate::{Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::DropRule;
 use std::cmp::Reverse;
 
 pub(crate) const POLICY: Policy = Policy {
@@ -62,16 +63,10 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         central: Central::new(&setup.limits, gather(knobs)?, rank),
         preempt_permille: (knobs.number("preempt_ratio", None)?.unwrap_or(3.0) * 1e3) as usize,
     };
-    let drop = drop_rule(knobs, DropRule::Hopeless)?;
     let head_blocks = knobs.choice("head_of_line", &[("fixed", false), ("published", true)], false)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        margin: Nanos::ZERO,
-        head_blocks,
-    };
-    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let terms = Terms { options, margin: Nanos::ZERO, head_blocks };
+    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, terms, placement)))
 }
 
 /// The largest first, then the most urgent.

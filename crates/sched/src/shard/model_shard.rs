@@ -7,9 +7,8 @@
 use super::messages::DeviceToken;
 use super::{Grant, Offer, Post, Queues, Release, Rules, Sent, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
-use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone};
+use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone, Why};
 use ripieno_base::{LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::Model;
 
 /// A group of models.
 pub struct ModelShard {
@@ -17,7 +16,6 @@ pub struct ModelShard {
     tasks: Tasks,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
-    rules: Rules,
     /// Whether devices hold more than one task and batches take time to reach them, so that they are sent ahead.
     sends_ahead: bool,
     /// Devices in the cluster.
@@ -40,21 +38,15 @@ impl ModelShard {
     pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
         let sends_ahead = limits.depth > 1 && rules.network.lead(1) > Nanos::ZERO;
         ModelShard {
-            queues: Queues::new(limits),
+            queues: Queues::new(limits, rules),
             tasks: Tasks::new(limits),
             first_task: (number * limits.tasks()) as u32,
-            rules,
             sends_ahead,
             devices: 0,
             seen: vec![0; limits.models],
             grants: Vec::with_capacity(limits.tasks()),
             withdrawals: Vec::with_capacity(limits.requests + limits.models),
         }
-    }
-
-    pub(crate) fn load_model(&mut self, id: ModelId, model: Model) {
-        let rule = self.rules.of(&model);
-        self.queues.load_model(id, model, rule);
     }
 
     /// A request for one of its models has arrived.
@@ -64,7 +56,8 @@ impl ModelShard {
 
     /// A task that it started has ended.
     pub fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        self.tasks.report(&TaskDone { task: self.own(done.task), ..*done });
+        let own = TaskDone { task: self.own(done.task), ..*done };
+        self.tasks.report(&own, self.queues.model(self.tasks.get(own.task).model));
     }
 
     /// One of its models has a device.
@@ -78,9 +71,9 @@ impl ModelShard {
             Control::DeviceJoined(_) => self.devices += 1,
             Control::DeviceLeft(_) => self.devices -= 1,
             Control::DeviceSlowed { .. } => {}
-            Control::ModelLoaded(id, model) => self.load_model(id, *model),
+            Control::ModelLoaded(id, model) => self.queues.load_model(id, *model),
             Control::ProfileReplaced { model, block, profile } => {
-                self.queues.replace_profile(now, model, block.index(), profile);
+                self.queues.replace_profile(now, model, block, profile);
             }
             Control::ModelUnloaded(id) => self.withdrawals.push(Withdrawal::Model(id)),
             Control::Cancelled(request) => self.withdrawals.push(Withdrawal::Request(request)),
@@ -132,10 +125,9 @@ impl ModelShard {
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
         let (tasks, queues) = (&mut self.tasks, &mut self.queues);
-        let blocks = queues.model(task.model).blocks.len();
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, blocks, |member| queues.finish(member, out)),
-            Outcome::Failed => tasks.fail(id, |member| queues.fail(member, out)),
+            Outcome::Ok => tasks.advance(id, |member| queues.requests.finish(member, out)),
+            Outcome::Failed => tasks.fail(id, |member| queues.requests.reject(member.0, Why::Failed, out)),
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
         if going_on > 0 {
@@ -161,7 +153,7 @@ impl ModelShard {
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
         if self.sends_ahead && self.is_last(&task) {
-            let rows = self.queues.rows(self.tasks.members(id));
+            let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.way_and_cost(&task, rows);
             mail.post(ToMatchmaker::Sent(Sent { device: task.device, at: now, lead, cost }));
         }

@@ -1,6 +1,7 @@
 //! The frame that makes a scheduler of the state and a choice.
 
 use super::{Cells, Choose, Terms};
+use crate::parts::models::BatchOptions;
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
@@ -16,22 +17,28 @@ pub(crate) struct CellScheduler<C> {
 
 impl<C: Choose> CellScheduler<C> {
     /// `terms` is asked for each model, also for those that are loaded later.
-    pub(crate) fn new(setup: &Setup, terms: Box<dyn Fn(&Model) -> Terms + Send>, choice: C) -> CellScheduler<C> {
-        CellScheduler::ahead(setup, terms, choice, 1)
+    pub(crate) fn new(
+        setup: &Setup,
+        options: BatchOptions,
+        terms: impl Fn(&Model) -> Terms + Send + 'static,
+        choice: C,
+    ) -> CellScheduler<C> {
+        CellScheduler::ahead(setup, options, terms, choice, 1)
     }
 
     /// The same for devices that are given more as long as they hold fewer than so many tasks.
     pub(crate) fn ahead(
         setup: &Setup,
-        terms: Box<dyn Fn(&Model) -> Terms + Send>,
+        options: BatchOptions,
+        terms: impl Fn(&Model) -> Terms + Send + 'static,
         choice: C,
         fewest: usize,
     ) -> CellScheduler<C> {
-        let mut cells = Cells::new(&setup.limits, setup.devices);
+        let mut cells = Cells::new(&setup.limits, setup.devices, options);
         for (model, id) in setup.models.iter().zip(0..) {
             cells.load(ModelId(id), model.clone(), terms(model));
         }
-        CellScheduler { cells, terms, choice, fewest: fewest.min(setup.limits.depth) }
+        CellScheduler { cells, terms: Box::new(terms), choice, fewest: fewest.min(setup.limits.depth) }
     }
 
     /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event. Whether there was one for it.
@@ -81,7 +88,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
             }
             Control::ModelUnloaded(id) => self.cells.retire(id),
             Control::ProfileReplaced { model, block, profile } => {
-                self.cells.served_mut(model).model.blocks[block.index()].replace_profile(profile);
+                self.cells.models.replace_profile(model, block, profile);
             }
             Control::Cancelled(slot) => self.cells.withdraw(slot, crate::Why::Cancelled),
         }

@@ -26,22 +26,21 @@ pub(crate) use frame::CellScheduler;
 pub(crate) use served::{Cell, Served};
 
 use crate::catalogue::BuildError;
+use crate::parts::models::{BatchOptions, Models};
 use crate::{Action, Limits, Outbox, Request, Setup};
 use batches::Batches;
 use graphs::Graphs;
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::Model;
+use served::OfModel;
 use sets::Sets;
 use subgraphs::Subgraphs;
 
 /// What the policy's options say about a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    pub(crate) drop: DropRule,
-    /// The most rows in a task.
-    pub(crate) max_batch: usize,
-    /// The most rows of the requests in a set.
-    pub(crate) set: usize,
+    /// Whether a task may hold more rows than the requests of a set have.
+    pub(crate) merges: bool,
     /// The most tasks submitted to a device in one go.
     pub(crate) max_tasks: usize,
     /// Who may join.
@@ -99,7 +98,7 @@ pub(crate) trait Choose: Send {
 /// The state.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    models: Vec<Option<Served>>,
+    models: Models<OfModel>,
     walkers: Vec<Walker>,
     subgraphs: Subgraphs,
     graphs: Graphs,
@@ -184,10 +183,10 @@ struct Device {
 }
 
 impl Cells {
-    fn new(limits: &Limits, devices: usize) -> Cells {
+    fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
         let device = |at| Device { present: at < devices, held: 0, set: None, ready: Time::ORIGIN };
         Cells {
-            models: (0..limits.models).map(|_| None).collect(),
+            models: Models::new(limits, options),
             walkers: vec![Walker { state: State::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
             graphs: Graphs::new(limits),
@@ -210,22 +209,21 @@ impl Cells {
             Join::InSets { width: Some(_), .. } => sets::BUCKETS,
         };
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
-        let place = &mut self.models[id.index()];
-        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
-        *place = Some(Served::new(model, terms, self.devices.len(), buckets));
+        let devices = self.devices.len();
+        self.models.load(id, model, |model, max_batch| OfModel::new(model, max_batch, terms, devices, buckets));
     }
 
     fn served(&self, id: ModelId) -> &Served {
-        self.models[id.index()].as_ref().expect("the model is loaded")
+        self.models.get(id)
     }
 
     fn served_mut(&mut self, id: ModelId) -> &mut Served {
-        self.models[id.index()].as_mut().expect("the model is loaded")
+        self.models.get_mut(id)
     }
 
     /// All models, those that only finish what runs too.
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &Served)> {
-        self.models.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
+        self.models.iter()
     }
 
     /// How many tasks a device holds.

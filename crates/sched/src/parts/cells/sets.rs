@@ -52,7 +52,7 @@ impl Cells {
     pub(super) fn wait_for_set(&mut self, slot: RequestSlot) {
         let (model, bucket) = self.bucket(slot);
         let number = self.walkers[slot.index()].number;
-        let served = self.models[model.index()].as_mut().expect("the model is loaded");
+        let served = self.models.get_mut(model);
         let mut before = served.buckets[bucket].back();
         while before.is_some_and(|other| self.walkers[other as usize].number > number) {
             before = before.and_then(|other| self.links.prev(other));
@@ -62,7 +62,7 @@ impl Cells {
 
     pub(super) fn leave_bucket(&mut self, slot: RequestSlot) {
         let (model, bucket) = self.bucket(slot);
-        let served = self.models[model.index()].as_mut().expect("the model is loaded");
+        let served = self.models.get_mut(model);
         served.buckets[bucket].remove(&mut self.links, slot.0);
     }
 
@@ -82,7 +82,7 @@ impl Cells {
         }
         let Some((model, bucket)) = self.next_bucket(now, device) else { return };
         self.sets.turn = (model.index(), bucket);
-        let cap = self.served(model).terms.set;
+        let cap = self.served(model).max_batch;
         let id = self.sets.open(Some(device));
         self.devices[device.index()].set = Some(id);
         let (mut rows, mut longest, mut nodes) = (0, 0, 0);
@@ -91,7 +91,7 @@ impl Cells {
             if rows > 0 && rows + request.rows as usize > cap {
                 break;
             }
-            let served = self.models[model.index()].as_mut().expect("the model is loaded");
+            let served = self.models.get_mut(model);
             served.buckets[bucket].remove(&mut self.links, slot);
             self.sets.table[id as usize].members.push_back(&mut self.links, slot);
             (rows, longest) = (rows + request.rows as usize, longest.max(request.extent.length));
@@ -129,8 +129,8 @@ impl Cells {
     fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.sets.turn;
         let count = self.models.len();
-        if let Some(served) = &self.models[model] {
-            let full = |list: &List| list.len() >= served.terms.set;
+        if let Some(served) = self.models.find(ModelId(model as u16)) {
+            let full = |list: &List| list.len() >= served.max_batch;
             let drains = matches!(served.terms.join, Join::InSets { drains: true, .. });
             if drains && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
@@ -138,11 +138,11 @@ impl Cells {
         }
         // First the rest of this model's buckets, then the other models, then what comes before in this one.
         let some = |model: usize, range: std::ops::Range<usize>| {
-            let served = self.models[model].as_ref().filter(|served| served.may_run_on(device))?;
+            let served = self.models.find(ModelId(model as u16)).filter(|served| served.may_run_on(device))?;
             let end = range.end.min(served.buckets.len());
             let ripe = |list: &List| {
                 let waited = self.ripe_at(served, list).is_some_and(|at| at <= now);
-                waited || (!list.is_empty() && list.len() >= served.terms.set)
+                waited || (!list.is_empty() && list.len() >= served.max_batch)
             };
             let found = (range.start..end).find(|&bucket| ripe(&served.buckets[bucket]))?;
             Some((ModelId(model as u16), found))
@@ -162,7 +162,7 @@ impl Cells {
     pub(super) fn await_sets(&mut self, now: Time) {
         let idle = self.devices.iter().any(|device| device.present && device.held == 0 && device.set.is_none());
         let waits = |served: &&Served| idle && served.terms.window > Nanos::ZERO;
-        let served = self.models.iter().flatten().filter(waits);
+        let served = self.models().map(|(_, served)| served).filter(waits);
         let times = served.flat_map(|served| served.buckets.iter().filter_map(|bucket| self.ripe_at(served, bucket)));
         self.sets.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
     }

@@ -4,15 +4,14 @@ use super::served::Stage;
 use super::{Cells, Join, Leave, Padding, State, Walker};
 use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
-use ripieno_model::{DropRule, Steps};
+use ripieno_model::{DropRule, Extent, Onward, Position, StepReport, Steps};
 
 /// The steps of an output that is padded until nobody needs it any more.
 const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
     pub(super) fn arrive(&mut self, request: &Request) {
-        let served = self.models[request.model.index()].as_ref().filter(|served| !served.retired);
-        assert!(served.is_some(), "the driver sends requests of loaded models only: {request:?}");
+        self.models.of_newcomer(request);
         let before = self.walkers[request.slot.index()];
         assert!(
             before.state == State::Over && before.flying == 0,
@@ -27,7 +26,7 @@ impl Cells {
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
         let served = self.served(request.model);
-        let leaves_after = match served.terms.drop {
+        let leaves_after = match served.drop {
             DropRule::Never => Time::NEVER,
             DropRule::Expired => request.deadline,
             DropRule::Hopeless => request.deadline - served.fastest(request.rows, request.extent),
@@ -91,7 +90,7 @@ impl Cells {
                     self.enqueue(line);
                 }
             }
-            Some(Stage::Graph) => self.open_graph(slot),
+            Some(Stage::Graph(_)) => self.open_graph(slot),
         }
     }
 
@@ -121,7 +120,7 @@ impl Cells {
         let subgraph = self.subgraphs.at_mut(id);
         (subgraph.queued, subgraph.pinned) = (true, bound);
         let (block, ready) = (subgraph.block, subgraph.ready);
-        let served = self.models[request.model.index()].as_mut().expect("the model is loaded");
+        let served = self.models.get_mut(request.model);
         let cell = &mut served.cells[block.index()];
         *cell.count(bound) += ready;
         let mut before = cell.queue.back();
@@ -140,7 +139,7 @@ impl Cells {
         }
         let (slot, block, ready, pinned) = (subgraph.slot, subgraph.block, subgraph.ready, subgraph.pinned);
         let model = self.walkers[slot.index()].request.model;
-        let cell = &mut self.models[model.index()].as_mut().expect("the model is loaded").cells[block.index()];
+        let cell = &mut self.models.get_mut(model).cells[block.index()];
         *cell.count(pinned) -= ready;
         cell.queue.remove(&mut self.subgraphs.links, id);
     }
@@ -161,24 +160,17 @@ impl Cells {
 
     /// A member of a task is in flight no more.
     pub(super) fn land(&mut self, done: &TaskDone<'_>, at: usize) {
-        let (slot, node, (id, place)) = self.batches.member(done.task, at);
+        let (slot, _, (id, place)) = self.batches.member(done.task, at);
         let walker = self.walker(slot);
         walker.flying -= 1;
         if walker.state == State::Over {
             return self.forget(slot);
         }
-        let (lost, request) = (walker.lost, walker.request);
+        let lost = walker.lost;
         self.subgraphs.at_mut(id).flying -= 1;
         match done.outcome {
             Outcome::Ok if lost => {}
-            Outcome::Ok => {
-                let block = self.subgraphs.at(id).block;
-                if let Some(&next) = done.skips.get(at).filter(|next| next.0 > block.0 + 1) {
-                    // To complete the block leads to the stage behind that one.
-                    self.walker(slot).stage = self.served(request.model).stage_of(next) - 1;
-                }
-                self.step(id, node, place, done.ended.get(at).copied().unwrap_or(false));
-            }
+            Outcome::Ok => self.step(id, place, done.report_of(at)),
             Outcome::Failed => self.end(slot, Action::Reject { request: slot, why: Why::Failed }),
             Outcome::DeviceLost | Outcome::Cancelled => self.lose(slot),
         }
@@ -186,26 +178,34 @@ impl Cells {
     }
 
     /// A node is done.
-    fn step(&mut self, id: u32, node: u32, place: u32, ended: bool) {
+    fn step(&mut self, id: u32, place: u32, report: StepReport) {
         let subgraph = self.subgraphs.at_mut(id);
         if subgraph.over {
             return;
         }
+        let at = Position { block: subgraph.block, step: subgraph.done };
         subgraph.done += 1;
-        let (slot, block) = (subgraph.slot, subgraph.block);
-        let (all, last) = (subgraph.done == subgraph.total, node + 1 == subgraph.steps);
-        match self.served(self.walkers[slot.index()].request.model).steps(block) {
-            Steps::UntilEnd if ended || last => self.end_of_output(slot, id),
-            Steps::UntilEnd => {}
-            Steps::Once if ended => self.complete_early(slot),
-            Steps::Nodes => {
-                self.release_users(place);
-                if all {
-                    self.complete(id);
-                }
+        let slot = subgraph.slot;
+        // Padded steps are steps, too, but not of an output: its end is its own.
+        let extent = Extent { length: subgraph.total, limit: subgraph.steps };
+        let served = self.served(self.walkers[slot.index()].request.model);
+        let steps = served.steps(at.block);
+        // To complete the block leads to the stage behind this one.
+        let stage = match served.model.advance(at, extent, report) {
+            Onward::Step => None,
+            Onward::Block(next) => Some(served.stage_of[next.index()] - 1),
+            Onward::End => Some(served.stages.len() - 1),
+        };
+        if steps == Steps::Nodes {
+            self.release_users(place);
+        }
+        match stage {
+            None => {}
+            Some(_) if steps == Steps::UntilEnd => self.end_of_output(slot, id),
+            Some(stage) => {
+                self.walker(slot).stage = stage;
+                self.complete(id);
             }
-            Steps::Once | Steps::Length if all => self.complete(id),
-            Steps::Once | Steps::Length => {}
         }
     }
 
@@ -243,7 +243,7 @@ impl Cells {
     fn send_back(&mut self, slot: RequestSlot, id: u32) {
         let (model, block) = (self.walkers[slot.index()].request.model, self.subgraphs.at(id).block);
         if self.subgraphs.at(id).queued {
-            let cell = &mut self.models[model.index()].as_mut().expect("the model is loaded").cells[block.index()];
+            let cell = &mut self.models.get_mut(model).cells[block.index()];
             cell.queue.remove(&mut self.subgraphs.links, id);
             cell.queue.push_back(&mut self.subgraphs.links, id);
         }
@@ -261,12 +261,6 @@ impl Cells {
             walker.stage += 1;
             self.open_stage(slot);
         }
-    }
-
-    /// A block reported the end of the walk before its last stage.
-    fn complete_early(&mut self, slot: RequestSlot) {
-        self.stop(slot);
-        self.complete_walk(slot);
     }
 
     fn complete_walk(&mut self, slot: RequestSlot) {

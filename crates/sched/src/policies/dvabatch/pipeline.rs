@@ -8,10 +8,10 @@
 use super::batch_table::{BatchId, BatchTable, Item};
 use super::rules::Plan;
 use super::stage_executors::{Pair, StageExecutors};
-use crate::TaskDone;
 use crate::parts::fifo::Fifo;
-use ripieno_base::{Links, List, RequestSlot, Time};
-use ripieno_model::Model;
+use crate::{TaskDone, Why};
+use ripieno_base::{BlockId, LaneId, Links, List, RequestSlot, Time};
+use ripieno_model::{Extent, Model, Onward, Position};
 
 /// What is known of a batch beside its row in the table.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Batch {
     /// What its members are padded to.
     pub(super) length: u32,
     /// None until it begins.
-    pub(super) lane: Option<u8>,
+    pub(super) lane: Option<LaneId>,
     pub(super) begun: Time,
 }
 
@@ -30,6 +30,15 @@ impl Batch {
     fn new(length: u32) -> Batch {
         Batch { members: List::default(), rows: 0, length, lane: None, begun: Time::NEVER }
     }
+
+    fn pair(&self) -> Pair {
+        pair(self.lane.expect("a batch that runs is on a lane"))
+    }
+}
+
+/// The buffer pair of a lane.
+fn pair(lane: LaneId) -> Pair {
+    lane.0 as Pair
 }
 
 /// Where the requests and the model of a pipeline are written down.
@@ -95,7 +104,7 @@ impl Pipeline {
     pub(super) fn add(&mut self, fifo: &mut Fifo, id: BatchId, slot: RequestSlot) {
         let request = *fifo.request(slot);
         let batch = &mut self.batches[id.index()];
-        batch.members.push_back(&mut fifo.links, slot.0);
+        batch.members.push_back(fifo.links_mut(), slot.0);
         batch.rows += request.rows as usize;
         self.rows += request.rows as usize;
     }
@@ -111,14 +120,14 @@ impl Pipeline {
 
     /// A request leaves the batch that it waits in and that has not begun; false if there is none.
     pub(super) fn withdraw(&mut self, books: &mut Books<'_>, slot: RequestSlot) -> bool {
-        let has = |id: &BatchId| self.batch(*id).members.iter(&books.fifo.links).any(|member| member == slot.0);
+        let has = |id: &BatchId| self.batch(*id).members.iter(books.fifo.links()).any(|member| member == slot.0);
         let Some(id) = self.all_formed().find(has) else { return false };
         books.fifo.disarm(slot);
         self.remove(books, id, slot);
         self.rows -= books.fifo.request(slot).rows as usize;
         let Batch { members, rows, .. } = *self.batch(id);
         let lengths =
-            members.iter(&books.fifo.links).map(|member| books.fifo.request(RequestSlot(member)).extent.length);
+            members.iter(books.fifo.links()).map(|member| books.fifo.request(RequestSlot(member)).extent.length);
         let length = lengths.max().unwrap_or(1);
         self.batches[id.index()].length = length;
         self.table.shrink(id, books.plan.will_split(books.model, 1, rows, length));
@@ -126,25 +135,25 @@ impl Pipeline {
     }
 
     /// Whether a batch may begin on a free lane.
-    pub(super) fn takes(&self, lane: u8) -> bool {
-        self.executors.takes(0, lane)
+    pub(super) fn takes(&self, lane: LaneId) -> bool {
+        self.executors.takes(0, pair(lane))
     }
 
     /// A batch that has been formed begins on a free lane: from now on its members run.
-    pub(super) fn begin(&mut self, fifo: &mut Fifo, now: Time, id: BatchId, lane: u8) {
+    pub(super) fn begin(&mut self, fifo: &mut Fifo, now: Time, id: BatchId, lane: LaneId) {
         let batch = &mut self.batches[id.index()];
         (batch.lane, batch.begun) = (Some(lane), now);
         let mut next = batch.members.front();
         while let Some(slot) = next {
-            next = fifo.links.next(slot);
+            next = fifo.links().next(slot);
             fifo.disarm(RequestSlot(slot));
         }
-        self.executors.put(0, lane);
+        self.executors.put(0, pair(lane));
     }
 
     /// The batch of a lane that newcomers could join, and the stage that it stands before: the latest one, all of it at a
     /// border, none of it about to be split or split off.
-    pub(super) fn stretchable(&self, lane: u8) -> Option<(BatchId, usize)> {
+    pub(super) fn stretchable(&self, lane: LaneId) -> Option<(BatchId, usize)> {
         let id = self.table.latest().filter(|&id| self.batch(id).lane == Some(lane) && !self.table.row(id).sealed)?;
         let free = self.stretched.is_none() && self.executors.takes(0, self.spare);
         let stage = self.table.border(id).filter(|&stage| free && stage > 0)?;
@@ -159,14 +168,14 @@ impl Pipeline {
     }
 
     /// Takes the item of a lane that is furthest and may run.
-    pub(super) fn next(&mut self, lane: u8) -> Option<Run> {
+    pub(super) fn next(&mut self, lane: LaneId) -> Option<Run> {
         for stage in (0..self.table.stages()).rev() {
             for (place, item) in self.table.queue(stage).iter().enumerate() {
                 if self.batch(item.id).lane != Some(lane) {
                     continue;
                 }
                 let joins = self.stretched == Some(item.id);
-                let pair = if joins && item.start > 0 { self.spare } else { lane };
+                let pair = if joins && item.start > 0 { self.spare } else { pair(lane) };
                 let merged = (joins && item.start == 0).then_some(self.spare);
                 if self.executors.may_start(stage, pair, merged) {
                     let item = self.table.pull(stage, place);
@@ -187,31 +196,29 @@ impl Pipeline {
     }
 
     /// A stage has run: who ends leaves, who skips goes on as a batch of its own, and a batch before the next stage is split
-    /// if that is better. `finish` is told of those whose walk is over. Returns by how many the lane's batches have grown.
+    /// if that is better. Returns by how many the lane's batches have grown.
     pub(super) fn end(
         &mut self,
         books: &mut Books<'_>,
         run: &Run,
         members: &[RequestSlot],
         done: &TaskDone<'_>,
-        mut finish: impl FnMut(RequestSlot),
     ) -> isize {
         let Run { item: Item { id, .. }, stage, .. } = *run;
         let mut left = 0;
         self.skipping.clear();
         for (at, &slot) in members.iter().enumerate() {
-            let next = done.skips.get(at).map_or(stage + 1, |block| block.index());
-            let over = done.ended.get(at).copied().unwrap_or(false) || next >= self.table.stages();
-            if over || next > stage + 1 {
-                self.remove(books, id, slot);
-                left += 1;
+            let position = Position::before(BlockId(stage as u16));
+            match books.model.advance(position, Extent::ONE, done.report_of(at)) {
+                Onward::Block(next) if next.index() == stage + 1 => continue,
+                Onward::Block(next) => self.skipping.push((next.index(), at, slot)),
+                Onward::Step | Onward::End => {
+                    self.rows -= books.fifo.request(slot).rows as usize;
+                    books.fifo.finish(slot);
+                }
             }
-            if over {
-                self.rows -= books.fifo.request(slot).rows as usize;
-                finish(slot);
-            } else if next > stage + 1 {
-                self.skipping.push((next, at, slot));
-            }
+            self.remove(books, id, slot);
+            left += 1;
         }
         let Batch { length, lane, begun, .. } = *self.batch(id);
         let skipped = Batch { lane, begun, ..Batch::new(length) };
@@ -233,16 +240,16 @@ impl Pipeline {
         for &slot in members {
             self.remove(books, run.item.id, slot);
             self.rows -= books.fifo.request(slot).rows as usize;
+            books.fifo.reject(slot, Why::Failed);
         }
         -isize::from(self.hand_on(run, members.len()).1)
     }
 
-    /// Everything is lost; `gone` is told of all members.
-    pub(super) fn clear(&mut self, fifo: &mut Fifo, mut gone: impl FnMut(&mut Fifo, RequestSlot)) {
+    /// Everything is lost; `lost` gets all members.
+    pub(super) fn clear(&mut self, fifo: &mut Fifo, lost: &mut Vec<RequestSlot>) {
         for id in self.table.ids() {
-            while let Some(slot) = self.batches[id.index()].members.pop_front(&mut fifo.links) {
-                gone(fifo, RequestSlot(slot));
-            }
+            let members = std::mem::take(&mut self.batches[id.index()].members);
+            lost.extend(members.iter(fifo.links()).map(RequestSlot));
         }
         self.table.clear();
         self.executors.clear();
@@ -263,7 +270,7 @@ impl Pipeline {
 
     fn remove(&mut self, books: &mut Books<'_>, id: BatchId, slot: RequestSlot) {
         let batch = &mut self.batches[id.index()];
-        batch.members.remove(&mut books.fifo.links, slot.0);
+        batch.members.remove(books.fifo.links_mut(), slot.0);
         batch.rows -= books.fifo.request(slot).rows as usize;
     }
 
@@ -274,10 +281,10 @@ impl Pipeline {
         let place = &mut self.batches[id.index()];
         *place = batch;
         for (_, _, slot) in self.skipping.drain(..count) {
-            place.members.push_back(&mut books.fifo.links, slot.0);
+            place.members.push_back(books.fifo.links_mut(), slot.0);
             place.rows += books.fifo.request(slot).rows as usize;
         }
-        self.executors.put(to, batch.lane.expect("a batch that runs is on a lane"));
+        self.executors.put(to, batch.pair());
         1 + self.split(books, id, to)
     }
 
@@ -287,7 +294,7 @@ impl Pipeline {
         let (mut at, mut first, mut next) = (0, 0, batch.members.front());
         while let Some(slot) = next.filter(|_| first < batch.rows.div_ceil(2)) {
             first += books.fifo.request(RequestSlot(slot)).rows as usize;
-            (at, next) = (at + 1, books.fifo.links.next(slot));
+            (at, next) = (at + 1, books.fifo.links().next(slot));
         }
         let parts = (first, batch.rows - first);
         if next.is_none() || !books.plan.splits(books.model, stage, parts, batch.length) {
@@ -296,13 +303,13 @@ impl Pipeline {
         let other = self.table.split(id, stage, at);
         self.batches[other.index()] = Batch { members: List::default(), rows: 0, ..batch };
         while let Some(slot) = next {
-            next = books.fifo.links.next(slot);
+            next = books.fifo.links().next(slot);
             self.remove(books, id, RequestSlot(slot));
             let part = &mut self.batches[other.index()];
-            part.members.push_back(&mut books.fifo.links, slot);
+            part.members.push_back(books.fifo.links_mut(), slot);
             part.rows += books.fifo.request(RequestSlot(slot)).rows as usize;
         }
-        self.executors.put(stage, batch.lane.expect("a batch that runs is on a lane"));
+        self.executors.put(stage, batch.pair());
         1 + self.split(books, id, stage) + self.split(books, other, stage)
     }
 }
