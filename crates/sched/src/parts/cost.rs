@@ -14,14 +14,19 @@ pub(crate) fn of_step(block: &Block, request: &Request) -> Nanos {
     block.profile.latency(request.rows as usize)
 }
 
-/// A request alone: all steps of all blocks. A block that runs until its end is taken so often, if the request allows it.
+/// A request alone: all steps of all blocks, as [`steps`] counts them.
 pub(crate) fn alone(model: &Model, request: &Request, until_end: u32) -> Nanos {
     let of = |block: &Block| of_step(block, request) * i64::from(steps(block, request, until_end));
     model.blocks.iter().map(of).sum()
 }
 
-/// How often a request runs a block, where one that runs until its end is predicted to be run so often.
+/// How often a request runs a block, where one that runs until its end is predicted to be run so often. Nodes of a graph are
+/// not counted: nobody knows how many of them run at once.
 pub(crate) fn steps(block: &Block, request: &Request, until_end: u32) -> u32 {
     let most = request.extent.steps(block.steps);
-    if block.steps == Steps::UntilEnd { until_end.clamp(1, most.max(1)) } else { most }
+    match block.steps {
+        Steps::UntilEnd => until_end.clamp(1, most.max(1)),
+        Steps::Nodes => 0,
+        Steps::Once | Steps::Length => most,
+    }
 }

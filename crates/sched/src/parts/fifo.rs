@@ -127,7 +127,7 @@ impl Fifo {
 
     /// A request that waits and is too late by now.
     pub(crate) fn late(&self, now: Time) -> Option<(RequestSlot, Why)> {
-        self.timers.late(now, &self.requests)
+        self.timers.late(now, |slot| self.request(slot).deadline)
     }
 
     /// Rejects those who are too late by now, where none is set apart.

@@ -309,7 +309,9 @@ impl Pool {
         out: &mut Outbox,
         member: impl FnMut(RequestSlot),
     ) -> usize {
-        let Some(first) = self.queues[queue].overdue() else { return 0 };
+        let Some(first) = self.queues[queue].overdue() else {
+            return 0;
+        };
         let Request { model, rows, .. } = *self.requests.get(first);
         let room = self.served(model).max_batch.max(rows as usize);
         let rows = self.queues[queue].take_overdue(&mut self.requests, room, member);

@@ -144,7 +144,9 @@ impl Queue {
                 break;
             }
             left -= u64::from(requests.get(first).rows);
-            let Some(next) = requests.links.next(first) else { break };
+            let Some(next) = requests.links.next(first) else {
+                break;
+            };
             first = next;
             if size(first, left) > size(best.0, best.1) {
                 best = (first, left);

@@ -97,10 +97,10 @@ impl DropTimers {
     }
 
     /// A request that waits and is too late by now.
-    pub(crate) fn late(&self, now: Time, requests: &Requests) -> Option<(RequestSlot, Why)> {
+    pub(crate) fn late(&self, now: Time, deadline: impl Fn(RequestSlot) -> Time) -> Option<(RequestSlot, Why)> {
         let (_, slot) = self.0.peek().filter(|&(at, _)| at <= now)?;
-        let expired = requests.get(slot as u32).deadline <= now;
-        Some((RequestSlot(slot as u32), if expired { Why::Expired } else { Why::Hopeless }))
+        let slot = RequestSlot(slot as u32);
+        Some((slot, if deadline(slot) <= now { Why::Expired } else { Why::Hopeless }))
     }
 
     /// When the next request is too late.

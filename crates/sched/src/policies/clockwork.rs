@@ -22,8 +22,8 @@
 use super::{DEVICE, DROP, MAX_BATCH, device_choice};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::central::{Central, Gather};
-use crate::parts::floor::{Floor, Placed, Placement};
 use crate::parts::models::BatchOptions;
+use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::Terms;
 use crate::{Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
@@ -77,7 +77,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     };
     let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
     let terms = Terms { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
-    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, terms, placement)))
+    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
 }
 
 struct Clockwork {
@@ -88,11 +88,11 @@ struct Clockwork {
 
 impl Clockwork {
     /// The device to choose for next, and when it can begin.
-    fn next_device(&mut self, now: Time, floor: &Floor) -> Option<(Time, DeviceId)> {
-        if let Some(device) = floor.free_device() {
+    fn next_device(&mut self, now: Time, table: &DeviceTable) -> Option<(Time, DeviceId)> {
+        if let Some(device) = table.free_device() {
             return Some((now, device));
         }
-        let (ends, device) = floor.next_done().filter(|_| self.lookahead > Nanos::ZERO)?;
+        let (ends, device) = table.next_done().filter(|_| self.lookahead > Nanos::ZERO)?;
         let opens = ends - self.lookahead;
         if opens > now {
             self.wakeup = opens;
@@ -107,7 +107,7 @@ impl Placement for Clockwork {
         setup.limits.models
     }
 
-    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
         request.model.index()
     }
 
@@ -123,14 +123,14 @@ impl Placement for Clockwork {
         self.central.touch_all();
     }
 
-    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
+    fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox) {
         self.wakeup = Time::NEVER;
-        while let Some((at, device)) = self.next_device(now, floor) {
-            if !self.central.give(now, at, device, floor, out) {
+        while let Some((at, device)) = self.next_device(now, table) {
+            if !self.central.give(now, at, device, table, out) {
                 break;
             }
         }
-        self.central.end_round(now, floor);
+        self.central.end_round(now, table);
     }
 
     fn next_wakeup(&self) -> Time {

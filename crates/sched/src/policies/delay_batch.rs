@@ -128,7 +128,9 @@ impl DelayBatch {
 
     /// Takes the batch back that follows on a device.
     fn dissolve(&mut self, device: DeviceId) {
-        let Some((model, mut members)) = self.devices[device].ahead.take() else { return };
+        let Some((model, mut members)) = self.devices[device].ahead.take() else {
+            return;
+        };
         self.tables.models.get_mut(model).batches -= 1;
         while let Some(slot) = members.pop_front(self.tables.fifo.links_mut()) {
             self.returned.push(RequestSlot(slot));
@@ -245,7 +247,9 @@ impl Scheduler for DelayBatch {
         self.window_ends = Time::NEVER;
         self.devices.ids().for_each(|device| self.run(device, out));
         while let Some(device) = self.taker() {
-            let Some((model, count)) = self.due(now) else { break };
+            let Some((model, count)) = self.due(now) else {
+                break;
+            };
             self.form(device, model, count);
             self.run(device, out);
         }

@@ -24,7 +24,7 @@ pub use linked::Halves;
 pub(crate) use linked::Linked;
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
-pub(crate) use messages::{Class, Window, Wish};
+pub(crate) use messages::{Candidates, Class, Window};
 pub use messages::{Grant, Offer, Post, Release, Sent, ToMatchmaker};
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;

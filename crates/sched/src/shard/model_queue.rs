@@ -77,7 +77,9 @@ impl Served {
     }
 
     fn update_target(&mut self, now: Time) {
-        let Some(rate) = self.rate.rate(now) else { return };
+        let Some(rate) = self.rate.rate(now) else {
+            return;
+        };
         let fits = |batch: usize| self.profile.latency(batch) + rate.gather_time(batch) <= self.model.slo;
         self.target = largest(self.max_batch, fits).max(1);
     }
@@ -167,7 +169,9 @@ impl Served {
             if size >= self.target as u64 || room as u64 > left || -spare * passed * ideal <= most {
                 break;
             }
-            let Some(next) = requests.links.next(first) else { break };
+            let Some(next) = requests.links.next(first) else {
+                break;
+            };
             first = next;
         }
         best.map_or((head, self.queue.rows()), |(_, first, left)| (first, left))
@@ -204,7 +208,9 @@ impl Served {
     /// grown by as much as arrives; so much cheaper, at the price of device time, is it a row.
     fn pays_until(&self, now: Time, first: &Request, guard: Nanos, rows: usize, price: u64) -> Time {
         // Where nothing came but what is at hand, nothing is known of what will come.
-        let Some(rate) = self.rate.rate(now).filter(|rate| rate.rows > rows as u64) else { return now };
+        let Some(rate) = self.rate.rate(now).filter(|rate| rate.rows > rows as u64) else {
+            return now;
+        };
         let cost = |batch: usize| self.profile.latency(batch).0 as u128;
         // The largest batch that is not cheaper by more than that.
         let near = |batch: usize| {
@@ -223,7 +229,9 @@ impl Served {
         if now <= self.asked {
             return false;
         }
-        let Some(head) = self.queue.head().map(|head| requests.get(head)) else { return false };
+        let Some(head) = self.queue.head().map(|head| requests.get(head)) else {
+            return false;
+        };
         let within = |span: Nanos| self.profile.largest_within(span).min(self.max_batch) as u64;
         let (allowed, possible) = (within(head.deadline - now), within(head.deadline - head.arrived));
         allowed < possible && allowed <= self.queue.rows()

@@ -93,8 +93,8 @@ impl ModelShard {
             self.use_grant(now, grant, out, mail);
         }
         while let Some(model) = self.queues.next_changed() {
-            let wish = self.queues.wish(now, model, self.devices, out);
-            mail.post(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], wish }));
+            let candidates = self.queues.candidates(now, model, self.devices, out);
+            mail.post(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
         }
     }
 

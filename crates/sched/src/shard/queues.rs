@@ -2,7 +2,7 @@
 
 use super::model_queue::{Candidate, ModelQueue};
 use super::scarcity::{Scarcity, Terms, WHOLE};
-use super::{Class, Grant, Price, Rules, Start, Wish};
+use super::{Candidates, Class, Grant, Price, Rules, Start};
 use crate::parts::models::Models;
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
@@ -168,7 +168,7 @@ impl Queues {
     }
 
     /// Drops what cannot stay and says what the model asks for now. `devices` of the cluster are there to share.
-    pub(crate) fn wish(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Wish {
+    pub(crate) fn candidates(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Candidates {
         self.shed(now, id, out);
         let terms = self.terms(now, id, devices);
         let queue = self.models.get_mut(id);
@@ -189,7 +189,7 @@ impl Queues {
             at => self.wakeups.set(id.index(), at),
         }
         let overdue_since = queue.queue.overdue().map(|slot| self.requests.get(slot).arrived);
-        Wish { punctual: window, overdue_since }
+        Candidates { punctual: window, overdue_since }
     }
 
     /// What a candidate of this model is weighed by.
@@ -225,7 +225,7 @@ impl Queues {
 
     /// Forms the batch of a grant as a task. None if the device is too slow for anything that waits.
     pub(crate) fn form(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks, out: &mut Outbox) -> Option<TaskId> {
-        // The model asks anew whatever comes of this: the matchmaker forgot its wish with the grant.
+        // The model asks anew whatever comes of this: the matchmaker forgot its candidates with the grant.
         self.mark(grant.model);
         match grant.class {
             Class::Punctual => self.form_punctual(now, grant, tasks, out),

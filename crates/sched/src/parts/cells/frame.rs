@@ -52,7 +52,7 @@ impl<C: Choose> CellScheduler<C> {
     }
 
     fn wants(&self, device: DeviceId) -> bool {
-        let state = &self.cells.devices[device.index()];
+        let state = &self.cells.devices[device];
         state.present && state.held < self.fewest
     }
 }
@@ -72,16 +72,12 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
 
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => self.cells.devices[device.index()].present = true,
+            Control::DeviceJoined(device) => self.cells.devices.join(device),
             Control::DeviceLeft(device) => {
-                let state = &mut self.cells.devices[device.index()];
-                state.present = false;
-                if state.held == 0 {
-                    self.cells.orphan(device);
-                }
+                self.cells.devices.leave(device);
+                self.cells.let_go_of(device);
             }
-            // No decision depends on how fast a device is.
-            Control::DeviceSlowed { .. } => {}
+            Control::DeviceSlowed { device, percent } => self.cells.devices.slow(device, percent),
             Control::ModelLoaded(id, model) => {
                 let terms = (self.terms)(&model);
                 self.cells.load(id, *model, terms);
@@ -97,21 +93,21 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         self.cells.drop_late(now);
         self.cells.flush(out);
-        for device in (0..self.cells.devices.len() as u16).map(DeviceId) {
+        for device in self.cells.devices.ids() {
             while self.wants(device) && self.schedule(now, device, out) {}
         }
         self.cells.await_sets(now);
     }
 
     fn next_wakeup(&self) -> Time {
-        self.cells.timers.peek().map_or(Time::NEVER, |(at, _)| at).min(self.cells.sets.ripens)
+        self.cells.timers.next().min(self.cells.sets.ripens)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.cells.batches.members(task)
+        self.cells.tasks.members(task)
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
-        self.cells.batches.nodes(task)
+        self.cells.tasks.nodes(task)
     }
 }

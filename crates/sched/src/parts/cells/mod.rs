@@ -13,7 +13,6 @@
 //! Facts are worked in when they are told, and answers wait for the next settle: the driver may give a slot to the next
 //! request right after the last task with the old one has ended, and before it settles.
 
-mod batches;
 mod form;
 mod frame;
 mod graphs;
@@ -26,11 +25,13 @@ pub(crate) use frame::CellScheduler;
 pub(crate) use served::{Cell, Served};
 
 use crate::catalogue::BuildError;
+use crate::parts::devices::Devices;
 use crate::parts::models::{BatchOptions, Models};
+use crate::parts::requests::DropTimers;
+use crate::parts::tasks::Tasks;
 use crate::{Action, Limits, Outbox, Request, Setup};
-use batches::Batches;
 use graphs::Graphs;
-use ripieno_base::{BlockId, DeviceId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{BlockId, DeviceId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 use served::OfModel;
 use sets::Sets;
@@ -102,13 +103,16 @@ pub(crate) struct Cells {
     walkers: Vec<Walker>,
     subgraphs: Subgraphs,
     graphs: Graphs,
-    batches: Batches,
+    tasks: Tasks,
+    /// Beside each member of a task its subgraph, and the node's place among the graphs; with a fixed stride.
+    places: Vec<(u32, u32)>,
+    stride: usize,
     sets: Sets,
     /// Links of the lists of requests: buckets and sets.
     links: Links,
-    devices: Vec<Device>,
+    devices: Devices<OfDevice>,
     /// When waiting requests are to be dropped.
-    timers: IndexedHeap<Time>,
+    timers: DropTimers,
     /// Answers since the last settle.
     pending: Vec<Action>,
     arrivals: u64,
@@ -172,9 +176,9 @@ enum State {
     Over,
 }
 
+/// What is kept of a device.
 #[derive(Clone, Copy, Debug)]
-struct Device {
-    present: bool,
+struct OfDevice {
     /// Tasks in flight.
     held: usize,
     set: Option<u32>,
@@ -184,17 +188,19 @@ struct Device {
 
 impl Cells {
     fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
-        let device = |at| Device { present: at < devices, held: 0, set: None, ready: Time::ORIGIN };
+        let device = || OfDevice { held: 0, set: None, ready: Time::ORIGIN };
         Cells {
             models: Models::new(limits, options),
             walkers: vec![Walker { state: State::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
             graphs: Graphs::new(limits),
-            batches: Batches::new(limits),
+            tasks: Tasks::new(limits),
+            places: vec![(0, 0); limits.tasks() * limits.batch],
+            stride: limits.batch,
             sets: Sets::new(limits),
             links: Links::new(limits.requests),
-            devices: (0..limits.devices).map(device).collect(),
-            timers: IndexedHeap::new(limits.requests),
+            devices: Devices::new(limits, devices, device),
+            timers: DropTimers::new(limits.requests),
             pending: Vec::with_capacity(limits.requests),
             arrivals: 0,
             choices: 0,
@@ -209,7 +215,7 @@ impl Cells {
             Join::InSets { width: Some(_), .. } => sets::BUCKETS,
         };
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
-        let devices = self.devices.len();
+        let devices = self.devices.ids().count();
         self.models.load(id, model, |model, max_batch| OfModel::new(model, max_batch, terms, devices, buckets));
     }
 
@@ -228,7 +234,12 @@ impl Cells {
 
     /// How many tasks a device holds.
     pub(crate) fn holds(&self, device: DeviceId) -> usize {
-        self.devices[device.index()].held
+        self.devices[device].held
+    }
+
+    /// The subgraph of a member of a task, and the place of the node that it runs among the graphs.
+    fn place(&self, task: TaskId, member: usize) -> (u32, u32) {
+        self.places[task.index() * self.stride + member]
     }
 
     fn walker(&mut self, slot: RequestSlot) -> &mut Walker {

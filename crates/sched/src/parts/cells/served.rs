@@ -2,8 +2,8 @@
 
 use super::Terms;
 use crate::parts::models;
-use ripieno_base::{BlockId, DeviceId, List, Nanos, Time};
-use ripieno_model::{Extent, Model, Steps};
+use ripieno_base::{BlockId, DeviceId, List, Time};
+use ripieno_model::{Model, Steps};
 use std::ops::Range;
 
 /// A model in service.
@@ -114,27 +114,8 @@ impl Served {
         self.devices -= usize::from(self.held[device.index()] == 0);
     }
 
-    /// How long a batch of a chain takes from `block` on if it is padded to `length`.
-    pub(super) fn padded_cost(&self, block: BlockId, rows: usize, length: u32) -> Nanos {
-        self.model.blocks[block.index()..].iter().map(|block| block.cost(rows, length)).sum()
-    }
-
     pub(super) fn steps(&self, block: BlockId) -> Steps {
         self.model.blocks[block.index()].steps
-    }
-
-    /// What a request needs at least if it has a device for itself: a graph as many tasks as it has cell types, a block that
-    /// runs until its end one step.
-    pub(super) fn fastest(&self, rows: u32, extent: Extent) -> Nanos {
-        let span = |block: &ripieno_model::Block| {
-            let steps = match block.steps {
-                Steps::Length => extent.length,
-                Steps::Once | Steps::UntilEnd => 1,
-                Steps::Nodes => 0,
-            };
-            block.profile.latency(rows as usize) * i64::from(steps)
-        };
-        self.model.blocks.iter().map(span).sum()
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::served::Stage;
 use super::{Cells, Join, Leave, Padding, State, Walker};
+use crate::parts::cost;
 use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
-use ripieno_model::{DropRule, Extent, Onward, Position, StepReport, Steps};
+use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 
 /// The steps of an output that is padded until nobody needs it any more.
 const ENDLESS: u32 = u32::MAX;
@@ -26,15 +27,8 @@ impl Cells {
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
         let served = self.served(request.model);
-        let leaves_after = match served.drop {
-            DropRule::Never => Time::NEVER,
-            DropRule::Expired => request.deadline,
-            DropRule::Hopeless => request.deadline - served.fastest(request.rows, request.extent),
-        };
         let joins = served.terms.join;
-        if leaves_after < Time::NEVER {
-            self.timers.set(slot.index(), leaves_after.next());
-        }
+        self.timers.arm(&request, served.drop, cost::alone(&served.model, &request, 1));
         match joins {
             Join::AtOnce => self.open_stage(slot),
             Join::InSets { .. } => self.wait_for_set(slot),
@@ -43,10 +37,7 @@ impl Cells {
 
     /// Drops the requests whose time has come and that still wait.
     pub(super) fn drop_late(&mut self, now: Time) {
-        while let Some((_, slot)) = self.timers.peek().filter(|&(at, _)| at <= now) {
-            let slot = RequestSlot(slot as u32);
-            let expired = self.walkers[slot.index()].request.deadline <= now;
-            let why = if expired { Why::Expired } else { Why::Hopeless };
+        while let Some((slot, why)) = self.timers.late(now, |slot| self.walkers[slot.index()].request.deadline) {
             self.end(slot, Action::Reject { request: slot, why });
         }
     }
@@ -160,7 +151,7 @@ impl Cells {
 
     /// A member of a task is in flight no more.
     pub(super) fn land(&mut self, done: &TaskDone<'_>, at: usize) {
-        let (slot, _, (id, place)) = self.batches.member(done.task, at);
+        let (slot, (id, place)) = (self.tasks.members(done.task)[at], self.place(done.task, at));
         let walker = self.walker(slot);
         walker.flying -= 1;
         if walker.state == State::Over {
@@ -287,7 +278,7 @@ impl Cells {
     /// Ends a request.
     pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
-        self.timers.remove(slot.index());
+        self.timers.disarm(slot);
         if state == State::Waiting && self.served(request.model).terms.join != Join::AtOnce {
             self.leave_bucket(slot);
         }

@@ -48,7 +48,7 @@ use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
 use devices::{Lane, OfDevice};
 use options::Options;
-use pipeline::{Batch, Books, Pipeline};
+use pipeline::{Batch, Context, Pipeline};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 use rules::{Join, Plan, Play, Stretch, WHOLE};
@@ -114,8 +114,9 @@ impl DvaBatch {
         let Tables { models, fifo, .. } = &mut self.queues;
         let id = fifo.request(slot).model;
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
-        let mut books = Books { fifo, model, plan };
-        let waited = books.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut books, slot));
+        let mut context = Context { fifo, model, plan };
+        let waited =
+            context.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut context, slot));
         if waited {
             fifo.reject(slot, why);
         }
@@ -146,11 +147,11 @@ impl DvaBatch {
         let run = lane.run.take().expect("the driver reports tasks that were started");
         let owner = lane.owner.expect("a lane that runs has an owner");
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
-        let mut books = Books { fifo, model, plan };
+        let mut context = Context { fifo, model, plan };
         let (pipeline, members) = (&mut pipelines[device.index()], tasks.members(done.task));
         let grown = match done.outcome {
-            Outcome::Ok => pipeline.end(&mut books, &run, members, done),
-            _ => pipeline.fail(&mut books, &run, members),
+            Outcome::Ok => pipeline.end(&mut context, &run, members, done),
+            _ => pipeline.fail(&mut context, &run, members),
         };
         lane.batches = lane.batches.checked_add_signed(grown).expect("no more batches end than there are");
         if lane.batches == 0 {
@@ -193,7 +194,9 @@ impl DvaBatch {
     fn begin_formed(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) -> bool {
         let DvaBatch { queues: Tables { models, fifo, .. }, devices, .. } = self;
         let formed = |(id, served): (ModelId, &Served)| Some((served.pipelines[device.index()].formed()?, id));
-        let Some((batch, id)) = models.iter().find_map(formed) else { return false };
+        let Some((batch, id)) = models.iter().find_map(formed) else {
+            return false;
+        };
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
         let Batch { rows, length, .. } = *pipeline.batch(batch);
@@ -377,7 +380,9 @@ impl DvaBatch {
         let owner = devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
         let pipeline = &mut pipelines[device.index()];
-        let Some(run) = pipeline.next(lane) else { return };
+        let Some(run) = pipeline.next(lane) else {
+            return;
+        };
         let task = tasks.open(owner, BlockId(run.stage as u16), device, lane);
         pipeline.members(fifo.links(), run.item).for_each(|slot| tasks.push(task, slot));
         let rows = fifo.requests.rows(tasks.members(task));

@@ -1,6 +1,6 @@
 //! A model on a device: its batches, who is in them, and on which lane each runs.
 //!
-//! The table and the executors keep the paper's books; here they meet the requests. A batch and all that is split from it
+//! The table and the executors are the paper's; here they meet the requests. A batch and all that is split from it
 //! run on one lane, one stage at a time, whoever is furthest first: so the parts of a split run one after the other, each to
 //! its end. A lane has the buffer pair of its number; newcomers that catch up with a batch use one more, so that one batch of
 //! the model can be stretched at a time.
@@ -42,7 +42,7 @@ fn pair(lane: LaneId) -> Pair {
 }
 
 /// Where the requests and the model of a pipeline are written down.
-pub(super) struct Books<'a> {
+pub(super) struct Context<'a> {
     pub(super) fifo: &'a mut Fifo,
     pub(super) model: &'a Model,
     pub(super) plan: &'a Plan,
@@ -119,18 +119,20 @@ impl Pipeline {
     }
 
     /// A request leaves the batch that it waits in and that has not begun; false if there is none.
-    pub(super) fn withdraw(&mut self, books: &mut Books<'_>, slot: RequestSlot) -> bool {
-        let has = |id: &BatchId| self.batch(*id).members.iter(books.fifo.links()).any(|member| member == slot.0);
-        let Some(id) = self.all_formed().find(has) else { return false };
-        books.fifo.disarm(slot);
-        self.remove(books, id, slot);
-        self.rows -= books.fifo.request(slot).rows as usize;
+    pub(super) fn withdraw(&mut self, context: &mut Context<'_>, slot: RequestSlot) -> bool {
+        let has = |id: &BatchId| self.batch(*id).members.iter(context.fifo.links()).any(|member| member == slot.0);
+        let Some(id) = self.all_formed().find(has) else {
+            return false;
+        };
+        context.fifo.disarm(slot);
+        self.remove(context, id, slot);
+        self.rows -= context.fifo.request(slot).rows as usize;
         let Batch { members, rows, .. } = *self.batch(id);
         let lengths =
-            members.iter(books.fifo.links()).map(|member| books.fifo.request(RequestSlot(member)).extent.length);
+            members.iter(context.fifo.links()).map(|member| context.fifo.request(RequestSlot(member)).extent.length);
         let length = lengths.max().unwrap_or(1);
         self.batches[id.index()].length = length;
-        self.table.shrink(id, books.plan.will_split(books.model, 1, rows, length));
+        self.table.shrink(id, context.plan.will_split(context.model, 1, rows, length));
         true
     }
 
@@ -199,7 +201,7 @@ impl Pipeline {
     /// if that is better. Returns by how many the lane's batches have grown.
     pub(super) fn end(
         &mut self,
-        books: &mut Books<'_>,
+        context: &mut Context<'_>,
         run: &Run,
         members: &[RequestSlot],
         done: &TaskDone<'_>,
@@ -209,15 +211,15 @@ impl Pipeline {
         self.skipping.clear();
         for (at, &slot) in members.iter().enumerate() {
             let position = Position::before(BlockId(stage as u16));
-            match books.model.advance(position, Extent::ONE, done.report_of(at)) {
+            match context.model.advance(position, Extent::ONE, done.report_of(at)) {
                 Onward::Block(next) if next.index() == stage + 1 => continue,
                 Onward::Block(next) => self.skipping.push((next.index(), at, slot)),
                 Onward::Step | Onward::End => {
-                    self.rows -= books.fifo.request(slot).rows as usize;
-                    books.fifo.finish(slot);
+                    self.rows -= context.fifo.request(slot).rows as usize;
+                    context.fifo.finish(slot);
                 }
             }
-            self.remove(books, id, slot);
+            self.remove(context, id, slot);
             left += 1;
         }
         let Batch { length, lane, begun, .. } = *self.batch(id);
@@ -227,20 +229,20 @@ impl Pipeline {
         let mut grown = -isize::from(gone);
         self.skipping.sort_unstable();
         while let Some(&(to, ..)) = self.skipping.first() {
-            grown += self.skip(books, to, created, skipped);
+            grown += self.skip(context, to, created, skipped);
         }
         if let Some(stage) = next.filter(|&stage| self.table.border(id) == Some(stage)) {
-            grown += self.split(books, id, stage);
+            grown += self.split(context, id, stage);
         }
         grown
     }
 
     /// A stage has failed: its members leave. Returns by how many the lane's batches have grown.
-    pub(super) fn fail(&mut self, books: &mut Books<'_>, run: &Run, members: &[RequestSlot]) -> isize {
+    pub(super) fn fail(&mut self, context: &mut Context<'_>, run: &Run, members: &[RequestSlot]) -> isize {
         for &slot in members {
-            self.remove(books, run.item.id, slot);
-            self.rows -= books.fifo.request(slot).rows as usize;
-            books.fifo.reject(slot, Why::Failed);
+            self.remove(context, run.item.id, slot);
+            self.rows -= context.fifo.request(slot).rows as usize;
+            context.fifo.reject(slot, Why::Failed);
         }
         -isize::from(self.hand_on(run, members.len()).1)
     }
@@ -268,48 +270,48 @@ impl Pipeline {
         (next, !self.table.contains(id))
     }
 
-    fn remove(&mut self, books: &mut Books<'_>, id: BatchId, slot: RequestSlot) {
+    fn remove(&mut self, context: &mut Context<'_>, id: BatchId, slot: RequestSlot) {
         let batch = &mut self.batches[id.index()];
-        batch.members.remove(books.fifo.links_mut(), slot.0);
-        batch.rows -= books.fifo.request(slot).rows as usize;
+        batch.members.remove(context.fifo.links_mut(), slot.0);
+        batch.rows -= context.fifo.request(slot).rows as usize;
     }
 
     /// Makes a batch of the first of those who skip, and of all who skip to the same stage.
-    fn skip(&mut self, books: &mut Books<'_>, to: usize, created: Time, batch: Batch) -> isize {
+    fn skip(&mut self, context: &mut Context<'_>, to: usize, created: Time, batch: Batch) -> isize {
         let count = self.skipping.iter().take_while(|(stage, ..)| *stage == to).count();
         let id = self.table.skip_to(to, count as u16, created);
         let place = &mut self.batches[id.index()];
         *place = batch;
         for (_, _, slot) in self.skipping.drain(..count) {
-            place.members.push_back(books.fifo.links_mut(), slot.0);
-            place.rows += books.fifo.request(slot).rows as usize;
+            place.members.push_back(context.fifo.links_mut(), slot.0);
+            place.rows += context.fifo.request(slot).rows as usize;
         }
         self.executors.put(to, batch.pair());
-        1 + self.split(books, id, to)
+        1 + self.split(context, id, to)
     }
 
     /// *split*, by policy II: halves, and halves of halves. Returns how many batches there are more.
-    fn split(&mut self, books: &mut Books<'_>, id: BatchId, stage: usize) -> isize {
+    fn split(&mut self, context: &mut Context<'_>, id: BatchId, stage: usize) -> isize {
         let batch = *self.batch(id);
         let (mut at, mut first, mut next) = (0, 0, batch.members.front());
         while let Some(slot) = next.filter(|_| first < batch.rows.div_ceil(2)) {
-            first += books.fifo.request(RequestSlot(slot)).rows as usize;
-            (at, next) = (at + 1, books.fifo.links().next(slot));
+            first += context.fifo.request(RequestSlot(slot)).rows as usize;
+            (at, next) = (at + 1, context.fifo.links().next(slot));
         }
         let parts = (first, batch.rows - first);
-        if next.is_none() || !books.plan.splits(books.model, stage, parts, batch.length) {
+        if next.is_none() || !context.plan.splits(context.model, stage, parts, batch.length) {
             return 0;
         }
         let other = self.table.split(id, stage, at);
         self.batches[other.index()] = Batch { members: List::default(), rows: 0, ..batch };
         while let Some(slot) = next {
-            next = books.fifo.links().next(slot);
-            self.remove(books, id, RequestSlot(slot));
+            next = context.fifo.links().next(slot);
+            self.remove(context, id, RequestSlot(slot));
             let part = &mut self.batches[other.index()];
-            part.members.push_back(books.fifo.links_mut(), slot);
-            part.rows += books.fifo.request(RequestSlot(slot)).rows as usize;
+            part.members.push_back(context.fifo.links_mut(), slot);
+            part.rows += context.fifo.request(RequestSlot(slot)).rows as usize;
         }
         self.executors.put(stage, batch.pair());
-        1 + self.split(books, id, stage) + self.split(books, other, stage)
+        1 + self.split(context, id, stage) + self.split(context, other, stage)
     }
 }
