@@ -98,6 +98,11 @@ impl Outbox {
         &mut self.actions
     }
 
+    /// Hands everything on to another outbox.
+    pub(crate) fn move_to(&mut self, out: &mut Outbox) {
+        self.actions.drain(..).for_each(|action| out.push(action));
+    }
+
     /// Empties the outbox.
     pub fn clear(&mut self) {
         self.actions.clear();

@@ -11,7 +11,7 @@ pub(crate) fn of_blocks(model: &Model, block: BlockId, rows: usize, length: u32)
 
 /// One step of a block for one request.
 pub(crate) fn of_step(block: &Block, request: &Request) -> Nanos {
-    block.profile.latency(request.rows as usize)
+    block.cost(request.rows as usize, request.extent.length)
 }
 
 /// A request alone: all steps of all blocks, as [`steps`] counts them.

@@ -5,9 +5,8 @@
 
 use super::models::{BatchOptions, Models, Served};
 use super::requests::{DropTimers, Requests, State};
-use crate::{Action, Limits, Outbox, Request, Why};
-use ripieno_base::{Links, List, ModelId, RequestSlot, Time};
-use ripieno_model::DropRule;
+use crate::{Limits, Outbox, Request, Why};
+use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};
 
 /// The queues of all models.
 #[derive(Debug)]
@@ -139,8 +138,7 @@ impl Fifo {
 
     /// Gives the driver the answers since the last settle.
     pub(crate) fn flush(&mut self, out: &mut Outbox) {
-        self.pending.actions().iter().for_each(|&action: &Action| out.push(action));
-        self.pending.clear();
+        self.pending.move_to(out);
     }
 
     /// When the next request is too late.
@@ -155,15 +153,11 @@ pub(crate) struct Tables<T> {
     pub(crate) models: Models<T>,
     pub(crate) fifo: Fifo,
     /// How long a request takes at least.
-    alone: fn(&Served<T>, &Request) -> ripieno_base::Nanos,
+    alone: fn(&Served<T>, &Request) -> Nanos,
 }
 
 impl<T> Tables<T> {
-    pub(crate) fn new(
-        limits: &Limits,
-        options: BatchOptions,
-        alone: fn(&Served<T>, &Request) -> ripieno_base::Nanos,
-    ) -> Tables<T> {
+    pub(crate) fn new(limits: &Limits, options: BatchOptions, alone: fn(&Served<T>, &Request) -> Nanos) -> Tables<T> {
         Tables { models: Models::new(limits, options), fifo: Fifo::new(limits), alone }
     }
 
@@ -182,8 +176,7 @@ impl<T> Tables<T> {
         let served = self.models.get(request.model);
         let (links, request_of) = requests.split();
         queues[request.model.index()].insert_by_key(links, slot.0, |slot| request_of(slot).arrived);
-        let alone = if served.drop == DropRule::Hopeless { (self.alone)(served, &request) } else { Default::default() };
-        timers.arm(&request, served.drop, alone);
+        timers.arm(&request, served.drop, || (self.alone)(served, &request));
     }
 
     /// Takes a request back that was lost: it waits anew, if its model is still in service.

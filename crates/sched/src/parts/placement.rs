@@ -272,22 +272,14 @@ impl DeviceTable {
 pub(crate) struct PlacementScheduler<P> {
     placement: P,
     table: DeviceTable,
-    /// What ends or moves requests, which only a settle may do.
-    withdrawals: Vec<Withdrawal>,
-}
-
-enum Withdrawal {
-    Model(ModelId),
-    Request(RequestSlot),
-    Device(DeviceId),
+    /// Answers since the last settle.
+    pending: Outbox,
 }
 
 impl<P: Placement> PlacementScheduler<P> {
     pub(crate) fn new(setup: &Setup, choice: DeviceChoice, terms: Terms, placement: P) -> PlacementScheduler<P> {
-        let limits = &setup.limits;
-        let withdrawals = Vec::with_capacity(limits.requests + limits.models + limits.devices);
         let table = DeviceTable::new(setup, P::queues(setup), choice, terms);
-        let mut placed = PlacementScheduler { placement, table, withdrawals };
+        let mut placed = PlacementScheduler { placement, table, pending: Outbox::new(&setup.limits) };
         for (id, model) in setup.models.iter().enumerate() {
             placed.load(ModelId(id as u16), model.clone());
         }
@@ -310,27 +302,9 @@ impl<P: Placement> PlacementScheduler<P> {
 
     fn leave(&mut self, now: Time, id: DeviceId) {
         self.table.devices.leave(id);
+        self.table.dissolve(id);
         self.table.bring_back(now, id);
-        self.withdrawals.push(Withdrawal::Device(id));
         self.placement.changed();
-    }
-
-    fn withdraw(&mut self, now: Time, out: &mut Outbox) {
-        for withdrawal in self.withdrawals.drain(..) {
-            match withdrawal {
-                Withdrawal::Model(id) => self.table.pool.retire(now, id, out),
-                Withdrawal::Request(slot) => {
-                    if let Some(queue) = self.table.pool.cancel(now, slot, out) {
-                        self.placement.touched(queue);
-                    }
-                }
-                // It may have joined again since.
-                Withdrawal::Device(id) => {
-                    self.table.dissolve(id);
-                    self.table.bring_back(now, id);
-                }
-            }
-        }
     }
 
     /// Routes the members of lost batches anew.
@@ -376,15 +350,19 @@ impl<P: Placement> Scheduler for PlacementScheduler<P> {
                 self.placement.changed();
             }
             Control::ModelUnloaded(id) => {
-                self.withdrawals.push(Withdrawal::Model(id));
+                self.table.pool.retire(now, id, &mut self.pending);
                 self.placement.changed();
             }
-            Control::Cancelled(request) => self.withdrawals.push(Withdrawal::Request(request)),
+            Control::Cancelled(request) => {
+                if let Some(queue) = self.table.pool.cancel(now, request, &mut self.pending) {
+                    self.placement.touched(queue);
+                }
+            }
         }
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.withdraw(now, out);
+        self.pending.move_to(out);
         let mut reported = 0;
         while let Some((task, outcome)) = self.table.tasks.take_done(reported) {
             let on = self.table.tasks.get(task);

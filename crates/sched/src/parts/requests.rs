@@ -84,11 +84,11 @@ impl DropTimers {
     }
 
     /// A request waits that takes at least as long as it would `alone`.
-    pub(crate) fn arm(&mut self, request: &Request, drop: DropRule, alone: Nanos) {
+    pub(crate) fn arm(&mut self, request: &Request, drop: DropRule, alone: impl FnOnce() -> Nanos) {
         match drop {
             DropRule::Never => {}
             DropRule::Expired => self.0.set(request.slot.index(), request.deadline),
-            DropRule::Hopeless => self.0.set(request.slot.index(), (request.deadline - alone).next()),
+            DropRule::Hopeless => self.0.set(request.slot.index(), (request.deadline - alone()).next()),
         }
     }
 

@@ -8,7 +8,7 @@ use super::messages::DeviceToken;
 use super::{Grant, Offer, Post, Queues, Release, Rules, Sent, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone, Why};
-use ripieno_base::{LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{LaneId, Nanos, RequestSlot, TaskId, Time};
 
 /// A group of models.
 pub struct ModelShard {
@@ -24,13 +24,8 @@ pub struct ModelShard {
     seen: Vec<u64>,
     /// Grants since the last settle.
     grants: Vec<Grant>,
-    /// Withdrawals since the last settle: they end requests, which only a settle may do.
-    withdrawals: Vec<Withdrawal>,
-}
-
-enum Withdrawal {
-    Model(ModelId),
-    Request(RequestSlot),
+    /// Answers since the last settle.
+    pending: Outbox,
 }
 
 impl ModelShard {
@@ -45,7 +40,7 @@ impl ModelShard {
             devices: 0,
             seen: vec![0; limits.models],
             grants: Vec::with_capacity(limits.tasks()),
-            withdrawals: Vec::with_capacity(limits.requests + limits.models),
+            pending: Outbox::new(limits),
         }
     }
 
@@ -75,14 +70,14 @@ impl ModelShard {
             Control::ProfileReplaced { model, block, profile } => {
                 self.queues.replace_profile(now, model, block, profile);
             }
-            Control::ModelUnloaded(id) => self.withdrawals.push(Withdrawal::Model(id)),
-            Control::Cancelled(request) => self.withdrawals.push(Withdrawal::Request(request)),
+            Control::ModelUnloaded(id) => self.queues.retire_model(id, &mut self.pending),
+            Control::Cancelled(request) => self.queues.cancel(request, &mut self.pending),
         }
     }
 
     /// Acts on everything since the last settle; messages to the matchmaker go to `mail`.
     pub fn settle(&mut self, now: Time, out: &mut Outbox, mail: &mut impl Post) {
-        self.withdraw(out);
+        self.pending.move_to(out);
         let mut reported = 0;
         while let Some((task, outcome)) = self.tasks.take_done(reported) {
             self.complete(now, task, outcome, out, mail);
@@ -110,15 +105,6 @@ impl ModelShard {
 
     fn own(&self, task: TaskId) -> TaskId {
         TaskId(task.0 - self.first_task)
-    }
-
-    fn withdraw(&mut self, out: &mut Outbox) {
-        for withdrawal in self.withdrawals.drain(..) {
-            match withdrawal {
-                Withdrawal::Model(id) => self.queues.retire_model(id, out),
-                Withdrawal::Request(slot) => self.queues.cancel(slot, out),
-            }
-        }
     }
 
     /// Acts on a finished task: the next block for those who go on, an end for the others.

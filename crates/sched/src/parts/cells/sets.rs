@@ -51,13 +51,8 @@ impl Cells {
     /// Puts a request into its bucket, in the order of arrival.
     pub(super) fn wait_for_set(&mut self, slot: RequestSlot) {
         let (model, bucket) = self.bucket(slot);
-        let number = self.walkers[slot.index()].number;
-        let served = self.models.get_mut(model);
-        let mut before = served.buckets[bucket].back();
-        while before.is_some_and(|other| self.walkers[other as usize].number > number) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        served.buckets[bucket].insert_after(&mut self.links, before, slot.0);
+        let Cells { models, links, walkers, .. } = self;
+        models.get_mut(model).buckets[bucket].insert_by_key(links, slot.0, |slot| walkers[slot as usize].number);
     }
 
     pub(super) fn leave_bucket(&mut self, slot: RequestSlot) {

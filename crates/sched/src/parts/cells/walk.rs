@@ -26,9 +26,9 @@ impl Cells {
     /// A request waits, anew after its device was lost.
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
-        let served = self.served(request.model);
+        let served = self.models.get(request.model);
         let joins = served.terms.join;
-        self.timers.arm(&request, served.drop, cost::alone(&served.model, &request, 1));
+        self.timers.arm(&request, served.drop, || cost::alone(&served.model, &request, 1));
         match joins {
             Join::AtOnce => self.open_stage(slot),
             Join::InSets { .. } => self.wait_for_set(slot),
@@ -106,20 +106,14 @@ impl Cells {
 
     /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
     fn enqueue(&mut self, id: u32) {
-        let slot = self.subgraphs.at(id).slot;
-        let Walker { number, bound, request, .. } = self.walkers[slot.index()];
-        let subgraph = self.subgraphs.at_mut(id);
+        let Cells { models, walkers, subgraphs, .. } = self;
+        let Walker { bound, request, .. } = walkers[subgraphs.at(id).slot.index()];
+        let subgraph = subgraphs.at_mut(id);
         (subgraph.queued, subgraph.pinned) = (true, bound);
-        let (block, ready) = (subgraph.block, subgraph.ready);
-        let served = self.models.get_mut(request.model);
-        let cell = &mut served.cells[block.index()];
-        *cell.count(bound) += ready;
-        let mut before = cell.queue.back();
-        let arrived = |id: u32| self.walkers[self.subgraphs.at(id).slot.index()].number;
-        while before.is_some_and(|other| arrived(other) > number) {
-            before = before.and_then(|other| self.subgraphs.links.prev(other));
-        }
-        cell.queue.insert_after(&mut self.subgraphs.links, before, id);
+        let cell = &mut models.get_mut(request.model).cells[subgraph.block.index()];
+        *cell.count(bound) += subgraph.ready;
+        let (links, slot_of) = subgraphs.split();
+        cell.queue.insert_by_key(links, id, |id| walkers[slot_of(id).index()].number);
     }
 
     /// Takes a subgraph out of its queue, if it is there.

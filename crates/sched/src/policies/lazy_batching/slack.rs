@@ -206,8 +206,9 @@ impl Predictor {
         let left = |played: &Played| steps_left(served, block, fifo.request(played.slot), played.step);
         let active = self.played[start..].iter().filter(|played| !played.rests);
         let rows: usize = active.clone().map(|played| fifo.request(played.slot).rows as usize).sum();
-        let steps = active.map(left).min().unwrap_or(1);
-        let then = at + device.takes(served.model.blocks[block].profile.latency(rows.max(1)) * i64::from(steps));
+        let steps = active.clone().map(left).min().unwrap_or(1);
+        let length = active.map(|played| fifo.request(played.slot).extent.length).max().unwrap_or(1);
+        let then = at + device.takes(served.model.blocks[block].cost(rows.max(1), length) * i64::from(steps));
         for played in self.played[start..].iter_mut().filter(|played| !played.rests) {
             played.rests = steps_left(served, block, fifo.request(played.slot), played.step) == steps;
             played.step += steps;

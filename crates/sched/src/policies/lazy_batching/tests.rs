@@ -106,6 +106,19 @@ fn slack_is_20_alone_12_with_one_and_4_with_two_newcomers() {
     assert_eq!(stack(&lazy), "[1:B][2-3:A]");
 }
 
+/// On a device that needs twice the profiled time a request takes 16 of the 30 ms: nobody else fits before it.
+#[test]
+fn a_slowed_device_leaves_less_slack() {
+    let mut lazy = lazy(30);
+    lazy.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 200 });
+    arrive(&mut lazy, 1, ms(0), 30);
+    border(&mut lazy, ms(0));
+    arrive(&mut lazy, 2, ms(2), 30);
+    border(&mut lazy, ms(2));
+    assert_eq!(stack(&lazy), "[1:B]");
+    assert_eq!(lazy.prediction(RequestSlot(1)).map(|known| known.remaining), Some(Nanos::from_millis(16)));
+}
+
 #[test]
 fn a_late_request_lets_nobody_preempt_it() {
     let mut lazy = lazy(30);
