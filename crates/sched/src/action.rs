@@ -100,7 +100,9 @@ impl Outbox {
 
     /// Hands everything on to another outbox.
     pub(crate) fn move_to(&mut self, out: &mut Outbox) {
-        self.actions.drain(..).for_each(|action| out.push(action));
+        let count = out.actions.len() + self.actions.len();
+        assert!(count <= out.capacity, "a policy exceeded the outbox bound of {}", out.capacity);
+        out.actions.append(&mut self.actions);
     }
 
     /// Empties the outbox.

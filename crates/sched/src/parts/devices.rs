@@ -17,12 +17,12 @@ pub(crate) struct Device<T> {
 impl<T> Device<T> {
     /// How long it takes for what costs so much by the profiles.
     pub(crate) fn takes(&self, cost: Nanos) -> Nanos {
-        cost.scale(self.percent.into(), 100)
+        if self.percent == 100 { cost } else { cost.scale(self.percent.into(), 100) }
     }
 
     /// What costs so much by the profiles that it takes so long.
     pub(crate) fn by_profile(&self, span: Nanos) -> Nanos {
-        span.scale(100, self.percent.into())
+        if self.percent == 100 { span } else { span.scale(100, self.percent.into()) }
     }
 }
 

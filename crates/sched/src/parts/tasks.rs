@@ -2,7 +2,7 @@
 
 use crate::{Action, Limits, Outcome, TaskDone};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Model, Onward, Position};
+use ripieno_model::{Extent, Model, Onward, Position, StepReport};
 
 /// No block: the walk has ended.
 const OVER: BlockId = BlockId(u16::MAX);
@@ -102,13 +102,16 @@ impl Tasks {
         let complete = |told: usize| told == 0 || told == members;
         assert!(complete(done.ended.len()) && complete(done.skips.len()), "one entry a member: {done:?}");
         let at = Position::before(self.get(done.task).block);
-        for (member, next) in self.next[done.task.index() * self.stride..][..members].iter_mut().enumerate() {
-            *next = match model.advance(at, Extent::ONE, done.report_of(member)) {
-                Onward::Block(next) => next,
-                Onward::Step | Onward::End => OVER,
-            };
-            debug_assert!(*next > at.block, "nobody goes back: {done:?}");
+        let next = |report| match model.advance(at, Extent::ONE, report) {
+            Onward::Block(next) => next,
+            Onward::Step | Onward::End => OVER,
+        };
+        let places = &mut self.next[done.task.index() * self.stride..][..members];
+        places.fill(next(StepReport::default()));
+        if !done.ended.is_empty() || !done.skips.is_empty() {
+            places.iter_mut().enumerate().for_each(|(member, place)| *place = next(done.report_of(member)));
         }
+        debug_assert!(places.iter().all(|next| *next > at.block), "nobody goes back: {done:?}");
         self.done.push((done.task, done.outcome));
     }
 
