@@ -409,6 +409,9 @@ impl<'a> World<'a> {
     fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
         let Some(control) = self.control(fault) else { return };
         self.events += 1;
+        if let Control::DeviceLeft(device) = control {
+            each(observers, |observer| observer.left(device));
+        }
         self.scheduler.on_control(self.now, control);
         if let Fault::Lose(device) = *fault {
             self.lose_tasks(device, observers);

@@ -233,11 +233,8 @@ impl Admission {
         served.waiting_rows += request.rows as usize;
         served.waiting_work += work;
         served.work += work;
-        let mut before = served.waiting.back();
-        while before.is_some_and(|other| self.entries[other as usize].deadline > request.deadline) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        served.waiting.insert_after(&mut self.links, before, request.slot.0);
+        let entries = &self.entries;
+        served.waiting.insert_by_key(&mut self.links, request.slot.0, |slot| entries[slot as usize].deadline);
         self.backlog += served.recount(devices);
     }
 

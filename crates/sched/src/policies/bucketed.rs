@@ -18,10 +18,10 @@
 //! that is unfolded to the longest possible output. Models share a device by turns too, bucket after bucket. Buckets beyond
 //! the 1,024th are one, padded to its longest member.
 
-use super::{DROP, MAX_BATCH, SET_AHEAD, drop_rule};
+use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -69,12 +69,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let padding = knobs.choice(PAD.name, &pads, Padding::ToBucket)?;
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
     let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        merges: false,
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
         leave: Leave::WithItsSet(padding),
@@ -82,7 +79,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))
+    Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
 }
 
 /// Blocks in the order of the walk; the device's own set decides the model, since nothing else is ready for it. Shared with

@@ -31,13 +31,13 @@
 //! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
 //! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
 
-use super::{DROP, MAX_BATCH, drop_rule};
+use super::{DROP, MAX_BATCH};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::cells::{Cell, CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::BatchOptions;
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model, Walk};
+use ripieno_model::{DropRule, Walk};
 use std::cmp::Reverse;
 
 pub(crate) const POLICY: Policy = Policy {
@@ -110,12 +110,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         true => Leave::AtItsEnd,
         false => Leave::WithItsSet(Padding::ToLongest),
     };
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
+    let terms = Terms {
+        merges: false,
         max_tasks: asked.unwrap_or(TASKS),
         join,
         leave,
@@ -123,7 +120,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), Algorithm1 { order: order(knobs)? })))
+    Ok(Box::new(CellScheduler::new(setup, options, move |_| terms, Algorithm1 { order: order(knobs)? })))
 }
 
 /// Which cell type of a model goes first.

@@ -16,10 +16,10 @@
 //! profile room for the nodes of a whole set. Blocks run in the order of the walk: all encoders of a set, then its decoders.
 
 use super::bucketed::InOrder;
-use super::{DROP, MAX_BATCH, SET_AHEAD, drop_rule};
+use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
 use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model, Walk};
@@ -49,12 +49,9 @@ pub(crate) const POLICY: Policy = Policy {
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let merge_us = PerModel::read(&setup.models, |model| knobs.number("merge_us_per_node", model))?;
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: model.max_batch,
-        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        merges: true,
         max_tasks: usize::MAX,
         join: Join::InSets { width: None, drains: false },
         leave: Leave::WithItsSet(Padding::None),
@@ -62,5 +59,5 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::ZERO,
         merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))
+    Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
 }

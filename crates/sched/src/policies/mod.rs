@@ -15,10 +15,10 @@ pub(crate) mod symphony;
 pub(crate) mod timeout;
 
 use crate::catalogue::{BuildError, Knob, Knobs, Needs};
-use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, PerModel, Rules};
+use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Walk};
+use ripieno_model::Walk;
 
 /// What policies that never take a request apart serve.
 const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
@@ -100,11 +100,6 @@ fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
     let (control, data_per_row) = (micros(CONTROL_US.name)?, micros(DATA_US.name)?);
     // An offer goes to the matchmaker, the grant comes back.
     Ok(Network { control, data_per_row, round_trip: link(knobs)? * 2 })
-}
-
-fn drop_rule(knobs: &Knobs<'_>, default: DropRule) -> Result<DropRule, BuildError> {
-    let rules = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
-    knobs.choice("drop", &rules, default)
 }
 
 fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {

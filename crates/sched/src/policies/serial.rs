@@ -8,9 +8,10 @@
 //!
 //! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
 
-use super::{CONTROL_US, DATA_US, DROP, ahead, drop_rule, network};
+use super::{CONTROL_US, DATA_US, DROP, ahead, network};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Policy};
-use crate::shard::{DeviceChoice, Fused, Gather, PerModel, Rules, StartBy};
+use crate::parts::models::{BatchOptions, PerModel};
+use crate::shard::{DeviceChoice, Fused, Gather, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
@@ -29,9 +30,8 @@ pub(crate) const POLICY: Policy = Policy {
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     let rules = Rules {
         start: PerModel::all(StartBy::after(Nanos::ZERO)),
-        max_batch: PerModel::all(None),
+        options: BatchOptions::unbounded(knobs, DropRule::Never)?,
         gather: Gather::Fifo,
-        drop: drop_rule(knobs, DropRule::Never)?,
         single: true,
         network: network(knobs)?,
     };

@@ -21,9 +21,10 @@
 //! falls free of other models, so that deferred batches do not meet at their last moments. Heads are passed over, at
 //! the same price, where their device time serves more of those behind them.
 
-use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, ahead, drop_rule, network};
+use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
 use crate::Setup;
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::shard::{Gather, Price, Rules, Start, StartBy};
 use ripieno_model::DropRule;
 
@@ -71,9 +72,8 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced)];
     Ok(Rules {
         start: PerModel::all(StartBy::Rule(start)),
-        max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
+        options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
         gather: knobs.choice("gather", &gathers, gather)?,
-        drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
         network: network(knobs)?,
     })

@@ -14,9 +14,10 @@
 //! wait. Deviation: a candidate starts at its latest moment even if the window is not over, since waiting on would only
 //! make it late; the public code of Symphony's authors does the same.
 
-use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, ahead, drop_rule, network};
+use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
 use crate::Setup;
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::shard::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
@@ -78,9 +79,8 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<R
         [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced), ("fifo", Gather::Fifo)];
     Ok(Rules {
         start,
-        max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
+        options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
         gather: knobs.choice("gather", &gathers, Gather::Prefix)?,
-        drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
         network: network(knobs)?,
     })

@@ -3,8 +3,8 @@
 use super::DvaBatch;
 use super::rules::{Diversity, MAX_LANES, Stretch, Terms};
 use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
-use crate::policies::{DROP, MAX_BATCH, WHOLE, drop_rule};
-use crate::shard::PerModel;
+use crate::parts::models::{BatchOptions, PerModel};
+use crate::policies::{DROP, MAX_BATCH, WHOLE};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
@@ -82,7 +82,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
     let options = Options {
         lanes: lanes(knobs)?.min(setup.limits.lanes),
-        drop: drop_rule(knobs, DropRule::Never)?,
+        batches: BatchOptions::read(setup, knobs, DropRule::Never)?,
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
@@ -91,11 +91,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
             comp_wait: None,
             window: None,
             first_stage_window: knobs.choice("window", &[("none", false), ("first-stage", true)], false)?,
-            max_batch: None,
         },
         comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,
         window: PerModel::read(&setup.models, |model| millis("window_ms", model))?,
-        max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
     };
     Ok(Box::new(DvaBatch::new(setup, options)))
 }
@@ -108,17 +106,16 @@ fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
 /// What the options say.
 pub(super) struct Options {
     pub(super) lanes: usize,
-    pub(super) drop: DropRule,
+    pub(super) batches: BatchOptions,
     pub(super) terms: Terms,
     comp_wait: PerModel<Option<Nanos>>,
     window: PerModel<Option<Nanos>>,
-    max_batch: PerModel<Option<usize>>,
 }
 
 impl Options {
     /// What they say about one model.
     pub(super) fn terms(&self, model: &Model) -> Terms {
         let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
-        Terms { comp_wait, window, max_batch: self.max_batch.of(model), ..self.terms }
+        Terms { comp_wait, window, ..self.terms }
     }
 }
