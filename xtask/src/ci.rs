@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: what a change must pass, the quick checks first.
 
 use crate::steps::{cargo, step};
-use crate::{deny, test, tidy};
+use crate::{attack, deny, test, tidy};
 use anyhow::Result;
 
 /// Runs everything; stops at the first failure.
@@ -12,5 +12,6 @@ pub(crate) fn run() -> Result<()> {
     step("lints", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
     step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))?;
-    test::run(test::Which::All)
+    test::run(test::Which::All)?;
+    attack::run(&["--short"])
 }
