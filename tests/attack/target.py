@@ -98,6 +98,11 @@ class Target:
             return pages * resource.getpagesize() / MIB
         return 0.0
 
+    def cpu_us(self):
+        """Processor time that its threads have had, in microseconds."""
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1000
+
     def threads(self):
         """How many threads it has."""
         with contextlib.suppress(OSError):
