@@ -1,32 +1,13 @@
-//! The catalogue: every policy by the name that its paper gave it, with its knobs.
+//! The catalogue: every policy by the name that its paper gave it, and how it is built.
 //!
 //! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
 //! is added by one file in `policies/` and one row here.
 
+use crate::knobs::{BuildError, Knob, Knobs, Options};
 use crate::shard::{Halves, Rules};
 use crate::{Scheduler, Setup, admission, policies};
 use ripieno_model::{Model, Walk};
-use std::collections::BTreeMap;
 use std::fmt;
-
-/// Options of a policy by name, as they stand in a scenario's `[policy_options]` or on the command line. An option
-/// `knob.model` holds for one model and wins over `knob`.
-pub type Options = BTreeMap<String, OptionValue>;
-
-/// The value of an option.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(untagged))]
-pub enum OptionValue {
-    /// true or false.
-    Bool(bool),
-    /// A whole number.
-    Int(i64),
-    /// A number.
-    Float(f64),
-    /// A word.
-    Text(String),
-}
 
 /// A row of the catalogue.
 #[derive(Debug)]
@@ -96,17 +77,6 @@ pub enum Chains {
     InStep,
 }
 
-/// Something that can be set on a policy.
-#[derive(Clone, Copy, Debug)]
-pub struct Knob {
-    /// Its name in `[policy_options]`.
-    pub name: &'static str,
-    /// Its default, as it would be written.
-    pub default: &'static str,
-    /// What it does, with its unit and when to change it.
-    pub help: &'static str,
-}
-
 /// Every policy.
 pub const CATALOGUE: &[Policy] = &[
     policies::serial::POLICY,
@@ -134,7 +104,11 @@ pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
 impl Policy {
     /// What it needs of its driver with these options. Values that make no sense are refused when the policy is built.
     pub fn needs(&'static self, options: &Options) -> Needs {
-        (self.needs)(&Knobs { policy: self, options })
+        (self.needs)(&self.read(options))
+    }
+
+    fn read<'a>(&'static self, options: &'a Options) -> Knobs<'a> {
+        Knobs { policy: self.name, known: self.knobs, options }
     }
 
     /// Whether it can run as model shards and a matchmaker on threads of their own.
@@ -165,8 +139,8 @@ impl Policy {
 
 /// Builds the policy of this name for a setup.
 pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
-    let knobs = checked(name, setup, options)?;
-    match knobs.policy.form {
+    let (form, knobs) = checked(name, setup, options)?;
+    match form {
         Form::OnePiece(build) => build(setup, &knobs),
         Form::Shards(rules) => policies::whole_batches(setup, &knobs, rules(setup, &knobs)?),
     }
@@ -183,21 +157,21 @@ pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<
 /// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their
 /// ids, and the matchmaker.
 pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
-    let knobs = checked(name, setup, options)?;
-    match knobs.policy.form {
+    let (form, knobs) = checked(name, setup, options)?;
+    match form {
         Form::OnePiece(_) => Err(BuildError::Setup(format!("policy {name:?} does not run in shards"))),
         Form::Shards(rules) => policies::halves(setup, &knobs, rules(setup, &knobs)?, shards.max(1)),
     }
 }
 
-/// The policy's options, if it serves the setup with them.
-fn checked<'a>(name: &str, setup: &Setup, options: &'a Options) -> Result<Knobs<'a>, BuildError> {
+/// How the policy is built, and its options, if it serves the setup with them.
+fn checked<'a>(name: &str, setup: &Setup, options: &'a Options) -> Result<(Form, Knobs<'a>), BuildError> {
     let policy = find(name)?;
     setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
     check_setup(setup)?;
-    let knobs = Knobs { policy, options };
+    let knobs = policy.read(options);
     knobs.check(setup)?;
-    Ok(knobs)
+    Ok((policy.form, knobs))
 }
 
 fn check_setup(setup: &Setup) -> Result<(), BuildError> {
@@ -229,156 +203,11 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
     }
 }
 
-/// The options given for one policy, read by knob.
-pub(crate) struct Knobs<'a> {
-    pub(crate) policy: &'static Policy,
-    options: &'a Options,
-}
-
-impl Knobs<'_> {
-    /// Every option must be a knob, and every `knob.model` must name a model.
-    fn check(&self, setup: &Setup) -> Result<(), BuildError> {
-        for name in self.options.keys() {
-            let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
-            let model_known = model.is_none_or(|model| setup.models.iter().any(|known| known.name == model));
-            if !self.policy.has(knob) || !model_known {
-                return Err(BuildError::UnknownKnob { policy: self.policy.name, name: name.clone() });
-            }
-        }
-        Ok(())
-    }
-
-    fn get(&self, knob: &str, model: Option<&str>) -> Option<&OptionValue> {
-        debug_assert!(self.policy.has(knob), "{knob} is not a knob");
-        let own = model.and_then(|model| self.options.get(&format!("{knob}.{model}")));
-        own.or_else(|| self.options.get(knob))
-    }
-
-    /// One of several words; each stands for a value.
-    pub(crate) fn choice<T: Copy>(&self, knob: &str, choices: &[(&str, T)], default: T) -> Result<T, BuildError> {
-        let Some(value) = self.get(knob, None) else { return Ok(default) };
-        let chosen = choices.iter().find(|(word, _)| matches!(value, OptionValue::Text(text) if text == word));
-        chosen.map(|&(_, value)| value).ok_or_else(|| {
-            let words: Vec<_> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
-            self.bad(knob, value, &format!("one of {}", words.join(", ")))
-        })
-    }
-
-    /// A number of at least zero, for one model or for all.
-    pub(crate) fn number(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
-        let Some(value) = self.get(knob, model) else { return Ok(None) };
-        let number = match value {
-            OptionValue::Int(int) => *int as f64,
-            OptionValue::Float(float) => *float,
-            OptionValue::Bool(_) | OptionValue::Text(_) => f64::NAN,
-        };
-        if number.is_finite() && number >= 0.0 {
-            return Ok(Some(number));
-        }
-        Err(self.bad(knob, value, "a number of at least 0"))
-    }
-
-    /// A whole number of at least one.
-    pub(crate) fn count(&self, knob: &str, model: Option<&str>) -> Result<Option<usize>, BuildError> {
-        let Some(value) = self.get(knob, model) else { return Ok(None) };
-        match value {
-            OptionValue::Int(int) if *int >= 1 => Ok(Some(*int as usize)),
-            _ => Err(self.bad(knob, value, "a whole number of at least 1")),
-        }
-    }
-
-    /// true or false, also as a word.
-    pub(crate) fn flag(&self, knob: &str, default: bool) -> Result<bool, BuildError> {
-        match self.get(knob, None) {
-            None => Ok(default),
-            Some(OptionValue::Bool(value)) => Ok(*value),
-            Some(OptionValue::Text(word)) if word == "true" || word == "false" => Ok(word == "true"),
-            Some(value) => Err(self.bad(knob, value, "true or false")),
-        }
-    }
-
-    /// The complaint about a number above what the driver allows.
-    pub(crate) fn too_many(&self, knob: &str, asked: usize, most: usize) -> BuildError {
-        let expected = format!("at most {most}, which is what the driver lets a device hold");
-        self.bad(knob, &OptionValue::Int(asked as i64), &expected)
-    }
-
-    fn bad(&self, knob: &str, value: &OptionValue, expected: &str) -> BuildError {
-        BuildError::BadValue {
-            policy: self.policy.name,
-            knob: knob.to_owned(),
-            value: value.to_string(),
-            expected: expected.to_owned(),
-        }
-    }
-}
-
-/// Why a policy cannot be built.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BuildError {
-    /// No policy has this name.
-    UnknownPolicy(String),
-    /// The policy has no such knob, or the model of a `knob.model` does not exist.
-    UnknownKnob {
-        /// The policy.
-        policy: &'static str,
-        /// The option as given.
-        name: String,
-    },
-    /// The value does not suit the knob.
-    BadValue {
-        /// The policy.
-        policy: &'static str,
-        /// The knob.
-        knob: String,
-        /// The value as given.
-        value: String,
-        /// What would do.
-        expected: String,
-    },
-    /// The policy does not serve a model's walk.
-    Walk {
-        /// The policy.
-        policy: &'static str,
-        /// The model.
-        model: String,
-        /// Its walk.
-        walk: Walk,
-    },
-    /// The policy lets batches meet at later blocks, but the model's are padded to different lengths.
-    Lengths {
-        /// The policy.
-        policy: &'static str,
-        /// The model.
-        model: String,
-    },
-    /// The policy submits blocks ahead, but requests of the model skip some.
-    Skips {
-        /// The policy.
-        policy: &'static str,
-        /// The model.
-        model: String,
-    },
-    /// Models, devices and limits contradict each other.
-    Setup(String),
-}
-
 /// The policies that serve chains in this way.
 fn names(serves: impl Fn(Chains) -> bool) -> String {
     let chain = |policy: &&Policy| policy.walks.contains(&Walk::Chain) && serves(policy.chains);
     let names: Vec<_> = CATALOGUE.iter().filter(chain).map(|policy| policy.name).collect();
     names.join(", ")
-}
-
-impl fmt::Display for OptionValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OptionValue::Bool(value) => write!(f, "{value}"),
-            OptionValue::Int(value) => write!(f, "{value}"),
-            OptionValue::Float(value) => write!(f, "{value}"),
-            OptionValue::Text(value) => write!(f, "{value:?}"),
-        }
-    }
 }
 
 impl fmt::Display for BuildError {

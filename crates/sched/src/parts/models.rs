@@ -1,6 +1,6 @@
 //! The models that a scheduler serves, and what the options say about batches of each.
 
-use crate::catalogue::{BuildError, Knobs};
+use crate::knobs::{BuildError, Knobs};
 use crate::{Limits, Request, Setup};
 use ripieno_base::{BlockId, ModelId};
 use ripieno_model::{DropRule, Model, Profile};

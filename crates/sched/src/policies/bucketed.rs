@@ -19,7 +19,8 @@
 //! the 1,024th are one, padded to its longest member.
 
 use super::{DROP, MAX_BATCH, SET_AHEAD};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::{Scheduler, Setup};

@@ -13,7 +13,8 @@
 //! costs. No deviations known.
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cost;
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;

@@ -17,7 +17,8 @@
 
 use super::bucketed::InOrder;
 use super::{DROP, MAX_BATCH, SET_AHEAD};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::{Scheduler, Setup};

@@ -17,7 +17,8 @@
 
 use super::cellular::{Algorithm1, ORDER, order};
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Join, Leave, Terms, check};
 use crate::parts::models::BatchOptions;
 use crate::{Scheduler, Setup};

@@ -14,7 +14,8 @@ pub(crate) mod shepherd;
 pub(crate) mod symphony;
 pub(crate) mod timeout;
 
-use crate::catalogue::{BuildError, Knob, Knobs, Needs};
+use crate::catalogue::Needs;
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
@@ -78,7 +79,7 @@ pub(crate) fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> R
 
 /// The delay between shards and matchmaker; a policy without shards has none.
 fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
-    if !knobs.policy.is_sharded() {
+    if !knobs.has(LINK_US.name) {
         return Ok(Nanos::ZERO);
     }
     Ok(Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3))

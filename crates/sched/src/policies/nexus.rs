@@ -21,7 +21,8 @@
 //! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::frontends::Frontends;
 use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};

@@ -9,7 +9,8 @@
 //! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
 
 use super::{CONTROL_US, DATA_US, DROP, ahead, network};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Policy};
+use crate::catalogue::{Chains, Form, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::shard::{DeviceChoice, Fused, Gather, Rules, StartBy};
 use crate::{Scheduler, Setup};

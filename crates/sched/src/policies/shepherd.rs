@@ -20,7 +20,8 @@
 
 use super::clockwork::{GATHER, gather};
 use super::{DEVICE, DROP, MAX_BATCH, device_choice};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::central::Central;
 use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};

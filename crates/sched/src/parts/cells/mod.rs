@@ -24,7 +24,7 @@ mod walk;
 pub(crate) use frame::CellScheduler;
 pub(crate) use served::{Cell, Served};
 
-use crate::catalogue::BuildError;
+use crate::knobs::BuildError;
 use crate::parts::devices::Devices;
 use crate::parts::models::{BatchOptions, Models};
 use crate::parts::requests::DropTimers;

@@ -2,7 +2,8 @@
 
 use super::DvaBatch;
 use super::rules::{Diversity, MAX_LANES, Stretch, Terms};
-use crate::catalogue::{BuildError, Chains, Form, Knob, Knobs, Needs, Policy};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policies::{DROP, MAX_BATCH, WHOLE};
 use crate::{Scheduler, Setup};
