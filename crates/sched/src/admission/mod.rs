@@ -197,7 +197,7 @@ impl Admission {
     }
 
     /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who is
-    /// late without it, or hardly later with it, is no reason: a model whose oldest request is starved could take none any more.
+    /// late already, or hardly later with it, is no reason: a model whose oldest request is starved could take none any more.
     fn grown_batch(&self, now: Time, served: &Served, request: &Request) -> bool {
         let Some(head) = served.waiting.front().filter(|_| !served.cost.model().walk.is_unfolded()) else {
             return false;
@@ -212,7 +212,9 @@ impl Admission {
         let begin = now + Nanos(others / self.devices.present().max(1) as i64);
         let (before, after) = (served.cost.alone(request, served.waiting_rows), served.cost.alone(request, rows));
         let (deadline, slo) = (self.entries[head as usize].deadline, served.cost.model().slo);
-        let matters = begin + before <= deadline && (after - before).0 >= slo.0 / SMALL;
+        // It does not grow where the work is reckoned in smaller batches: then this one makes one more of them.
+        let growth = (after - before).0;
+        let matters = now <= deadline && (growth == 0 || growth >= slo.0 / SMALL);
         matters && begin + after > deadline - served.cost.margin()
     }
 

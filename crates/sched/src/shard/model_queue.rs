@@ -116,7 +116,8 @@ impl Served {
         // Usually everything that waits fits: one look at the table instead of a search.
         let (rows, request) = (self.queue.rows(), requests.get(head));
         if rows <= self.max_batch as u64
-            && (self.rule.gather == Gather::Fifo || self.profile.latency(rows as usize) <= span(request, now, percent))
+            && (self.rule.gather == Gather::Fifo
+                || self.profile.latency(rows as usize) <= self.span(request, now, percent))
         {
             return Some(Candidate { first: head, rows: rows as usize, closed: false });
         }
@@ -127,7 +128,7 @@ impl Served {
             match self.rule.gather {
                 Gather::Fifo => limit,
                 Gather::Prefix | Gather::Window | Gather::Priced => {
-                    self.profile.largest_within(span(request, now, percent)).min(limit)
+                    self.profile.largest_within(self.span(request, now, percent)).min(limit)
                 }
             }
         };
@@ -138,6 +139,21 @@ impl Served {
         };
         let rows = self.queue.fill(requests, first, largest(first), left);
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
+    }
+
+    /// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it. The way to a
+    /// fast device is as long as to any other; a batch that would be in time on a usual one is so there.
+    fn span(&self, first: &Request, now: Time, percent: u32) -> Nanos {
+        let left = first.deadline - now;
+        let scaled = |span: Nanos| span.scale(100, u64::from(percent));
+        match percent {
+            100 => left,
+            101.. => scaled(left),
+            _ => {
+                let lead = self.rule.network.lead(self.profile.max_batch()).min(left);
+                left.max(scaled(left - lead) + lead)
+            }
+        }
     }
 
     /// Passes over the heads without which the batch is worth most: its rows, less what its device time would serve in
@@ -254,12 +270,6 @@ fn with_lead(cost: &Profile, rule: &Rule) -> Profile {
     let rows = 1..=cost.max_batch();
     let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.network.lead(rows)).collect();
     Profile::from_table(&table).expect("a profile that is longer by a delay is a profile")
-}
-
-/// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it.
-fn span(first: &Request, now: Time, percent: u32) -> Nanos {
-    let left = first.deadline - now;
-    if percent == 100 { left } else { left.scale(100, u64::from(percent)) }
 }
 
 /// The largest of `1..=max` that fits, where everything below something that fits does so too; 0 if none.
