@@ -24,7 +24,7 @@ use super::unfolded::WalkArgs;
 ///   ripieno bench localhost:8000 --model digits --sweep 200:2000:200 --arrival gamma:0.3
 ///   ripieno bench localhost:8000 --model sentiment --rate 200 --lengths europarl
 ///   ripieno bench grpc://localhost:8001 --model digits --find-goodput --slo-ms 20 --format json
-///   ripieno bench https://models.example.com:8000 --ca ca.pem --token-file token --model digits --rate 500
+///   ripieno bench grpcs://models.example.com:8001 --ca ca.pem --token-file token --model digits --rate 500
 #[derive(Clone, Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
