@@ -2,7 +2,7 @@
 
 use crate::python::{CLIENTS, Environment};
 use crate::steps::{cargo, step};
-use crate::{attack, deny, test, tidy};
+use crate::{deny, test, tidy};
 use anyhow::{Result, anyhow};
 
 /// Runs everything; stops at the first failure. The packages of the Python clients are fetched meanwhile: that waits for the
@@ -12,8 +12,7 @@ pub(crate) fn run() -> Result<()> {
         let packages = scope.spawn(|| Environment::prepare(&CLIENTS));
         checks()?;
         packages.join().map_err(|_| anyhow!("fetching the Python packages panicked"))??;
-        test::run(test::Which::All)?;
-        attack::run(&["--short"])
+        test::run(test::Which::All)
     })
 }
 

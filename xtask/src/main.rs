@@ -30,7 +30,7 @@ Commands:
                                      serve, record and simulate a load: is what is simulated what was served?
   attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
   deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
-  ci                                 format, tidy, deny, lints, docs, every test, the quick attacks: what a change must pass";
+  ci                                 format, tidy, deny, lints, docs, every test: what a change must pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -292,7 +292,7 @@ fn lines_are_parsed_or_refused_with_a_reason() {
         ("bench h:1 -m d --sweep 9:1:1", "FROM is above TO"),
         ("bench h:1 -m d --rate 5 --shape x", "NAME:DIMS"),
         ("bench h:1 --rate 5", "--model"),
-        ("bench https://h -m d --rate 5", "https:// is not supported"),
+        ("bench ftp://h -m d --rate 5", "ftp:// is not supported"),
         ("bench h:1/v2 -m d --rate 5", "is no server"),
     ] {
         let error = parse(line).unwrap_err();
