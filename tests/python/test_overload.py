@@ -43,8 +43,7 @@ def test_goodput_holds_at_three_times_the_peak(tmp_path):
     assert {status for status, _ in answers} <= {200, 429, 503, 504}
     window_s = WINDOW_S[1] - WINDOW_S[0]
     good = sum(status == 200 and WINDOW_S[0] <= at < WINDOW_S[1] for status, at in answers)
-    # A machine that builds something else meanwhile loses a sixth; a server that lets its queue grow has next to nothing left.
-    assert good >= 0.7 * PEAK_RPS * window_s, f"{good / window_s:.0f} of {PEAK_RPS:.0f} good answers a second"
+    assert good >= 0.95 * PEAK_RPS * window_s, f"{good / window_s:.0f} of {PEAK_RPS:.0f} good answers a second"
     assert len(health) >= 5 and max(health) < 2, f"health took {max(health):.2f} s"
     assert grown_mib < 64, f"memory grew by {grown_mib:.0f} MiB"
 

@@ -165,7 +165,7 @@ macro_rules! contract {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+                #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
                 #[test]
                 fn keeps_its_promises_among_faults(case in case(true)) {
@@ -258,7 +258,7 @@ contract! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// However many shards there are: if their messages take no time, they decide as one piece does.
     #[test]
@@ -280,7 +280,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Two implementations that share no scheduling code: on devices that run as profiled, a Clockwork that does not look
     /// ahead is "eager", whatever else happens.
