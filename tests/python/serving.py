@@ -5,11 +5,13 @@ import json
 import os
 import pathlib
 import queue
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = pathlib.Path(os.environ.get("RIPIENO_TARGET", ROOT / "target"))
@@ -71,6 +73,11 @@ class Server:
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) / 1024
 
+    def scrape(self):
+        """Its metrics, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=60) as reply:
+            return reply.read().decode()
+
     def log_tail(self):
         self.log.seek(0)
         return "\n".join(self.log.read().decode(errors="replace").splitlines()[-30:])
@@ -100,3 +107,10 @@ def onnxruntime_library():
 
     folder = pathlib.Path(onnxruntime.__file__).parent / "capi"
     return str(next(path for path in folder.glob("libonnxruntime.*") if "providers" not in path.name))
+
+
+def counted(text, series, **labels):
+    """The sum of a series' samples in scraped metrics: of those that have these labels."""
+    found = [line for line in text.splitlines() if re.match(rf"{series}[ {{]", line)]
+    wanted = [f'{name}="{value}"' for name, value in labels.items()]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(label in line for label in wanted))

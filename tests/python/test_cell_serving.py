@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 import repositories
 from ripieno_export.reference import Reference
-from serving import ROOT, Server
+from serving import ROOT, Server, counted
 from wires import Grpc, Http
 
 REQUESTS = int(os.environ.get("RIPIENO_CELL_REQUESTS", "120"))
@@ -75,7 +75,7 @@ def test_every_answer_equals_the_one_computed_alone(tmp_path, devices):
     references = {model: Reference(repositories.DEMO / model) for model in MODELS}
     with Server(repository(tmp_path, *MODELS), "--devices", devices, "--threads", "1") as server:
         answers = asyncio.run(send_all(server, asked, AT_ONCE))
-        text = metrics(server)
+        text = server.scrape()
         alone = asyncio.run(send_all(server, asked, 1))
     for (model, inputs), answer, single in zip(asked, answers, alone):
         other_engine = references[model](**inputs)[MODELS[model]]
@@ -88,7 +88,7 @@ def test_every_answer_equals_the_one_computed_alone(tmp_path, devices):
         else:
             np.testing.assert_array_equal(answer, single, err_msg=model)
             np.testing.assert_array_equal(answer, other_engine, err_msg=model)
-    shared = value(text, 'ripieno_batch_rows_sum{model="dates"') / value(text, 'ripieno_batch_rows_count{model="dates"')
+    shared = counted(text, "ripieno_batch_rows_sum", model="dates") / counted(text, "ripieno_batch_rows_count", model="dates")
     assert shared > 1.5, "hardly a step shared a batch, so nothing was tested"
 
 
@@ -108,17 +108,6 @@ async def send_all(server, asked, at_once):
 
     async with http, grpc:
         return await asyncio.gather(*(send(index, *request) for index, request in enumerate(asked)))
-
-
-def metrics(server):
-    import urllib.request
-
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as reply:
-        return reply.read().decode()
-
-
-def value(text, prefix):
-    return float(next(line for line in text.splitlines() if line.startswith(prefix)).split()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -279,8 +268,8 @@ shape = [-1, -1, 1]
 
     async def until_nobody_is_left(server):
         for _ in range(600):
-            text = await asyncio.to_thread(metrics, server)
-            if value(text, "ripieno_live_requests") == 0:
+            text = await asyncio.to_thread(server.scrape)
+            if counted(text, "ripieno_live_requests") == 0:
                 return text
             await asyncio.sleep(0.1)
         raise AssertionError("the request lives on")
@@ -288,9 +277,9 @@ shape = [-1, -1, 1]
     with Server(tmp_path, "--device", "emulated") as server:
         asyncio.run(leave_after_two(server))
         text = asyncio.run(until_nobody_is_left(server))
-    assert value(text, 'ripieno_requests_total{model="slow",version="1",outcome="cancelled"') == 1
+    assert counted(text, "ripieno_requests_total", model="slow", outcome="cancelled") == 1
     # Far fewer steps ran than the sequence has.
-    assert value(text, "ripieno_executed_rows_total") < 90
+    assert counted(text, "ripieno_executed_rows_total") < 90
 
 
 def test_a_policy_that_cannot_unfold_says_which_can(tmp_path):

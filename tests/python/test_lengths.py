@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import re
-import urllib.request
 
 import numpy as np
 import onnx
@@ -13,7 +11,7 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 
 import slice_models
-from serving import Server
+from serving import Server, counted
 from wires import Grpc, Http
 
 # RIPIENO_REQUESTS=10000 for the long run.
@@ -64,23 +62,17 @@ def test_requests_of_any_length_share_batches_and_equal_each_alone(tmp_path, eng
     with Server(repository, "--engine", engine, "--policy", policy) as server:
         answers = asyncio.run(send_all(server, requests))
         sizes = [batch["batch_size"] for row in statistics(server) for batch in row["batch_stats"]]
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as response:
-            metrics = response.read().decode()
+        metrics = server.scrape()
     for (_, ids), answer in zip(requests, answers):
         [expected] = alone.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
         np.testing.assert_allclose(answer, expected, rtol=0, atol=TOLERANCE)
     assert max(sizes) > 4, "no requests shared a batch, so nothing was tested"
     for name in ("whole", "stages"):
-        useful, padding = (counted(metrics, kind, name) for kind in ("useful", "padding"))
+        useful, padding = (counted(metrics, f"ripieno_{kind}_elements_total", model=name) for kind in ("useful", "padding"))
         elements = sum(ids.size for model, ids in requests if model == name)
         assert useful == elements * (2 if name == "stages" else 1)
         assert padding > 0
         print(f"{name} under {policy}: {100 * padding / (useful + padding):.1f} % padding")
-
-
-def counted(metrics, kind, model):
-    found = re.search(rf'ripieno_{kind}_elements_total{{model="{model}".*}} (\d+)', metrics)
-    return int(found.group(1))
 
 
 def test_what_is_too_long_or_uneven_is_refused_and_so_is_a_model_without_a_mask(tmp_path):

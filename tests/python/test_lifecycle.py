@@ -5,7 +5,6 @@ import signal
 import socket
 import threading
 import time
-import urllib.request
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 import repositories
 from repositories import Reference
-from serving import Server
+from serving import Server, counted
 from wires import Grpc, Http
 
 # The gauge of requests that wait or run.
@@ -192,16 +191,9 @@ def read_all(connection):
 def wait_until_counted(server, requests):
     """Until the server has all of them: a request still in the kernel's buffer was never accepted."""
     for _ in range(10_000):
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as reply:
-            if pending(reply.read().decode()) >= requests:
-                return
+        if counted(server.scrape(), LIVE) >= requests:
+            return
     raise AssertionError(f"the metric of live requests never reached {requests}")
-
-
-def pending(metrics):
-    """Requests that wait or run, by the gauge."""
-    lines = [line for line in metrics.splitlines() if line.startswith(LIVE)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def test_sighup_reads_the_repository_again(tmp_path):
