@@ -97,6 +97,8 @@ struct Entry {
     state: State,
     /// Whether it has not been started.
     waits: bool,
+    /// Whether it could not be in time from the first.
+    futile: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +122,7 @@ const ABSENT: Entry = Entry {
     deadline: Time::ORIGIN,
     state: State::Absent,
     waits: false,
+    futile: false,
 };
 
 /// A model counts as in use for so long after its last request.
@@ -177,23 +180,35 @@ impl Admission {
         let served =
             self.models[request.model.index()].as_ref().expect("the driver sends requests of loaded models only");
         let corrected = served.cost.corrected(work);
-        if !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
+        let futile = served.is_futile(now, request);
+        // What cannot be in time anyway is no demand: whoever sends it must not take others' share.
+        if !futile && !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
-        if self.keeps_deadlines || matches!(served.drop, Some(DropRule::Never | DropRule::Expired)) || self.live == 0 {
+        if self.keeps_deadlines || served.may_be_late() || self.live == 0 {
             return None;
+        }
+        if futile {
+            return Some(Why::Hopeless);
         }
         let devices = self.devices.present().max(1) as i64;
         let own = served.reckon(devices as usize, request.rows as usize, work) - served.backlog;
         let waiting = self.waiting(now).saturating_add(own);
         let alone = served.cost.alone(request, served.together(devices as usize) + request.rows as usize);
-        let end = now + alone + Nanos((waiting - alone.0).max(0) / devices);
+        // Cells: it waits for those before it to be started, then shares each step with those that were.
+        let before =
+            if served.cost.model().walk.is_unfolded() { self.waiting(now) - served.begun(devices as usize) } else { 0 };
+        let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices);
         let due = served.cost.due(request);
         let grown = self.grown_batch(now, served, request);
         let patient = self.shares.is_held(flow) || self.shares.is_outranked(flow, request.class.priority);
         let room = self.tightest.scale(100 - LEFT_TO_OTHERS, 100);
         let crowds = patient && waiting / devices > room.0;
-        (end > due || grown || crowds).then_some(Why::Hopeless)
+        if !(end > due || grown || crowds) {
+            return None;
+        }
+        self.shares.on_loss(flow, corrected);
+        Some(Why::Hopeless)
     }
 
     /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who is
@@ -235,6 +250,7 @@ impl Admission {
             deadline: request.deadline,
             state: State::Inside,
             waits: true,
+            futile: self.models[request.model.index()].as_ref().is_some_and(|served| served.is_futile(now, request)),
         };
         self.entries[request.slot.index()] = entry;
         self.live += 1;
@@ -252,7 +268,7 @@ impl Admission {
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
         let devices = self.devices.present();
         self.begin(slot, usize::MAX);
-        let Entry { model, flow, rows, work, entered, deadline, .. } =
+        let Entry { model, flow, rows, work, entered, deadline, futile, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         let corrected = served.cost.corrected(work);
@@ -266,9 +282,11 @@ impl Admission {
         if late || outcome.is_none() {
             served.cost.on_outcome(now, entered, late);
         }
-        let may_be_late = matches!(served.drop, Some(DropRule::Never | DropRule::Expired));
-        if late && !may_be_late {
+        if late && !futile && !served.may_be_late() {
             self.shares.on_loss(flow, corrected);
+        }
+        if !late && outcome.is_none() {
+            self.shares.on_answer(flow, corrected);
         }
         if outcome == Some(Why::Cancelled) {
             self.shares.on_withdrawal(flow, corrected);
@@ -365,10 +383,26 @@ fn spend(models: &mut [Option<Served>], backlog: &mut i64, devices: usize, model
 }
 
 impl Served {
+    /// Whether its lateness is nobody's concern.
+    fn may_be_late(&self) -> bool {
+        matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
+    }
+
+    /// Whether a request would be late on an idle device.
+    fn is_futile(&self, now: Time, request: &Request) -> bool {
+        !self.may_be_late() && now + self.cost.alone(request, request.rows as usize) > request.deadline
+    }
+
     /// Rows with which a request that comes now is likely to share a batch: who has not been started, or where requests join on
     /// the way, what a device has.
     fn together(&self, devices: usize) -> usize {
         if self.cost.model().walk.is_unfolded() { self.rows / devices } else { self.waiting_rows }
+    }
+
+    /// Device time that those are still to take that have been started.
+    fn begun(&self, devices: usize) -> i64 {
+        let work = self.cost.in_batches_of(self.work - self.waiting_work, self.rows.div_ceil(devices.max(1)));
+        (self.cost.corrected(work) - self.spent).max(0)
     }
 
     /// Brings its backlog up to date; by how much it has changed.
@@ -414,9 +448,6 @@ impl Scheduler for Admission {
                 self.policy.on_request(now, request);
             }
             Some(why) => {
-                if why == Why::Hopeless {
-                    self.shares.on_loss(flow, work);
-                }
                 let state = if brings_graph { State::Withdrawn(why) } else { State::Refused };
                 self.entries[request.slot.index()] = Entry { model: request.model, state, ..ABSENT };
                 if brings_graph {

@@ -2,8 +2,8 @@
 //! between its clients.
 //!
 //! A *flow* is what one client sends to one model. Its demand is the device time a second that its requests ask for, in a
-//! window of about a second. While all demands together fit, or nobody who asks for little loses requests, nobody is held back.
-//! When they do not fit and somebody is hurt, the devices are divided for a minute from then on:
+//! window of about a second. While all demands together fit, or nobody who asks for little, or has little, loses requests, nobody
+//! is held back. When they do not fit and somebody is hurt, the devices are divided for a minute from then on:
 //! models in proportion to their weights, clients of a model equally, and what somebody does not need goes to the others.
 //! Who asks for less than the share is let in whole; who asks for more, at the rate of the share, by a token bucket.
 //!
@@ -42,7 +42,7 @@ pub(crate) struct Shares {
     active: Vec<u32>,
     weights: Vec<u32>,
     tick: i64,
-    /// Until which tick somebody who asks for less than an equal part has lost requests of late.
+    /// Until which tick somebody who asks for less than an equal part, or has less than half of one, has lost requests of late.
     hurt_until: i64,
     /// Device time a second, all of it.
     capacity: i64,
@@ -57,6 +57,8 @@ pub(crate) struct Shares {
 struct Flow {
     /// Device time asked for, fading: in a steady state that of a second.
     demand: i64,
+    /// The same of what was answered in time.
+    had: i64,
     /// Nanoseconds a second that it may have; none: as much as it asks for.
     allowed: Option<i64>,
     tokens: i64,
@@ -138,10 +140,17 @@ impl Shares {
         let known = &mut self.flows[flow as usize];
         known.lost = known.lost.saturating_add(work);
         known.losses = known.losses.saturating_add(1);
-        let little = known.demand.saturating_mul(self.active.len() as i64) < self.capacity;
+        let little =
+            known.demand.min(known.had.saturating_mul(2)).saturating_mul(self.active.len() as i64) < self.capacity;
         if little && known.losses >= HURT {
             self.hurt_until = self.tick + REMEMBERED;
         }
+    }
+
+    /// A request that was let in has been answered in time.
+    pub(crate) fn on_answer(&mut self, flow: u32, work: i64) {
+        let known = &mut self.flows[flow as usize];
+        known.had = known.had.saturating_add(work);
     }
 
     /// A request was withdrawn: nobody wants its work any more.
@@ -219,6 +228,7 @@ impl Shares {
             let known = &mut flows[flow as usize];
             for _ in 0..ticks {
                 known.demand -= (known.demand + FADE - 1) / FADE;
+                known.had -= (known.had + FADE - 1) / FADE;
             }
             known.age(ticks);
             if known.demand == 0 {
