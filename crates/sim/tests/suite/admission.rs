@@ -154,3 +154,17 @@ fn of_two_flooded_models_neither_starves() {
     // The others run a patient model's batch to its end before a tight one's, door or no door.
     neither_starves(PAIR_OF_CELLS, &["cellular"], 2000.0);
 }
+
+#[test]
+fn who_asks_for_the_impossible_takes_nothing_from_others() {
+    // A third of the device, if it were possible.
+    let futile = "[[model]]\nname = \"futile\"\nshare = 60.0\nalpha_ms = 1.0\nbeta_ms = 5.0\nslo_ms = 5.0\n";
+    let heavy = RESNET.replace("slo_ms", "share = 1100.0\nslo_ms");
+    for policy in ["deferred", "eager", "dva", "delay-batch", "lazy", "cellular"] {
+        let alone = useful(&run(RESNET, policy, 1100.0, ""));
+        let beside = run(&format!("{heavy}{futile}"), policy, 1160.0, "").models[0].figures.clone();
+        let kept = beside.offered_rps * (1.0 - beside.bad_rate) / alone;
+        println!("futile   {policy:12} {kept:.3} of {alone:.0}/s");
+        assert!(kept >= 0.95, "{policy}: {kept:.3} of {alone:.0}/s");
+    }
+}
