@@ -18,6 +18,7 @@ mod overload;
 mod profiles;
 mod recorded;
 mod scenario;
+mod second_readings;
 mod symphony_example;
 mod table2;
 mod unfolding;
