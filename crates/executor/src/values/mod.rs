@@ -3,8 +3,8 @@
 //!
 //! Three harms are prevented that no engine reports. An engine that computes INT64 in 32 bits cuts off what is larger, and answers.
 //! One whose `Relu` and `Clip` take NaN for less than any number answers with that number; so requests with NaN in an input that such
-//! an operator may see are refused, unless the model looks for NaN itself. And an operator that makes a tensor as large as a number in the request says (`ConstantOfShape`, `Range`, …) lets one client
-//! allocate until the process ends. So bounds of all numbers are followed through the graph: from constants, from what requests
+//! an operator may see are refused, unless the model looks for NaN itself. And an operator that makes a tensor as large as a number in
+//! the request says (`ConstantOfShape`, `Range`, …) lets one client allocate until the process ends. So bounds of all numbers are followed through the graph: from constants, from what requests
 //! may hold, and operator by operator. What stems from shapes alone is left alone, since a request's size bounds it; that keeps
 //! ordinary models, which compute with shapes and look up ids, out of it.
 //!
@@ -20,9 +20,9 @@ use crate::{LoadError, RequestError, Tensor};
 use bytes::Bytes;
 use operators::compute;
 use prost::Message;
-use proto::{GraphProto, ModelProto, NodeProto, elem};
+use proto::{FunctionProto, GraphProto, ModelProto, NodeProto, elem};
 use ripieno_model::{DataType, TensorSpec};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use value::{ANY, Bounds, Item, MOST_ITEMS, NARROW, Origin, Value};
 
@@ -76,11 +76,14 @@ impl Known {
     pub(crate) fn follow(&mut self, block: Block<'_>, ranges: &[InputRange], limits: Limits) -> Result<(), LoadError> {
         let file = block.path.display();
         // Nested messages beyond the decoder's limit fail here, before any engine recurses into them.
-        let graph = ModelProto::decode(block.bytes).ok().and_then(|model| model.graph).ok_or_else(|| {
+        let unreadable = || {
             LoadError(format!(
                 "{file}: its graph cannot be read, or holds graphs (If, Loop) nested more than 30 deep: export the model anew"
             ))
-        })?;
+        };
+        let model = ModelProto::decode(block.bytes).map_err(|_| unreadable())?;
+        check_functions(&model.functions).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
+        let graph = model.graph.ok_or_else(unreadable)?;
         let mut values: HashMap<&str, Value> = HashMap::new();
         let before: Vec<(String, Value)> = block
             .inputs
@@ -92,8 +95,16 @@ impl Known {
             .collect();
         values.extend(before.iter().map(|(name, value)| (&**name, value.clone())));
         let (loses_nan, looks_for_nan) = Default::default();
-        let mut walk =
-            Walk { values, limits, sources: HashMap::new(), depths: HashMap::new(), loses_nan, looks_for_nan };
+        let mut walk = Walk {
+            values,
+            limits,
+            sources: HashMap::new(),
+            depths: HashMap::new(),
+            loses_nan,
+            looks_for_nan,
+            made: HashSet::new(),
+        };
+        walk.made.extend(before.iter().map(|(name, _)| &**name));
         let sources = |name: &String| self.sources.get(name).cloned().unwrap_or_else(|| BTreeSet::from([name.clone()]));
         walk.sources.extend(before.iter().map(|(name, _)| (&**name, sources(name))));
         walk.graph(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
@@ -210,11 +221,15 @@ struct Walk<'a> {
     looks_for_nan: BTreeSet<String>,
     /// How many operators, one after the other, a value took.
     depths: HashMap<&'a str, usize>,
+    /// What is there when a node comes.
+    made: HashSet<&'a str>,
 }
 
 impl<'a> Walk<'a> {
     fn graph(&mut self, graph: &'a GraphProto) -> Result<(), String> {
+        self.made.extend(graph.input.iter().map(|input| &*input.name));
         for weight in &graph.initializer {
+            self.made.insert(&weight.name);
             let value = Value::constant(weight.data_type, weight.numbers(), weight.dims.len());
             self.values.insert(&weight.name, value);
         }
@@ -222,6 +237,7 @@ impl<'a> Walk<'a> {
     }
 
     fn node(&mut self, node: &'a NodeProto) -> Result<(), String> {
+        self.check_order(node)?;
         self.check_depth(node)?;
         let taken: Vec<Option<Value>> = node.input.iter().map(|name| self.values.get(&**name).cloned()).collect();
         self.check_sizes(node, &taken)?;
@@ -286,6 +302,20 @@ impl<'a> Walk<'a> {
         Ok(given)
     }
 
+    /// Some engines sort nodes that do not stand in the order in which they run; here they would be followed wrongly.
+    fn check_order(&mut self, node: &'a NodeProto) -> Result<(), String> {
+        let missing = node.input.iter().find(|name| !name.is_empty() && !self.made.contains(&***name));
+        self.made.extend(node.output.iter().map(|name| &**name));
+        match missing {
+            Some(name) => Err(format!(
+                "{} takes '{name}', which nothing before it gives: the nodes of an ONNX graph stand in the order in which they run; \
+                 export the model anew",
+                label(node)
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn check_depth(&mut self, node: &'a NodeProto) -> Result<(), String> {
         let before = node.input.iter().filter_map(|name| self.depths.get(&**name)).max();
         let depth = before.map_or(1, |depth| depth + 1);
@@ -308,6 +338,9 @@ impl<'a> Walk<'a> {
         }
         let inputs: Vec<String> =
             node.input.get(at).and_then(|name| self.sources.get(&**name)).into_iter().flatten().cloned().collect();
+        if inputs.is_empty() {
+            return Err(format!("{} makes a tensor of {asked:.0} elements: more than can be had", label(node)));
+        }
         let name = inputs.first().map_or("…", String::as_str);
         Err(format!(
             "{} makes a tensor as large as numbers of the request say (input {}), so a client could have it take all memory: \
@@ -361,6 +394,26 @@ impl<'a> Walk<'a> {
             )),
             None => Ok(()),
         }
+    }
+}
+
+/// Functions are not followed, so nothing in them may make a tensor as large as it is told.
+fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
+    fn find(nodes: &[NodeProto]) -> Option<&NodeProto> {
+        nodes.iter().find_map(|node| {
+            let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_ref());
+            let within = || bodies.into_iter().find_map(|body| find(&body.node));
+            operators::sizes(&node.op_type).then_some(node).or_else(within)
+        })
+    }
+    match functions.iter().find_map(|function| Some((function, find(&function.node)?))) {
+        Some((function, node)) => Err(format!(
+            "{} in function '{}' makes a tensor as large as it is told, and what it is told within a function is not known: inline the \
+             functions (onnx.inliner.inline_local_functions)",
+            label(node),
+            function.name
+        )),
+        None => Ok(()),
     }
 }
 

@@ -63,21 +63,24 @@ pub(super) fn computes(op: &str) -> bool {
 pub(super) fn largest(node: &NodeProto, taken: &[Option<Value>]) -> Option<(f64, usize)> {
     let at = |at: usize| taken.get(at).and_then(Option::as_ref);
     let asks = |value: &&Value| value.origin == Origin::Request;
-    let count = |item: &Item| if item.origin == Origin::Request { item.bounds.most.max(1.0) } else { 1.0 };
-    let product = |input: usize, grows: f64| {
-        let value = at(input).filter(asks)?;
-        // Of a list whose length is unknown, nobody knows how many dimensions there are.
-        let elements = value.items.as_ref().map_or(f64::INFINITY, |items| {
-            items.iter().map(|item| count(item) + if item.origin == Origin::Request { grows } else { 0.0 }).product()
-        });
+    // Of a list whose length is unknown, nobody knows how many dimensions there are. What the file says counts where the list is
+    // the shape itself.
+    let product = |input: usize, grows: f64, is_shape: bool| {
+        let value = at(input).filter(|value| asks(value) || is_shape && value.known().is_some())?;
+        let count = |item: &Item| match item.origin {
+            Origin::Request => item.bounds.most.max(1.0) + grows,
+            Origin::Constant if is_shape => item.bounds.most.max(1.0),
+            Origin::Constant | Origin::Shapes => 1.0,
+        };
+        let elements = value.items.as_ref().map_or(f64::INFINITY, |items| items.iter().map(count).product());
         Some((elements, input))
     };
     match &*node.op_type {
-        "ConstantOfShape" => product(0, 0.0),
-        "Expand" | "Tile" | "Pad" | "OneHot" | "AffineGrid" => product(1, 1.0),
-        "Upsample" => product(1, 1.0),
-        "Resize" => product(3, 1.0).or_else(|| product(2, 1.0)),
-        "HannWindow" | "HammingWindow" | "BlackmanWindow" | "Loop" => product(0, 0.0),
+        "ConstantOfShape" => product(0, 0.0, true),
+        "Expand" | "AffineGrid" => product(1, 1.0, true),
+        "Tile" | "Pad" | "OneHot" | "Upsample" => product(1, 1.0, false),
+        "Resize" => product(3, 1.0, true).or_else(|| product(2, 1.0, false)),
+        "HannWindow" | "HammingWindow" | "BlackmanWindow" | "Loop" => product(0, 0.0, false),
         "Range" => {
             let asked = (0..3).find(|&input| at(input).filter(asks).is_some())?;
             let bounds = |input: usize| at(input).map_or(ANY, |value| value.bounds);
@@ -99,6 +102,26 @@ pub(super) fn largest(node: &NodeProto, taken: &[Option<Value>]) -> Option<(f64,
     }
 }
 
+/// Whether it is one of those.
+pub(super) fn sizes(op: &str) -> bool {
+    matches!(
+        op,
+        "ConstantOfShape"
+            | "Expand"
+            | "Tile"
+            | "Pad"
+            | "OneHot"
+            | "AffineGrid"
+            | "Upsample"
+            | "Resize"
+            | "HannWindow"
+            | "HammingWindow"
+            | "BlackmanWindow"
+            | "Loop"
+            | "Range"
+    )
+}
+
 /// What an operator gives, output by output.
 pub(super) fn compute(node: &NodeProto, taken: &[Option<Value>]) -> Vec<Value> {
     let unknown = || Value::new(0, Origin::Request, ANY);
@@ -111,7 +134,7 @@ pub(super) fn compute(node: &NodeProto, taken: &[Option<Value>]) -> Vec<Value> {
         "Constant" => constant(node),
         "ConstantOfShape" => {
             let fill = node.attribute("value").and_then(|value| value.t.as_ref());
-            let fill = fill.map_or(Value::constant(elem::FLOAT, Some(vec![0.0]), 1), tensor);
+            let fill = fill.map_or(Value::constant(elem::FLOAT, Some([0.0].into_iter()), 1), tensor);
             Value { items: None, ..fill }
         }
         "Shape" | "Size" => Value::new(elem::INT64, Origin::Shapes, Bounds::new(0.0, NARROW.most)),
@@ -176,8 +199,8 @@ fn tensor(tensor: &TensorProto) -> Value {
 
 fn constant(node: &NodeProto) -> Value {
     let Some(attribute) = node.attribute.first() else { return Value::new(0, Origin::Constant, ANY) };
-    let floats = |floats: &[f32]| Some(floats.iter().map(|&number| f64::from(number)).collect());
-    let ints = |ints: &[i64]| Some(ints.iter().map(|&number| number as f64).collect());
+    let floats = |floats: &[f32]| Some(floats.to_vec().into_iter().map(f64::from));
+    let ints = |ints: &[i64]| Some(ints.to_vec().into_iter().map(|number| number as f64));
     match (&*attribute.name, &attribute.t) {
         ("value", Some(value)) => tensor(value),
         ("value_int", _) => Value::constant(elem::INT64, ints(&[attribute.i]), 0),

@@ -7,6 +7,17 @@ use prost::Message;
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
     pub(super) graph: Option<GraphProto>,
+    #[prost(message, repeated, tag = "25")]
+    pub(super) functions: Vec<FunctionProto>,
+}
+
+/// A graph that nodes call by its name, as they do an operator.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct FunctionProto {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(message, repeated, tag = "7")]
+    pub(super) node: Vec<NodeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -96,28 +107,30 @@ pub(super) mod elem {
 }
 
 impl TensorProto {
-    /// The elements, where they are numbers of a common type that lie in the file.
-    pub(super) fn numbers(&self) -> Option<Vec<f64>> {
+    /// The elements, where they are numbers of a common type and all lie in the file itself, not beside it.
+    pub(super) fn numbers(&self) -> Option<Box<dyn ExactSizeIterator<Item = f64> + '_>> {
         let raw = &self.raw_data[..];
         macro_rules! read {
             ($number:ty) => {
-                raw.as_chunks().0.iter().map(|&bytes| <$number>::from_le_bytes(bytes) as f64).collect()
+                Box::new(raw.as_chunks().0.iter().map(|&bytes| <$number>::from_le_bytes(bytes) as f64))
             };
         }
         let typed = !raw.is_empty();
-        Some(match self.data_type {
+        let numbers: Box<dyn ExactSizeIterator<Item = f64> + '_> = match self.data_type {
             elem::INT64 if typed => read!(i64),
-            elem::INT64 => self.int64_data.iter().map(|&number| number as f64).collect(),
+            elem::INT64 => Box::new(self.int64_data.iter().map(|&number| number as f64)),
             elem::INT32 if typed => read!(i32),
             elem::FLOAT if typed => read!(f32),
-            elem::FLOAT => self.float_data.iter().map(|&number| f64::from(number)).collect(),
+            elem::FLOAT => Box::new(self.float_data.iter().map(|&number| f64::from(number))),
             elem::DOUBLE if typed => read!(f64),
             elem::INT8 if typed => read!(i8),
-            elem::UINT8 | elem::BOOL if typed => raw.iter().map(|&number| f64::from(number)).collect(),
+            elem::UINT8 | elem::BOOL if typed => Box::new(raw.iter().map(|&number| f64::from(number))),
             elem::INT32 | elem::INT8 | elem::UINT8 | elem::BOOL => {
-                self.int32_data.iter().map(|&number| f64::from(number)).collect()
+                Box::new(self.int32_data.iter().map(|&number| f64::from(number)))
             }
             _ => return None,
-        })
+        };
+        let count = self.dims.iter().try_fold(1_i64, |count, &dim| count.checked_mul(dim));
+        (count.and_then(|count| usize::try_from(count).ok()) == Some(numbers.len())).then_some(numbers)
     }
 }

@@ -1,6 +1,6 @@
 //! Graphs of a few operators: what is refused, with which words, and what must pass.
 
-use super::proto::{AttributeProto, NamedProto, TensorProto};
+use super::proto::{AttributeProto, FunctionProto, NamedProto, TensorProto};
 use super::*;
 
 fn node(op: &str, inputs: &[&str], output: &str) -> NodeProto {
@@ -38,8 +38,12 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 /// Follows a graph from `n`, INT64 [1], and `x`, FP32 [batch, 4], to `y`.
 fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
     let output = vec![named("y")];
-    let graph = GraphProto { node: nodes, initializer: weights, input: vec![], output };
-    let bytes = Bytes::from(ModelProto { graph: Some(graph) }.encode_to_vec());
+    let graph = GraphProto { node: nodes, initializer: weights, input: vec![named("n"), named("x")], output };
+    follow_model(&ModelProto { graph: Some(graph), functions: vec![] }, ranges, narrow)
+}
+
+fn follow_model(model: &ModelProto, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
+    let bytes = Bytes::from(model.encode_to_vec());
     let inputs = [spec("n", DataType::Int64, &[1]), spec("x", DataType::Fp32, &[-1, 4])];
     let block = Block { path: Path::new("m.onnx"), bytes, inputs: &inputs };
     Known::nothing().follow(block, ranges, Limits { narrow, ..Limits::default() }).map_err(|error| error.to_string())
@@ -183,7 +187,7 @@ fn inputs_whose_nan_would_become_a_number_are_known() {
         let mut inputs = vec![spec("x", DataType::Fp32, &[-1, 4]), spec("z", DataType::Fp32, &[-1, 4])];
         for (nodes, output) in blocks {
             let graph = GraphProto { node: nodes, output: vec![named(output)], ..GraphProto::default() };
-            let bytes = Bytes::from(ModelProto { graph: Some(graph) }.encode_to_vec());
+            let bytes = Bytes::from(ModelProto { graph: Some(graph), functions: vec![] }.encode_to_vec());
             let limits = Limits { lose_nan: &["Relu", "Clip"], ..Limits::default() };
             known.follow(Block { path: Path::new("m.onnx"), bytes, inputs: &inputs }, &[], limits).unwrap();
             inputs.push(spec(output, DataType::Fp32, &[-1, 4]));
@@ -203,4 +207,47 @@ fn inputs_whose_nan_would_become_a_number_are_known() {
     // Who fills gaps wants to see them.
     let filled = vec![node("IsNaN", &["x"], "gap"), node("Where", &["gap", "z", "x"], "h"), node("Relu", &["h"], "y")];
     assert_eq!(lost(vec![(filled, "y")]), ["Relu z"]);
+}
+
+#[test]
+fn nodes_out_of_order_are_refused() {
+    let nodes = [node("Relu", &["x"], "a"), node("Relu", &["a"], "y")];
+    assert_eq!(follow(nodes.to_vec(), vec![], &[], true), Ok(()));
+    let error = follow(nodes.into_iter().rev().collect(), vec![], &[], true).unwrap_err();
+    assert!(error.contains("operator Relu 'y' takes 'a', which nothing before it gives"), "{error}");
+}
+
+#[test]
+fn weights_that_lie_beside_the_file_may_be_anything() {
+    let beside = TensorProto { dims: vec![1], int64_data: vec![], ..weight("c", &[]) };
+    let error = follow(vec![node("Add", &["n", "c"], "y")], vec![beside.clone()], &range(10.0), true).unwrap_err();
+    assert!(error.contains("--engine onnxruntime"), "{error}");
+    let gathered = vec![node("Gather", &["c", "n"], "s"), node("ConstantOfShape", &["s"], "y")];
+    assert!(
+        follow(gathered, vec![beside], &range(10.0), false).unwrap_err().contains("as large as numbers of the request")
+    );
+}
+
+#[test]
+fn sizes_of_the_file_are_bounded_too() {
+    let made = |size: &[i64]| follow(vec![node("ConstantOfShape", &["c"], "y")], vec![weight("c", size)], &[], false);
+    assert_eq!(made(&[1 << 20, 64]), Ok(()));
+    let error = made(&[1 << 20, 1 << 20]).unwrap_err();
+    assert!(error.contains("makes a tensor of 1099511627776 elements"), "{error}");
+    let padded = vec![weight("c", &[0, 400, 400, 400, 0, 400, 400, 400])];
+    assert_eq!(follow(vec![node("Pad", &["x", "c"], "y")], padded, &[], false), Ok(()));
+}
+
+#[test]
+fn what_functions_hide_is_refused_if_it_makes_sizes() {
+    let with = |op: &str| {
+        let graph =
+            GraphProto { node: vec![node("Own", &["x"], "y")], output: vec![named("y")], ..GraphProto::default() };
+        let graph = GraphProto { input: vec![named("n"), named("x")], ..graph };
+        let function = FunctionProto { name: "Own".to_owned(), node: vec![node(op, &["a"], "b")] };
+        follow_model(&ModelProto { graph: Some(graph), functions: vec![function] }, &[], false)
+    };
+    assert_eq!(with("Relu"), Ok(()));
+    let error = with("ConstantOfShape").unwrap_err();
+    assert!(error.contains("ConstantOfShape 'b' in function 'Own'") && error.contains("inline"), "{error}");
 }

@@ -106,14 +106,14 @@ impl Value {
     }
 
     /// A constant of the file.
-    pub(super) fn constant(kind: i32, numbers: Option<Vec<f64>>, dims: usize) -> Value {
+    pub(super) fn constant(kind: i32, numbers: Option<impl ExactSizeIterator<Item = f64>>, dims: usize) -> Value {
         let Some(numbers) = numbers else { return Value::new(kind, Origin::Constant, Bounds::of_type(kind)) };
         if dims <= 1 && numbers.len() <= MOST_ITEMS {
-            let item = |&number: &f64| Item { origin: Origin::Constant, bounds: Bounds::new(number, number) };
-            return Value::of_items(kind, numbers.iter().map(item).collect());
+            let item = |number: f64| Item { origin: Origin::Constant, bounds: Bounds::new(number, number) };
+            return Value::of_items(kind, numbers.map(item).collect());
         }
-        let numbers = numbers.iter().filter(|number| !number.is_nan());
-        let bounds = numbers.fold(Bounds::new(0.0, 0.0), |all, &number| all.union(Bounds::new(number, number)));
+        let numbers = numbers.filter(|number| !number.is_nan());
+        let bounds = numbers.fold(Bounds::new(0.0, 0.0), |all, number| all.union(Bounds::new(number, number)));
         Value::new(kind, Origin::Constant, bounds)
     }
 
