@@ -84,7 +84,7 @@ pub(crate) fn run(options: &[&str]) -> Result<()> {
         let median = Round::median(&rounds);
         println!("{:<10}{:>8}  {}", load.policy, load.rate, median.line());
         for ((key, bound), [_, _, ratio]) in FIGURES.iter().zip(median.figures) {
-            if (ratio - 1.0).abs() > *bound {
+            if ratio.is_nan() || (ratio - 1.0).abs() > *bound {
                 far.push(format!("{} {key}: {ratio:.3}", load.policy));
             }
         }

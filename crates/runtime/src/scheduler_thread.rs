@@ -258,10 +258,11 @@ impl SchedulerThread {
     /// A request was given up before it ran: perhaps by a profile that nothing can correct because nothing runs.
     fn doubt(&mut self, now: Time, slot: RequestSlot) {
         let (_, call, part) = self.jobs.owner(slot);
-        let extent = call.parts[part].entry.extent;
+        let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
+        let idle = self.residents.iter().flatten().all(|resident| resident.tasks == 0);
         let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
         if resident.tasks == 0
-            && let Some(alone) = resident.learnt.on_hopeless(now, extent)
+            && let Some(alone) = resident.learnt.on_hopeless(now, extent, allowed, idle)
         {
             self.doubted.push((call.id, alone));
         }

@@ -85,3 +85,31 @@ fn who_is_never_dropped_waits_for_ever() {
         assert_eq!(rejected(policy, DropRule::Never, true), None, "{}", policy.name);
     }
 }
+
+/// Four rows take 90 ms, so a request of them that is due at 100 is overdue from 10 ms on; one row that is due at 50 leaves at 50.
+#[test]
+fn a_wide_request_that_is_overdue_early_hides_nobody() {
+    let cost = Profile::from_table(&[1, 2, 3, 90].map(Nanos::from_millis)).unwrap();
+    let model = Model { drop: Some(DropRule::Expired), ..Model::whole("m", cost, ms(100) - ms(0)) };
+    for policy in CATALOGUE {
+        let setup = Setup { models: vec![model.clone()], devices: 0, limits: LIMITS };
+        let mut scheduler = build(policy.name, &setup, &Options::new()).unwrap();
+        let mut out = Outbox::new(&LIMITS);
+        for (slot, rows, due) in [(0, 4, 100), (1, 1, 50)] {
+            let (arrived, deadline, extent) = (ms(0), ms(due), Extent::ONE);
+            let (slot, model, class) = (RequestSlot(slot), ModelId(0), RequestClass::default());
+            scheduler.on_request(ms(0), &Request { slot, model, arrived, deadline, rows, extent, class });
+        }
+        let (mut now, mut left) = (ms(0), Vec::new());
+        while now < ms(1_000) {
+            scheduler.settle(now, &mut out);
+            left.extend(out.actions().iter().map(|action| match action {
+                Action::Reject { request, why: Why::Expired } => (request.0, now),
+                other => panic!("{}: {other:?}", policy.name),
+            }));
+            out.clear();
+            now = scheduler.next_wakeup();
+        }
+        assert_eq!(left, [(1, ms(50)), (0, ms(100))], "{}", policy.name);
+    }
+}

@@ -561,8 +561,11 @@ impl<'a> World<'a> {
     fn end_request(&mut self, slot: RequestSlot, end: End, observers: &mut [&mut dyn Observer]) {
         let (id, request) = self.live[slot.index()].take().expect("a request ends once");
         if let (Some(learning), End::Rejected(Why::Hopeless | Why::Expired)) = (&mut self.learning, end) {
-            let runs = self.tasks.iter().flatten().any(|running| running.model == request.model);
-            learning.on_hopeless(self.now, &request, runs);
+            let mut running = self.tasks.iter().flatten().map(|running| running.model).peekable();
+            let idle = running.peek().is_none();
+            if running.all(|model| model != request.model) {
+                learning.on_hopeless(self.now, &request, idle);
+            }
         }
         if let Some(expiries) = &mut self.expiries {
             expiries.remove(slot);

@@ -67,6 +67,8 @@ struct Flow {
     passed: i64,
     lost: i64,
     losses: u16,
+    /// For how many ticks the last of them has not been forgiven.
+    losses_age: u8,
     /// The highest priority of the last second, and how long ago it was seen.
     top: u8,
     /// Whether one was seen.
@@ -135,7 +137,7 @@ impl Shares {
         may
     }
 
-    /// A request that was let in has not been answered in time.
+    /// A request has not been answered in time, or was not let in since it would not have been.
     pub(crate) fn on_loss(&mut self, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
         known.lost = known.lost.saturating_add(work);
@@ -252,9 +254,9 @@ impl Flow {
         self.passed -= self.passed / 2;
         self.lost -= self.lost / 2;
         self.top_age = self.top_age.saturating_add(ticks as u8);
-        if self.top_age.is_multiple_of(FADE as u8) {
-            self.losses = self.losses.saturating_sub(1);
-        }
+        self.losses_age = self.losses_age.saturating_add(ticks as u8);
+        self.losses = self.losses.saturating_sub(u16::from(self.losses_age / FADE as u8));
+        self.losses_age %= FADE as u8;
         if i64::from(self.top_age) > FADE {
             (self.top, self.ranked, self.mixed) = (0, false, false);
         }
@@ -380,6 +382,22 @@ mod tests {
         let let_in: usize = (6_000..10_000).map(|at| asks(at, false).1).sum();
         assert!((3_500..4_100).contains(&let_in), "{let_in}");
         assert!((80_000..81_000).all(|at| asks(at, false) == (true, 4)));
+    }
+
+    #[test]
+    fn one_loss_in_a_second_is_forgiven() {
+        let mut shares = Shares::new(&LIMITS);
+        for at in 0..60_000 {
+            let now = Time(at * MS);
+            shares.tick(now, 1);
+            if at % 50 == 0 {
+                assert!(shares.ask(now, 0, MS / 100, 0));
+            }
+            if at % 1_200 == 0 {
+                shares.on_loss(0, MS / 100);
+            }
+            assert!((0..4).all(|_| shares.ask(now, CLIENTS as u32, MS, 0)), "{at} ms");
+        }
     }
 
     #[test]

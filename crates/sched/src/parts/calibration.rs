@@ -102,11 +102,14 @@ impl Calibration {
         believed.drift.observe(now, ran.rows, ran.took, profiled, &block.profile)
     }
 
-    /// A request so long was given up before it ran, and no task of its model is in flight. How long it takes alone, if the
-    /// profiles that say so are to be put to the [`test`](Calibration::test).
-    pub fn on_hopeless(&mut self, now: Time, extent: Extent) -> Option<Nanos> {
-        let alone = self.alone(extent);
-        self.doubt.on_hopeless(now, alone, self.model.slo).then_some(alone)
+    /// A request so long was given up before it ran, and no task of its model is in flight; it had `allowed` from its arrival to
+    /// its deadline, and `idle` says whether nothing else ran either. How long it takes alone, if the profiles that say so
+    /// are to be put to the [`test`](Calibration::test). Not a profile's fault is what another's load kept waiting, and who
+    /// asked for less than the SLO.
+    pub fn on_hopeless(&mut self, now: Time, extent: Extent, allowed: Nanos, idle: bool) -> Option<Nanos> {
+        let (alone, slo) = (self.alone(extent), self.model.slo);
+        let blamed = allowed >= slo && (idle || alone > slo);
+        (blamed && self.doubt.on_hopeless(now, alone, slo)).then_some(alone)
     }
 
     /// Profiles by which a request that takes `alone` is in time with room to spare, to replace those in force until tasks have
@@ -116,9 +119,11 @@ impl Calibration {
         let tested: Vec<_> =
             blocks.filter_map(|(id, block)| Some((id, doubted(&block.profile, alone, slo)?))).collect();
         for (block, profile) in &tested {
-            let before = self.model.blocks[block.index()].profile.clone();
+            // What is tested again has not been judged yet: the profile to go back to is still the first one.
+            let before = self.blocks[block.index()].before.take();
+            let inforce = self.model.blocks[block.index()].profile.clone();
             self.replace(*block, profile.clone());
-            self.blocks[block.index()].before = Some(before);
+            self.blocks[block.index()].before = Some(before.unwrap_or(inforce));
         }
         tested
     }
@@ -153,8 +158,9 @@ mod tests {
     }
 
     fn put_to_the_test(learnt: &mut Calibration, from: i64) -> i64 {
-        let (at_ms, alone) =
-            (from..).find_map(|ms| Some((ms, learnt.on_hopeless(at(ms), Extent::ONE)?))).expect("it is tested");
+        let (at_ms, alone) = (from..)
+            .find_map(|ms| Some((ms, learnt.on_hopeless(at(ms), Extent::ONE, MS(100), true)?)))
+            .expect("it is tested");
         assert_eq!(learnt.test(alone).len(), 1);
         at_ms
     }
@@ -186,14 +192,34 @@ mod tests {
     }
 
     #[test]
+    fn what_is_tested_twice_goes_back_to_the_first_profile() {
+        let mut learnt = stalled();
+        let right = learnt.model().blocks[0].profile.clone();
+        let tested = put_to_the_test(&mut learnt, 0);
+        assert_eq!(learnt.test(MS(309)).len(), 1);
+        assert_eq!(learnt.on_task(at(tested), &ran(MS(300))), Some(right));
+    }
+
+    /// 30 ms alone, within 100.
+    #[test]
+    fn who_asks_for_less_than_the_slo_or_waits_for_others_is_no_reason_for_doubt() {
+        let mut learnt = Calibration::new(&Model::whole("m", Profile::linear(10.0, 20.0, 8).unwrap(), MS(100)));
+        for ms in 0..1_000 {
+            assert_eq!(learnt.on_hopeless(at(ms), Extent::ONE, MS(1), true), None);
+            assert_eq!(learnt.on_hopeless(at(ms), Extent::ONE, MS(100), false), None);
+        }
+        assert!((0..100).any(|ms| learnt.on_hopeless(at(ms), Extent::ONE, MS(100), true).is_some()));
+    }
+
+    #[test]
     fn only_the_wrong_block_of_a_chain_is_changed() {
         let (right, wrong) = (Profile::linear(0.5, 1.0, 8).unwrap(), Profile::linear(309.0, 0.1, 8).unwrap());
         let block = |profile: &Profile| ripieno_model::Block::new("b", profile.clone());
         let whole = Model::whole("m", right.clone(), MS(100));
         let mut learnt = Calibration::new(&Model { blocks: vec![block(&right), block(&wrong)], ..whole });
-        let tested = learnt.on_hopeless(at(0), Extent::ONE);
+        let tested = learnt.on_hopeless(at(0), Extent::ONE, MS(100), true);
         assert_eq!(tested, None, "one is not enough");
-        let alone = (0..100).find_map(|_| learnt.on_hopeless(at(0), Extent::ONE)).unwrap();
+        let alone = (0..100).find_map(|_| learnt.on_hopeless(at(0), Extent::ONE, MS(100), true)).unwrap();
         assert_eq!(learnt.test(alone).len(), 2);
         let restored = learnt.on_task(at(1), &ran(Nanos::from_micros(1_500))).unwrap();
         assert_eq!(restored, right);

@@ -66,7 +66,9 @@ impl Queue {
     /// Adds a request that cannot be punctual.
     pub(crate) fn push_overdue(&mut self, requests: &mut Requests, slot: u32) {
         requests.set_state(slot, State::Overdue);
-        self.overdue.push_back(&mut requests.links, slot);
+        // Who is wide is overdue long before the deadline, and must not hide those behind.
+        let (links, request) = requests.split();
+        self.overdue.insert_by_key(links, slot, |slot| request(slot).deadline);
     }
 
     /// Takes a request out; it runs from now on, or is pushed again, or ends.

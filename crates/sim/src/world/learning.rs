@@ -43,9 +43,11 @@ impl Learning {
         Some(Control::ProfileReplaced { model, block, profile })
     }
 
-    /// A request was given up before it ran.
-    pub(super) fn on_hopeless(&mut self, now: Time, request: &Request, runs: bool) {
-        if !runs && let Some(alone) = self.models[request.model.index()].on_hopeless(now, request.extent) {
+    /// A request was given up before it ran, and no task of its model is in flight; `idle`, none of any.
+    pub(super) fn on_hopeless(&mut self, now: Time, request: &Request, idle: bool) {
+        let allowed = request.deadline - request.arrived;
+        let learnt = &mut self.models[request.model.index()];
+        if let Some(alone) = learnt.on_hopeless(now, request.extent, allowed, idle) {
             self.doubted.push((request.model, alone));
         }
     }
