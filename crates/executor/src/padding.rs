@@ -1,6 +1,6 @@
 //! Requests that differ in length, in one batch: inputs are padded to the longest one's length, outputs are cut back.
 //!
-//! A batch is padded once, when it runs its first block, to the length that its longest member has there. From then on each
+//! A batch is padded once, when it runs its first block, to the length that its task says. From then on each
 //! member keeps that length: what blocks leave for each other cannot be padded, since nobody but the model knows what a padded
 //! element of an intermediate tensor would have to be (a mask that was added to the scores is not 0 there). So batches of
 //! later blocks are of members that were padded alike. Inputs that a later block takes are padded again for it.

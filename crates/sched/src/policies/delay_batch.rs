@@ -181,7 +181,8 @@ impl DelayBatch {
                 self.devices[device].ahead = None;
                 let task = self.tasks.open(model, BlockId(0), device, LaneId(0));
                 while let Some(slot) = members.pop_front(self.tables.fifo.links_mut()) {
-                    self.tasks.push(task, RequestSlot(slot));
+                    let slot = RequestSlot(slot);
+                    self.tasks.push(task, slot, self.tables.fifo.request(slot).extent.length);
                 }
                 task
             }
