@@ -106,6 +106,14 @@ fn one(reports: Result<Vec<ModelReport>, String>) -> ModelReport {
     reports.remove(0)
 }
 
+/// Of a repository of one model of one file.
+fn report(file: &str, toml: &str) -> ModelReport {
+    let folder = Folder::new();
+    folder.write("m/1/model.onnx", onnx(file));
+    folder.write("m/model.toml", toml);
+    one(inspect(folder.path(), cpu()))
+}
+
 /// Each mistake: the folder, its files, and what the error must begin with (after the repository's path) and contain.
 type Mistake = (&'static str, Vec<(&'static str, Vec<u8>)>, &'static str, &'static str);
 
