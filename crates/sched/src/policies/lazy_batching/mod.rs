@@ -31,13 +31,13 @@ mod table;
 mod tests;
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cost;
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models::{self, BatchOptions, PerModel};
 use crate::parts::tasks::Tasks;
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
