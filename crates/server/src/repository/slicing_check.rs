@@ -4,7 +4,7 @@
 //! processor's where the system tells them (Linux), since a chain hands over at every block, and on a busy machine the wait
 //! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
 
-use super::slicing::varied;
+use super::trial::varied;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
 use serde::Serialize;

@@ -10,9 +10,8 @@ mod reload;
 
 use super::fixture::Folder;
 use super::live::{Host, LiveRepository};
-use super::load::Progress;
 use super::plan::Target;
-use super::report::ModelReport;
+use super::report::{ModelReport, Progress};
 use super::{inspect, profile};
 use crate::registry::{Registry, Repository};
 use parking_lot::Mutex;
