@@ -9,7 +9,7 @@
 //! at load, see [`check_padding`](crate::check_padding).
 
 use crate::buffer::bytes_of;
-use crate::rows::Rows;
+use crate::rows::{Axis, Rows};
 use crate::source::{InputLength, OutputLength};
 use crate::{InputLengths, ModelSource, RequestError, Tensor};
 use ripieno_model::{DataType, Extent, TensorSpec};
@@ -25,14 +25,6 @@ pub(crate) struct Padding {
     axes: Vec<Option<Axis>>,
     /// By value: along which dimension it is cut, if a request gets it.
     cuts: Vec<Option<usize>>,
-}
-
-/// The dimension of an input that is padded.
-#[derive(Clone, Debug)]
-pub(crate) struct Axis {
-    pub(crate) dim: usize,
-    /// One element of padding.
-    pub(crate) pad: Vec<u8>,
 }
 
 /// What requests bring and get, and which values of the plan that is.
