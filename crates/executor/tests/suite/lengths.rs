@@ -4,6 +4,7 @@ use crate::common::*;
 use ripieno_base::{Nanos, RequestSlot, TaskId};
 use ripieno_executor::*;
 use ripieno_model::{DataType, Extent, Lengths, Profile};
+use ripieno_workload::{below, stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ fn run_padded(stand: &Stand, block: u16, length: u32, members: Vec<Member>) -> R
 
 /// Numbers without a pattern that a test could depend on.
 fn scrambled(at: usize) -> usize {
-    at.wrapping_mul(2_654_435_761) >> 7
+    below(&mut stream(at as u64, 0), 1 << 32) as usize
 }
 
 fn walk(stand: &Stand, members: &[Member], blocks: u16) -> Vec<Vec<Tensor>> {

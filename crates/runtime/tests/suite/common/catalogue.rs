@@ -4,6 +4,7 @@ use ripieno_base::ModelId;
 use ripieno_executor::{BlockSource, Engine as Executor, ModelSource, Tensor};
 use ripieno_runtime::{Answer, Engine, EngineConfig, Job, Refused};
 use ripieno_sched::{Limits, Options, Policy, Setup, build};
+use ripieno_workload::{below, stream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub(crate) fn source(names: &[&str]) -> ModelSource {
 
 /// Numbers without a pattern that a policy could depend on.
 pub(crate) fn scrambled(at: usize) -> usize {
-    (at.wrapping_mul(0x9e37_79b9) ^ (at >> 3)).wrapping_mul(2_654_435_761) >> 9
+    below(&mut stream(at as u64, 0), 1 << 32) as usize
 }
 
 pub(crate) fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
