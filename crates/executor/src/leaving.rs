@@ -18,7 +18,8 @@ pub trait Condition: Debug + Send + Sync {
 /// What a [`Condition`] may do after a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct May {
-    /// End walks. The block then has all outputs of the model, under their names or as [`BlockSource::exit_outputs`](crate::BlockSource::exit_outputs) says.
+    /// End walks. The block then has all outputs of the model, under their names or as
+    /// [`BlockSource::exit_outputs`](crate::BlockSource::exit_outputs) says.
     pub exit: bool,
     /// Send walks on to these blocks.
     pub skip_to: Vec<BlockId>,

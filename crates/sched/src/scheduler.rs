@@ -69,7 +69,7 @@ pub struct Prediction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Request {
-    /// Where the driver keeps what belongs to it; below [`Limits::requests`].
+    /// Where the driver keeps what belongs to it; below [`Limits::requests`](crate::Limits::requests).
     pub slot: RequestSlot,
     /// The model asked for.
     pub model: ModelId,
@@ -171,7 +171,7 @@ pub enum Control {
         /// Its latency relative to the profile, in percent; at least 1.
         percent: u32,
     },
-    /// A model can be served. Its id is below [`Limits::models`] and not in use.
+    /// A model can be served. Its id is below [`Limits::models`](crate::Limits::models) and not in use.
     ModelLoaded(ModelId, Box<Model>),
     /// A model is served no more; its queued requests are rejected, running ones finish.
     ModelUnloaded(ModelId),
