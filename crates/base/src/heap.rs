@@ -139,18 +139,18 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ripieno_workload::{below, stream};
     use std::collections::BTreeMap;
 
-    /// Random operations against a map, from a small generator with a fixed seed.
+    /// Random operations against a map.
     #[test]
     fn agrees_with_a_sorted_map() {
         let mut heap = IndexedHeap::new(37);
         let mut model = BTreeMap::new();
-        let mut state = 1u64;
+        let mut random = stream(1, 0);
         for _ in 0..20_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (key, priority) = ((state >> 33) as usize % 37, (state >> 50) as i64 % 11);
-            match (state >> 20) % 4 {
+            let (key, priority) = (below(&mut random, 37) as usize, below(&mut random, 11) as i64);
+            match below(&mut random, 4) {
                 0 => {
                     heap.remove(key);
                     model.remove(&key);

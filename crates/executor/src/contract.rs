@@ -169,6 +169,10 @@ pub struct Task {
     pub block: BlockId,
     /// The lane that runs it.
     pub lane: LaneId,
+    /// The length that the members are padded to, of a model with [`lengths`](Loaded::lengths): at least that of each, at
+    /// most the model's longest. What a block has left stays as it was padded; members who were padded otherwise are run
+    /// apart. Means nothing where requests do not differ in length.
+    pub length: u32,
     /// The requests, in batch order. Where walks unfold, one may stand here several times, each time with another node.
     pub members: Vec<Member>,
     /// Do not begin before this instant.
@@ -213,7 +217,7 @@ impl Member {
 pub struct Entry {
     /// Its inputs.
     pub inputs: Arc<[Tensor]>,
-    /// How far it walks, by [`Loaded::describe`].
+    /// How far it walks, by [`Loaded::describe`]: executors take it from here and do not look at the inputs again.
     pub extent: Extent,
     /// Its graph, where it brings one, likewise.
     pub graph: Option<Arc<Graph>>,
@@ -224,7 +228,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Of a request that runs each block once.
+    /// Of a request that runs each block once, of a model whose requests do not differ in length.
     pub fn of(inputs: Arc<[Tensor]>) -> Entry {
         Entry { inputs, extent: Extent::ONE, graph: None, stream: false, straight: false }
     }

@@ -13,8 +13,10 @@ mod cpu;
 mod curve;
 mod emulated;
 mod error;
+mod flow;
 mod independence;
 mod lane;
+mod leaving;
 mod mailbox;
 mod model;
 mod onnxruntime;
@@ -31,7 +33,6 @@ mod value_checks;
 mod values;
 mod worker;
 
-pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
 pub use contract::{
     Again, Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult,
 };
@@ -40,6 +41,7 @@ pub use curve::Step;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use independence::{Rows, check_rows};
+pub use leaving::{Comparison, Condition, May, Row, Rule, Verdict};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measured, Measurement, check_padding, measure, run_example};
 pub use source::{

@@ -1,6 +1,6 @@
 //! Requests that differ in length, in one batch: inputs are padded to the longest one's length, outputs are cut back.
 //!
-//! A batch is padded once, when it runs its first block, to the length that its longest member has there. From then on each
+//! A batch is padded once, when it runs its first block, to the length that its task says. From then on each
 //! member keeps that length: what blocks leave for each other cannot be padded, since nobody but the model knows what a padded
 //! element of an intermediate tensor would have to be (a mask that was added to the scores is not 0 there). So batches of
 //! later blocks are of members that were padded alike. Inputs that a later block takes are padded again for it.
@@ -9,7 +9,7 @@
 //! at load, see [`check_padding`](crate::check_padding).
 
 use crate::buffer::bytes_of;
-use crate::rows::Rows;
+use crate::rows::{Axis, Rows};
 use crate::source::{InputLength, OutputLength};
 use crate::{InputLengths, ModelSource, RequestError, Tensor};
 use ripieno_model::{DataType, Extent, TensorSpec};
@@ -25,14 +25,6 @@ pub(crate) struct Padding {
     axes: Vec<Option<Axis>>,
     /// By value: along which dimension it is cut, if a request gets it.
     cuts: Vec<Option<usize>>,
-}
-
-/// The dimension of an input that is padded.
-#[derive(Clone, Debug)]
-pub(crate) struct Axis {
-    pub(crate) dim: usize,
-    /// One element of padding.
-    pub(crate) pad: Vec<u8>,
 }
 
 /// What requests bring and get, and which values of the plan that is.

@@ -5,6 +5,7 @@
 
 use crate::cells::{self, Cells};
 use crate::conditions::{Conditions, Linked, hidden};
+use crate::flow::{BlockPlan, Value, compatible};
 use crate::padding::{Ends, Padding};
 use crate::source::InputRange;
 use crate::value_checks::ValueCheck;
@@ -56,22 +57,6 @@ pub(crate) struct Plan {
     pub(crate) conditions: Option<Conditions>,
     /// What a request's values must be, where its walk does not unfold.
     pub(crate) checks: Vec<ValueCheck>,
-}
-
-/// A tensor between blocks.
-#[derive(Clone, Debug)]
-pub(crate) struct Value {
-    pub(crate) name: Arc<str>,
-    pub(crate) spec: TensorSpec,
-    /// The last block that takes it; past the last block if the request gets it.
-    pub(crate) last_use: usize,
-}
-
-/// The numbers of the values that a block takes and gives, in its own order.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BlockPlan {
-    pub(crate) inputs: Vec<usize>,
-    pub(crate) outputs: Vec<usize>,
 }
 
 impl Plan {
@@ -213,11 +198,6 @@ impl Linker {
         self.given_by.push(None);
         Ok(self.values.len() - 1)
     }
-}
-
-pub(crate) fn compatible(a: &TensorSpec, b: &TensorSpec) -> bool {
-    let agree = |(&a, &b): (&i64, &i64)| a == b || a == -1 || b == -1;
-    a.datatype == b.datatype && a.shape.len() == b.shape.len() && a.shape.iter().zip(&b.shape).all(agree)
 }
 
 #[cfg(test)]

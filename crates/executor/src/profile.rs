@@ -156,7 +156,8 @@ pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(),
     let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
     let short = (longest / 3).max(1);
     let stand = Stand::new(engine, model, example_of_length(&**model, short)?)?;
-    let beside = Entry { straight: true, ..Entry::of(example_of_length(&**model, longest)?) };
+    let extent = Extent { length: longest, ..Extent::ONE };
+    let beside = Entry { straight: true, extent, ..Entry::of(example_of_length(&**model, longest)?) };
     let failed =
         |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
     let alone = stand.answers(&[&stand.example]).map_err(failed)?;
@@ -271,6 +272,8 @@ pub(crate) struct Stand {
     results: Receiver<TaskResult>,
     /// What each request of a batch brings.
     example: Entry,
+    /// What batches of it are padded to.
+    length: u32,
     /// The block and node of each task of a walk, in an order in which they can run.
     tasks: Vec<(BlockId, u32)>,
 }
@@ -289,7 +292,8 @@ impl Stand {
         let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
         let tasks = tasks(&**model, extent, graph.as_ref());
         let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false, straight: true };
-        Ok(Stand { device, results, example, tasks })
+        let length = model.lengths().map_or(1, |_| extent.length);
+        Ok(Stand { device, results, example, length, tasks })
     }
 
     /// Runs a batch of requests side by side through all their tasks; notes how long each took.
@@ -301,8 +305,7 @@ impl Stand {
                 ..Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();
-            let taken =
-                self.run(Task { id: TaskId(0), model: ModelId(0), block, lane: LaneId(0), members, not_before: None })?;
+            let taken = self.run(task(block, self.length, members))?;
             samples[block.index()].push(taken);
         }
         Ok(())
@@ -316,6 +319,7 @@ impl Stand {
     /// Runs one batch of these requests, of a walk that does not unfold; their outputs.
     pub(crate) fn answers(&self, requests: &[&Entry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
         let entries: Vec<Arc<Entry>> = requests.iter().map(|&entry| Arc::new(entry.clone())).collect();
+        let length = requests.iter().map(|entry| entry.extent.length).max().unwrap_or(1);
         let mut outputs = Vec::new();
         for &(block, _) in &self.tasks {
             let member = |(slot, entry): (u32, &Arc<Entry>)| {
@@ -323,14 +327,7 @@ impl Stand {
                 Member::new(RequestSlot(slot), rows.map_or(1, |&rows| rows as usize), Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();
-            let result = self.result(Task {
-                id: TaskId(0),
-                model: ModelId(0),
-                block,
-                lane: LaneId(0),
-                members,
-                not_before: None,
-            })?;
+            let result = self.result(task(block, length, members))?;
             outputs = result.whole()?.into_iter().map(|progress| progress.outputs).collect();
         }
         Ok(outputs)
@@ -350,6 +347,11 @@ impl Stand {
             RecvTimeoutError::Disconnected => ExecError("the device is gone".to_owned()),
         })
     }
+}
+
+/// A batch on a block.
+fn task(block: BlockId, length: u32, members: Vec<Member>) -> Task {
+    Task { id: TaskId(0), model: ModelId(0), block, lane: LaneId(0), length, members, not_before: None }
 }
 
 /// The block and node of each task of a request, each after those that it depends on.

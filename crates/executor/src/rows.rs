@@ -5,7 +5,6 @@
 //! either. The price: rows that are still wanted keep their whole batch in memory.
 
 use crate::buffer::{AlignedBuffer, is_aligned};
-use crate::padding::Axis;
 use crate::{ExecError, Tensor};
 use bytes::Bytes;
 use ripieno_model::DataType;
@@ -231,6 +230,14 @@ impl<'a> Input<'a> {
             None => Ok((input(copy(members, buffer)), rows)),
         }
     }
+}
+
+/// The dimension of an input that is padded.
+#[derive(Clone, Debug)]
+pub(crate) struct Axis {
+    pub(crate) dim: usize,
+    /// One element of padding.
+    pub(crate) pad: Vec<u8>,
 }
 
 impl<'a> Input<'a> {

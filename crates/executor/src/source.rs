@@ -5,7 +5,7 @@
 //! tensor, because one name means another value at each step.
 
 use crate::Unfold;
-use crate::conditions::{Condition, Rule};
+use crate::leaving::{Condition, Rule};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Lengths, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;

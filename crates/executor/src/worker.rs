@@ -192,7 +192,7 @@ impl Worker {
             walks.push(course.map_err(|cause| *failure = Some(cause)).ok());
         }
         drop(slots);
-        pad(block, &mut walks);
+        pad(&plan, task, &mut walks, &mut failures);
         let mut spent = Spent::default();
         let batches = batches(&plan, block, &walks);
         let again = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
@@ -266,15 +266,34 @@ fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
             plan.name, plan.max_batch
         )));
     }
+    let longest = plan.padding.as_ref().map_or(u32::MAX, |padding| padding.lengths.max);
+    if task.length > longest {
+        return Err(ExecError(format!(
+            "a batch of model '{}' is padded to {}, but it takes at most {longest}",
+            plan.name, task.length
+        )));
+    }
     Ok(block)
 }
 
-/// Pads a batch: in the first block to its longest member. What a block leaves cannot be padded, so later its members stay as
-/// they are.
-fn pad(block: usize, walks: &mut [Option<Course>]) {
-    if block == 0 {
-        let longest = walks.iter().flatten().map(|course| course.length).max().unwrap_or(1);
-        walks.iter_mut().flatten().for_each(|course| course.padded = longest);
+/// Pads a batch as the task says, in its first block. What a block leaves cannot be padded, so later its members stay as they
+/// are. Who is longer than that fails.
+fn pad(plan: &Plan, task: &Task, walks: &mut [Option<Course>], failures: &mut [Option<ExecError>]) {
+    if plan.padding.is_none() {
+        return;
+    }
+    for ((place, failure), member) in walks.iter_mut().zip(failures).zip(&task.members) {
+        match place {
+            Some(course) if course.padded > task.length => {
+                *failure = Some(ExecError(format!(
+                    "the request in slot {} of model '{}' is {} long, but its batch is padded to {}",
+                    member.slot.0, plan.name, course.padded, task.length
+                )));
+                *place = None;
+            }
+            Some(course) if task.block == BlockId(0) => course.padded = task.length,
+            _ => {}
+        }
     }
 }
 
@@ -326,9 +345,8 @@ fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -
         }
         values[value] = Some(rows);
     }
-    let described = plan.padding.as_ref().map(|padding| padding.describe(brought)).transpose();
-    let extent = described.map_err(|cause| ExecError(format!("model '{}': {cause}", plan.name)))?;
-    let length = extent.map_or(1, |extent| extent.length);
+    let entry = member.entry.as_ref().filter(|_| plan.padding.is_some());
+    let length = entry.map_or(1, |entry| entry.extent.length);
     let straight = member.entry.as_ref().is_some_and(|entry| entry.straight);
     Ok(Course { values, length, padded: length, straight })
 }

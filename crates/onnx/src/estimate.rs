@@ -1,7 +1,8 @@
 //! What an operator costs, guessed from its shapes: multiplications at one speed, bytes at another.
 
 use crate::graph::{Model, Node};
-use crate::line::{LARGEST, nominal};
+use crate::line::nominal;
+use crate::weights::LARGEST;
 use crate::weights::element_bytes;
 
 /// About what one core of today does in a nanosecond.

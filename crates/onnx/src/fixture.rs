@@ -7,6 +7,7 @@ use crate::proto::{
 use crate::weights::{float_tensor, int_tensor};
 use crate::{Model, Slices};
 use prost::Message;
+use ripieno_workload::{stream, unit};
 use rten::Value;
 use rten_tensor::{AsView, Layout, Tensor};
 use std::collections::BTreeMap;
@@ -16,7 +17,6 @@ use std::path::Path;
 #[derive(Default)]
 pub(crate) struct Draft {
     pub(crate) graph: GraphProto,
-    seed: u32,
 }
 
 impl Draft {
@@ -30,11 +30,8 @@ impl Draft {
     pub(crate) fn weight(&mut self, name: &str, dims: &[i64]) {
         let count = dims.iter().product::<i64>() as usize;
         let scale = 1.0 / (count as f32).sqrt().max(4.0);
-        let mut next = || {
-            self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            ((self.seed >> 8) as f32 / (1 << 23) as f32 - 1.0) * 4.0 * scale
-        };
-        let elements: Vec<f32> = (0..count).map(|_| next()).collect();
+        let mut random = stream(self.graph.initializer.len() as u64, 0);
+        let elements: Vec<f32> = (0..count).map(|_| (2.0 * unit(&mut random) as f32 - 1.0) * 4.0 * scale).collect();
         self.graph.initializer.push(float_tensor(name, dims, &elements));
     }
 

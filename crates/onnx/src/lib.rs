@@ -28,6 +28,7 @@ mod fixture;
 mod graph;
 mod line;
 mod proto;
+mod read;
 mod recurrent;
 mod shapes;
 #[cfg(test)]

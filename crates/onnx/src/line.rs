@@ -8,14 +8,11 @@
 
 use crate::graph::{Model, Node};
 use crate::proto::NodeProto;
-use crate::weights::element_bytes;
+use crate::weights::{LARGEST, element_bytes};
 use std::collections::BTreeSet;
 
 /// The length that sizes are compared at, where the model leaves it open.
 const NOMINAL_LENGTH: i64 = 64;
-
-/// Sizes and costs of single tensors and operators end here, so that sums of all of them cannot overflow.
-pub(crate) const LARGEST: u64 = 1 << 40;
 
 /// Operators that must not run twice.
 const COSTLY: [&str; 22] = [

@@ -1,7 +1,6 @@
 //! The bytes of weights: where they lie, and how to read them.
 
 use crate::error::{OnnxError, refuse};
-use crate::line::LARGEST;
 use crate::proto::{EXTERNAL, TensorProto, elem};
 use bytes::Bytes;
 use std::fs::File;
@@ -10,6 +9,9 @@ use std::path::{Component, Path};
 
 /// Tensors of more elements are never needed to follow shapes.
 const MOST_INTS: usize = 1024;
+
+/// Sizes and costs of single tensors and operators end here, so that sums of all of them cannot overflow.
+pub(crate) const LARGEST: u64 = 1 << 40;
 
 /// Bytes of one element; none for strings, packed and unknown types.
 pub(crate) fn element_bytes(elem_type: i32) -> Option<usize> {

@@ -59,6 +59,7 @@ impl Coverage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ripieno_workload::{below, stream};
 
     fn at(ms: i64) -> Time {
         Time::ORIGIN + Nanos::from_millis(ms)
@@ -84,11 +85,8 @@ mod tests {
 
     #[test]
     fn any_spans_cover_what_a_drawing_of_them_covers() {
-        let mut seed = 1u64;
-        let mut next = |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            ((seed >> 33) % below) as i64
-        };
+        let mut random = stream(1, 0);
+        let mut next = |bound: u64| below(&mut random, bound) as i64;
         // Few enough that no gap is forgotten.
         for _ in 0..200 {
             let (mut coverage, mut drawing, mut total) = (Coverage::new(4), vec![false; 100], 0);

@@ -24,6 +24,8 @@ pub(crate) struct Start<'a> {
     pub(crate) spec: &'a Block,
     pub(crate) device: DeviceId,
     pub(crate) lane: LaneId,
+    /// What the members are padded to.
+    pub(crate) length: u32,
     pub(crate) not_before: Time,
     pub(crate) members: &'a [RequestSlot],
     /// Which node each runs, or nothing if each runs its first step.
@@ -129,7 +131,7 @@ impl Fleet {
             .map(|(at, &slot)| prepare_member(slot, node(at), start, &self.clock, jobs));
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
-        let length = pad(start, jobs);
+        let length = start.length;
         let latency = start.spec.cost(rows, length);
         if let Some(due) = self.shared.get_mut(start.device.index()) {
             let (earliest, share) = (now.max(start.not_before), start.spec.share(rows, length));
@@ -157,7 +159,7 @@ impl Fleet {
         assert!(before.is_none(), "task {} is in flight already", start.task.0);
         let not_before = self.clock.instant(start.not_before);
         let Start { task: id, model, block, lane, .. } = *start;
-        let task = Task { id, model, block, lane, members, not_before };
+        let task = Task { id, model, block, lane, length, members, not_before };
         let accepted = self.devices[start.device.index()].submit(task).is_ok();
         assert!(accepted, "a policy gave lane {} of device {} more tasks than its depth", lane.0, start.device.0);
     }
@@ -313,6 +315,8 @@ fn prepare_member(slot: RequestSlot, node: u32, start: &Start<'_>, clock: &Clock
     let (model, until, part) = (&call.model, clock.instant(call.expires), &mut call.parts[part]);
     assert!(part.stage != Stage::Outside, "a policy started a request that has ended");
     assert!(model.unfolds || part.flying == 0, "a policy started a request that runs");
+    let fits = model.unfolds || start.length >= part.entry.extent.length;
+    assert!(fits, "a policy padded a request to less than its length");
     if part.stage == Stage::Waiting {
         stop_waiting(model);
     }
@@ -322,21 +326,6 @@ fn prepare_member(slot: RequestSlot, node: u32, start: &Start<'_>, clock: &Clock
     let anew = !model.unfolds && start.block == BlockId(0);
     let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
     Member { slot, rows: part.rows, node, entry, until }
-}
-
-/// What the members of a task are padded to: in the first block the longest of them, later as they were there.
-fn pad(start: &Start<'_>, jobs: &mut JobTable) -> u32 {
-    let (_, call, part) = jobs.owner(start.members[0]);
-    if !call.model.has_lengths {
-        return 1;
-    }
-    if start.block != BlockId(0) {
-        return call.parts[part].padded;
-    }
-    let lengths = start.members.iter().map(|&slot| jobs.part(slot).entry.extent.length);
-    let longest = lengths.max().unwrap_or(1);
-    start.members.iter().for_each(|&slot| jobs.part(slot).padded = longest);
-    longest
 }
 
 /// Counts what a task computed of its requests, and what only filled the shorter ones up.

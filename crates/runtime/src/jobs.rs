@@ -44,8 +44,6 @@ pub(crate) struct Call {
 pub(crate) struct Part {
     pub(crate) rows: usize,
     pub(crate) entry: Arc<Entry>,
-    /// The length that it was padded to in its first block.
-    pub(crate) padded: u32,
     pub(crate) stage: Stage,
     /// How often it stands in tasks in flight: once for each of its nodes there.
     pub(crate) flying: u32,
@@ -79,7 +77,6 @@ impl Part {
     pub(crate) fn new(rows: usize, entry: Entry) -> Part {
         Part {
             rows,
-            padded: entry.extent.length,
             entry: Arc::new(entry),
             stage: Stage::Outside,
             flying: 0,

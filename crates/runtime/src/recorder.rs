@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 const QUEUED: usize = 16_384;
 
 /// The format's version; a reader refuses others.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// The first line of a recording.
 #[derive(Clone, Debug, Serialize, Deserialize)]

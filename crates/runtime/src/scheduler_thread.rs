@@ -304,12 +304,12 @@ impl SchedulerThread {
 
     fn perform(&mut self, now: Time, action: Action) {
         match action {
-            Action::Start { task, model, block, device, lane, not_before } => {
+            Action::Start { task, model, block, device, lane, length, not_before } => {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
                 resident.tasks += 1;
                 let spec = &resident.learnt.model().blocks[block.index()];
-                let start = Start { task, model, block, spec, device, lane, not_before, members, nodes };
+                let start = Start { task, model, block, spec, device, lane, length, not_before, members, nodes };
                 self.fleet.start(now, &start, &mut self.jobs);
             }
             Action::Finish { request } => {

@@ -21,6 +21,10 @@ pub enum Action {
         device: DeviceId,
         /// The lane of the device, which runs it after the tasks started there before.
         lane: LaneId,
+        /// The length that every member is padded to: no less than its own in the first block, and what it was padded to
+        /// there in later ones. 1 where requests do not differ in length, and where walks unfold: there padding is a step
+        /// beyond the end, which [`Scheduler::nodes`](crate::Scheduler::nodes) shows.
+        length: u32,
         /// The device must not begin before this instant.
         not_before: Time,
     },
@@ -63,7 +67,7 @@ pub enum Why {
     Share,
 }
 
-const _: () = assert!(size_of::<Action>() <= 24);
+const _: () = assert!(size_of::<Action>() <= 32);
 
 /// A bounded list of actions, owned by the driver and emptied by it after every settle. The default takes none.
 #[derive(Debug, Default)]

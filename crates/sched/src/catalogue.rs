@@ -3,79 +3,12 @@
 //! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
 //! is added by one file in `policies/` and one row here.
 
-use crate::knobs::{BuildError, Knob, Knobs, Options};
-use crate::shard::{Halves, Rules};
+use crate::knobs::{BuildError, Knobs, Options};
+use crate::policy::{Chains, Form, Policy};
+use crate::shard::Halves;
 use crate::{Scheduler, Setup, admission, policies};
 use ripieno_model::{Model, Walk};
 use std::fmt;
-
-/// A row of the catalogue.
-#[derive(Debug)]
-pub struct Policy {
-    /// The name on the command line.
-    pub name: &'static str,
-    /// Where it comes from: title and section of the paper, or the system.
-    pub source: &'static str,
-    /// What it does, in a sentence.
-    pub summary: &'static str,
-    /// The walks that it serves.
-    pub walks: &'static [Walk],
-    /// What it makes of chains.
-    pub chains: Chains,
-    /// What can be set.
-    pub knobs: &'static [Knob],
-    /// What it needs of its driver with these options.
-    pub(crate) needs: fn(&Knobs<'_>) -> Needs,
-    /// How it is built.
-    pub(crate) form: Form,
-}
-
-/// What a policy needs of its driver, given its options. A driver whose devices hold less gives what they hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// How many batches run side by side on a device, each on a lane of it.
-    pub lanes: usize,
-    /// How many tasks a lane holds at once: the one that runs, and those that are queued behind it.
-    pub depth: usize,
-    /// Whether nodes of graphs are kept for live requests.
-    pub nodes: bool,
-    /// Whether it runs steps beyond the end of sequences whose length is known.
-    pub pads: bool,
-    /// Whether it refuses early, by itself, what cannot be answered in time.
-    pub keeps_deadlines: bool,
-    /// Whether it takes all that is there up to a full batch, whatever the deadlines, so that the largest batch of a
-    /// model that runs whole beside cells must be fitted to its SLO.
-    pub fitted: bool,
-}
-
-impl Needs {
-    /// One task at a time on each device, and nothing else.
-    pub const ONE_TASK: Needs =
-        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false };
-}
-
-/// The forms in which a policy runs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Form {
-    /// In one piece.
-    OnePiece(Build<Box<dyn Scheduler>>),
-    /// As rules for whole batches: in one piece, or as model shards and a matchmaker on threads of their own.
-    Shards(Build<Rules>),
-}
-
-/// Builds something of a policy from what was set.
-type Build<T> = fn(&Setup, &Knobs<'_>) -> Result<T, BuildError>;
-
-/// What a policy makes of chains whose requests are not all alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chains {
-    /// A batch that has begun takes no further members, or only those that suit it: lengths may differ, and blocks be skipped.
-    Any,
-    /// Batches meet at later blocks, so their padding must be the same: no model whose cost depends on the length.
-    EqualLengths,
-    /// Moreover blocks are submitted ahead: none may be skipped.
-    InStep,
-}
 
 /// Every policy.
 pub const CATALOGUE: &[Policy] = &[
@@ -99,42 +32,6 @@ pub const CATALOGUE: &[Policy] = &[
 /// The policy of this name.
 pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
     CATALOGUE.iter().find(|policy| policy.name == name).ok_or_else(|| BuildError::UnknownPolicy(name.to_owned()))
-}
-
-impl Policy {
-    /// What it needs of its driver with these options. Values that make no sense are refused when the policy is built.
-    pub fn needs(&'static self, options: &Options) -> Needs {
-        (self.needs)(&self.read(options))
-    }
-
-    fn read<'a>(&'static self, options: &'a Options) -> Knobs<'a> {
-        Knobs { policy: self.name, known: self.knobs, options }
-    }
-
-    /// Whether it can run as model shards and a matchmaker on threads of their own.
-    pub fn is_sharded(&self) -> bool {
-        matches!(self.form, Form::Shards(_))
-    }
-
-    /// Whether it has this option.
-    pub fn has(&self, knob: &str) -> bool {
-        self.knobs.iter().any(|known| known.name == knob)
-    }
-
-    /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
-    pub fn check_walk(&self, model: &Model) -> Result<(), BuildError> {
-        let (policy, name) = (self.name, || model.name.clone());
-        let chain = model.blocks.len() > 1;
-        if !self.walks.contains(&model.walk) {
-            Err(BuildError::Walk { policy, model: name(), walk: model.walk })
-        } else if chain && self.chains != Chains::Any && model.has_lengths() {
-            Err(BuildError::Lengths { policy, model: name() })
-        } else if self.chains == Chains::InStep && model.blocks.iter().any(|block| block.skips) {
-            Err(BuildError::Skips { policy, model: name() })
-        } else {
-            Ok(())
-        }
-    }
 }
 
 /// Builds the policy of this name for a setup.

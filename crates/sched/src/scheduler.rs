@@ -69,7 +69,7 @@ pub struct Prediction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Request {
-    /// Where the driver keeps what belongs to it; below [`Limits::requests`].
+    /// Where the driver keeps what belongs to it; below [`Limits::requests`](crate::Limits::requests).
     pub slot: RequestSlot,
     /// The model asked for.
     pub model: ModelId,
@@ -171,7 +171,7 @@ pub enum Control {
         /// Its latency relative to the profile, in percent; at least 1.
         percent: u32,
     },
-    /// A model can be served. Its id is below [`Limits::models`] and not in use.
+    /// A model can be served. Its id is below [`Limits::models`](crate::Limits::models) and not in use.
     ModelLoaded(ModelId, Box<Model>),
     /// A model is served no more; its queued requests are rejected, running ones finish.
     ModelUnloaded(ModelId),
@@ -189,49 +189,4 @@ pub enum Control {
     /// rejected before its end, while steps that were queued ahead still run. Late news of a request that has ended already
     /// must not be passed on, since its slot may be another's.
     Cancelled(RequestSlot),
-}
-
-/// The bounds that a scheduler is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Limits {
-    /// Live requests; also the bound of every queue.
-    pub requests: usize,
-    /// Models.
-    pub models: usize,
-    /// Devices.
-    pub devices: usize,
-    /// Lanes of each device. They run side by side and share the device.
-    pub lanes: usize,
-    /// Tasks that a lane holds at once, the running one included.
-    pub depth: usize,
-    /// Rows in a batch, of any model.
-    pub batch: usize,
-    /// Room for the graphs of all live requests: nodes, of two inputs on average at most. The driver counts it by
-    /// [`Limits::room`] and refuses a request whose graph does not fit.
-    pub nodes: usize,
-}
-
-impl Limits {
-    /// How much of [`Limits::nodes`] a graph takes.
-    pub fn room(graph: &Graph) -> usize {
-        graph.len().max(graph.edges().div_ceil(2))
-    }
-
-    /// The most tasks in flight.
-    pub fn tasks(&self) -> usize {
-        self.devices * self.lanes * self.depth
-    }
-}
-
-/// The world at the start: models `0..models.len()` and devices `0..devices` are there.
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Setup {
-    /// The models; ids are their positions.
-    pub models: Vec<Model>,
-    /// How many devices are there from the start.
-    pub devices: usize,
-    /// The bounds.
-    pub limits: Limits,
 }

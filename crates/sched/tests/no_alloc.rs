@@ -6,6 +6,7 @@ use ripieno_sched::{
     Action, CATALOGUE, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup,
     TaskDone, build,
 };
+use ripieno_workload::{Random, below, stream};
 
 const MODELS: usize = 4;
 const LIMITS: Limits = Limits { requests: 400, models: MODELS, devices: 6, lanes: 1, depth: 1, batch: 16, nodes: 0 };
@@ -21,7 +22,7 @@ struct Driver {
     ends: IndexedHeap<Time>,
     running: [TaskId; 6],
     cancelled: [bool; 6],
-    random: u64,
+    random: Random,
 }
 
 impl Driver {
@@ -33,13 +34,12 @@ impl Driver {
             ends: IndexedHeap::new(LIMITS.devices),
             running: [NONE; 6],
             cancelled: [false; 6],
-            random: 7,
+            random: stream(7, 0),
         }
     }
 
-    fn draw(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below
+    fn draw(&mut self, bound: u64) -> u64 {
+        below(&mut self.random, bound)
     }
 
     /// Gives `events` inputs to the scheduler, a settle after each.

@@ -6,6 +6,7 @@ use ripieno_sched::{
     Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
     build,
 };
+use ripieno_workload::{Random, below, stream};
 
 const DEVICES: usize = 3;
 const DEPTH: usize = 4;
@@ -28,7 +29,7 @@ struct Driver {
     ended: Vec<bool>,
     trees: Vec<Graph>,
     walks: Vec<Walk>,
-    random: u64,
+    random: Random,
 }
 
 impl Driver {
@@ -47,13 +48,12 @@ impl Driver {
             ended: Vec::with_capacity(LIMITS.batch),
             trees: [1, 2, 3, 5].map(complete_tree).into(),
             walks,
-            random: 7,
+            random: stream(7, 0),
         }
     }
 
-    fn draw(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below
+    fn draw(&mut self, bound: u64) -> u64 {
+        below(&mut self.random, bound)
     }
 
     fn drive(&mut self, scheduler: &mut dyn Scheduler, events: usize) {

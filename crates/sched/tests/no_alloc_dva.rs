@@ -7,6 +7,7 @@ use ripieno_sched::{
     Action, Control, Limits, OptionValue, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone,
     build,
 };
+use ripieno_workload::{Random, below, stream};
 
 const BATCH: usize = 16;
 const STAGES: usize = 4;
@@ -25,7 +26,7 @@ struct Driver {
     blocks: Vec<BlockId>,
     present: [bool; 2],
     lanes: usize,
-    random: u64,
+    random: Random,
     started: u64,
 }
 
@@ -39,14 +40,13 @@ impl Driver {
             blocks: vec![BlockId(0); limits.tasks()],
             present: [true; 2],
             lanes: limits.lanes,
-            random: 7,
+            random: stream(7, 0),
             started: 0,
         }
     }
 
-    fn draw(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below
+    fn draw(&mut self, bound: u64) -> u64 {
+        below(&mut self.random, bound)
     }
 
     /// Gives `events` inputs to the scheduler, a settle after each.

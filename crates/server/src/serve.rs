@@ -12,8 +12,9 @@ use crate::bounds::places::{NoPlace, Place, Places};
 use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
 use crate::registry::{Registry, Repository};
+use crate::signals::SAMPLE_EVERY;
 use crate::state::State;
-use crate::{fresh, grpc, http, metrics, signals};
+use crate::{fresh, grpc, http, metrics};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -22,6 +23,8 @@ use hyper::service::{Service, service_fn};
 use hyper::{HeaderMap, Request, Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use ripieno_base::Nanos;
+use ripieno_report::Totals;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -117,7 +120,7 @@ impl Server {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let state = self.state;
         let mut loops = JoinSet::new();
-        loops.spawn(signals::keep_sampling(state.clone()));
+        loops.spawn(keep_sampling(state.clone()));
         loops.spawn(fresh::keep_fresh(state.clone()));
         if let Some(listener) = self.http {
             let shared = state.clone();
@@ -304,6 +307,26 @@ fn no_room<B>(to: &HeaderMap) -> Response<Answer<B>> {
         *answer.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
     }
     answer
+}
+
+/// Samples the counters until the server goes down.
+async fn keep_sampling(state: Arc<State>) {
+    let mut ticks = tokio::time::interval(SAMPLE_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => state.signals.sample(|since_start| totals(&state, since_start)),
+            () = state.drained() => return,
+        }
+    }
+}
+
+fn totals(state: &State, since_start: Nanos) -> Totals {
+    let entries = state.registry.ready_entries();
+    let model = |id| state.backend.model(id).map(|model| (u64::from(id.0), model.totals()));
+    let mut models: Vec<_> = entries.iter().filter_map(|entry| model(entry.id)).collect();
+    models.sort_unstable_by_key(|&(id, _)| id);
+    Totals { present: since_start * state.backend.devices().len() as i64, models }
 }
 
 /// How often a connection's timeouts are looked at: late by a quarter of the shortest at most.

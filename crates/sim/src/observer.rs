@@ -50,7 +50,7 @@ pub struct Run<'a> {
     pub lane: LaneId,
     /// Rows in the batch.
     pub rows: usize,
-    /// The length that its rows are padded to, where it matters.
+    /// The length that its rows are padded to.
     pub length: u32,
     /// When the device begins with it; where it has several lanes, not before this until the task is done.
     pub start: Time,

@@ -3,8 +3,8 @@
 //! The latter two are the world's: that a request exits after a block, or skips some, shows when the block has run.
 
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
-use ripieno_model::{Extent, Model};
-use ripieno_sched::{Request, RequestClass, Setup};
+use ripieno_model::Extent;
+use ripieno_sched::{RequestClass, Setup};
 
 /// A request that will arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,12 +80,10 @@ impl Route {
     }
 }
 
-/// Of requests of chains, by slot. Only there if lengths or routes make a difference.
+/// Of requests of chains, by slot. Only there if routes make a difference.
 #[derive(Debug)]
 pub(crate) struct Carried {
     route: Vec<Route>,
-    /// The length that it was padded to in its first block.
-    padded: Vec<u32>,
     /// What is told of the members of the task that is being reported.
     ended: Vec<bool>,
     skips: Vec<BlockId>,
@@ -96,34 +94,13 @@ impl Carried {
         let limits = &setup.limits;
         Carried {
             route: vec![Route::ALL; limits.requests],
-            padded: vec![1; limits.requests],
             ended: Vec::with_capacity(limits.batch),
             skips: Vec::with_capacity(limits.batch),
         }
     }
 
-    /// Whether requests of any model carry something whatever their routes.
-    pub(crate) fn is_needed(setup: &Setup) -> bool {
-        setup.models.iter().any(Model::has_lengths)
-    }
-
     pub(crate) fn accept(&mut self, slot: RequestSlot, arrival: &Arrival) {
         self.route[slot.index()] = arrival.route;
-    }
-
-    /// What a batch is padded to: in the first block the longest of its members, from then on what it was padded to there.
-    pub(crate) fn pad<'a>(
-        &mut self,
-        block: BlockId,
-        slots: &[RequestSlot],
-        request: impl Fn(&RequestSlot) -> &'a Request,
-    ) -> u32 {
-        if block != BlockId(0) {
-            return slots.iter().map(|slot| self.padded[slot.index()]).max().unwrap_or(1);
-        }
-        let length = slots.iter().map(|slot| request(slot).extent.length).max().unwrap_or(1);
-        slots.iter().for_each(|slot| self.padded[slot.index()] = length);
-        length
     }
 
     /// Who of the members ends with a block of so many, and where the others go on: empty if all do with the next one.

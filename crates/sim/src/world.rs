@@ -136,6 +136,7 @@ struct Start {
     block: BlockId,
     device: DeviceId,
     lane: LaneId,
+    length: u32,
     not_before: Time,
 }
 
@@ -180,7 +181,7 @@ impl<'a> World<'a> {
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
             graphs: &[],
             unfolded: Unfolded::new(setup),
-            carried: Carried::is_needed(setup).then(|| Carried::new(setup)),
+            carried: None,
             devices: (0..limits.devices).map(device).collect(),
             lanes: if limits.lanes > 1 { vec![Lanes::new(limits.lanes); limits.devices] } else { Vec::new() },
             tasks: (0..limits.tasks()).map(|_| None).collect(),
@@ -468,8 +469,8 @@ impl<'a> World<'a> {
         let out = std::mem::take(&mut self.out);
         for action in out.actions() {
             match *action {
-                Action::Start { task, model, block, device, lane, not_before } => {
-                    self.start(&Start { task, model, block, device, lane, not_before }, observers);
+                Action::Start { task, model, block, device, lane, length, not_before } => {
+                    self.start(&Start { task, model, block, device, lane, length, not_before }, observers);
                 }
                 Action::Finish { request } => self.end_request(request, End::Finished, observers),
                 Action::Reject { request, why } => self.end_request(request, End::Rejected(why), observers),
@@ -483,7 +484,7 @@ impl<'a> World<'a> {
     }
 
     fn start(&mut self, start: &Start, observers: &mut [&mut dyn Observer]) {
-        let Start { task: id, model, block, device, lane, not_before } = *start;
+        let Start { task: id, model, block, device, lane, length, not_before } = *start;
         let slots = self.scheduler.members(id).to_vec();
         let nodes = self.scheduler.nodes(id).to_vec();
         if let Some(unfolded) = &mut self.unfolded {
@@ -492,7 +493,6 @@ impl<'a> World<'a> {
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
         let rows = slots.iter().map(|slot| request(slot).1.rows as usize).sum();
-        let length = self.carried.as_mut().map_or(1, |carried| carried.pad(block, &slots, |slot| &request(slot).1));
         // Inputs are fetched for the first block; the others find theirs on the device.
         let way = self.link.as_mut().filter(|_| block == BlockId(0)).map_or(Nanos::ZERO, |link| link.way(rows));
         let state = &mut self.devices[device.index()];

@@ -17,5 +17,5 @@ pub use arrival::{Arrival, ArrivalError, Arrivals};
 pub use changing::{ChangingArrivals, Rates};
 pub use lengths::{LONGEST, LengthError, Lengths, counted_lengths};
 pub use mix::{Mix, mix};
-pub use random::{Random, stream, unit};
+pub use random::{Random, below, stream, unit};
 pub use trees::{Children, TreeError, complete_tree, parse_tree, tree_shapes};

@@ -17,6 +17,11 @@ pub fn unit(random: &mut Random) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
+/// A whole number below `bound`, which is at least 1; each is as likely as any other to one part in 2^64 / `bound`.
+pub fn below(random: &mut Random, bound: u64) -> u64 {
+    ((u128::from(random.next_u64()) * u128::from(bound)) >> 64) as u64
+}
+
 /// The output step of the splitmix64 generator: a bijection that spreads each input bit over the whole word.
 fn splitmix64(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -43,6 +48,15 @@ mod tests {
         let values: Vec<f64> = (0..10_000).map(|_| unit(&mut random)).collect();
         assert!(values.iter().all(|value| (0.0..1.0).contains(value)));
         assert!((values.iter().sum::<f64>() / 10_000.0 - 0.5).abs() < 0.02);
+    }
+
+    #[test]
+    fn each_number_below_a_bound_is_drawn_alike() {
+        let mut random = stream(5, 1);
+        let mut counts = [0; 7];
+        (0..7_000).for_each(|_| counts[below(&mut random, 7) as usize] += 1);
+        assert!(counts.iter().all(|count| (850..1_150).contains(count)), "{counts:?}");
+        assert_eq!(below(&mut random, 1), 0);
     }
 
     #[test]

@@ -8,39 +8,6 @@ use super::Finding;
 use super::source::Source;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Circles that stand today: all of these files need each other. An entry goes when the circle is mended.
-const KNOWN: [&[&str]; 7] = [
-    &[
-        "crates/executor/src/cells/request.rs",
-        "crates/executor/src/cells/walk.rs",
-        "crates/executor/src/cells/wiring.rs",
-    ],
-    &[
-        "crates/executor/src/conditions.rs",
-        "crates/executor/src/contract.rs",
-        "crates/executor/src/padding.rs",
-        "crates/executor/src/plan.rs",
-        "crates/executor/src/rows.rs",
-        "crates/executor/src/source.rs",
-        "crates/executor/src/values/mod.rs",
-    ],
-    &[
-        "crates/onnx/src/graph.rs",
-        "crates/onnx/src/line.rs",
-        "crates/onnx/src/shapes/mod.rs",
-        "crates/onnx/src/weights.rs",
-    ],
-    &["crates/sched/src/action.rs", "crates/sched/src/scheduler.rs"],
-    &["crates/sched/src/catalogue.rs", "crates/sched/src/policies/mod.rs"],
-    &[
-        "crates/server/src/repository/load.rs",
-        "crates/server/src/repository/slicing.rs",
-        "crates/server/src/repository/slicing_check.rs",
-        "crates/server/src/repository/staging/mod.rs",
-    ],
-    &["crates/server/src/signals.rs", "crates/server/src/state.rs"],
-];
-
 /// A path of names, from the root of a crate or of a module.
 type Path = Vec<String>;
 
@@ -57,10 +24,6 @@ type Modules<'a> = BTreeMap<Path, Module<'a>>;
 
 /// Checks every crate.
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
-    judge(sources, &KNOWN)
-}
-
-fn judge(sources: &[Source], known: &[&[&str]]) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Modules> = BTreeMap::new();
     let code = sources.iter().filter(|source| source.is("rs") && !source.is_generated() && !source.is_test());
     for source in code {
@@ -68,25 +31,12 @@ fn judge(sources: &[Source], known: &[&[&str]]) -> Vec<Finding> {
             crates.entry(folder).or_default().insert(module_path(file), Module::read(source));
         }
     }
-    let found: Vec<Vec<&Source>> = crates.values().flat_map(circles).collect();
-    let mut findings = Vec::new();
-    for circle in &found {
+    let finding = |circle: Vec<&Source>| {
         let paths: Vec<&str> = circle.iter().map(|source| source.path.as_str()).collect();
-        if !known.iter().any(|known| **known == *paths) {
-            let message = format!("these files need each other: {}; move what they share into one", paths.join(", "));
-            findings.push(circle[0].finding(1, "import-circle", message));
-        }
-    }
-    let mended = known
-        .iter()
-        .filter(|known| !found.iter().any(|circle| circle.iter().map(|s| &*s.path).eq(known.iter().copied())));
-    findings.extend(mended.map(|known| Finding {
-        path: known[0].to_owned(),
-        line: 1,
-        rule: "import-circle",
-        message: "the circle is mended or another one now: correct tidy's list of known circles".to_owned(),
-    }));
-    findings
+        let message = format!("these files need each other: {}; move what they share into one", paths.join(", "));
+        circle[0].finding(1, "import-circle", message)
+    };
+    crates.values().flat_map(circles).map(finding).collect()
 }
 
 /// `a/b.rs` and `a/b/mod.rs` are a::b; the root of the crate is empty.
@@ -244,22 +194,22 @@ fn circles<'a>(modules: &Modules<'a>) -> Vec<Vec<&'a Source>> {
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)], known: &[&[&str]]) -> Vec<String> {
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
         let sources: Vec<_> = files
             .iter()
             .map(|(path, text)| Source::new(&format!("crates/a/src/{path}"), Some((*text).into())))
             .collect();
-        judge(&sources, known).into_iter().map(|finding| finding.message).collect()
+        check(&sources).into_iter().map(|finding| finding.message).collect()
     }
 
     fn is_circle(files: &[(&str, &str)]) -> bool {
-        !found(files, &[]).is_empty()
+        !found(files).is_empty()
     }
 
     #[test]
     fn two_files_that_import_each_other_are_found() {
         let circle = [("lib.rs", "mod b;\nmod c;\n"), ("b.rs", "use crate::c::C;\n"), ("c.rs", "use super::b::B;\n")];
-        let message = &found(&circle, &[])[0];
+        let message = &found(&circle)[0];
         assert!(message.contains("crates/a/src/b.rs, crates/a/src/c.rs"), "{message}");
         assert!(!is_circle(&[("lib.rs", "mod b;\nmod c;\n"), ("b.rs", "use crate::c::C;\n"), ("c.rs", "struct C;\n")]));
     }
@@ -285,13 +235,5 @@ mod tests {
         let tested = "struct C;\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n";
         assert!(!is_circle(&[("b.rs", "use crate::c::C;\n"), ("c.rs", tested)]));
         assert!(!is_circle(&[("b.rs", "use crate::c::C;\n"), ("c.rs", "// use crate::b::B;\n")]));
-    }
-
-    #[test]
-    fn a_known_circle_may_stand_until_it_is_mended() {
-        let known: &[&[&str]] = &[&["crates/a/src/b.rs", "crates/a/src/c.rs"]];
-        let circle = [("b.rs", "use crate::c::C;\n"), ("c.rs", "use crate::b::B;\n")];
-        assert!(found(&circle, known).is_empty());
-        assert!(found(&circle[..1], known)[0].contains("mended"));
     }
 }

@@ -42,8 +42,14 @@ const EDGES: [(&str, &[&str]); 16] = [
 ];
 
 /// What tests may use beyond that. The two drivers of the core never see each other, not even here.
-const TEST_EDGES: [(&str, &[&str]); 4] =
-    [("sched", &["workload"]), ("executor", &["workload"]), ("runtime", &["workload"]), ("server", &["sched"])];
+const TEST_EDGES: [(&str, &[&str]); 6] = [
+    ("base", &["workload"]),
+    ("sched", &["workload"]),
+    ("onnx", &["workload"]),
+    ("executor", &["workload"]),
+    ("runtime", &["workload"]),
+    ("server", &["sched"]),
+];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.
 const STD_ONLY: [&str; 3] = ["base", "model", "sched"];

@@ -11,6 +11,7 @@ use ripieno_onnx::{Cells, Model};
 use ripieno_report::Format;
 use ripieno_server::repository::slicing::{self, Cut, Sliced};
 use ripieno_server::repository::slicing_check::{Comparison, compare};
+use ripieno_server::repository::trial;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -150,6 +151,6 @@ fn check(
     let file = BlockSource { path: Some(args.model.clone()), ..BlockSource::new("model") };
     let whole = ModelSource::new("whole", vec![file], largest);
     let blocks = sliced.slices.blocks.iter().map(|block| block.name.clone());
-    let blocks = slicing::source("blocks", folder, blocks, largest);
+    let blocks = trial::source("blocks", folder, blocks, largest);
     compare(&**engine, &whole, &blocks, &CHECKED, args.runs).map_err(anyhow::Error::msg)
 }

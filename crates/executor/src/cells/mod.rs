@@ -17,14 +17,20 @@ mod task;
 mod walk;
 mod wiring;
 
-pub(crate) use request::OUTPUT_LENGTH;
 pub(crate) use task::execute;
-pub(crate) use walk::Arena;
-pub(crate) use wiring::{Wiring, link};
+pub(crate) use wiring::{OUTPUT_LENGTH, Wiring, link};
+
+use walk::Arena;
 
 /// What a model in cells has beside its plan.
 #[derive(Debug)]
 pub(crate) struct Cells {
     pub(crate) wiring: Wiring,
     pub(crate) arena: Arena,
+}
+
+impl Cells {
+    fn new(wiring: Wiring) -> Cells {
+        Cells { wiring, arena: Arena::default() }
+    }
 }

@@ -1,6 +1,6 @@
 //! Whether a request can be run, and how far it walks: found out before it takes a slot.
 
-use super::wiring::{CELL, CHILDREN, From, Wanted, Wiring};
+use super::wiring::{CELL, CHILDREN, From, OUTPUT_LENGTH, Wanted, Wiring};
 use crate::rows::{Batch, Rows};
 use crate::{RequestError, Tensor, Unfold};
 use ripieno_base::BlockId;
@@ -276,9 +276,6 @@ impl Wiring {
         1 + ((hash >> 16) % u64::from(extent.limit)) as u32
     }
 }
-
-/// The input of an emulated model that says after how many steps its output ends.
-pub(crate) const OUTPUT_LENGTH: &str = "output_length";
 
 fn find<'a>(inputs: &'a [Tensor], name: &str) -> Result<&'a Tensor, RequestError> {
     let found = inputs.iter().find(|tensor| *tensor.name == *name);

@@ -3,9 +3,10 @@
 //! The owner of a model writes names; a running task must not look any up. So every input of every cell becomes a
 //! [`Feed`] with numbers in it, and each mistake is found here, with the file, the cell, the tensor and what it should be.
 
-use super::{Cells, OUTPUT_LENGTH};
+use super::Cells;
 use crate::buffer::bytes_of;
-use crate::plan::{BlockIo, BlockPlan, Plan, Value};
+use crate::flow::{BlockPlan, Value};
+use crate::plan::{BlockIo, Plan};
 use crate::{AnswerSource, BlockSource, Initial, LoadError, ModelSource, Source, StepLimit, Take, Unfold};
 use ripieno_base::BlockId;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
@@ -15,6 +16,9 @@ use std::sync::Arc;
 pub(crate) const CHILDREN: &str = "children";
 /// The request's tensor that names the cell of each node of a graph.
 pub(crate) const CELL: &str = "cell";
+
+/// The input of an emulated model that says after how many steps its output ends.
+pub(crate) const OUTPUT_LENGTH: &str = "output_length";
 
 /// A model's cells, tied together.
 #[derive(Debug)]
@@ -224,7 +228,7 @@ impl Linker<'_> {
             input_values: Vec::new(),
             output_values: Vec::new(),
             blocks,
-            cells: Some(Arc::new(Cells { wiring, arena: super::Arena::default() })),
+            cells: Some(Arc::new(Cells::new(wiring))),
             padding: None,
             conditions: None,
             checks: Vec::new(),

@@ -69,7 +69,15 @@ fn task(block: u16, members: &[(u32, u8)]) -> Task {
         Member::new(RequestSlot(slot), 1, entry)
     };
     let members = members.iter().map(member).collect();
-    Task { id: TaskId(0), model: ModelId(0), block: BlockId(block), lane: LaneId(0), members, not_before: None }
+    Task {
+        id: TaskId(0),
+        model: ModelId(0),
+        block: BlockId(block),
+        lane: LaneId(0),
+        length: 1,
+        members,
+        not_before: None,
+    }
 }
 
 fn run(device: &dyn Device, results: &Receiver<TaskResult>, task: Task) -> Result<Vec<Progress>, ExecError> {

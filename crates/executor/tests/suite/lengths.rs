@@ -3,7 +3,8 @@
 use crate::common::*;
 use ripieno_base::{Nanos, RequestSlot, TaskId};
 use ripieno_executor::*;
-use ripieno_model::{DataType, Lengths, Profile};
+use ripieno_model::{DataType, Extent, Lengths, Profile};
+use ripieno_workload::{below, stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,19 +31,40 @@ fn request_of(slot: u32, rows: usize, length: usize, seed: usize) -> Member {
     let count = rows * length;
     let words = ids("ids", rows, (0..count).map(|at| ((at * 7 + seed * 13 + 5) % 17) as i64));
     let mask = ids("mask", rows, (0..count).map(|_| 1));
-    Member::new(RequestSlot(slot), rows, Some(Arc::new(Entry::of([words, mask].into()))))
+    member(slot, rows, length, [words, mask].into())
+}
+
+fn member(slot: u32, rows: usize, length: usize, inputs: Arc<[Tensor]>) -> Member {
+    let extent = Extent { length: length as u32, limit: 0 };
+    Member::new(RequestSlot(slot), rows, Some(Arc::new(Entry { extent, ..Entry::of(inputs) })))
+}
+
+/// A request of the emulated model.
+fn row(slot: usize, x: &[f32]) -> Member {
+    member(slot as u32, 1, x.len(), [fp32("x", &[1, x.len() as i64], x)].into())
+}
+
+/// Two blocks like the one of a model.
+fn two(source: &ModelSource) -> Vec<BlockSource> {
+    [&source.blocks[..], &source.blocks[..]].concat()
+}
+
+/// Runs a block of members that are padded to this length.
+fn run_padded(stand: &Stand, block: u16, length: u32, members: Vec<Member>) -> Result<Vec<Progress>, ExecError> {
+    stand.device.submit(Task { length, ..task(0, block, members) }).unwrap();
+    stand.result().outcome
 }
 
 /// Numbers without a pattern that a test could depend on.
 fn scrambled(at: usize) -> usize {
-    at.wrapping_mul(2_654_435_761) >> 7
+    below(&mut stream(at as u64, 0), 1 << 32) as usize
 }
 
 fn walk(stand: &Stand, members: &[Member], blocks: u16) -> Vec<Vec<Tensor>> {
-    let mut answers = Vec::new();
+    let (mut answers, length) = (Vec::new(), task(0, 0, members.to_vec()).length);
     for block in 0..blocks {
         let members = members.iter().map(|member| if block == 0 { member.clone() } else { later(member) });
-        answers = stand.run(block, members.collect()).unwrap();
+        answers = run_padded(stand, block, length, members.collect()).unwrap();
     }
     answers.into_iter().map(|progress| progress.outputs).collect()
 }
@@ -93,8 +115,11 @@ fn an_emulated_model_pads_and_cuts_as_well() {
     let source = ModelSource { lengths, max_length: LONGEST, ..fixture.any_width.clone() };
     let stand = Stand::new(&*fixture.engine, &source);
     let rows = [numbers(2, 1), numbers(5, 2), numbers(3, 3)];
-    let member = |(slot, row): (usize, &Vec<f32>)| wide_request(slot as u32, row, row.len());
-    let answers = stand.run(0, rows.iter().enumerate().map(member).collect()).unwrap();
+    let members = || rows.iter().enumerate().map(|(slot, x)| row(slot, x)).collect();
+    let answers = stand.run(0, members()).unwrap();
+    // Padded beyond the longest, they answer the same.
+    let further = run_padded(&stand, 0, LONGEST, members()).unwrap();
+    assert!(answers.iter().zip(&further).all(|(a, b)| a.outputs == b.outputs));
     for (row, answer) in rows.iter().zip(answers) {
         assert_eq!(
             (&answer.outputs[0].shape[..], floats(&answer.outputs[0])),
@@ -117,7 +142,7 @@ fn an_emulated_batch_takes_as_long_as_its_longest_member() {
     source.blocks[0].lengths = Some(Lengths::new(vec![(2, flat(5)), (LONGEST, flat(600_000))]).unwrap());
     let stand = Stand::new(&*fixture.engine, &source);
     let batch = |lengths: &[usize]| {
-        let member = |(slot, &length): (usize, &usize)| wide_request(slot as u32, &numbers(length, slot), length);
+        let member = |(slot, &length): (usize, &usize)| row(slot, &numbers(length, slot));
         task(0, 0, lengths.iter().enumerate().map(member).collect())
     };
     // From here on it could run; a thread that begins late does not make it longer.
@@ -142,16 +167,39 @@ fn what_a_block_leaves_is_not_padded_again() {
         stand.run(0, vec![members[2].clone()]).unwrap();
         stand.run(0, vec![members[3].clone()]).unwrap();
         // The first was padded to 5, as long as the last is; the third was not, so it is run apart.
-        let apart = stand.run(1, vec![later(&members[0]), later(&members[2])]).unwrap();
+        let apart = run_padded(&stand, 1, 5, vec![later(&members[0]), later(&members[2])]).unwrap();
         for (progress, alone) in apart.iter().zip([&alone[0], &alone[2]]) {
             assert!(progress.ended && progress.failed.is_none());
             progress.outputs.iter().zip(alone).for_each(|(found, alone)| assert_eq!(found.shape, alone.shape));
         }
         stand.run(0, vec![members[0].clone(), members[1].clone()]).unwrap();
-        let mixed = stand.run(1, vec![later(&members[3]), later(&members[0])]).unwrap();
+        let mixed = run_padded(&stand, 1, 5, vec![later(&members[3]), later(&members[0])]).unwrap();
         assert_same(&mixed[0].outputs, &alone[3]);
         assert_same(&mixed[1].outputs, &alone[0]);
     }
+}
+
+#[test]
+fn a_batch_is_padded_to_what_its_task_says() {
+    let fixture = emulated();
+    let lengths = LengthDims {
+        inputs: vec![InputLength { tensor: "x".to_owned(), dim: 1, pad: 0.0 }],
+        outputs: vec![OutputLength { tensor: "y".to_owned(), dim: 1 }],
+    };
+    let source =
+        ModelSource { lengths, max_length: LONGEST, blocks: two(&fixture.any_width), ..fixture.any_width.clone() };
+    let stand = Stand::new(&*fixture.engine, &source);
+    let members = || vec![row(0, &numbers(2, 1)), row(1, &numbers(5, 2))];
+    let beyond = run_padded(&stand, 0, LONGEST + 1, members()).unwrap_err();
+    assert!(beyond.0.contains("padded to 13, but it takes at most 12"), "{beyond}");
+    // Who is longer fails alone.
+    let cut = run_padded(&stand, 0, 4, members()).unwrap();
+    assert!(cut[0].failed.is_none());
+    let failed = cut[1].failed.as_ref().unwrap();
+    assert!(failed.0.contains("slot 1 of model 'emulated' is 5 long, but its batch is padded to 4"), "{failed}");
+    // The other stands before the second block, padded to 4 there.
+    let shrunk = run_padded(&stand, 1, 3, vec![later(&members()[0])]).unwrap_err();
+    assert!(shrunk.0.contains("is 4 long, but its batch is padded to 3"), "{shrunk}");
 }
 
 #[test]
@@ -166,9 +214,6 @@ fn requests_of_no_length_or_two_are_refused_before_they_wait() {
     let mut inputs = request_of(0, 1, 7, 0).entry.unwrap().inputs.to_vec();
     inputs[1] = ids("mask", 1, [1; 6].into_iter());
     assert!(model.describe(&inputs).unwrap_err().0.contains("'mask' is 6 long, but 'ids' is 7"));
-    let stand = Stand::new(&*engine, &pool(WHOLE));
-    let member = Member::new(RequestSlot(0), 1, Some(Arc::new(Entry::of(inputs.into()))));
-    assert!(stand.run(0, vec![member]).unwrap_err().0.contains("send them equally long"));
     let fixed = ModelSource { lengths: pool(WHOLE).lengths, ..files(&["gather"]) };
     assert!(engine.load(&fixed).err().unwrap().to_string().contains("its dimension 1 is always 2"));
 }

@@ -1,11 +1,11 @@
 //! What the driver tells a scheduler of its requests' classes: their shape, and who is to run alone.
 
+use crate::common::catalogue::source;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{BlockSource, CpuEngine, CpuOptions, Engine as Executor, ModelSource, Tensor};
+use ripieno_executor::{CpuEngine, CpuOptions, Engine as Executor, ModelSource, Tensor};
 use ripieno_model::{DataType, Graph, Model, Profile};
 use ripieno_runtime::{Engine, EngineConfig, Failure, Job, ServedModel};
 use ripieno_sched::{Control, Limits, Options, Outbox, Request, Scheduler, Setup, Shape, TaskDone, build};
-use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -57,9 +57,7 @@ impl Stand {
         let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions::default()));
         let scheduler = Box::new(Noting { policy, shapes: Arc::clone(&shapes) });
         let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)])).unwrap();
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
-        let block = BlockSource { path: Some(folder.join(format!("{file}.onnx"))), ..BlockSource::new(file) };
-        let loaded = executor.load(&ModelSource::new(file, vec![block], 4)).unwrap();
+        let loaded = executor.load(&ModelSource { max_batch: 4, ..source(&[file]) }).unwrap();
         let profile = Profile::linear(0.05, 0.2, 4).unwrap();
         let model = Model::whole(file, profile, Nanos::from_millis(500));
         let model = engine.load(ServedModel { model, loaded, max_queue: 8, answer_late: true }).unwrap();

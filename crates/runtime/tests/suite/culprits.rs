@@ -1,34 +1,21 @@
 //! Requests that the engine fails on, and requests of other shapes, under every policy of the catalogue: their neighbours are
 //! answered as if they were alone.
 
-use ripieno_base::{BlockId, ModelId, Nanos};
+use crate::common::catalogue::{MAX_BATCH, PATIENCE, scrambled, source, start, submit};
+use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{
     AnswerSource, BlockSource, CpuEngine, CpuOptions, Engine as Executor, Link, ModelSource, Source, Take, Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
-use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job, ModelSnapshot, Refused, ServedModel};
-use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build};
-use std::path::PathBuf;
+use ripieno_runtime::{Failure, ModelSnapshot, ServedModel};
+use ripieno_sched::{CATALOGUE, Policy};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-const MAX_BATCH: usize = 8;
 const REQUESTS: usize = 400;
 /// The table that the models look up has so many rows; row i is [i, -i].
 const ROWS: usize = 100;
-/// No answer takes so long unless the test fails.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-fn source(names: &[&str]) -> ModelSource {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
-    let block = |name: &&str| {
-        let path = Some(folder.join(format!("{name}.onnx")));
-        BlockSource { path, ..BlockSource::new(*name) }
-    };
-    ModelSource::new(names[0], names.iter().map(block).collect(), MAX_BATCH)
-}
-
 /// What requests of a test ask for.
 struct Kind {
     name: &'static str,
@@ -50,11 +37,6 @@ const KINDS: [Kind; 4] = [
     Kind { name: "cells", source: sums, input: sequence, answer: added_up },
     Kind { name: "shapes", source: || source(&["double"]), input: wide, answer: |at| Some(doubled(at)) },
 ];
-
-/// Numbers without a pattern that a policy could depend on.
-fn scrambled(at: usize) -> usize {
-    (at.wrapping_mul(0x9e37_79b9) ^ (at >> 3)).wrapping_mul(2_654_435_761) >> 9
-}
 
 /// Each culprit asks for a row of its own that is not there.
 fn is_culprit(at: usize) -> bool {
@@ -131,38 +113,6 @@ fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
     ServedModel { model, loaded, max_queue: 256, answer_late: true }
 }
 
-fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
-    let lanes = policy.needs(&Options::new()).lanes;
-    let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
-    let setup = Setup { models: Vec::new(), devices: 1, limits };
-    let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
-    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
-    config.policy = Some(policy);
-    Engine::start(config).unwrap()
-}
-
-/// Submits, waiting for a place where there is none.
-fn submit(engine: &Engine, model: ModelId, input: &Tensor, tell: impl Fn(Answer) + Send + Clone + 'static) {
-    loop {
-        let tell = tell.clone();
-        let (inputs, on_answer) = (vec![input.clone()].into(), Box::new(tell));
-        match engine.submit(Job {
-            model,
-            inputs,
-            rows: 1,
-            timeout: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        }) {
-            Ok(_) => return,
-            Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
-            Err(other) => panic!("{other}"),
-        }
-    }
-}
-
 /// Sends requests, and checks that each has its one answer. Returns what was counted.
 fn serve(policy: &'static Policy, kind: &Kind) -> ModelSnapshot {
     let name = format!("{}, {}", policy.name, kind.name);
@@ -171,8 +121,8 @@ fn serve(policy: &'static Policy, kind: &Kind) -> ModelSnapshot {
     let model = engine.load(served(&*executor, &(kind.source)())).unwrap();
     let (sender, answers) = channel();
     for at in 0..REQUESTS {
-        let sender = sender.clone();
-        submit(&engine, model, &(kind.input)(at), move |answer| drop(sender.send((at, answer))));
+        let (sender, inputs) = (sender.clone(), [(kind.input)(at)].into());
+        submit(&engine, model, (&inputs, 1), move |answer| drop(sender.send((at, answer))));
     }
     let mut seen = vec![0; REQUESTS];
     for _ in 0..REQUESTS {

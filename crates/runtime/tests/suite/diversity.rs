@@ -1,6 +1,7 @@
 //! Requests of any length, and requests that leave a chain on the way, under every policy of the catalogue that serves such models:
 //! each has exactly one answer, the one that it has alone.
 
+use crate::common::catalogue::{MAX_BATCH, PATIENCE, scrambled, source, start, submit};
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos};
 use ripieno_executor::{
@@ -8,29 +9,14 @@ use ripieno_executor::{
     OutputLength, Rule, Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Lengths, Model, Profile, Walk};
-use ripieno_runtime::{Engine, EngineConfig, Job, Refused, ServedModel};
-use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build, find};
-use std::path::PathBuf;
+use ripieno_runtime::{Job, Refused, ServedModel};
+use ripieno_sched::{CATALOGUE, Policy, find};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
 
 const LONGEST: usize = 24;
-const MAX_BATCH: usize = 8;
 /// For each policy.
 const REQUESTS: usize = 10_000;
-/// No answer takes so long unless the test fails.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-fn source(names: &[&str]) -> ModelSource {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
-    let block = |name: &&str| {
-        let path = Some(folder.join(format!("{name}.onnx")));
-        BlockSource { path, ..BlockSource::new(*name) }
-    };
-    ModelSource::new(names[0], names.iter().map(block).collect(), MAX_BATCH)
-}
-
 /// Averages looked-up rows under a mask, in two blocks.
 fn pool() -> ModelSource {
     let input = |tensor: &str| InputLength { tensor: tensor.to_owned(), dim: 1, pad: 0.0 };
@@ -77,11 +63,6 @@ struct Case {
     inputs: Arc<[Tensor]>,
     rows: usize,
     outputs: Vec<(&'static str, Vec<i64>, Vec<f32>)>,
-}
-
-/// Numbers without a pattern that a policy could depend on.
-fn scrambled(at: usize) -> usize {
-    (at.wrapping_mul(0x9e37_79b9) ^ (at >> 3)).wrapping_mul(2_654_435_761) >> 9
 }
 
 fn pool_case(at: usize) -> Case {
@@ -134,40 +115,6 @@ fn check(policy: &str, at: usize, case: &Case, found: &[Tensor]) {
         let numbers = found.data.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
         let far = numbers.zip(expected).find(|(found, expected)| (found - *expected).abs() > 1e-4);
         assert_eq!(far, None, "{policy}: request {at}, output {name}");
-    }
-}
-
-fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
-    let lanes = policy.needs(&Options::new()).lanes;
-    let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
-    let setup = Setup { models: Vec::new(), devices: 1, limits };
-    let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
-    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
-    config.policy = Some(policy);
-    Engine::start(config).unwrap()
-}
-
-/// Submits, waiting for a place where there is none.
-fn submit(engine: &Engine, model: ModelId, case: &Case, tell: impl FnOnce(ripieno_runtime::Answer) + Send + 'static) {
-    let told = Arc::new(std::sync::Mutex::new(Some(tell)));
-    loop {
-        let told = Arc::clone(&told);
-        let on_answer = Box::new(move |answer| (told.lock().unwrap().take().expect("answered once"))(answer));
-        let (inputs, rows) = (Arc::clone(&case.inputs), case.rows);
-        match engine.submit(Job {
-            model,
-            inputs,
-            rows,
-            timeout: None,
-            client: 0,
-            priority: 0,
-            on_step: None,
-            on_answer,
-        }) {
-            Ok(_) => return,
-            Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
-            Err(other) => panic!("{other}"),
-        }
     }
 }
 
@@ -227,7 +174,7 @@ fn serve_all(policy: &'static Policy, kinds: &[Kind]) {
     let (sender, answers) = channel();
     for (at, case) in cases.iter().enumerate() {
         let sender = sender.clone();
-        submit(&engine, models[kind_of(at)], case, move |answer| drop(sender.send((at, answer))));
+        submit(&engine, models[kind_of(at)], (&case.inputs, case.rows), move |answer| drop(sender.send((at, answer))));
     }
     let mut seen = vec![0; cases.len()];
     for _ in &cases {

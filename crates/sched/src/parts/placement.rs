@@ -176,8 +176,8 @@ impl DeviceTable {
         let latest = self.pool.request(candidate.first).deadline - latency;
         let (committed, start) = (&mut self.committed, id.index() * self.stride);
         let mut members = 0;
-        self.pool.take(now, queue, candidate, out, |slot| {
-            committed[start + members] = slot;
+        self.pool.take(now, queue, candidate, out, |request| {
+            committed[start + members] = request.slot;
             members += 1;
         });
         self.settle_commitment(now, id, Commitment { model, members, rows: candidate.rows, latest }, out);
@@ -188,8 +188,8 @@ impl DeviceTable {
         let model = self.pool.model_of(queue).expect("the queue has overdue requests");
         let (committed, start) = (&mut self.committed, id.index() * self.stride);
         let mut members = 0;
-        let rows = self.pool.take_overdue(now, queue, out, |slot| {
-            committed[start + members] = slot;
+        let rows = self.pool.take_overdue(now, queue, out, |request| {
+            committed[start + members] = request.slot;
             members += 1;
         });
         self.settle_commitment(now, id, Commitment { model, members, rows, latest: Time::NEVER }, out);
@@ -216,7 +216,8 @@ impl DeviceTable {
         self.devices[id].commitment = None;
         let task = self.tasks.open(model, BlockId(0), id, LaneId(0));
         for at in 0..members {
-            self.tasks.push(task, self.committed[id.index() * self.stride + at]);
+            let slot = self.committed[id.index() * self.stride + at];
+            self.tasks.push(task, slot, self.pool.request(slot.0).extent.length);
         }
         self.devices[id].running = Some(Batch { task, rows, ends: now, cancelled: false });
         self.start(now, task, out);

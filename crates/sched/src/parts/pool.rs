@@ -283,7 +283,7 @@ impl Pool {
         queue: usize,
         candidate: Candidate,
         out: &mut Outbox,
-        member: impl FnMut(RequestSlot),
+        member: impl FnMut(&Request),
     ) {
         let drop = self.served(self.requests.get(candidate.first).model).drop;
         let Pool { queues, requests, .. } = self;
@@ -307,7 +307,7 @@ impl Pool {
         now: Time,
         queue: usize,
         out: &mut Outbox,
-        member: impl FnMut(RequestSlot),
+        member: impl FnMut(&Request),
     ) -> usize {
         let Some(first) = self.queues[queue].overdue() else {
             return 0;

@@ -1,8 +1,8 @@
 //! The queue of a model for whole batches: who waits, who is passed over, who is dropped, and which batch can be gathered.
 
 use super::requests::{Requests, State};
-use crate::{Outbox, Why};
-use ripieno_base::{List, RequestSlot, Time};
+use crate::{Outbox, Request, Why};
+use ripieno_base::{List, Time};
 use ripieno_model::DropRule;
 
 /// Requests of one model: those that may still be punctual, in an order, and beside them those that cannot be any more, as far
@@ -185,7 +185,7 @@ impl Queue {
         (first, rows): (u32, usize),
         drop: DropRule,
         out: &mut Outbox,
-        mut member: impl FnMut(RequestSlot),
+        mut member: impl FnMut(&Request),
     ) {
         while let Some(head) = self.head().filter(|&head| head != first) {
             self.pass_over(requests, now, head, drop, out);
@@ -194,8 +194,9 @@ impl Queue {
         while taken < rows {
             let slot = self.head().expect("the batch was gathered from this queue");
             self.remove(requests, slot);
-            taken += requests.get(slot).rows as usize;
-            member(RequestSlot(slot));
+            let request = requests.get(slot);
+            taken += request.rows as usize;
+            member(request);
         }
     }
 
@@ -204,7 +205,7 @@ impl Queue {
         &mut self,
         requests: &mut Requests,
         room: usize,
-        mut member: impl FnMut(RequestSlot),
+        mut member: impl FnMut(&Request),
     ) -> usize {
         let mut rows = 0;
         while let Some(slot) = self.overdue() {
@@ -214,7 +215,7 @@ impl Queue {
             }
             self.remove(requests, slot);
             rows += more;
-            member(RequestSlot(slot));
+            member(requests.get(slot));
         }
         rows
     }

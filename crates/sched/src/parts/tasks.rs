@@ -14,6 +14,8 @@ pub(crate) struct Task {
     pub(crate) block: BlockId,
     pub(crate) device: DeviceId,
     pub(crate) lane: LaneId,
+    /// What its members are padded to.
+    pub(crate) length: u32,
     /// Members that run the block.
     members: u32,
     /// Members that have skipped it and wait for a later one.
@@ -55,26 +57,29 @@ impl Tasks {
     /// Opens a task without members.
     pub(crate) fn open(&mut self, model: ModelId, block: BlockId, device: DeviceId, lane: LaneId) -> TaskId {
         let id = self.free.pop().expect("no more tasks than the devices hold");
-        self.table[id.index()] = Some(Task { model, block, device, lane, members: 0, resting: 0, unfolds: false });
+        self.table[id.index()] =
+            Some(Task { model, block, device, lane, length: 1, members: 0, resting: 0, unfolds: false });
         id
     }
 
     /// The start of a task.
     pub(crate) fn start(&self, id: TaskId, not_before: Time) -> Action {
-        let Task { model, block, device, lane, .. } = self.get(id);
-        Action::Start { task: id, model, block, device, lane, not_before }
+        let Task { model, block, device, lane, length, .. } = self.get(id);
+        Action::Start { task: id, model, block, device, lane, length, not_before }
     }
 
-    pub(crate) fn push(&mut self, id: TaskId, member: RequestSlot) {
+    /// Adds a member of this length: its own before the first block, later what it was padded to there.
+    pub(crate) fn push(&mut self, id: TaskId, member: RequestSlot, length: u32) {
         let start = id.index() * self.stride;
         let task = self.table[id.index()].as_mut().expect("the task is open");
         self.members[start + task.members as usize] = member;
         task.members += 1;
+        task.length = task.length.max(length);
     }
 
     /// Adds a member of a walk that unfolds, which runs this node.
     pub(crate) fn push_node(&mut self, id: TaskId, member: RequestSlot, node: u32) {
-        self.push(id, member);
+        self.push(id, member, 1);
         let task = self.table[id.index()].as_mut().expect("the task is open");
         task.unfolds = true;
         self.nodes[id.index() * self.stride + task.members as usize - 1] = node;
@@ -218,7 +223,7 @@ mod tests {
     fn task_of_four() -> (Tasks, TaskId) {
         let mut tasks = Tasks::new(&LIMITS);
         let id = tasks.open(ModelId(0), BlockId(0), DeviceId(0), LaneId(0));
-        (0..4).for_each(|slot| tasks.push(id, RequestSlot(slot)));
+        (0..4).for_each(|slot| tasks.push(id, RequestSlot(slot), 1 + slot));
         (tasks, id)
     }
 
@@ -229,6 +234,18 @@ mod tests {
         assert_eq!(end(&mut tasks, id, Outcome::Ok, &[true, false], &[]), (2, vec![2, 3], vec![0]));
         assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[]), (3, vec![2, 3, 1], vec![]));
         assert_eq!(end(&mut tasks, id, Outcome::Ok, &[], &[]).2, [2, 3, 1]);
+    }
+
+    #[test]
+    fn a_batch_stays_as_it_was_padded() {
+        let (mut tasks, id) = task_of_four();
+        let padded = |tasks: &Tasks| matches!(tasks.start(id, Time::ORIGIN), Action::Start { length: 4, .. });
+        assert!(padded(&tasks));
+        // The longest leaves.
+        assert_eq!(end(&mut tasks, id, Outcome::Ok, &[false, false, false, true], &[]).2, [3]);
+        assert!(padded(&tasks));
+        tasks.push_node(id, RequestSlot(5), 7);
+        assert!(padded(&tasks), "a step is no length");
     }
 
     #[test]

@@ -19,10 +19,10 @@
 //! the 1,024th are one, padded to its longest member.
 
 use super::{DROP, MAX_BATCH, SET_AHEAD};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::parts::models::{BatchOptions, PerModel};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};

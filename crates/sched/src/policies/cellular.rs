@@ -32,10 +32,10 @@
 //! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{Cell, CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::parts::models::BatchOptions;
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Walk};

@@ -20,12 +20,12 @@
 //! original estimates them as the slowest of the last ten batches.
 
 use super::{DEVICE, DROP, MAX_BATCH, device_choice};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::central::{Central, Gather};
 use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::Terms;
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::DropRule;

@@ -13,13 +13,13 @@
 //! costs. No deviations known.
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cost;
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::parts::tasks::Tasks;
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::{DeviceChoice, Fused, Gather, Network, Rules, StartBy};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, LaneId, List, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -181,7 +181,8 @@ impl DelayBatch {
                 self.devices[device].ahead = None;
                 let task = self.tasks.open(model, BlockId(0), device, LaneId(0));
                 while let Some(slot) = members.pop_front(self.tables.fifo.links_mut()) {
-                    self.tasks.push(task, RequestSlot(slot));
+                    let slot = RequestSlot(slot);
+                    self.tasks.push(task, slot, self.tables.fifo.request(slot).extent.length);
                 }
                 task
             }

@@ -17,10 +17,10 @@
 
 use super::bucketed::InOrder;
 use super::{DROP, MAX_BATCH, SET_AHEAD};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
 use crate::parts::models::{BatchOptions, PerModel};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model, Walk};

@@ -17,10 +17,10 @@
 
 use super::cellular::{Algorithm1, ORDER, order};
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Join, Leave, Terms, check};
 use crate::parts::models::BatchOptions;
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Walk};

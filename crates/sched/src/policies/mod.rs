@@ -14,8 +14,8 @@ pub(crate) mod shepherd;
 pub(crate) mod symphony;
 pub(crate) mod timeout;
 
-use crate::catalogue::Needs;
 use crate::knobs::{BuildError, Knob, Knobs};
+use crate::policy::Needs;
 use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;

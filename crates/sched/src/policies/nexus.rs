@@ -21,7 +21,6 @@
 //! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::frontends::Frontends;
 use crate::parts::models::BatchOptions;
@@ -29,6 +28,7 @@ use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::{Aim, Terms};
 use crate::parts::rate::RateMeter;
 use crate::parts::squishy::{MRPS_NS, Packer};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::DeviceChoice;
 use crate::{Limits, Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};

@@ -9,9 +9,9 @@
 //! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
 
 use super::{CONTROL_US, DATA_US, DROP, ahead, network};
-use crate::catalogue::{Chains, Form, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
+use crate::policy::{Chains, Form, Policy};
 use crate::shard::{DeviceChoice, Fused, Gather, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;

@@ -23,9 +23,9 @@
 
 use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
 use crate::Setup;
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::{Gather, Price, Rules, Start, StartBy};
 use ripieno_model::DropRule;
 

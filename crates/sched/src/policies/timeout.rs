@@ -16,9 +16,9 @@
 
 use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
 use crate::Setup;
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::{Gather, Rules, StartBy};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;

@@ -149,6 +149,7 @@ impl ModelShard {
             block: task.block,
             device: task.device,
             lane: LaneId(0),
+            length: task.length,
             not_before: now,
         });
     }

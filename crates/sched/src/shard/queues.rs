@@ -244,7 +244,7 @@ impl Queues {
         scarcity.observe(rows, late);
         served.asked = Time::NEVER;
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
-        let push = |slot| tasks.push(task, slot);
+        let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         served.own.queue.take(requests, now, (first, rows), served.drop, out, push);
         Some(task)
     }
@@ -260,7 +260,8 @@ impl Queues {
         }
         let limit = room.min(served.max_batch.max(first));
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
-        served.queue.take_overdue(requests, limit, |slot| tasks.push(task, slot));
+        let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
+        served.queue.take_overdue(requests, limit, push);
         Some(task)
     }
 }

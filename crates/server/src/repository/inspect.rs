@@ -1,8 +1,8 @@
 //! What a repository holds, and what its models cost, without serving them: the commands `models` and `profile`.
 
-use super::load::{Loader, Profiling, Progress};
+use super::load::{Loader, Profiling};
 use super::plan::Target;
-use super::report::ModelReport;
+use super::report::{ModelReport, Progress};
 use super::scan::{Candidate, scan};
 use std::path::Path;
 use std::sync::Arc;

@@ -6,9 +6,9 @@
 
 use super::borders::for_clients;
 use super::found::Found;
-use super::load::{Loader, Prepared, Profiling, Progress};
+use super::load::{Loader, Prepared, Profiling};
 use super::plan::Target;
-use super::report::ModelReport;
+use super::report::{ModelReport, Progress};
 use super::scan::{Candidate, scan};
 use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use parking_lot::Mutex;

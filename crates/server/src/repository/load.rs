@@ -9,7 +9,7 @@ use super::cache::{ProfileCache, ProfileKey};
 use super::config::Batching;
 use super::found::Found;
 use super::plan::{Plan, Target};
-use super::report::{ModelReport, ProfileReport, describe};
+use super::report::{ModelReport, ProfileReport, Progress, describe};
 use super::slicing;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
@@ -21,9 +21,6 @@ use ripieno_runtime::ServedModel;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-
-/// Told how far the measurement of a model is: its name, batch sizes done, batch sizes in all.
-pub type Progress = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
 
 /// How a model comes by its profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

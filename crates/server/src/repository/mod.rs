@@ -25,10 +25,11 @@ pub mod slicing_check;
 pub mod staging;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 mod warm_up;
 
 pub use inspect::{inspect, profile};
 pub use live::{Host, LiveRepository};
-pub use load::{Loader, Prepared, Profiling, Progress};
+pub use load::{Loader, Prepared, Profiling};
 pub use plan::Target;
-pub use report::{ModelReport, ProfileReport};
+pub use report::{ModelReport, ProfileReport, Progress};

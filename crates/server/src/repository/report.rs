@@ -1,7 +1,11 @@
-//! What the command line shows of a model, as plain data: the tables of `models`, `profile` and `serve`.
+//! What the command line shows of a model, as plain data: the tables of `models`, `profile` and `serve`; and how far it is.
 
 use ripieno_model::{Profile, TensorSpec};
 use serde::Serialize;
+use std::sync::Arc;
+
+/// Told how far the measurement of a model is: its name, batch sizes done, batch sizes in all.
+pub type Progress = Arc<dyn Fn(&str, usize, usize) + Send + Sync>;
 
 /// One model of a repository.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -4,7 +4,7 @@
 //! processor's where the system tells them (Linux), since a chain hands over at every block, and on a busy machine the wait
 //! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
 
-use super::slicing::varied;
+use super::trial::varied;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
 use serde::Serialize;
@@ -58,7 +58,12 @@ pub fn compare(
 fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison, String> {
     let specs = sides[0].loaded.inputs();
     let row = |row: usize| specs.iter().map(|spec| varied(spec, row, LENGTH)).collect();
-    let inputs: Vec<Arc<Entry>> = (0..rows).map(|at| Arc::new(Entry::of(row(at)))).collect();
+    let entry = |at: usize| {
+        let inputs: Arc<[Tensor]> = row(at);
+        let (extent, _) = sides[0].loaded.describe(&inputs).map_err(|error| error.to_string())?;
+        Ok(Arc::new(Entry { extent, ..Entry::of(inputs) }))
+    };
+    let inputs = (0..rows).map(entry).collect::<Result<Vec<_>, String>>()?;
     let answers = sides.iter().map(|side| side.run(&inputs)).collect::<Result<Vec<_>, _>>()?;
     let difference = difference(&answers[0].0, &answers[1].0)?;
     let (mut whole, mut blocks, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -89,6 +94,7 @@ impl Side<'_> {
     /// Runs one batch through all blocks: each request's outputs, and the time in milliseconds.
     fn run(&self, entries: &[Arc<Entry>]) -> Result<(Vec<Vec<Tensor>>, f64), String> {
         let mut answers = Vec::new();
+        let length = entries.iter().map(|entry| entry.extent.length).max().unwrap_or(1);
         let (begun, worked) = (Instant::now(), processor_time());
         for block in 0..self.loaded.blocks() {
             let member = |(slot, entry): (usize, &Arc<Entry>)| {
@@ -96,7 +102,7 @@ impl Side<'_> {
             };
             let members = entries.iter().enumerate().map(member).collect();
             let (id, block) = (TaskId(0), BlockId(block as u16));
-            let task = Task { id, model: self.id, block, lane: LaneId(0), members, not_before: None };
+            let task = Task { id, model: self.id, block, lane: LaneId(0), length, members, not_before: None };
             self.device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
             let result = self.results.recv_timeout(PATIENCE).map_err(|_| "the device does not answer".to_owned())?;
             let progress = result.outcome.map_err(|error| error.to_string())?;

@@ -10,9 +10,8 @@ mod reload;
 
 use super::fixture::Folder;
 use super::live::{Host, LiveRepository};
-use super::load::Progress;
 use super::plan::Target;
-use super::report::ModelReport;
+use super::report::{ModelReport, Progress};
 use super::{inspect, profile};
 use crate::registry::{Registry, Repository};
 use parking_lot::Mutex;
@@ -104,6 +103,14 @@ fn one(reports: Result<Vec<ModelReport>, String>) -> ModelReport {
     let mut reports = reports.unwrap();
     assert_eq!(reports.len(), 1, "{reports:?}");
     reports.remove(0)
+}
+
+/// Of a repository of one model of one file.
+fn report(file: &str, toml: &str) -> ModelReport {
+    let folder = Folder::new();
+    folder.write("m/1/model.onnx", onnx(file));
+    folder.write("m/model.toml", toml);
+    one(inspect(folder.path(), cpu()))
 }
 
 /// Each mistake: the folder, its files, and what the error must begin with (after the repository's path) and contain.

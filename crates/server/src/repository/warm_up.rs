@@ -60,7 +60,8 @@ fn run_batch(
     for block in 0..model.blocks() {
         let member = Member::new(RequestSlot(0), rows, (block == 0).then(|| entry.clone()));
         let (id, block) = (TaskId(block as u32), BlockId(block as u16));
-        let task = Task { id, model: MODEL, block, lane: LaneId(0), members: vec![member], not_before: None };
+        let task =
+            Task { id, model: MODEL, block, lane: LaneId(0), length: 1, members: vec![member], not_before: None };
         device.submit(task).map_err(|_| "the device takes no task".to_owned())?;
         let result = results.recv_timeout(PATIENCE).map_err(|_| format!("it took longer than {PATIENCE:?}"))?;
         let progress = result.outcome.map_err(|error| error.to_string())?;

@@ -19,7 +19,7 @@ use crate::route::{Arrival, Route};
 use crate::scenario::{Length, Scenario};
 use crate::world::expires;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{Graph, Model, Profile, Steps};
+use ripieno_model::{Extent, Graph, Model, Profile, Steps};
 use ripieno_report::{Collector, RunInfo, Summary, Window};
 use ripieno_sched::{Action, Control, Event, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches};
 use ripieno_workload::Arrival as Process;
@@ -59,8 +59,6 @@ struct Came {
     arrival: Arrival,
     /// The client's own time limit, where it was shorter than the SLO.
     limit: Option<Nanos>,
-    /// The length that it was padded to in its first block.
-    padded: u32,
     /// When it ended; not if the recording was cut off before.
     ended: Option<Time>,
     /// Whether it ended with an answer.
@@ -304,7 +302,7 @@ impl Recorded {
         let arrival = Arrival::new(self.now, ModelId(at as u16), arrived + limit.unwrap_or(slo));
         let arrival = Arrival { arrived, rows, extent, class, graph, ..arrival };
         self.live.insert(request.slot, self.requests.len());
-        self.requests.push(Came { arrival, limit, padded: extent.length, ended: None, finished: false });
+        self.requests.push(Came { arrival, limit, ended: None, finished: false });
         Ok(())
     }
 
@@ -330,21 +328,14 @@ impl Recorded {
 
     /// A batch begins, as soon as its lane is free.
     fn start(&mut self, action: &Action, under: Under) -> Result<(), String> {
-        let Action::Start { block, .. } = *action else { return Ok(()) };
+        let Action::Start { block, length, .. } = *action else { return Ok(()) };
         let model = &self.models[under.model].model;
         let spec = model.blocks.get(block.index()).ok_or_else(|| format!("model {:?} has no {block:?}", model.name))?;
-        let requests = under.members.iter().map(|&at| &self.requests[at]);
-        let rows: usize = requests.clone().map(|came| came.arrival.rows as usize).sum();
+        let rows: usize = under.members.iter().map(|&at| self.requests[at].arrival.rows as usize).sum();
         if rows == 0 || rows > spec.max_batch() {
             return Err(format!("a batch of {rows} rows, which {block:?} of model {:?} does not take", model.name));
         }
-        // Padded to the longest in the first block, and from then on as it was there.
-        let length = match model.has_lengths() {
-            true if block == BlockId(0) => requests.map(|came| came.arrival.extent.length).max().unwrap_or(1),
-            true => requests.map(|came| came.padded).max().unwrap_or(1),
-            false => 1,
-        };
-        under.members.iter().for_each(|&at| self.requests[at].padded = length);
+        check::extent(Extent { length, ..Extent::ONE })?;
         self.tasks.start(self.now, action, (spec, rows, length), under)
     }
 

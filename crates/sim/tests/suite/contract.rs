@@ -2,7 +2,7 @@
 //!
 //! The checkers panic when a promise breaks: each request ends exactly once, no device holds more than its depth, wake-ups
 //! lie ahead, walks are in order (also of those that leave a chain early or skip a block), and a batch that has begun is
-//! padded alike. Beyond them: equal inputs give equal outputs, and a policy that drops what is hopeless
+//! padded alike. Beyond them: where lengths cost, a batch is padded no further than its longest member; equal inputs give equal outputs, and a policy that drops what is hopeless
 //! starts nothing that ends late on devices whose speed is known.
 
 use crate::common::{fault, options};
@@ -10,10 +10,10 @@ use proptest::prelude::*;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{Block, DropRule, Extent, Lengths, Model, Profile, Walk};
 use ripieno_sched::{
-    CATALOGUE, Chains, Limits, OptionValue, Options, RequestClass, Setup, Shape, build, build_served, find,
+    CATALOGUE, Chains, Limits, OptionValue, Options, Request, RequestClass, Setup, Shape, build, build_served, find,
 };
 use ripieno_sim::checkers::{Checkers, Shapes};
-use ripieno_sim::{Arrival, Fault, Route, Trace, World};
+use ripieno_sim::{Arrival, Fault, Observer, Route, Run, Trace, World};
 
 const DEVICES: usize = 5;
 
@@ -132,12 +132,39 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
     case
 }
 
+/// Panics if a batch whose cost depends on its length is padded to another one than its longest member's.
+struct Longest<'a> {
+    models: &'a [Model],
+    /// By slot, the length of the request.
+    lengths: Vec<u32>,
+}
+
+impl<'a> Longest<'a> {
+    fn new(setup: &'a Setup) -> Longest<'a> {
+        Longest { models: &setup.models, lengths: vec![1; setup.limits.requests] }
+    }
+}
+
+impl Observer for Longest<'_> {
+    fn accepted(&mut self, _id: u64, request: &Request) {
+        self.lengths[request.slot.index()] = request.extent.length;
+    }
+
+    fn started(&mut self, now: Time, run: &Run<'_>) {
+        if run.block == BlockId(0) && self.models[run.model.index()].has_lengths() {
+            let longest = run.slots.iter().map(|slot| self.lengths[slot.index()]).max();
+            assert_eq!(longest, Some(run.length), "{run:?} at {now:?}");
+        }
+    }
+}
+
 fn run(policy: &str, options: &Options, case: &Case) -> Trace {
     let case = suited(policy, options, case);
     let mut scheduler = build(policy, &case.setup, options).unwrap();
     let (mut trace, mut checkers) = (Trace::new(&case.setup.models), Checkers::new(&case.setup));
+    let mut longest = Longest::new(&case.setup);
     let mut world = World::new(scheduler.as_mut(), &case.setup).with_routes(&case.setup);
-    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut trace]);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut longest, &mut trace]);
     assert_eq!(world.live(), 0, "requests were left over");
     checkers.finish();
     trace

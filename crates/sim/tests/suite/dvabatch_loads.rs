@@ -6,6 +6,7 @@ use ripieno_model::{Block, Model, Profile, Walk};
 use ripieno_sched::{Limits, OptionValue, Options, Request, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Scenario, Trace, World, simulate};
+use ripieno_workload::{stream, unit};
 
 const BATCH: usize = 64;
 const REQUESTS: usize = 4_000;
@@ -52,11 +53,9 @@ fn peak(model: &Model) -> f64 {
 
 /// The mean latency at a part of the peak load.
 fn mean_ms(policy: &str, knobs: &[(&str, &str)], lanes: usize, model: &Model, load: f64) -> f64 {
-    let (mut random, mut at_ms, rate) = (11u64, 0.0, load * peak(model));
+    let (mut random, mut at_ms, rate) = (stream(11, 0), 0.0, load * peak(model));
     let arrivals = (0..REQUESTS).map(|_| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let unit = ((random >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
-        at_ms -= unit.ln() / rate * 1e3;
+        at_ms -= (1.0 - unit(&mut random)).ln() / rate * 1e3;
         let at = Time::ORIGIN + Nanos::from_millis_f64(at_ms);
         Arrival::new(at, ModelId(0), at + model.slo)
     });

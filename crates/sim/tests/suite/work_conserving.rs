@@ -12,6 +12,7 @@ use ripieno_model::Extent;
 use ripieno_sched::{Request, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, End, Observer, Scenario, World};
+use ripieno_workload::{stream, unit};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
@@ -22,13 +23,12 @@ const SLACK: f64 = 1.02;
 const REQUESTS: u32 = 3_000;
 
 /// Seeded numbers.
-struct Random(u64);
+struct Random(ripieno_workload::Random);
 
 impl Random {
     /// In [0, 1).
     fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+        unit(&mut self.0)
     }
 
     fn between(&mut self, from: f64, to: f64) -> f64 {
@@ -65,8 +65,7 @@ impl fmt::Display for Case {
 
 impl Case {
     fn draw(seed: u64) -> Case {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        (0..8).for_each(|_| _ = random.unit());
+        let mut random = Random(stream(seed, 0));
         let devices = random.of(&[1, 1, 2]);
         let longest = random.of(&[1, 1, 1, 64, 256]);
         let burst = random.of(&[1, 1, 6]);
@@ -107,7 +106,7 @@ impl Case {
     }
 
     fn arrivals(&self, rate: f64) -> Vec<Arrival> {
-        let mut random = Random(self.seed ^ 0x5151);
+        let mut random = Random(stream(self.seed, 1));
         let (mut at_ms, mut arrivals) = (0.0, Vec::new());
         while arrivals.len() < REQUESTS as usize {
             at_ms += random.exponential() / rate * 1e3 * f64::from(self.burst);

@@ -45,6 +45,7 @@ impl Bench {
             model: ModelId(0),
             block: BlockId(block as u16),
             lane: LaneId(0),
+            length: 1,
             members,
             not_before: None,
         };

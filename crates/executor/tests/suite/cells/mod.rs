@@ -39,7 +39,7 @@ fn every_answer_is_the_one_alone_in_any_batches_on_one_and_two_devices() {
         for walk in WALKS {
             for devices in [1, 2] {
                 let bench = Bench::new(&*engine, model(walk), devices);
-                let mut random = Random(walk as u64 * 31 + devices as u64);
+                let mut random = Random::new(walk as u64 * 31 + devices as u64);
                 let sent = mixed(walk, 420, &mut random);
                 let requests: Vec<Vec<Tensor>> = sent.iter().map(|sent| sent.tensors(walk)).collect();
                 let answers = bench.answer_all(&requests, 20, &mut random);
@@ -60,7 +60,7 @@ fn a_row_is_computed_in_any_batch_as_alone_bit_by_bit() {
     let source = ModelSource { walk: Walk::Repeat, answers, ..ModelSource::new("sentiment", vec![cell], MAX_BATCH) };
     for engine in engines() {
         let bench = Bench::new(&*engine, source.clone(), 1);
-        let mut random = Random(9);
+        let mut random = Random::new(9);
         let requests: Vec<Vec<Tensor>> = (0..24)
             .map(|_| (0..1 + random.below(40)).map(|_| 32 + random.below(95) as i64).collect::<Vec<i64>>())
             .map(|tokens| vec![int64("token", &[1, tokens.len() as i64], &tokens)])
@@ -78,8 +78,8 @@ fn answers_have_the_declared_shapes() {
     for engine in engines() {
         for walk in WALKS {
             let bench = Bench::new(&*engine, model(walk), 1);
-            let sent = Sent::random(walk, &mut Random(7), 9);
-            let answer = bench.answer_all(&[sent.tensors(walk)], 1, &mut Random(1)).remove(0);
+            let sent = Sent::random(walk, &mut Random::new(7), 9);
+            let answer = bench.answer_all(&[sent.tensors(walk)], 1, &mut Random::new(1)).remove(0);
             for (spec, tensor) in bench.model.outputs().iter().zip(&answer) {
                 assert_eq!((spec.name.as_str(), spec.datatype), (&*tensor.name, tensor.datatype));
                 let agree = |(&of, &dim): (&i64, &i64)| of == dim || of == -1;
@@ -124,7 +124,7 @@ fn nothing_is_copied_while_the_membership_stays() {
 fn steps_beyond_the_end_are_discarded() {
     for engine in engines() {
         let bench = Bench::new(&*engine, model(Walk::EncodeDecode), 1);
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let sent = mixed(Walk::EncodeDecode, 40, &mut random);
         let steps = |sent: &Sent| sent.expected(Walk::EncodeDecode)[0].1.len();
         let short = sent.iter().min_by_key(|sent| steps(sent)).unwrap();
@@ -169,7 +169,7 @@ fn a_padded_batch_answers_as_each_alone() {
     for engine in engines() {
         for walk in [Walk::Repeat, Walk::Stacked, Walk::Bidirectional] {
             let bench = Bench::new(&*engine, model(walk), 1);
-            let sent = mixed(walk, 6, &mut Random(11));
+            let sent = mixed(walk, 6, &mut Random::new(11));
             let entries: Vec<Arc<Entry>> = sent.iter().map(|sent| bench.entry(sent.tensors(walk)).unwrap()).collect();
             let longest = sent.iter().map(|sent| sent.tokens.len()).max().unwrap() as u32;
             let mut answers = vec![None; sent.len()];
@@ -261,7 +261,7 @@ fn a_culprit_in_cells_ends_its_own_walk_and_no_other() {
         }
         check(Walk::Repeat, &requests[1], &neighbour.unwrap().outputs);
         check(Walk::Repeat, &requests[2], &later.unwrap().outputs);
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let next = mixed(Walk::Repeat, 8, &mut random);
         let tensors: Vec<Vec<Tensor>> = next.iter().map(|sent| sent.tensors(Walk::Repeat)).collect();
         let answers = bench.answer_all(&tensors, 3, &mut random);
@@ -296,7 +296,7 @@ fn emulated_cells_walk_as_real_ones() {
         source.inputs = vec![TensorSpec { name: "token".into(), datatype: DataType::Int64, shape: vec![-1, -1] }];
         source.outputs = vec![TensorSpec { name: "tokens".into(), datatype: DataType::Int64, shape: vec![-1, -1] }];
         let bench = Bench::new(&engine, source, 2);
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         let sent = mixed(walk, 30, &mut random);
         let requests: Vec<Vec<Tensor>> = sent
             .iter()

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use ripieno_base::BlockId;
 use ripieno_executor::*;
 use ripieno_model::{DataType, Steps, Walk};
+use ripieno_workload::{below, stream};
 
 pub(crate) const HIDDEN: usize = 3;
 pub(crate) const IDS: i64 = 17;
@@ -256,11 +257,14 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// Numbers that are the same in each run.
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) struct Random(ripieno_workload::Random);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        Random(stream(seed, 0))
+    }
+
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % bound as u64) as usize
+        below(&mut self.0, bound as u64) as usize
     }
 }

@@ -65,7 +65,7 @@ fn a_walk_made_by_code_answers_as_the_table_that_it_stands_for() {
         let bench = Bench::new(&*engine, source(Pairs), 2);
         assert_eq!(bench.model.inputs().iter().map(|input| &*input.name).collect::<Vec<_>>(), ["token"]);
         assert!(bench.model.example(4).is_some());
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         let ids: Vec<Vec<i64>> = (0..60).map(|_| Sent::random(Walk::Repeat, &mut random, 20).tokens).collect();
         let requests: Vec<Vec<Tensor>> =
             ids.iter().map(|ids| vec![int64("token", &[1, ids.len() as i64], ids)]).collect();

@@ -156,7 +156,9 @@ pub(crate) fn later(member: &Member) -> Member {
 }
 
 pub(crate) fn task(id: u32, block: u16, members: Vec<Member>) -> Task {
-    Task { id: TaskId(id), model: ModelId(0), block: BlockId(block), lane: LaneId(0), members, not_before: None }
+    let lengths = members.iter().filter_map(|member| Some(member.entry.as_ref()?.extent.length));
+    let (block, length) = (BlockId(block), lengths.max().unwrap_or(1));
+    Task { id: TaskId(id), model: ModelId(0), block, lane: LaneId(0), length, members, not_before: None }
 }
 
 /// A device with one model on it, as model 0.

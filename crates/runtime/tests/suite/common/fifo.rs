@@ -96,8 +96,10 @@ impl Scheduler for Fifo {
             self.members[device] = running.requests.iter().map(|request| request.slot).collect();
             let task = TaskId(device as u32);
             let (block, device) = (running.block, DeviceId(device as u16));
+            let length = running.requests.iter().map(|request| request.extent.length).max().unwrap();
             self.running[device.index()] = Some(running);
-            out.push(Action::Start { task, model, block, device, lane: LaneId(0), not_before: Time::ORIGIN });
+            let (lane, not_before) = (LaneId(0), Time::ORIGIN);
+            out.push(Action::Start { task, model, block, device, lane, length, not_before });
         }
     }
 

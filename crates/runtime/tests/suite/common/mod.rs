@@ -1,5 +1,6 @@
 //! A first-in-first-out scheduler, devices that tests control, and clients that remember their answers.
 
+pub(crate) mod catalogue;
 pub(crate) mod device;
 pub(crate) mod fifo;
 pub(crate) mod stepping;

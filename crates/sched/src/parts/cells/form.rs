@@ -37,9 +37,7 @@ impl Cells {
         let founds = served.terms.join == Join::AtOnce && served.terms.leave != Leave::AtItsEnd;
         let task = self.tasks.open(model, block, device, LaneId(0));
         self.fill(task, model, block, device);
-        if self.served(model).pads {
-            self.pad(task, block);
-        }
+        self.pad(task);
         if founds {
             self.found_set(task, model);
         }
@@ -86,11 +84,11 @@ impl Cells {
     /// to the same there, since what stands between blocks cannot be padded.
     fn padded_with(&self, id: u32, rows: usize, length: u32) -> Option<u32> {
         let subgraph = self.subgraphs.at(id);
-        let Walker { request, length: before, .. } = self.walkers[subgraph.slot.index()];
+        let Walker { request, length: own, .. } = self.walkers[subgraph.slot.index()];
         if subgraph.block != BlockId(0) {
-            return (rows == 0 || before == length).then_some(before);
+            return (rows == 0 || own == length).then_some(own);
         }
-        let (own, more) = (request.extent.length, request.rows as usize);
+        let more = request.rows as usize;
         if rows == 0 {
             return Some(own);
         }
@@ -102,14 +100,12 @@ impl Cells {
     }
 
     /// The members of a first task are padded to the longest of them from now on.
-    fn pad(&mut self, task: TaskId, block: BlockId) {
-        if block != BlockId(0) {
-            return;
-        }
+    fn pad(&mut self, task: TaskId) {
         let Cells { tasks, walkers, .. } = self;
-        let members = tasks.members(task);
-        let longest = members.iter().map(|slot| walkers[slot.index()].request.extent.length).max();
-        members.iter().for_each(|slot| walkers[slot.index()].length = longest.unwrap_or(1));
+        let length = tasks.get(task).length;
+        if length > 1 {
+            tasks.members(task).iter().for_each(|slot| walkers[slot.index()].length = length);
+        }
     }
 
     /// Moves one ready node into a task.
@@ -142,7 +138,7 @@ impl Cells {
         let served = self.models.get_mut(walker.request.model);
         match served.model.walk.is_unfolded() {
             true => self.tasks.push_node(task, slot, node),
-            false => self.tasks.push(task, slot),
+            false => self.tasks.push(task, slot, walker.length),
         }
         *served.cells[block.index()].count(Some(device)) -= rows;
     }

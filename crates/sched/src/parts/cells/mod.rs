@@ -139,7 +139,7 @@ struct Walker {
     bound: Option<DeviceId>,
     /// With padding, how many steps its sequence takes.
     padded: u32,
-    /// What the batch of its first block was padded to.
+    /// What it was padded to in its first block; its own length before.
     length: u32,
     /// Whether it counts among those of its set that have not reached their end.
     going: bool,
@@ -159,7 +159,7 @@ impl Walker {
             set: None,
             bound: None,
             padded: 0,
-            length: 1,
+            length: request.extent.length,
             going: false,
         }
     }

@@ -331,6 +331,7 @@ impl Cells {
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
         (walker.state, walker.stage, walker.lost, walker.padded) = (State::Waiting, 0, false, 0);
+        walker.length = walker.request.extent.length;
         let model = walker.request.model;
         match self.served(model).retired {
             // Nothing of it stands in a queue or bucket yet.

@@ -129,6 +129,7 @@ impl Clusters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ripieno_workload::{below, stream};
 
     fn divide(lengths: &[u32], groups: usize) -> Vec<Vec<u32>> {
         let mut clusters = Clusters::new(16, 4);
@@ -154,12 +155,9 @@ mod tests {
     /// Every division into so many groups, against the best of all.
     #[test]
     fn no_division_has_less_area() {
-        let mut random = 1u64;
+        let mut random = stream(1, 0);
         for _ in 0..300 {
-            let mut draw = |below: u64| {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (random >> 33) % below
-            };
+            let mut draw = |bound: u64| below(&mut random, bound);
             let count = 1 + draw(9) as usize;
             let mut requests: Vec<_> =
                 (0..count as u32).map(|slot| (1 + draw(20) as u32, 1 + draw(3) as u32, RequestSlot(slot))).collect();

@@ -384,9 +384,9 @@ impl DvaBatch {
             return;
         };
         let task = tasks.open(owner, BlockId(run.stage as u16), device, lane);
-        pipeline.members(fifo.links(), run.item).for_each(|slot| tasks.push(task, slot));
-        let rows = fifo.requests.rows(tasks.members(task));
         let length = pipeline.batch(run.item.id).length;
+        pipeline.members(fifo.links(), run.item).for_each(|slot| tasks.push(task, slot, length));
+        let rows = fifo.requests.rows(tasks.members(task));
         let ends = now + devices[device].takes(plan.remaining(model, run.stage, rows, length));
         let share = plan.share(model, run.stage, rows, length);
         let mean_share = plan.mean_share(model, run.stage, rows, length);

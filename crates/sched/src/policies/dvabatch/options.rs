@@ -2,10 +2,10 @@
 
 use super::DvaBatch;
 use super::rules::{Diversity, MAX_LANES, Stretch, Terms};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policies::{DROP, MAX_BATCH, WHOLE};
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};

@@ -106,6 +106,7 @@ impl Pipeline {
         let batch = &mut self.batches[id.index()];
         batch.members.push_back(fifo.links_mut(), slot.0);
         batch.rows += request.rows as usize;
+        batch.length = batch.length.max(request.extent.length);
         self.rows += request.rows as usize;
     }
 

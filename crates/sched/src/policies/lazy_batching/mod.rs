@@ -31,13 +31,13 @@ mod table;
 mod tests;
 
 use super::{DROP, MAX_BATCH};
-use crate::catalogue::{Chains, Form, Needs, Policy};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cost;
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models::{self, BatchOptions, PerModel};
 use crate::parts::tasks::Tasks;
+use crate::policy::{Chains, Form, Needs, Policy};
 use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -153,9 +153,12 @@ struct Member {
     rests: bool,
     /// While it rests, the block that it goes on with.
     next: BlockId,
+    /// What it was padded to in its first block; its own length before.
+    length: u32,
 }
 
-const WAITS: Member = Member { issued: Time::NEVER, predicted: Nanos::ZERO, step: 0, rests: false, next: BlockId(0) };
+const WAITS: Member =
+    Member { issued: Time::NEVER, predicted: Nanos::ZERO, step: 0, rests: false, next: BlockId(0), length: 1 };
 
 struct LazyBatching {
     rules: Rules,
@@ -216,7 +219,7 @@ impl LazyBatching {
             let model = queues.fifo.request(slot).model;
             queues.models.get_mut(model).tables -= usize::from(!table.holds(model));
             let member = &mut members[slot.index()];
-            (member.step, member.rests) = (0, false);
+            (member.step, member.rests, member.length) = (0, false, queues.fifo.request(slot).extent.length);
             queues.take_back(slot);
         }
     }
@@ -291,7 +294,7 @@ fn fit_everywhere(served: &mut Served) {
 
 impl Scheduler for LazyBatching {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        self.members[request.slot.index()] = WAITS;
+        self.members[request.slot.index()] = Member { length: request.extent.length, ..WAITS };
         self.queues.accept(request);
     }
 

@@ -84,7 +84,7 @@ impl Table {
     pub(super) fn run(
         &mut self,
         links: &Links,
-        members: &[Member],
+        members: &mut [Member],
         tasks: &mut Tasks,
         device: DeviceId,
         unfolds: bool,
@@ -94,8 +94,12 @@ impl Table {
         for slot in list.iter(links).filter(|&slot| !members[slot as usize].rests) {
             match unfolds {
                 true => tasks.push_node(task, RequestSlot(slot), members[slot as usize].step),
-                false => tasks.push(task, RequestSlot(slot)),
+                false => tasks.push(task, RequestSlot(slot), members[slot as usize].length),
             }
+        }
+        let length = tasks.get(task).length;
+        if length > 1 {
+            tasks.members(task).iter().for_each(|slot| members[slot.index()].length = length);
         }
         self.running = Some(task);
         task

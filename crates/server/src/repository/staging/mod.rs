@@ -14,11 +14,11 @@ mod worth;
 
 use super::cache::ProfileKey;
 use super::config::Granularity;
-use super::load::Progress;
 use super::plan::{Plan, Target};
+use super::report::Progress;
 use super::scan::scan;
-use super::slicing::{MEASURED_LENGTH, Scratch, measured, source};
 use super::slicing_check::{Comparison, compare};
+use super::trial::{MEASURED_LENGTH, Scratch, measured, source};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, Engine, ModelSource};
 use ripieno_model::Profile;

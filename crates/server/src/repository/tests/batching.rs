@@ -2,13 +2,6 @@
 
 use super::*;
 
-fn report(file: &str, toml: &str) -> ModelReport {
-    let folder = Folder::new();
-    folder.write("m/1/model.onnx", onnx(file));
-    folder.write("m/model.toml", toml);
-    one(inspect(folder.path(), cpu()))
-}
-
 #[test]
 fn a_file_without_a_batch_is_served_one_request_at_a_time() {
     for (file, input) in [("mlp_fixed_batch.onnx", "x FP32 [1, 4]"), ("two_rows.onnx", "x FP32 [2, 3]")] {

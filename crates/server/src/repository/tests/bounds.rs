@@ -2,13 +2,6 @@
 
 use super::*;
 
-fn report(file: &str, toml: &str) -> ModelReport {
-    let folder = Folder::new();
-    folder.write("m/1/model.onnx", onnx(file));
-    folder.write("m/model.toml", toml);
-    one(inspect(folder.path(), cpu()))
-}
-
 #[test]
 fn a_bound_that_the_error_asks_for_is_enough() {
     for (file, words) in [("square.onnx", "use --engine onnxruntime"), ("zeros_of.onnx", "take all memory")] {

@@ -1,0 +1,59 @@
+//! Models of the executor's tests, served on a CPU under a policy of the catalogue.
+
+use ripieno_base::ModelId;
+use ripieno_executor::{BlockSource, Engine as Executor, ModelSource, Tensor};
+use ripieno_runtime::{Answer, Engine, EngineConfig, Job, Refused};
+use ripieno_sched::{Limits, Options, Policy, Setup, build};
+use ripieno_workload::{below, stream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub(crate) const MAX_BATCH: usize = 8;
+/// No answer takes so long unless the test fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A model whose blocks are these files.
+pub(crate) fn source(names: &[&str]) -> ModelSource {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
+    let block = |name: &&str| {
+        let path = Some(folder.join(format!("{name}.onnx")));
+        BlockSource { path, ..BlockSource::new(*name) }
+    };
+    ModelSource::new(names[0], names.iter().map(block).collect(), MAX_BATCH)
+}
+
+/// Numbers without a pattern that a policy could depend on.
+pub(crate) fn scrambled(at: usize) -> usize {
+    below(&mut stream(at as u64, 0), 1 << 32) as usize
+}
+
+pub(crate) fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
+    let lanes = policy.needs(&Options::new()).lanes;
+    let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
+    let setup = Setup { models: Vec::new(), devices: 1, limits };
+    let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
+    let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
+    config.policy = Some(policy);
+    Engine::start(config).unwrap()
+}
+
+/// Submits, waiting for a place where there is none.
+pub(crate) fn submit(
+    engine: &Engine,
+    model: ModelId,
+    (inputs, rows): (&Arc<[Tensor]>, usize),
+    tell: impl FnOnce(Answer) + Send + 'static,
+) {
+    let told = Arc::new(Mutex::new(Some(tell)));
+    loop {
+        let (inputs, told) = (Arc::clone(inputs), Arc::clone(&told));
+        let on_answer = Box::new(move |answer| (told.lock().unwrap().take().expect("answered once"))(answer));
+        let job = Job { model, inputs, rows, timeout: None, client: 0, priority: 0, on_step: None, on_answer };
+        match engine.submit(job) {
+            Ok(_) => return,
+            Err(Refused::QueueFull { .. }) => std::thread::yield_now(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
