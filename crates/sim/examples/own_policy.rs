@@ -47,6 +47,7 @@ impl EarliestDeadline {
         };
         let (model, waiting) = (&self.models[at], &mut self.waiting[at]);
         let size = model.profile().largest_within(due - now).min(model.max_batch).min(waiting.len());
+        let longest = waiting[..size].iter().map(|request| request.extent.length).max();
         self.running[device].extend(waiting.drain(..size).map(|request| request.slot));
         out.push(Action::Start {
             task: TaskId(device as u32),
@@ -54,6 +55,7 @@ impl EarliestDeadline {
             block: BlockId(0),
             device: DeviceId(device as u16),
             lane: LaneId(0),
+            length: longest.unwrap_or(1),
             not_before: now,
         });
     }

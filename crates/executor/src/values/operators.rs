@@ -199,14 +199,18 @@ fn tensor(tensor: &TensorProto) -> Value {
 
 fn constant(node: &NodeProto) -> Value {
     let Some(attribute) = node.attribute.first() else { return Value::new(0, Origin::Constant, ANY) };
-    let floats = |floats: &[f32]| Some(floats.to_vec().into_iter().map(f64::from));
-    let ints = |ints: &[i64]| Some(ints.to_vec().into_iter().map(|number| number as f64));
+    fn reals(numbers: &[f32]) -> Option<impl ExactSizeIterator<Item = f64> + '_> {
+        Some(numbers.iter().map(|&number| f64::from(number)))
+    }
+    fn integers(numbers: &[i64]) -> Option<impl ExactSizeIterator<Item = f64> + '_> {
+        Some(numbers.iter().map(|&number| number as f64))
+    }
     match (&*attribute.name, &attribute.t) {
         ("value", Some(value)) => tensor(value),
-        ("value_int", _) => Value::constant(elem::INT64, ints(&[attribute.i]), 0),
-        ("value_ints", _) => Value::constant(elem::INT64, ints(&attribute.ints), 1),
-        ("value_float", _) => Value::constant(elem::FLOAT, floats(&[attribute.f]), 0),
-        ("value_floats", _) => Value::constant(elem::FLOAT, floats(&attribute.floats), 1),
+        ("value_int", _) => Value::constant(elem::INT64, integers(&[attribute.i]), 0),
+        ("value_ints", _) => Value::constant(elem::INT64, integers(&attribute.ints), 1),
+        ("value_float", _) => Value::constant(elem::FLOAT, reals(&[attribute.f]), 0),
+        ("value_floats", _) => Value::constant(elem::FLOAT, reals(&attribute.floats), 1),
         _ => Value::new(0, Origin::Constant, ANY),
     }
 }
