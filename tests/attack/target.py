@@ -98,6 +98,16 @@ class Target:
             return pages * resource.getpagesize() / MIB
         return 0.0
 
+    def children(self):
+        """The processes that it has started and that run."""
+        found = []
+        for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, parent = status.read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == self.process.pid and state != "Z":
+                    found.append(int(status.parent.name))
+        return found
+
     def threads(self):
         """How many threads it has."""
         with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Loads models for one kind of device. Shared by all threads; loading one model does not hold up another.
 pub trait Engine: Send + Sync {
@@ -79,6 +79,11 @@ pub trait Loaded: Send + Sync {
     /// A request of about this length, to try the model with and to measure it; none where requests neither unfold nor differ
     /// in length, or none can be made up.
     fn example(&self, _length: u32) -> Option<Vec<Tensor>> {
+        None
+    }
+
+    /// If its engine runs in a process of its own, which is not there: in how long there may be one again.
+    fn outage(&self) -> Option<Duration> {
         None
     }
 
@@ -240,6 +245,9 @@ pub struct TaskResult {
     pub outcome: Result<Vec<Progress>, ExecError>,
     /// If the batch failed and parts of it were run again.
     pub again: Option<Again>,
+    /// If it failed because the process that runs its model's engine has ended: in how long there may be another. It may be
+    /// sent again, whatever was in it.
+    pub outage: Option<Duration>,
     /// When the device began with it.
     pub started: Instant,
     /// When it was done.

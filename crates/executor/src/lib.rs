@@ -14,6 +14,7 @@ mod curve;
 mod emulated;
 mod error;
 mod independence;
+mod isolated;
 mod lane;
 mod mailbox;
 mod model;
@@ -40,6 +41,7 @@ pub use curve::Step;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use independence::{Rows, check_rows};
+pub use isolated::{Isolation, serve_engine};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measured, Measurement, check_padding, measure, run_example};
 pub use source::{

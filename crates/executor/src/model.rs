@@ -10,6 +10,15 @@ use ripieno_onnx::Declared;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// What an engine keeps for a model.
+pub(crate) trait Own: Send + Sync + 'static {
+    /// As [`Loaded::outage`].
+    fn outage(&self) -> Option<Duration> {
+        None
+    }
+}
 
 /// The [`Loaded`] of every engine here; `T` is the engine's own part.
 pub(crate) struct LoadedModel<T> {
@@ -17,7 +26,7 @@ pub(crate) struct LoadedModel<T> {
     pub(crate) own: T,
 }
 
-impl<T: Send + Sync + 'static> LoadedModel<T> {
+impl<T: Own> LoadedModel<T> {
     /// The model behind `loaded`, if the same engine has loaded it.
     pub(crate) fn of<'a>(loaded: &'a dyn Loaded, engine: &str) -> Result<&'a LoadedModel<T>, ExecError> {
         let cause =
@@ -26,7 +35,7 @@ impl<T: Send + Sync + 'static> LoadedModel<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
+impl<T: Own> Loaded for LoadedModel<T> {
     fn inputs(&self) -> &[TensorSpec] {
         &self.plan.inputs
     }
@@ -82,6 +91,10 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
             (None, Some(padding)) => padding.example(length),
             (None, None) => None,
         }
+    }
+
+    fn outage(&self) -> Option<Duration> {
+        self.own.outage()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -8,6 +8,7 @@
 
 use crate::buffer::AlignedBuffer;
 use crate::cells;
+use crate::isolated::Outage;
 use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
@@ -17,7 +18,7 @@ use ripieno_base::{ModelId, RequestSlot};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A synchronous engine's side of a model on one device.
 pub(crate) trait Runner: Send {
@@ -47,6 +48,15 @@ pub(crate) struct Call<'a> {
 pub(crate) struct Ready {
     pub(crate) plan: Arc<Plan>,
     pub(crate) runner: Box<dyn Runner>,
+    /// Set by a runner whose process has ended.
+    pub(crate) outage: Outage,
+}
+
+impl Ready {
+    /// In the server's own process.
+    pub(crate) fn new(plan: Arc<Plan>, runner: Box<dyn Runner>) -> Ready {
+        Ready { plan, runner, outage: Outage::default() }
+    }
 }
 
 /// The models on one lane, and the walks on its device.
@@ -159,6 +169,11 @@ impl Worker {
         }
     }
 
+    /// If the model's last task failed because the process of its engine has ended: when there may be another.
+    pub(crate) fn outage(&self, model: ModelId) -> Option<Duration> {
+        self.models.get(&model)?.as_ref().ok()?.ready.outage.get()
+    }
+
     /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see [`parts`](crate::parts).
     pub(crate) fn execute(
         &mut self,
@@ -173,7 +188,11 @@ impl Worker {
         };
         let plan = Arc::clone(&attached.ready.plan);
         let block = check_task(&plan, task)?;
-        let terms = Terms { ready, until: &|at| task.members[at].until, stopped };
+        let outage = attached.ready.outage.clone();
+        outage.clear();
+        // Without a process nobody is to blame, and nothing can be run again.
+        let stopped = || stopped() || outage.get().is_some();
+        let terms = Terms { ready, until: &|at| task.members[at].until, stopped: &stopped };
         if let Some(cells) = &plan.cells {
             let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
             return cells::execute(&plan, cells, engine, task, &terms, &self.account);

@@ -90,6 +90,9 @@ pub enum Failure {
     /// The engine failed on its batch.
     #[error("inference failed: {0}")]
     Failed(String),
+    /// The process that runs its model's engine ended with its batch, or is not back yet.
+    #[error("the process of the model's engine ended and is being started again; retry after {0:?}")]
+    Outage(Duration),
     /// Its model was unloaded while it waited.
     #[error("the model was unloaded")]
     Unloaded,

@@ -268,6 +268,7 @@ impl Engine {
             done: 0,
             in_core: 0,
             cancel_read: false,
+            outage: None,
             class: RequestClass { client: job.client, priority: job.priority, ..RequestClass::default() },
             permit,
         };

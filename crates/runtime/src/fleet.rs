@@ -14,6 +14,7 @@ use ripieno_model::{Block, Steps};
 use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a scheduler decided to start.
 pub(crate) struct Start<'a> {
@@ -164,7 +165,7 @@ impl Fleet {
 
     /// Takes in a result: outputs or error go to the members, times to the metrics.
     pub(crate) fn land(&mut self, result: TaskResult, jobs: &mut JobTable) -> Landed {
-        let TaskResult { id: task, outcome, again, started, finished } = result;
+        let TaskResult { id: task, outcome, again, outage, started, finished } = result;
         let flying = self.flying.remove(&task).expect("a device reports each task once");
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
         // A task that waited in the lane's queue could not begin before the one ahead of it ended.
@@ -174,7 +175,7 @@ impl Fleet {
         let expected = flying.not_before.max(idle_since) + flying.latency;
         let alone = self.ran_alone(device, flying.lane, started);
         self.landings += 1;
-        let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings };
+        let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings, outage };
         self.metrics[device].on_batch(self.coverage[device].add(started, finished));
         self.ended.clear();
         self.skips.clear();
@@ -256,7 +257,8 @@ impl Fleet {
                 for &slot in members {
                     let (call, part) = complete_member(slot, times, jobs);
                     let first = failed(call, part, text.clone());
-                    if first && members.len() == 1 {
+                    call.outage = call.outage.or(times.outage.filter(|_| first));
+                    if first && members.len() == 1 && times.outage.is_none() {
                         self.culprits.push(slot);
                     }
                 }
@@ -294,6 +296,8 @@ struct Times {
     execution: Nanos,
     rows: usize,
     landing: u64,
+    /// If the process of the model's engine ended with the task: in how long there may be another.
+    outage: Option<Duration>,
 }
 
 /// The member of a task for the part in `slot`.

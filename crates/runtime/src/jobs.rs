@@ -14,6 +14,7 @@ use ripieno_executor::{Entry, Tensor};
 use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 /// One client request.
 pub(crate) struct Call {
@@ -35,6 +36,8 @@ pub(crate) struct Call {
     pub(crate) in_core: usize,
     /// Whether the mail of its cancellation has been read.
     pub(crate) cancel_read: bool,
+    /// If a part of it was in a process that ended: in how long it may be sent again.
+    pub(crate) outage: Option<Duration>,
     /// What the core is told of its parts.
     pub(crate) class: RequestClass,
     pub(crate) permit: Permit,

@@ -206,7 +206,7 @@ impl SchedulerThread {
             call.model.metrics.on_bad_request();
             self.offences.on_failure(now, call.id, call.class.client);
             if call.model.unfolds && outcome == Outcome::Ok {
-                let failure = Failure::Failed(reason(call, part));
+                let failure = failure(call, part);
                 self.fail(now, lead, failure);
             }
         }
@@ -330,7 +330,7 @@ impl SchedulerThread {
         } else if let (lead, call, part) = self.jobs.owner(slot)
             && !matches!(call.parts[part].result, Some(Ok(_)))
         {
-            let failure = Failure::Failed(reason(call, part));
+            let failure = failure(call, part);
             self.fail(now, lead, failure);
         }
         self.jobs.release_if_over(lead);
@@ -349,7 +349,7 @@ impl SchedulerThread {
             Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
             Why::Failed => {
                 let (_, call, part) = self.jobs.owner(slot);
-                Failure::Failed(reason(call, part))
+                failure(call, part)
             }
         };
         self.fail(now, lead, failure);
@@ -398,7 +398,7 @@ impl SchedulerThread {
             }
             Err(text) => {
                 call.model.metrics.on_failure(Ending::Failed, now - call.arrived);
-                answerer.answer(Err(Failure::Failed(text)));
+                answerer.answer(Err(call.outage.map_or(Failure::Failed(text), Failure::Outage)));
             }
         }
     }
@@ -441,11 +441,12 @@ impl SchedulerThread {
     }
 }
 
-/// What the engine said of a part that it failed on.
-fn reason(call: &Call, part: usize) -> String {
-    match &call.parts[part].result {
-        Some(Err(text)) => text.clone(),
-        _ => "the engine ended the request without outputs".to_owned(),
+/// What the engine said of a part that it failed on, or that it could not.
+fn failure(call: &Call, part: usize) -> Failure {
+    match (call.outage, &call.parts[part].result) {
+        (Some(after), _) => Failure::Outage(after),
+        (None, Some(Err(text))) => Failure::Failed(text.clone()),
+        (None, _) => Failure::Failed("the engine ended the request without outputs".to_owned()),
     }
 }
 
@@ -454,7 +455,7 @@ fn ending(failure: &Failure) -> Ending {
         Failure::Expired => Ending::Expired,
         Failure::Hopeless => Ending::Hopeless,
         Failure::Cancelled => Ending::Cancelled,
-        Failure::Failed(_) => Ending::Failed,
+        Failure::Failed(_) | Failure::Outage(_) => Ending::Failed,
         Failure::Share(_) => Ending::Share,
         Failure::Unloaded => Ending::Unloaded,
         Failure::ShuttingDown => Ending::ShuttingDown,

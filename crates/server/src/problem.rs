@@ -115,6 +115,10 @@ impl From<Failure> for Problem {
                 let problem = Problem::new(Kind::Overloaded, failure.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
+            Failure::Outage(retry_after) => {
+                let problem = Problem::new(Kind::Unavailable, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
             Failure::Expired | Failure::Hopeless => Kind::Expired,
             Failure::Cancelled => Kind::Cancelled,
             Failure::Failed(_) => Kind::Internal,
@@ -157,5 +161,8 @@ mod tests {
         };
         assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
         assert_eq!(Problem::of_refusal(Refused::NotLoaded, "m").retry_after_s(), None);
+        let outage = Problem::from(Failure::Outage(Duration::from_millis(100)));
+        assert_eq!((outage.kind.http_status(), outage.retry_after_s()), (503, Some(1)));
+        assert_eq!(outage.kind.grpc_code(), tonic::Code::Unavailable);
     }
 }

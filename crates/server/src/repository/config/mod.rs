@@ -39,12 +39,16 @@ const MOST_WARM_UP: usize = 1000;
 const MOST_QUEUED: usize = 1_000_000;
 const MOST_WEIGHT: usize = 1000;
 const MOST_INSTANCES: usize = 65_536;
+const LEAST_MEMORY_MB: usize = 64;
+const MOST_MEMORY_MB: usize = 1 << 24;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 27] = [
     "slo_ms",
     "max_batch",
     "batching",
+    "isolation",
+    "memory_limit_mb",
     "instances",
     "policy",
     "warm_up",
@@ -90,6 +94,13 @@ const BLOCK_KEYS: [&str; 17] = [
 const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
 const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
 
+/// The process of a model's engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessConfig {
+    /// The most bytes of address space that it may take.
+    pub memory_limit: Option<u64>,
+}
+
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -101,6 +112,8 @@ pub struct ModelConfig {
     pub max_batch: Option<usize>,
     /// Whether requests share batches.
     pub batching: Batching,
+    /// Whether its engine runs in a process of its own.
+    pub isolation: Option<ProcessConfig>,
     /// The most batches of this model that run at once.
     pub instances: usize,
     /// The policy that the model was set up for; the server must run it.
@@ -275,6 +288,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
         batching: read_batching(keys)?,
+        isolation: read_isolation(keys)?,
         instances: keys.whole("instances", 1, MOST_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
@@ -310,6 +324,18 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
         (Batching::Off, Some(2..)) => Err(keys.wrong("batching", "contradicts max_batch; remove one of the two")),
         _ => Ok(batching),
     }
+}
+
+fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
+    let process = keys.one_of("isolation", &[("none", false), ("process", true)])?.unwrap_or(false);
+    let limit = keys.whole("memory_limit_mb", LEAST_MEMORY_MB, MOST_MEMORY_MB)?;
+    if limit.is_some() && !process {
+        return Err(keys.wrong("memory_limit_mb", "is for a process of its own; add isolation = \"process\""));
+    }
+    if process && read_granularity(keys)? != Granularity::Whole {
+        return Err(keys.wrong("isolation", "runs files as they are; remove granularity and stages"));
+    }
+    Ok(process.then_some(ProcessConfig { memory_limit: limit.map(|limit| (limit as u64) << 20) }))
 }
 
 /// A request that is to be answered late must not be dropped for being late.
