@@ -153,7 +153,7 @@ async def processes(bench):
         for name, square in (("cube", False), ("square", True)):
             models.put(folder, name, models.allocator(square), models.BATCHED.replace("max_batch = 32", "max_batch = 2"))
         models.put(folder, "apart", models.doubled(), 'isolation = "process"\n' + models.BATCHED)
-        greedy = 'isolation = "process"\nmemory_limit_mb = 768\n[[input]]\nname = "n"\nmin = 1\nmax = 16000\n'
+        greedy = 'isolation = "process"\nmemory_limit_mb = 512\n[[input]]\nname = "n"\nmin = 1\nmax = 11000\n'
         models.put(folder, "greedy", models.allocator(True), models.BATCHED.replace("max_batch = 32", "max_batch = 2") + greedy)
         async with bench.server(folder) as server:
             for name, value in (("cube", 2_000_000_000), ("square", 47_000)):
@@ -161,7 +161,7 @@ async def processes(bench):
                 await bench.row(server, "C10", what, lambda: allocates(bench, server, name, value))
             what = "the process of a model's engine is killed, under load"
             await bench.row(server, "C10", what, lambda: engine_dies(bench, server))
-            what = "a request takes down the process of its model's engine (ConstantOfShape of 1 GB, 768 MiB allowed)"
+            what = "a request takes down the process of its model's engine (ConstantOfShape of 484 MB, 512 MiB allowed in all)"
             await bench.row(server, "C10", what, lambda: engine_is_taken_down(bench, server))
             hostile = {
                 "a chain of 6,000 Relu": models.relu_chain(6000),
@@ -212,7 +212,7 @@ async def engine_dies(bench, server):
 
 async def engine_is_taken_down(bench, server):
     client = bench.client(server)
-    shape = [("n", "INT64", [1, 1], [value]) for value in (16000, 2)]
+    shape = [("n", "INT64", [1, 1], [value]) for value in (11000, 2)]
     status = await client.status(wire.infer("greedy", shape[0]), "taken down")
     neighbour = await client.status(wire.infer("doubled", ("x", "FP32", [1, 2], [1, 2])), "neighbour")
     await client.close()

@@ -44,10 +44,10 @@ impl Engine for Isolating {
     }
 }
 
-/// Answers with so many zeros as a request asks for, of which it cannot have 16,000 squared.
+/// Answers with so many zeros as a request asks for, of which it cannot have 11,000 squared.
 fn greedy() -> ModelSource {
-    let range = InputRange { tensor: "n".to_owned(), least: 0.0, most: 16_000.0 };
-    let isolation = Isolation { memory_limit: Some(3 << 28), ..isolation() };
+    let range = InputRange { tensor: "n".to_owned(), least: 0.0, most: 11_000.0 };
+    let isolation = Isolation { memory_limit: Some(1 << 29), ..isolation() };
     ModelSource { ranges: vec![range], isolation: Some(isolation), ..files(&["zeros_of"]) }
 }
 
@@ -81,7 +81,7 @@ fn a_model_that_takes_its_process_down_is_back_soon() {
             let good = until(|| ask(size(2, 3)).outcome.ok());
             assert_eq!(good[0].outputs[0].shape, [1, 2, 3]);
             assert_eq!(stand.model.outage(), None);
-            let died = ask(size(16_000, 16_000));
+            let died = ask(size(11_000, 11_000));
             let cause = died.outcome.unwrap_err().to_string();
             // An engine may see that it cannot have so much, and say so.
             if died.outage.is_none() {
@@ -103,7 +103,7 @@ fn a_model_that_takes_its_process_down_is_back_soon() {
 #[test]
 fn the_built_in_engine_is_taken_down_by_what_it_cannot_have() {
     let stand = Stand::new(&*cpu().engine, &greedy());
-    let member = Member::new(RequestSlot(0), 1, entry(size(16_000, 16_000)));
+    let member = Member::new(RequestSlot(0), 1, entry(size(11_000, 11_000)));
     stand.device.submit(task(0, 0, vec![member])).unwrap();
     let result = stand.result();
     assert!(result.outcome.is_err() && result.outage.is_some(), "{result:?}");
@@ -115,7 +115,7 @@ fn the_built_in_engine_is_taken_down_by_what_it_cannot_have() {
 #[test]
 fn nobody_in_the_batch_is_to_blame() {
     let stand = Stand::new(&*cpu().engine, &greedy());
-    let sizes = [size(1, 1), size(16_000, 16_000), size(2, 2)];
+    let sizes = [size(1, 1), size(11_000, 11_000), size(2, 2)];
     let members = (0..).zip(sizes).map(|(slot, size)| Member::new(RequestSlot(slot), 1, entry(size)));
     stand.device.submit(task(0, 0, members.collect())).unwrap();
     let result = stand.result();
