@@ -111,17 +111,6 @@ fn the_built_in_engine_is_taken_down_by_what_it_cannot_have() {
     until(|| stand.model.outage().is_none().then_some(()));
 }
 
-/// One request kills the process: the batch is not run again in parts, which would kill the next one.
-#[test]
-fn nobody_in_the_batch_is_to_blame() {
-    let stand = Stand::new(&*cpu().engine, &greedy());
-    let sizes = [size(1, 1), size(11_000, 11_000), size(2, 2)];
-    let members = (0..).zip(sizes).map(|(slot, size)| Member::new(RequestSlot(slot), 1, entry(size)));
-    stand.device.submit(task(0, 0, members.collect())).unwrap();
-    let result = stand.result();
-    assert!(result.outcome.is_err() && result.outage.is_some() && result.again.is_none(), "{result:?}");
-}
-
 #[test]
 fn an_error_of_the_engine_is_no_outage() {
     let stand = Stand::new(&Isolating(cpu().engine), &files(&["gather"]));
