@@ -20,7 +20,7 @@ X = ("x", "FP32", [1, 2], [1.0, 2.0])
 async def attack(bench):
     with bench.repository() as folder:
         repositories.emulated(folder, "plain", "slo_ms = 5000\nmax_batch = 4\nlatency_ms = [50, 50, 50, 50]\n")
-        repositories.emulated(folder, "slow", "slo_ms = 30000\nmax_batch = 1\nlatency_ms = [6000]\n")
+        repositories.emulated(folder, "slow", "slo_ms = 30000\nmax_batch = 1\nlatency_ms = [3500]\n")
         flags = [*repositories.EMULATED, "--drain-timeout-s", "1"]
         async with bench.server(folder, *flags) as server:
             await bench.row(server, "C13", "a client that half-closes after its request", lambda: half_close(bench, server, 1))
@@ -133,7 +133,7 @@ async def reloads(bench, server):
 
 
 async def drain(bench, server, protocol):
-    """The device needs 6 s for each, draining lasts 1 s: an error is an answer, a cut connection is none."""
+    """The device needs 3.5 s for each, draining lasts 1 s: an error is an answer, a cut connection is none."""
     asked = [asyncio.create_task(http_call(bench, server) if protocol == "HTTP" else grpc_call(bench, server)) for _ in range(4)]
     await asyncio.sleep(0.7)
     begun = time.monotonic()

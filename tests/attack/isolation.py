@@ -27,11 +27,14 @@ async def attack(bench):
     with bench.repository() as repository:
         models.put(repository, "text", models.text())
         models.put(repository, "hidden_lookup", models.hidden_lookup())
+        models.put(repository, "relu", models.relu())
         async with bench.server(repository, "--engine", "onnxruntime") as server:
             what = "text that is not UTF-8 among good text (onnxruntime)"
             await bench.row(server, "A1", what, lambda: broken_text(bench, server))
             what = "an id beyond the table among good ones (onnxruntime)"
             await bench.row(server, "A1", what, lambda: poisoned(bench, server, "hidden_lookup", 2, 10))
+            what = "Relu of NaN stays NaN (onnxruntime)"
+            await bench.row(server, "A4", what, lambda: not_a_number(bench, server))
     await shapes(bench)
 
 
@@ -153,7 +156,7 @@ async def integers(bench, server):
     for model, value, expected, what in cases:
         what = f"{what} in INT64 on the built-in engine"
         await bench.row(server, "A4", what, lambda: exact(bench, server, model, value, expected))
-    await bench.row(server, "A4", "Relu of NaN stays NaN", lambda: not_a_number(bench, server))
+    await bench.row(server, "A4", "Relu of NaN stays NaN, or is refused", lambda: not_a_number(bench, server))
 
 
 async def exact(bench, server, model, value, expected):
@@ -181,7 +184,8 @@ async def not_a_number(bench, server):
     answer = await client.ask(request)
     await client.close()
     if answer.status != 200:
-        return False, f"status {answer.status}"
+        text = answer.body[:200].decode(errors="replace")
+        return answer.status == 400 and "onnxruntime" in text, f"{answer.status}: {text}"
     found = answer.output("y")
     return found[0] is None and found[1] == 0, f"Relu([NaN, -1]) = {found}"
 

@@ -7,8 +7,11 @@ modest client of the same model at another address, and when all is silent again
 
 import asyncio
 
+import json
+
 import numpy as np
 
+import models
 import repositories
 import wire
 from bench import tally
@@ -23,9 +26,8 @@ LIGHT_RATE = 20
 MODEST_RATE = 0.1 * CAPACITY
 # A client that shares two cores with the server may be late itself.
 GRACE_S = 0.15
-# Of the capacity, and of what a modest asker asks for; the quick form may run on a machine that does much else.
+# Of the capacity, and of what a modest asker asks for.
 FLAT, FAIR = 0.95, 0.99
-SHORT_FLAT, SHORT_FAIR = 0.8, 0.95
 MODEST_ADDRESS = "127.0.0.9"
 X = ("x", "FP32", [1, 2], [1.0, 2.0])
 
@@ -37,13 +39,17 @@ def repository_of(folder):
 
 
 async def attack(bench):
+    await too_many_rows(bench)
+    # The rest is judged by the clock, which a machine that also builds and tests does not leave alone: the quick form has none of
+    # it. The same promises are tested in virtual time.
+    if bench.short:
+        return
     flags = [["--policy", policy] for policy in POLICIES]
-    if not bench.short:
-        flags.append(["--policy", "deferred", "--objective", "efficiency"])
+    flags.append(["--policy", "deferred", "--objective", "efficiency"])
     for extra in flags:
         await one_policy(bench, extra)
     await lone_when_efficient(bench)
-    await too_many_rows(bench)
+    await refusing(bench)
     await priorities(bench)
 
 
@@ -62,14 +68,13 @@ async def one_policy(bench, extra):
 
 async def overloads(bench, server, name):
     peak = 0.0
-    for factor in (3,) if bench.short else (0.9, 1.2, 1.5, 3, 10):
+    for factor in (0.9, 1.2, 1.5, 3, 10):
         seen = {}
         what = f"{factor} times the capacity under {name}"
 
         async def goodput():
             seen.update(await overload(bench, server, factor))
-            flat = SHORT_FLAT if bench.short else FLAT
-            enough = flat * (max(peak, CAPACITY) if factor > 1 else factor * CAPACITY)
+            enough = FLAT * (max(peak, CAPACITY) if factor > 1 else factor * CAPACITY)
             return seen["good"] >= enough, f"{seen['good']:.1f} useful answers a second of {CAPACITY:.1f}; {seen['heavy']}"
 
         await bench.row(server, "B5", what, goodput, tries=2)
@@ -84,12 +89,12 @@ async def overloads(bench, server, name):
 
 async def fair(bench, statuses):
     share = sum(status == 200 for status in statuses) / len(statuses)
-    return share >= (SHORT_FAIR if bench.short else FAIR), f"{share:.1%} of {len(statuses)} served; {tally(statuses)}"
+    return share >= FAIR, f"{share:.1%} of {len(statuses)} served; {tally(statuses)}"
 
 
 async def overload(bench, server, factor):
-    """Three open loops at once; useful answers a second come from the middle of the run, where the queue is full."""
-    seconds, skip = (4, 1.5) if bench.short else (10, 2)
+    """Three open loops at once; what counts is the middle of the run, where the queue is full and latencies are learnt."""
+    seconds, skip = 10, 2
     main, modest = bench.client(server), bench.client(server, source=MODEST_ADDRESS)
     runs = await asyncio.gather(
         open_loop(main, wire.infer("heavy", X), arrivals(factor * CAPACITY - MODEST_RATE, seconds, 3), "overload"),
@@ -105,8 +110,8 @@ async def overload(bench, server, factor):
     return {
         "good": good / (seconds - skip),
         "heavy": tally(status for _, status, _ in heavy),
-        "light": [status if in_time((at, status, took)) else -status for at, status, took in runs[1]],
-        "modest": [status if in_time((at, status, took)) else -status for at, status, took in runs[2]],
+        "light": [status if in_time((at, status, took)) else -status for at, status, took in runs[1] if at >= skip],
+        "modest": [status if in_time((at, status, took)) else -status for at, status, took in runs[2] if at >= skip],
     }
 
 
@@ -160,6 +165,41 @@ async def lone_when_efficient(bench):
                 return set(statuses) == {200}, tally(statuses)
 
             await bench.row(server, "B8a", "lone requests with --objective efficiency", attack, tries=2)
+
+
+async def refusing(bench):
+    """A real model of four dense layers; who leaves it no time is refused. What counts is the server's own processor time."""
+    width = 1024
+    values = np.random.default_rng(2).standard_normal(width).astype(np.float32)
+
+    def binary(limit):
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, width], "parameters": {"binary_data_size": 4 * width}}
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True, **limit}}).encode()
+        return wire.post("/v2/models/dense/infer", head + values.tobytes(), [f"Inference-Header-Content-Length: {len(head)}"])
+
+    def text(limit):
+        return wire.infer("dense", ("x", "FP32", [1, width], values.tolist()), parameters=limit)
+
+    with bench.repository() as folder:
+        models.put(folder, "dense", models.dense(), "slo_ms = 2000\nmax_batch = 8\nalpha_ms = 0.1\nbeta_ms = 1\n")
+        async with bench.server(folder) as server:
+            for name, request in (("binary tensors", binary), ("JSON", text)):
+                what = f"refusing costs at most a quarter of an answer ({name})"
+                await bench.row(server, "B5", what, lambda: cheap(bench, server, request), tries=2)
+
+
+async def cheap(bench, server, request, rounds=5, count=200):
+    """In turns, so that a machine that does other things does them to both."""
+    client, costs, statuses = bench.client(server), {200: [], 504: []}, set()
+    for _ in range(rounds):
+        for wanted, limit in ((200, {}), (504, {"timeout": 1})):
+            before = server.cpu_us()
+            statuses |= {(wanted, await client.status(request(limit), "refusing")) for _ in range(count)}
+            costs[wanted].append((server.cpu_us() - before) / count)
+    await client.close()
+    answer, refusal = (sorted(costs[wanted])[rounds // 2] for wanted in (200, 504))
+    as_meant = all(wanted == status for wanted, status in statuses)
+    return as_meant and refusal <= answer / 4, f"{refusal:.0f} us for a refusal, {answer:.0f} us for an answer: {refusal / answer:.0%}"
 
 
 async def too_many_rows(bench):

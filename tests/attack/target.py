@@ -108,6 +108,11 @@ class Target:
                     found.append(int(status.parent.name))
         return found
 
+    def cpu_us(self):
+        """Processor time that its threads have had, in microseconds."""
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1000
+
     def threads(self):
         """How many threads it has."""
         with contextlib.suppress(OSError):

@@ -66,9 +66,11 @@ async def connect(address, source=None):
 
 
 async def read_answer(reader):
-    """The next answer of a connection."""
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    status = int(head[0].split(" ")[1])
+    """The next answer of a connection; interim ones (1xx) come before it and are none."""
+    status = 100
+    while 100 <= status < 200:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(head[0].split(" ")[1])
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
     if headers.get("transfer-encoding") == "chunked":
         body = await read_chunks(reader)

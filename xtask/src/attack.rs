@@ -12,8 +12,10 @@ use anyhow::Result;
 pub(crate) fn run(options: &[&str]) -> Result<()> {
     let environment = Environment::prepare(&CLIENTS)?;
     let short = options.contains(&"--short");
-    let profile = if short { "dev" } else { "release" };
-    step("build the server", &mut cargo(&["build", "--package", "ripieno-cli", "--profile", profile]))?;
+    // The development build is that of the tests, whose features are those of the whole workspace.
+    let build: &[&str] =
+        if short { &["build", "--workspace", "--bins"] } else { &["build", "--package", "ripieno-cli", "--release"] };
+    step("build the server", &mut cargo(build))?;
     let mut attacks = environment.script("tests/attack")?;
     attacks.arg("--binary").arg(environment.target().join(if short { "debug" } else { "release" }).join("ripieno"));
     step("attacks", attacks.args(options))

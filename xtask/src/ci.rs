@@ -1,16 +1,26 @@
 //! `cargo xtask ci`: what a change must pass, the quick checks first.
 
+use crate::python::{CLIENTS, Environment};
 use crate::steps::{cargo, step};
 use crate::{deny, test, tidy};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
-/// Runs everything; stops at the first failure.
+/// Runs everything; stops at the first failure. The packages of the Python clients are fetched meanwhile: that waits for the
+/// network, the lints for the processor.
 pub(crate) fn run() -> Result<()> {
+    std::thread::scope(|scope| {
+        let packages = scope.spawn(|| Environment::prepare(&CLIENTS));
+        checks()?;
+        packages.join().map_err(|_| anyhow!("fetching the Python packages panicked"))??;
+        test::run(test::Which::All)
+    })
+}
+
+fn checks() -> Result<()> {
     step("format", &mut cargo(&["fmt", "--all", "--check"]))?;
     tidy::run()?;
     deny::run()?;
     step("lints", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps"]);
-    step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))?;
-    test::run(test::Which::All)
+    step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings"))
 }

@@ -6,8 +6,10 @@
 mod attack;
 mod ci;
 mod deny;
+mod fidelity;
 mod overhead;
 mod python;
+mod server;
 mod steps;
 mod test;
 mod tidy;
@@ -24,9 +26,11 @@ Commands:
   test --export                      the exporter's tests; its environment has PyTorch, several gigabytes on Linux
   venv                               only make that environment, and print the path of its onnxruntime library
   overhead                           measure what a request costs outside the model: CPU time and latency (Linux)
+  fidelity [--seconds N] [--rounds N] [--binary FILE] [POLICY…]
+                                     serve, record and simulate a load: is what is simulated what was served?
   attack [--short] [--format json]   attack a server as hostile clients and models would; says what held
   deny                               licences, bans, sources and advisories of dependencies, with cargo-deny if it is there
-  ci                                 format, tidy, deny, lints, docs, then every test: what a change must pass";
+  ci                                 format, tidy, deny, lints, docs, every test: what a change must pass";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -49,6 +53,7 @@ fn dispatch(words: &[&str]) -> Result<()> {
         ["test", "--export"] => test::run(test::Which::Export),
         ["venv"] => python::Environment::prepare(&python::CLIENTS)?.print(),
         ["overhead"] => overhead::run(),
+        ["fidelity", options @ ..] => fidelity::run(options),
         ["attack", options @ ..] => attack::run(options),
         ["deny"] => deny::run(),
         ["ci"] => ci::run(),

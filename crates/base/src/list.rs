@@ -85,6 +85,16 @@ impl List {
         self.len += 1;
     }
 
+    /// Inserts `slot` behind all that do not have a larger key. Walks from the back: O(1) where keys mostly grow.
+    pub fn insert_by_key<K: Ord>(&mut self, links: &mut Links, slot: u32, key: impl Fn(u32) -> K) {
+        let own = key(slot);
+        let mut before = self.back();
+        while before.is_some_and(|other| key(other) > own) {
+            before = before.and_then(|other| links.prev(other));
+        }
+        self.insert_after(links, before, slot);
+    }
+
     /// Removes `slot`, which must be in this list.
     pub fn remove(&mut self, links: &mut Links, slot: u32) {
         let (prev, next) = (links.prev[slot as usize], links.next[slot as usize]);
@@ -108,8 +118,8 @@ impl List {
     }
 
     /// The slots in order.
-    pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + 'a {
-        std::iter::successors(self.front(), |&slot| links.next(slot))
+    pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + Clone + use<'a> {
+        std::iter::successors(self.front(), move |&slot| links.next(slot))
     }
 }
 
@@ -120,6 +130,14 @@ fn some(slot: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn insertion_by_key_keeps_the_order_of_equals() {
+        let mut links = Links::new(6);
+        let (mut list, keys) = (List::default(), [3, 1, 3, 2, 1, 9]);
+        (0..6).for_each(|slot| list.insert_by_key(&mut links, slot, |slot| keys[slot as usize]));
+        assert_eq!(list.iter(&links).collect::<Vec<_>>(), [1, 4, 3, 0, 2, 5]);
+    }
 
     #[test]
     fn two_lists_share_one_table() {

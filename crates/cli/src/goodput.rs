@@ -1,8 +1,8 @@
 //! `ripieno goodput`: the highest load that a scenario's devices carry.
 
 use crate::output::{self, print_json};
+use crate::overrides::Overrides;
 use crate::policy::catalogue;
-use crate::simulate::Overrides;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_report::{Format, Summary, policies_table};

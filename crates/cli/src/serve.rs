@@ -87,6 +87,9 @@ pub(crate) struct ServeArgs {
     access: AccessArgs,
 }
 
+/// How long devices may take for their last tasks when all requests are answered.
+const LAST_TASKS: Duration = Duration::from_secs(5);
+
 /// What the scheduler is to optimise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Objective {
@@ -124,7 +127,7 @@ impl ServeArgs {
                 (policy.to_owned(), self.policy.over(options))
             }
         };
-        if self.objective.is_some() && policy != "deferred" {
+        if self.objective.is_some() && !find(&policy)?.has("objective") {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
         }
         Ok(Service {
@@ -208,9 +211,15 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         })
         .await;
     announced.abort();
-    let answered = tokio::task::spawn_blocking(move || engine.drain(drain_timeout)).await?;
+    let draining = engine.clone();
+    let answered = tokio::task::spawn_blocking(move || draining.drain(drain_timeout)).await?;
     if !(drained && answered) {
         tracing::warn!("some requests were still in flight after {drain_timeout:?} and were answered with an error");
+    }
+    // Whoever else holds the engine may outlive this; only now is a recording written to its end.
+    let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
+    if tokio::time::timeout(LAST_TASKS, stopped).await.is_err() {
+        tracing::warn!("a device is still at work after {LAST_TASKS:?}; a recording may lack its end");
     }
     Ok(())
 }

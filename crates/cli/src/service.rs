@@ -5,7 +5,7 @@ use anyhow::Context;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_runtime::{Engine, EngineConfig, Recording};
-use ripieno_sched::{Limits, OptionValue, Options, Policy, Setup, build_served, find};
+use ripieno_sched::{Limits, Needs, Options, Setup, build_served, find};
 use ripieno_server::registry::Registry;
 use ripieno_server::repository::{LiveRepository, Progress, Target};
 use ripieno_server::{Addresses, Server, ServerConfig};
@@ -21,8 +21,6 @@ const MAX_BATCH: usize = 4096;
 /// Nodes of the graphs of all live requests, where the policy runs graphs: some hundred for each request of a full queue
 /// would be more memory than all the models.
 const MAX_NODES: usize = 1 << 18;
-/// The option of a policy that queues tasks ahead on a device, and how many it queues unless told.
-const AHEAD: (&str, usize) = ("max_tasks", 5);
 
 /// What is served, on what, and how.
 pub(crate) struct Service {
@@ -76,7 +74,8 @@ impl Service {
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
         let devices = target.devices;
         let policy = find(&self.policy)?;
-        let setup = Setup { models: Vec::new(), devices, limits: self.limits(policy, devices) };
+        let limits = limits(policy.needs(&self.options), devices, self.max_live);
+        let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         // One budget: what the front end has reserved, the runtime may hold.
@@ -92,18 +91,18 @@ impl Service {
         };
         Engine::start(config).context("cannot start the runtime")
     }
+}
 
-    fn limits(&self, policy: &Policy, devices: usize) -> Limits {
-        let (ahead, default) = AHEAD;
-        let depth = match self.options.get(ahead) {
-            // What is no depth is refused with the option's name when the policy is built.
-            Some(OptionValue::Int(depth)) => usize::try_from(*depth).unwrap_or(default).clamp(1, MAX_DEPTH),
-            _ if policy.knobs.iter().any(|knob| knob.name == ahead) => default,
-            _ => 1,
-        };
-        let nodes = if policy.walks.iter().any(|walk| walk.brings_graph()) { MAX_NODES } else { 0 };
-        let lanes = ripieno_sched::lanes(policy, &self.options);
-        Limits { requests: self.max_live, models: MAX_MODELS, devices, lanes, depth, batch: MAX_BATCH, nodes }
+/// The bounds of a server with a policy of these needs, so many devices, and so many live requests at most.
+pub(crate) fn limits(needs: Needs, devices: usize, max_live: usize) -> Limits {
+    Limits {
+        requests: max_live,
+        models: MAX_MODELS,
+        devices,
+        lanes: needs.lanes,
+        depth: needs.depth.min(MAX_DEPTH),
+        batch: MAX_BATCH,
+        nodes: if needs.nodes { MAX_NODES } else { 0 },
     }
 }
 

@@ -1,12 +1,14 @@
 //! `ripieno simulate`: runs a scenario in virtual time, with the scheduling code of the live server.
 
 use crate::output::{self, print_json};
-use crate::policy::{PolicyArgs, catalogue};
+use crate::overrides::Overrides;
+use crate::policy::catalogue;
+use crate::recording::{RecordingArgs, Replayed};
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_report::{Format, Summary, models_table, policies_table, windows_table};
-use ripieno_sched::Objective;
-use ripieno_sim::{Scenario, Trace, simulate};
+use ripieno_sim::{Trace, simulate};
+use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -17,7 +19,11 @@ use std::time::Instant;
 #[command(after_help = catalogue(), after_long_help = catalogue())]
 pub(crate) struct SimulateArgs {
     /// The scenario file; see scenarios/ for examples.
-    scenario: PathBuf,
+    #[arg(required_unless_present = "recording", conflicts_with = "recording")]
+    scenario: Option<PathBuf>,
+
+    #[command(flatten)]
+    recording: RecordingArgs,
 
     #[command(flatten)]
     overrides: Overrides,
@@ -31,52 +37,16 @@ pub(crate) struct SimulateArgs {
     format: Format,
 }
 
-/// What can be changed on a scenario without editing it.
-#[derive(Args, Debug)]
-pub(crate) struct Overrides {
-    #[command(flatten)]
-    policy: PolicyArgs,
-
-    /// Serve the models as `ripieno serve` would: its choice of the policy and its options, its largest batches, the
-    /// margins by which it plans deadlines ahead, and what it refuses at the door.
-    #[arg(long, conflicts_with = "policy")]
-    as_served: bool,
-
-    /// Seed of the random arrivals, instead of the scenario's.
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-
-    /// Offered requests per second, instead of the scenario's.
-    #[arg(long, value_name = "R")]
-    rate: Option<f64>,
-}
-
-impl Overrides {
-    /// Reads the scenario and applies the changes. Another policy starts from its own default options.
-    pub(crate) fn read(&self, path: &std::path::Path) -> anyhow::Result<Scenario> {
-        let mut scenario = Scenario::read(path)?;
-        if self.as_served {
-            scenario.serve(Objective::default());
-        }
-        if let Some(policy) = self.policy.policy.as_ref().filter(|&policy| *policy != scenario.policy) {
-            scenario.policy.clone_from(policy);
-            scenario.policy_options.clear();
-        }
-        scenario.policy_options = self.policy.over(std::mem::take(&mut scenario.policy_options));
-        scenario.seed = self.seed.unwrap_or(scenario.seed);
-        if let Some(rate) = self.rate {
-            if scenario.requests.is_some() {
-                bail!("--rate has no effect: the scenario lists its requests in requests_file");
-            }
-            scenario.set_rate("--rate", rate).map_err(anyhow::Error::msg)?;
-        }
-        Ok(scenario)
-    }
-}
-
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
-    let scenario = args.overrides.read(&args.scenario)?;
-    scenario.check_run(&args.scenario.display().to_string())?;
+    let (scenario, measured, file) = match (&args.scenario, &args.recording.recording) {
+        (Some(file), _) => (args.overrides.read(file)?, None, file),
+        (None, Some(file)) => {
+            let Replayed { scenario, measured } = args.recording.read(file, &args.overrides)?;
+            (scenario, Some(measured), file)
+        }
+        (None, None) => bail!("there is nothing to simulate; give a scenario file or --recording FILE"),
+    };
+    scenario.check_run(&file.display().to_string())?;
     let mut trace = args.trace_out.as_ref().map(|_| Trace::new(&scenario.setup.models));
     let started = Instant::now();
     let mut summary = simulate(&scenario, trace.as_mut())?;
@@ -84,14 +54,24 @@ pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if let Some((trace, folder)) = trace.zip(args.trace_out.as_ref()) {
         trace.write(folder).with_context(|| format!("cannot write the trace into {}", folder.display()))?;
     }
-    print(&summary, args.format)
+    print(&Simulated { summary, measured }, args.format)
 }
 
-fn print(summary: &Summary, format: Format) -> anyhow::Result<()> {
+/// What a run came to, and what had been measured where it repeats a recording.
+#[derive(Serialize)]
+struct Simulated {
+    #[serde(flatten)]
+    summary: Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Summary>,
+}
+
+fn print(simulated: &Simulated, format: Format) -> anyhow::Result<()> {
     if format == Format::Json {
-        return print_json(summary);
+        return print_json(simulated);
     }
-    output::print(policies_table([summary]))?;
+    let Simulated { summary, measured } = simulated;
+    output::print(policies_table(measured.iter().chain([summary])))?;
     if summary.models.len() > 1 {
         output::print(models_table(summary))?;
     }

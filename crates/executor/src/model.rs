@@ -145,6 +145,11 @@ pub(crate) fn read_blocks<'a>(
     let mut plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
     let texts = plan.inputs.iter().filter_map(ValueCheck::text);
     plan.checks.extend(texts);
+    let inputs = plan.inputs.iter();
+    let nan = known.loses_nan().filter_map(|(name, operator)| {
+        inputs.clone().find(|spec| spec.name == name).and_then(|spec| ValueCheck::no_nan(spec, operator))
+    });
+    plan.checks.extend(nan.collect::<Vec<_>>());
     let max_batch = if unbatched { 1 } else { plan.max_batch };
     Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, limits, ..plan }, blocks })
 }

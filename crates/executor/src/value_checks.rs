@@ -19,6 +19,8 @@ enum Wanted {
     Ids(i64),
     /// Strings as ONNX has them.
     Text,
+    /// Numbers and infinities: the engine's operator of this name would make a number of NaN.
+    NoNan(&'static str),
 }
 
 impl ValueCheck {
@@ -31,6 +33,12 @@ impl ValueCheck {
     pub(crate) fn text(input: &TensorSpec) -> Option<ValueCheck> {
         let bytes = input.datatype == DataType::Bytes;
         bytes.then(|| ValueCheck { input: input.name.clone(), wanted: Wanted::Text })
+    }
+
+    /// The engine has an operator that makes a number of NaN, and the input reaches it.
+    pub(crate) fn no_nan(input: &TensorSpec, operator: &'static str) -> Option<ValueCheck> {
+        let floats = input.datatype == DataType::Fp32;
+        floats.then(|| ValueCheck { input: input.name.clone(), wanted: Wanted::NoNan(operator) })
     }
 
     pub(crate) fn check(&self, inputs: &[Tensor]) -> Result<(), RequestError> {
@@ -53,8 +61,24 @@ impl ValueCheck {
                 ))),
                 None => Ok(()),
             },
+            Wanted::NoNan(operator) => match nan(tensor) {
+                Some(at) => Err(RequestError(format!(
+                    "input '{name}' holds NaN at element {at}, of which operator {operator} of engine 'cpu' would make a number: send \
+                     numbers, or serve with --engine onnxruntime"
+                ))),
+                None => Ok(()),
+            },
         }
     }
+}
+
+/// The first element that is NaN.
+fn nan(tensor: &Tensor) -> Option<usize> {
+    let is_nan = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes).is_nan();
+    let (elements, _) = tensor.data.as_chunks();
+    // Whole pieces first, which compilers make fast code of: nearly all have none.
+    let piece = elements.chunks(256).position(|piece| piece.iter().fold(false, |any, bytes| any | is_nan(bytes)))?;
+    elements[piece * 256..].iter().position(is_nan).map(|at| piece * 256 + at)
 }
 
 /// The first id that a table of so many rows does not have, and where it stands.
@@ -120,6 +144,18 @@ mod tests {
         assert!(check(Wanted::Ids(4), DataType::Uint32, &[255; 4]).is_err());
         assert!(check(Wanted::Ids(4), DataType::Uint8, &[3, 4]).unwrap_err().contains("holds 4 at element 1"));
         assert!(check(Wanted::Ids(4), DataType::Fp32, &[255; 4]).is_ok(), "only the model knows what it makes of it");
+    }
+
+    #[test]
+    fn nan_is_found_wherever_it_stands() {
+        for (length, at) in [(1, 0), (700, 0), (700, 255), (700, 256), (700, 699)] {
+            let mut numbers = vec![f32::NEG_INFINITY; length];
+            let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
+            assert!(check(Wanted::NoNan("Relu"), DataType::Fp32, &bytes(&numbers)).is_ok());
+            numbers[at] = -f32::NAN;
+            let refused = check(Wanted::NoNan("Relu"), DataType::Fp32, &bytes(&numbers)).unwrap_err();
+            assert!(refused.contains(&format!("NaN at element {at}, of which operator Relu")), "{refused}");
+        }
     }
 
     #[test]

@@ -14,7 +14,8 @@ use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
 use crate::{Again, ExecError, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
-use ripieno_base::{ModelId, RequestSlot};
+use ripieno_base::{BlockId, ModelId, RequestSlot};
+use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -493,21 +494,24 @@ fn forget(plan: &Plan, block: usize, course: &mut Course) {
 
 /// What a block did for a member: its walk is over, be it early, or it goes on with the next block or a later one.
 fn progress(plan: &Plan, block: usize, course: &Course) -> Result<Progress, ExecError> {
-    if block + 1 == plan.blocks.len() {
-        return finish(plan, course, &plan.output_values);
+    let conditions = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !course.straight);
+    let (mut report, mut answer) = (StepReport::default(), &plan.output_values[..]);
+    if let Some(conditions) = conditions {
+        let outputs = plan.blocks[block].outputs.iter().filter_map(|&value| {
+            let rows = course.values[value].clone()?;
+            Some((&*plan.values[value].name, rows))
+        });
+        let verdict = conditions.judge(block, &outputs.collect::<Vec<_>>(), |value| course.values[value].clone());
+        match verdict.map_err(|cause| ExecError(format!("block {block} of model '{}': {cause}", plan.name)))? {
+            Verdict::Go => {}
+            Verdict::Exit => (report.ended, answer) = (true, conditions.answer(block)),
+            Verdict::Skip(to) => report.skip = Some(to),
+        }
     }
-    let Some(conditions) = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !course.straight) else {
-        return Ok(Progress::default());
-    };
-    let outputs = plan.blocks[block].outputs.iter().filter_map(|&value| {
-        let rows = course.values[value].clone()?;
-        Some((&*plan.values[value].name, rows))
-    });
-    let verdict = conditions.judge(block, &outputs.collect::<Vec<_>>(), |value| course.values[value].clone());
-    match verdict.map_err(|cause| ExecError(format!("block {block} of model '{}': {cause}", plan.name)))? {
-        Verdict::Go => Ok(Progress::default()),
-        Verdict::Exit => finish(plan, course, conditions.answer(block)),
-        Verdict::Skip(to) => Ok(Progress { skip: Some(to), ..Progress::default() }),
+    let at = Position::before(BlockId(block as u16));
+    match at.advance(Steps::Once, plan.blocks.len(), Extent::ONE, report) {
+        Onward::End => finish(plan, course, answer),
+        Onward::Step | Onward::Block(_) => Ok(Progress { skip: report.skip, ..Progress::default() }),
     }
 }
 

@@ -4,13 +4,17 @@
 
 pub mod bounds;
 mod graph;
+mod lanes;
 mod lengths;
+mod position;
 mod profile;
 mod tensor;
 mod unfolded;
 
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
+pub use lanes::{Due, Job, Lanes};
 pub use lengths::{Lengths, LengthsError};
+pub use position::{Onward, Position, StepReport};
 pub use profile::{Fit, Profile, ProfileError};
 pub use tensor::{DataType, TensorSpec};
 pub use unfolded::{Graph, GraphError};

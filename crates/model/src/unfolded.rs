@@ -137,6 +137,17 @@ impl Graph {
         self
     }
 
+    /// Whether it is such as the constructors make, with nodes in so many blocks: one that was read may be anything.
+    pub fn is_sound(&self, blocks: usize) -> bool {
+        let Graph { starts, inputs, origins, elements, .. } = self;
+        let nodes = self.blocks.len();
+        let framed = starts.len() == nodes + 1 && starts.is_sorted() && starts[0] == 0;
+        let named = origins.len() == nodes && (elements.is_empty() || elements.len() == nodes);
+        let sound = nodes > 0 && framed && named && starts[nodes] as usize == inputs.len();
+        let before = |node: u32| self.inputs(node).iter().all(|&input| input == Graph::NONE || input < node);
+        sound && self.blocks.iter().all(|block| block.index() < blocks) && (0..nodes as u32).all(before)
+    }
+
     /// How many nodes it has; at least one.
     pub fn len(&self) -> usize {
         self.blocks.len()
@@ -254,6 +265,21 @@ mod tests {
         assert_eq!((0..3).map(|node| graph.element(node)).collect::<Vec<_>>(), [1, 2, 0]);
         let graph = graph.reading(|node| [0, 5, 7][node]);
         assert_eq!((0..3).map(|node| graph.element(node)).collect::<Vec<_>>(), [5, 7, 0]);
+    }
+
+    #[test]
+    fn what_no_constructor_makes_is_not_sound() {
+        let graph = tree(&[[1, 2], [-1, -1], [-1, -1]]).unwrap();
+        assert!(graph.is_sound(2) && !graph.is_sound(1));
+        let broken = |change: fn(&mut Graph)| {
+            let mut graph = graph.clone();
+            change(&mut graph);
+            !graph.is_sound(2)
+        };
+        assert!(broken(|graph| graph.inputs[5] = 2), "a node is its own input");
+        assert!(broken(|graph| graph.starts[1] = 9) && broken(|graph| graph.starts.truncate(1)));
+        assert!(broken(|graph| graph.inputs.truncate(1)) && broken(|graph| graph.elements.push(0)));
+        assert!(broken(|graph| graph.origins.clear()) && broken(|graph| graph.blocks.clear()));
     }
 
     #[test]

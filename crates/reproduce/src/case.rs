@@ -62,7 +62,7 @@ impl Contender {
 
     /// Whether the catalogue knows the policy and all the options.
     pub(super) fn is_known(&self) -> bool {
-        let knobs = |knob| find(self.policy).is_ok_and(|policy| policy.knobs.iter().any(|known| known.name == knob));
+        let knobs = |knob| find(self.policy).is_ok_and(|policy| policy.has(knob));
         find(self.policy).is_ok() && self.options.iter().all(|(option, _)| knobs(*option))
     }
 }

@@ -10,7 +10,7 @@ use crate::metrics::DeviceMetrics;
 use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Again, Device, Member, Progress, Task, TaskResult};
-use ripieno_model::{Block, Steps};
+use ripieno_model::{Block, Due, Job, Steps};
 use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,6 +44,8 @@ pub(crate) struct Fleet {
     lanes: usize,
     /// When the last task of each lane ended, device by device.
     idle_since: Vec<Time>,
+    /// By device, when its tasks should end that share it; none where it has one lane.
+    shared: Vec<Due>,
     /// Of each device.
     coverage: Vec<Coverage>,
     /// Results taken in so far.
@@ -99,6 +101,7 @@ impl Fleet {
             clock,
             lanes: limits.lanes,
             idle_since: vec![Time::ORIGIN; devices.len() * limits.lanes],
+            shared: devices.iter().filter(|_| limits.lanes > 1).map(|_| Due::new(limits.lanes)).collect(),
             coverage: devices.iter().map(|_| Coverage::new(limits.lanes)).collect(),
             devices,
             metrics,
@@ -118,7 +121,7 @@ impl Fleet {
     }
 
     /// Sends a batch to its device.
-    pub(crate) fn start(&mut self, start: &Start<'_>, jobs: &mut JobTable) {
+    pub(crate) fn start(&mut self, now: Time, start: &Start<'_>, jobs: &mut JobTable) {
         let node = |at| start.nodes.get(at).copied().unwrap_or(0);
         let members = start
             .members
@@ -128,6 +131,11 @@ impl Fleet {
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = pad(start, jobs);
+        let latency = start.spec.cost(rows, length);
+        if let Some(due) = self.shared.get_mut(start.device.index()) {
+            let (earliest, share) = (now.max(start.not_before), start.spec.share(rows, length));
+            due.start(now, start.lane, Job { task: start.task, earliest, alone: latency, share });
+        }
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.extend_from_slice(start.members);
         let mut nodes = self.spare_nodes.pop().unwrap_or_default();
@@ -139,7 +147,7 @@ impl Fleet {
             device: start.device,
             lane: start.lane,
             not_before: start.not_before,
-            latency: start.spec.cost(rows, length),
+            latency,
             members: kept,
             nodes,
             rows,
@@ -164,7 +172,7 @@ impl Fleet {
     }
 
     /// Takes in a result: outputs or error go to the members, times to the metrics.
-    pub(crate) fn land(&mut self, result: TaskResult, jobs: &mut JobTable) -> Landed {
+    pub(crate) fn land(&mut self, now: Time, result: TaskResult, jobs: &mut JobTable) -> Landed {
         let TaskResult { id: task, outcome, again, outage, started, finished } = result;
         let flying = self.flying.remove(&task).expect("a device reports each task once");
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
@@ -172,7 +180,10 @@ impl Fleet {
         let device = flying.device.index();
         let lane = device * self.lanes + flying.lane.index();
         let idle_since = std::mem::replace(&mut self.idle_since[lane], finished);
-        let expected = flying.not_before.max(idle_since) + flying.latency;
+        let expected = match self.shared.get_mut(device) {
+            Some(due) => due.end(now, task).1,
+            None => flying.not_before.max(idle_since) + flying.latency,
+        };
         let alone = self.ran_alone(device, flying.lane, started);
         self.landings += 1;
         let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings, outage };

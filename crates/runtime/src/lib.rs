@@ -35,7 +35,7 @@ pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
 pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use recorder::Header;
-pub use replay::{Difference, ReplayError, Replayed, replay};
+pub use replay::{Difference, Events, ReplayError, Replayed, replay};
 pub use sharded::{Stress, StressReport};
 pub use wakeup::{Wakeups, measure_wakeups};
 

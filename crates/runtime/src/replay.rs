@@ -6,10 +6,13 @@
 use crate::recorder::{Header, Line, VERSION};
 use ripieno_base::Time;
 use ripieno_sched::{Event, Outbox, Scheduler};
+use serde::de::Error;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
-use thiserror::Error;
+
+/// Much longer than a line is: the widest graph of the largest batch fits.
+const LONGEST_LINE: u64 = 64 << 20;
 
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +41,7 @@ pub struct Difference {
 }
 
 /// Why a recording cannot be replayed.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The file cannot be read.
     #[error("cannot read the recording {path}: {error}")]
@@ -49,7 +52,7 @@ pub enum ReplayError {
         error: io::Error,
     },
     /// A line is not what it should be.
-    #[error("{path}:{line}: not a line of a recording: {error}")]
+    #[error("{path}:{line}: not a line of a recording: {error}; give a file that `ripieno serve --record` wrote")]
     Line {
         /// The file.
         path: String,
@@ -59,12 +62,12 @@ pub enum ReplayError {
         error: serde_json::Error,
     },
     /// The file has another format.
-    #[error("{path}: a recording of version {found}; this program reads version {VERSION}")]
+    #[error("{path}:1: a recording of version {found}; this program reads version {VERSION}: record the run anew")]
     Version {
         /// The file.
         path: String,
         /// Its version.
-        found: u32,
+        found: u64,
     },
     /// The scheduler cannot be built.
     #[error("cannot build policy {policy:?} of the recording: {error}")]
@@ -81,25 +84,15 @@ pub fn replay<E: std::fmt::Display>(
     path: &Path,
     build: impl FnOnce(&Header) -> Result<Box<dyn Scheduler>, E>,
 ) -> Result<Replayed, ReplayError> {
-    let mut lines = Lines::open(path)?;
-    let header: Header = lines.next()?.ok_or_else(|| lines.error(io::ErrorKind::UnexpectedEof.into()))?;
-    if header.ripieno_recording != VERSION {
-        return Err(ReplayError::Version { path: lines.path, found: header.ripieno_recording });
-    }
-    let mut scheduler = build(&header)
+    let mut events = Events::open(path)?;
+    let header = events.header();
+    let mut scheduler = build(header)
         .map_err(|error| ReplayError::Build { policy: header.policy.clone(), error: error.to_string() })?;
     let mut out = Outbox::new(&header.setup.limits);
     let mut replayed = Replayed { inputs: 0, settles: 0, truncated: true, difference: None };
-    while let Some(line) = lines.next()? {
-        let (now, event) = match line {
-            Line::At(now, event) => (now, event),
-            Line::End { truncated } => {
-                replayed.truncated = truncated;
-                break;
-            }
-        };
+    while let Some((now, event)) = events.next()? {
         if let Err(decided) = event.replay(now, scheduler.as_mut(), &mut out) {
-            replayed.difference = Some(Difference { line: lines.number, now, recorded: event, decided });
+            replayed.difference = Some(Difference { line: events.line(), now, recorded: event, decided });
             break;
         }
         match event {
@@ -107,33 +100,100 @@ pub fn replay<E: std::fmt::Display>(
             _ => replayed.inputs += 1,
         }
     }
+    replayed.truncated = events.is_truncated();
     Ok(replayed)
+}
+
+/// A recording that is read event by event.
+pub struct Events {
+    lines: Lines,
+    header: Header,
+    truncated: bool,
+}
+
+impl Events {
+    /// Opens a recording and reads its first line.
+    pub fn open(path: &Path) -> Result<Events, ReplayError> {
+        let mut lines = Lines::open(path)?;
+        let Some(first) = lines.next::<serde_json::Value>()? else {
+            let error = serde_json::Error::custom("the file is empty, or ends in its first line");
+            return Err(ReplayError::Line { path: lines.path, line: 1, error });
+        };
+        // Another version may have other keys, so it is looked at before them.
+        let found = first.get("ripieno_recording").and_then(serde_json::Value::as_u64);
+        if let Some(found) = found.filter(|&found| found != u64::from(VERSION)) {
+            return Err(ReplayError::Version { path: lines.path, found });
+        }
+        let header = serde_json::from_value(first);
+        let header = header.map_err(|error| ReplayError::Line { path: lines.path.clone(), line: 1, error })?;
+        Ok(Events { lines, header, truncated: true })
+    }
+
+    /// What the recorded scheduler was built from.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The next event with its instant; none at the end, be it the recording's own or where it was cut off.
+    #[allow(clippy::should_implement_trait, reason = "an iterator could not end with an error")]
+    pub fn next(&mut self) -> Result<Option<(Time, Event)>, ReplayError> {
+        match self.lines.next()? {
+            Some(Line::At(now, event)) => Ok(Some((now, event))),
+            Some(Line::End { truncated }) => {
+                self.truncated = truncated;
+                Ok(None)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The line of the file, from 1, that was read last.
+    pub fn line(&self) -> usize {
+        self.lines.number
+    }
+
+    /// How many bytes of the file have been read.
+    pub fn bytes(&self) -> u64 {
+        self.lines.bytes
+    }
+
+    /// After the last event: whether further ones are missing, because the recording overflowed or the server was killed.
+    pub fn is_truncated(&self) -> bool {
+        self.truncated
+    }
 }
 
 /// Reads values line by line and knows where it is.
 struct Lines {
     path: String,
     reader: BufReader<File>,
-    buffer: String,
+    buffer: Vec<u8>,
     number: usize,
+    bytes: u64,
 }
 
 impl Lines {
     fn open(path: &Path) -> Result<Lines, ReplayError> {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| ReplayError::Io { path: name.clone(), error })?;
-        Ok(Lines { path: name, reader: BufReader::new(file), buffer: String::new(), number: 0 })
+        Ok(Lines { path: name, reader: BufReader::new(file), buffer: Vec::new(), number: 0, bytes: 0 })
     }
 
     fn next<T: serde::de::DeserializeOwned>(&mut self) -> Result<Option<T>, ReplayError> {
         self.buffer.clear();
-        let read = self.reader.read_line(&mut self.buffer).map_err(|error| self.error(error))?;
+        let mut line = self.reader.by_ref().take(LONGEST_LINE);
+        let read = line.read_until(b'\n', &mut self.buffer).map_err(|error| self.error(error))? as u64;
+        if read == LONGEST_LINE {
+            let error = serde_json::Error::custom(format!("the line is longer than {LONGEST_LINE} bytes"));
+            return Err(ReplayError::Line { path: self.path.clone(), line: self.number + 1, error });
+        }
         // A server that was killed leaves half a line.
-        if read == 0 || !self.buffer.ends_with('\n') {
+        if !self.buffer.ends_with(b"\n") {
             return Ok(None);
         }
         self.number += 1;
-        let value = serde_json::from_str(&self.buffer);
+        self.bytes += read;
+        let value = serde_json::from_slice(&self.buffer);
         value.map(Some).map_err(|error| ReplayError::Line { path: self.path.clone(), line: self.number, error })
     }
 

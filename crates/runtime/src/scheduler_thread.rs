@@ -171,7 +171,8 @@ impl SchedulerThread {
     }
 
     fn land(&mut self, now: Time, result: TaskResult) {
-        let Landed { task, outcome, members, model, expected, again, ran } = self.fleet.land(result, &mut self.jobs);
+        let Landed { task, outcome, members, model, expected, again, ran } =
+            self.fleet.land(now, result, &mut self.jobs);
         let resident = self.residents[model.index()].as_mut().expect("a model stays while its tasks fly");
         resident.tasks -= 1;
         // A batch that was stopped, or run more than once, says nothing about how late batches end.
@@ -308,7 +309,7 @@ impl SchedulerThread {
                 resident.tasks += 1;
                 let spec = &resident.learnt.model().blocks[block.index()];
                 let start = Start { task, model, block, spec, device, lane, not_before, members, nodes };
-                self.fleet.start(&start, &mut self.jobs);
+                self.fleet.start(now, &start, &mut self.jobs);
             }
             Action::Finish { request } => {
                 if let Some(Prediction { made, remaining }) = self.core.prediction(request) {

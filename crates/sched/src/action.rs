@@ -98,6 +98,13 @@ impl Outbox {
         &mut self.actions
     }
 
+    /// Hands everything on to another outbox.
+    pub(crate) fn move_to(&mut self, out: &mut Outbox) {
+        let count = out.actions.len() + self.actions.len();
+        assert!(count <= out.capacity, "a policy exceeded the outbox bound of {}", out.capacity);
+        out.actions.append(&mut self.actions);
+    }
+
     /// Empties the outbox.
     pub fn clear(&mut self) {
         self.actions.clear();

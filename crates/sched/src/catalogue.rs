@@ -1,32 +1,13 @@
-//! The catalogue: every policy by the name that its paper gave it, with its knobs.
+//! The catalogue: every policy by the name that its paper gave it, and how it is built.
 //!
 //! One table serves the command line, the server, the simulator, the contract tests and the documentation. A policy
 //! is added by one file in `policies/` and one row here.
 
-use crate::shard::Halves;
+use crate::knobs::{BuildError, Knob, Knobs, Options};
+use crate::shard::{Halves, Rules};
 use crate::{Scheduler, Setup, admission, policies};
 use ripieno_model::{Model, Walk};
-use std::collections::BTreeMap;
 use std::fmt;
-
-/// Options of a policy by name, as they stand in a scenario's `[policy_options]` or on the command line. An option
-/// `knob.model` holds for one model and wins over `knob`.
-pub type Options = BTreeMap<String, OptionValue>;
-
-/// The value of an option.
-#[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(untagged))]
-pub enum OptionValue {
-    /// true or false.
-    Bool(bool),
-    /// A whole number.
-    Int(i64),
-    /// A number.
-    Float(f64),
-    /// A word.
-    Text(String),
-}
 
 /// A row of the catalogue.
 #[derive(Debug)]
@@ -37,19 +18,53 @@ pub struct Policy {
     pub source: &'static str,
     /// What it does, in a sentence.
     pub summary: &'static str,
-    /// Whether it can run as model shards and a matchmaker on threads of their own.
-    pub sharded: bool,
-    /// Whether it refuses early, by itself, what cannot be answered in time.
-    pub keeps_deadlines: bool,
     /// The walks that it serves.
     pub walks: &'static [Walk],
     /// What it makes of chains.
     pub chains: Chains,
     /// What can be set.
     pub knobs: &'static [Knob],
-    /// Builds it.
-    pub(crate) build: Build,
+    /// What it needs of its driver with these options.
+    pub(crate) needs: fn(&Knobs<'_>) -> Needs,
+    /// How it is built.
+    pub(crate) form: Form,
 }
+
+/// What a policy needs of its driver, given its options. A driver whose devices hold less gives what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// How many batches run side by side on a device, each on a lane of it.
+    pub lanes: usize,
+    /// How many tasks a lane holds at once: the one that runs, and those that are queued behind it.
+    pub depth: usize,
+    /// Whether nodes of graphs are kept for live requests.
+    pub nodes: bool,
+    /// Whether it runs steps beyond the end of sequences whose length is known.
+    pub pads: bool,
+    /// Whether it refuses early, by itself, what cannot be answered in time.
+    pub keeps_deadlines: bool,
+    /// Whether it takes all that is there up to a full batch, whatever the deadlines, so that the largest batch of a
+    /// model that runs whole beside cells must be fitted to its SLO.
+    pub fitted: bool,
+}
+
+impl Needs {
+    /// One task at a time on each device, and nothing else.
+    pub const ONE_TASK: Needs =
+        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false };
+}
+
+/// The forms in which a policy runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// In one piece.
+    OnePiece(Build<Box<dyn Scheduler>>),
+    /// As rules for whole batches: in one piece, or as model shards and a matchmaker on threads of their own.
+    Shards(Build<Rules>),
+}
+
+/// Builds something of a policy from what was set.
+type Build<T> = fn(&Setup, &Knobs<'_>) -> Result<T, BuildError>;
 
 /// What a policy makes of chains whose requests are not all alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,20 +75,6 @@ pub enum Chains {
     EqualLengths,
     /// Moreover blocks are submitted ahead: none may be skipped.
     InStep,
-}
-
-/// Builds a policy from what was set.
-type Build = fn(&Setup, &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError>;
-
-/// Something that can be set on a policy.
-#[derive(Clone, Copy, Debug)]
-pub struct Knob {
-    /// Its name in `[policy_options]`.
-    pub name: &'static str,
-    /// Its default, as it would be written.
-    pub default: &'static str,
-    /// What it does, with its unit and when to change it.
-    pub help: &'static str,
 }
 
 /// Every policy.
@@ -101,9 +102,23 @@ pub fn find(name: &str) -> Result<&'static Policy, BuildError> {
 }
 
 impl Policy {
-    /// Whether it admits requests by predicting how long they and others will take, and so sees to deadlines itself.
-    pub fn predicts(&self) -> bool {
-        self.knobs.iter().any(|knob| knob.name == "dec_timesteps")
+    /// What it needs of its driver with these options. Values that make no sense are refused when the policy is built.
+    pub fn needs(&'static self, options: &Options) -> Needs {
+        (self.needs)(&self.read(options))
+    }
+
+    fn read<'a>(&'static self, options: &'a Options) -> Knobs<'a> {
+        Knobs { policy: self.name, known: self.knobs, options }
+    }
+
+    /// Whether it can run as model shards and a matchmaker on threads of their own.
+    pub fn is_sharded(&self) -> bool {
+        matches!(self.form, Form::Shards(_))
+    }
+
+    /// Whether it has this option.
+    pub fn has(&self, knob: &str) -> bool {
+        self.knobs.iter().any(|known| known.name == knob)
     }
 
     /// Whether it serves the walk of a model; a driver asks before it loads one into a scheduler that runs.
@@ -122,31 +137,13 @@ impl Policy {
     }
 }
 
-/// The option that says how many lanes a policy uses, and its default.
-const LANES: (&str, usize) = ("buffers", 2);
-
-/// The most lanes that a device may have.
-pub(crate) const MAX_LANES: usize = 16;
-
-/// How many lanes of each device a policy uses with these options: a driver opens so many. One that makes no sense is
-/// refused when the policy is built.
-pub fn lanes(policy: &Policy, options: &Options) -> usize {
-    let (knob, default) = LANES;
-    match options.get(knob) {
-        _ if policy.knobs.iter().all(|known| known.name != knob) => 1,
-        Some(OptionValue::Int(lanes)) => usize::try_from(*lanes).unwrap_or(1).clamp(1, MAX_LANES),
-        _ => default,
-    }
-}
-
 /// Builds the policy of this name for a setup.
 pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
-    let policy = find(name)?;
-    setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
-    check_setup(setup)?;
-    let knobs = Knobs { policy, options };
-    knobs.check(setup)?;
-    (policy.build)(setup, &knobs)
+    let (form, knobs) = checked(name, setup, options)?;
+    match form {
+        Form::OnePiece(build) => build(setup, &knobs),
+        Form::Shards(rules) => policies::whole_batches(setup, &knobs, rules(setup, &knobs)?),
+    }
 }
 
 /// Builds the policy of this name as a server runs it: behind a door that refuses what no schedule is likely to answer in
@@ -154,19 +151,27 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let inner = Setup { limits: admission::widen(&setup.limits), ..setup.clone() };
     let policy = build(name, &inner, options)?;
-    Ok(admission::guard(policy, find(name)?.keeps_deadlines, setup))
+    Ok(admission::guard(policy, find(name)?.needs(options).keeps_deadlines, setup))
 }
 
 /// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their
 /// ids, and the matchmaker.
 pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
+    let (form, knobs) = checked(name, setup, options)?;
+    match form {
+        Form::OnePiece(_) => Err(BuildError::Setup(format!("policy {name:?} does not run in shards"))),
+        Form::Shards(rules) => policies::halves(setup, &knobs, rules(setup, &knobs)?, shards.max(1)),
+    }
+}
+
+/// How the policy is built, and its options, if it serves the setup with them.
+fn checked<'a>(name: &str, setup: &Setup, options: &'a Options) -> Result<(Form, Knobs<'a>), BuildError> {
     let policy = find(name)?;
     setup.models.iter().try_for_each(|model| policy.check_walk(model))?;
     check_setup(setup)?;
-    let knobs = Knobs { policy, options };
+    let knobs = policy.read(options);
     knobs.check(setup)?;
-    policies::halves(setup, &knobs, shards.max(1))?
-        .ok_or_else(|| BuildError::Setup(format!("policy {name:?} does not run in shards")))
+    Ok((policy.form, knobs))
 }
 
 fn check_setup(setup: &Setup) -> Result<(), BuildError> {
@@ -198,167 +203,11 @@ fn check_setup(setup: &Setup) -> Result<(), BuildError> {
     }
 }
 
-/// The options given for one policy, read by knob.
-pub(crate) struct Knobs<'a> {
-    policy: &'static Policy,
-    options: &'a Options,
-}
-
-impl Knobs<'_> {
-    /// Every option must be a knob, and every `knob.model` must name a model.
-    fn check(&self, setup: &Setup) -> Result<(), BuildError> {
-        for name in self.options.keys() {
-            let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
-            let known = self.policy.knobs.iter().any(|known| known.name == knob);
-            let model_known = model.is_none_or(|model| setup.models.iter().any(|known| known.name == model));
-            if !known || !model_known {
-                return Err(BuildError::UnknownKnob { policy: self.policy.name, name: name.clone() });
-            }
-        }
-        Ok(())
-    }
-
-    /// The policy's name.
-    pub(crate) fn policy(&self) -> &'static str {
-        self.policy.name
-    }
-
-    /// Whether the policy has this knob at all.
-    pub(crate) fn has(&self, knob: &str) -> bool {
-        self.policy.knobs.iter().any(|known| known.name == knob)
-    }
-
-    fn get(&self, knob: &str, model: Option<&str>) -> Option<&OptionValue> {
-        debug_assert!(self.has(knob), "{knob} is not a knob");
-        let own = model.and_then(|model| self.options.get(&format!("{knob}.{model}")));
-        own.or_else(|| self.options.get(knob))
-    }
-
-    /// One of several words; each stands for a value.
-    pub(crate) fn choice<T: Copy>(&self, knob: &str, choices: &[(&str, T)], default: T) -> Result<T, BuildError> {
-        let Some(value) = self.get(knob, None) else { return Ok(default) };
-        let chosen = choices.iter().find(|(word, _)| matches!(value, OptionValue::Text(text) if text == word));
-        chosen.map(|&(_, value)| value).ok_or_else(|| {
-            let words: Vec<_> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
-            self.bad(knob, value, &format!("one of {}", words.join(", ")))
-        })
-    }
-
-    /// A number of at least zero, for one model or for all.
-    pub(crate) fn number(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
-        let Some(value) = self.get(knob, model) else { return Ok(None) };
-        let number = match value {
-            OptionValue::Int(int) => *int as f64,
-            OptionValue::Float(float) => *float,
-            OptionValue::Bool(_) | OptionValue::Text(_) => f64::NAN,
-        };
-        if number.is_finite() && number >= 0.0 {
-            return Ok(Some(number));
-        }
-        Err(self.bad(knob, value, "a number of at least 0"))
-    }
-
-    /// A whole number of at least one.
-    pub(crate) fn count(&self, knob: &str, model: Option<&str>) -> Result<Option<usize>, BuildError> {
-        let Some(value) = self.get(knob, model) else { return Ok(None) };
-        match value {
-            OptionValue::Int(int) if *int >= 1 => Ok(Some(*int as usize)),
-            _ => Err(self.bad(knob, value, "a whole number of at least 1")),
-        }
-    }
-
-    /// true or false, also as a word.
-    pub(crate) fn flag(&self, knob: &str, default: bool) -> Result<bool, BuildError> {
-        match self.get(knob, None) {
-            None => Ok(default),
-            Some(OptionValue::Bool(value)) => Ok(*value),
-            Some(OptionValue::Text(word)) if word == "true" || word == "false" => Ok(word == "true"),
-            Some(value) => Err(self.bad(knob, value, "true or false")),
-        }
-    }
-
-    /// The complaint about a number above what the driver allows.
-    pub(crate) fn too_many(&self, knob: &str, asked: usize, most: usize) -> BuildError {
-        let expected = format!("at most {most}, which is what the driver lets a device hold");
-        self.bad(knob, &OptionValue::Int(asked as i64), &expected)
-    }
-
-    fn bad(&self, knob: &str, value: &OptionValue, expected: &str) -> BuildError {
-        BuildError::BadValue {
-            policy: self.policy.name,
-            knob: knob.to_owned(),
-            value: value.to_string(),
-            expected: expected.to_owned(),
-        }
-    }
-}
-
-/// Why a policy cannot be built.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BuildError {
-    /// No policy has this name.
-    UnknownPolicy(String),
-    /// The policy has no such knob, or the model of a `knob.model` does not exist.
-    UnknownKnob {
-        /// The policy.
-        policy: &'static str,
-        /// The option as given.
-        name: String,
-    },
-    /// The value does not suit the knob.
-    BadValue {
-        /// The policy.
-        policy: &'static str,
-        /// The knob.
-        knob: String,
-        /// The value as given.
-        value: String,
-        /// What would do.
-        expected: String,
-    },
-    /// The policy does not serve a model's walk.
-    Walk {
-        /// The policy.
-        policy: &'static str,
-        /// The model.
-        model: String,
-        /// Its walk.
-        walk: Walk,
-    },
-    /// The policy lets batches meet at later blocks, but the model's are padded to different lengths.
-    Lengths {
-        /// The policy.
-        policy: &'static str,
-        /// The model.
-        model: String,
-    },
-    /// The policy submits blocks ahead, but requests of the model skip some.
-    Skips {
-        /// The policy.
-        policy: &'static str,
-        /// The model.
-        model: String,
-    },
-    /// Models, devices and limits contradict each other.
-    Setup(String),
-}
-
 /// The policies that serve chains in this way.
 fn names(serves: impl Fn(Chains) -> bool) -> String {
     let chain = |policy: &&Policy| policy.walks.contains(&Walk::Chain) && serves(policy.chains);
     let names: Vec<_> = CATALOGUE.iter().filter(chain).map(|policy| policy.name).collect();
     names.join(", ")
-}
-
-impl fmt::Display for OptionValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OptionValue::Bool(value) => write!(f, "{value}"),
-            OptionValue::Int(value) => write!(f, "{value}"),
-            OptionValue::Float(value) => write!(f, "{value}"),
-            OptionValue::Text(value) => write!(f, "{value:?}"),
-        }
-    }
 }
 
 impl fmt::Display for BuildError {

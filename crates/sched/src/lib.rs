@@ -35,6 +35,7 @@ mod action;
 mod admission;
 mod catalogue;
 mod event;
+mod knobs;
 mod parts;
 mod policies;
 mod scheduler;
@@ -42,10 +43,9 @@ mod serving;
 mod shard;
 
 pub use action::{Action, Outbox, Why};
-pub use catalogue::{
-    BuildError, CATALOGUE, Chains, Knob, OptionValue, Options, Policy, build, build_halves, build_served, find, lanes,
-};
+pub use catalogue::{CATALOGUE, Chains, Needs, Policy, build, build_halves, build_served, find};
 pub use event::Event;
+pub use knobs::{BuildError, Knob, OptionValue, Options};
 pub use parts::calibration::{Calibration, Ran};
 pub use parts::margin::Margin;
 pub use scheduler::{Control, Limits, Outcome, Prediction, Request, RequestClass, Scheduler, Setup, Shape, TaskDone};

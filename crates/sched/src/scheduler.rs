@@ -2,7 +2,7 @@
 
 use crate::Outbox;
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Extent, Graph, Model, Profile};
+use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 
 /// A state machine that is told facts and asked for decisions.
 ///
@@ -133,6 +133,13 @@ pub struct TaskDone<'a> {
     /// For each member, the block of its chain that it goes on with: the next one, or a later one if it skips some. Empty if
     /// none skips. Means nothing for those whose walk ended, and never given where walks unfold.
     pub skips: &'a [BlockId],
+}
+
+impl TaskDone<'_> {
+    /// What is told of one member.
+    pub(crate) fn report_of(&self, member: usize) -> StepReport {
+        StepReport { ended: self.ended.get(member).copied().unwrap_or(false), skip: self.skips.get(member).copied() }
+    }
 }
 
 /// How a task ended.

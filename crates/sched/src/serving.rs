@@ -76,24 +76,22 @@ pub fn choose(models: &[Kind], objective: Objective) -> Choice {
 /// The options with which the server runs a policy that somebody chose, over those that were given: the objective where the
 /// policy has one, and where whole batches are formed by deadlines, a rule for them that stands overload.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
-    let has = |name: &str| policy.knobs.iter().any(|knob| knob.name == name);
     let mut set = |name: &str, value: &str| {
         options.entry(name.to_owned()).or_insert_with(|| OptionValue::Text(value.to_owned()));
     };
-    if has("objective") {
+    if policy.has("objective") {
         set("objective", objective.name());
-    } else if policy.sharded && has("gather") {
+    } else if policy.is_sharded() {
         set("gather", "priced");
     }
     options
 }
 
 /// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
-/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own. A policy that
-/// predicts sees to its deadlines itself.
-pub fn fit_batches(model: &mut Model, policy: &Policy) {
-    let of_cells = !policy.predicts() && policy.walks.iter().any(|walk| walk.is_unfolded());
-    if of_cells && !model.walk.is_unfolded() {
+/// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
+pub fn fit_batches(model: &mut Model, policy: &'static Policy) {
+    // Models are fitted without the options in hand: none changes this need.
+    if policy.needs(&Options::new()).fitted && !model.walk.is_unfolded() {
         let fitting = model.profile().largest_within(Nanos(model.slo.0 / 2));
         model.max_batch = model.max_batch.min(fitting.max(1));
     }
@@ -134,7 +132,45 @@ mod tests {
             let limits = crate::Limits { requests: 1, models: 1, devices: 1, lanes: 1, depth: 5, batch: 8, nodes: 1 };
             let setup = crate::Setup { models: Vec::new(), devices: 1, limits };
             assert!(crate::build(policy.name, &setup, &choice.options).is_ok(), "{}", policy.name);
-            assert_eq!(crate::lanes(policy, &choice.options), 1);
+            assert_eq!(policy.needs(&choice.options).lanes, 1);
+        }
+    }
+
+    #[test]
+    fn needs_follow_the_options() {
+        let int = |value| OptionValue::Int(value);
+        let needs = |policy: &str, options: &[(&str, OptionValue)]| {
+            let options = options.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+            find(policy).unwrap().needs(&options)
+        };
+        let lanes = |buffers| needs("dva", &[("buffers", int(buffers))]).lanes;
+        assert_eq!((needs("dva", &[]).lanes, lanes(1), lanes(3), lanes(99), lanes(-1)), (2, 1, 3, 16, 1));
+        let depth = |tasks| needs("cellular", &[("max_tasks", int(tasks))]).depth;
+        assert_eq!((needs("cellular", &[]).depth, depth(1), depth(9)), (5, 1, 9));
+        assert_eq!((needs("late", &[]).depth, needs("bucketed", &[]).depth, needs("lazy", &[]).depth), (2, 16, 1));
+        for policy in ["deferred", "timeout", "eager", "serial"] {
+            let ahead = |knob, value| needs(policy, &[(knob, int(value))]).depth;
+            assert_eq!((needs(policy, &[]).depth, ahead("control_us", 1), ahead("data_us_per_row", 1)), (1, 2, 2));
+        }
+        let word = OptionValue::Text("false".to_owned());
+        let pads = |value| needs("cellular", &[("early_leave", value)]).pads;
+        assert_eq!((pads(OptionValue::Bool(false)), pads(word), pads(OptionValue::Bool(true))), (true, true, false));
+        assert!(!needs("cellular", &[]).pads && needs("bucketed", &[]).pads);
+    }
+
+    #[test]
+    fn needs_and_forms_agree_with_what_is_served() {
+        let limits = crate::Limits { requests: 4, models: 1, devices: 1, lanes: 1, depth: 1, batch: 4, nodes: 0 };
+        let setup = crate::Setup { models: Vec::new(), devices: 1, limits };
+        for policy in crate::CATALOGUE {
+            let options = served_options(policy, Options::new(), Objective::Latency);
+            let needs = policy.needs(&options);
+            assert_eq!(needs.nodes, policy.walks.iter().any(|walk| walk.brings_graph()), "{}", policy.name);
+            assert!(!needs.fitted || policy.walks.iter().any(|walk| walk.is_unfolded()), "{}", policy.name);
+            let limits = crate::Limits { lanes: needs.lanes, depth: needs.depth, ..limits };
+            assert!(crate::build(policy.name, &crate::Setup { limits, ..setup.clone() }, &options).is_ok());
+            let halves = crate::build_halves(policy.name, &setup, &options, 2);
+            assert_eq!(halves.is_ok(), policy.is_sharded(), "{}", policy.name);
         }
     }
 

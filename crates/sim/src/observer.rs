@@ -25,6 +25,9 @@ pub trait Observer {
     /// A task that has not ended was cancelled; it ends at the next instant.
     fn cancelled(&mut self, _now: Time, _run: &Run<'_>) {}
 
+    /// A device takes no further tasks; those that it has are lost with it or still end.
+    fn left(&mut self, _device: DeviceId) {}
+
     /// A request has ended.
     fn ended(&mut self, _now: Time, _id: u64, _request: &Request, _end: End) {}
 

@@ -9,8 +9,10 @@ use ripieno_sched::{Request, RequestClass, Setup};
 /// A request that will arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// When.
+    /// When the scheduler is told of it.
     pub at: Time,
+    /// When it reached the server, at the latest then: its latency counts from here.
+    pub arrived: Time,
     /// For which model.
     pub model: ModelId,
     /// How many rows it holds.
@@ -30,10 +32,10 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// A request of one row that runs each block once.
+    /// A request of one row that runs each block once, and that the scheduler is told of as it arrives.
     pub fn new(at: Time, model: ModelId, deadline: Time) -> Arrival {
         let (extent, class) = (Extent::ONE, RequestClass::default());
-        Arrival { at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
+        Arrival { at, arrived: at, model, rows: 1, deadline, extent, class, output: 0, graph: None, route: Route::ALL }
     }
 }
 

@@ -6,7 +6,8 @@ use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
 use crate::scenario::{Drawn, Length, Scenario};
 use crate::unfolding::Unfolding;
-use crate::{Arrival, Trace, World};
+use crate::world::expires;
+use crate::{Arrival, Route, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
 use ripieno_sched::{BuildError, Request, build, build_served};
@@ -137,9 +138,10 @@ fn run(
         collector: Collector::new(names, setup.limits.devices, setup.limits.batch, window),
         last_arrival: Time::ORIGIN,
         held_back: Vec::new(),
+        expires: setup.models.iter().map(|model| scenario.margins && expires(model)).collect(),
     };
     let mut checkers = Checkers::new(setup);
-    if !scenario.pads() {
+    if !scenario.needs().pads {
         checkers = checkers.without_padding();
     }
     let mut unfolding = Unfolding::new(setup, start);
@@ -149,12 +151,14 @@ fn run(
     let mut world = World::new(scheduler.as_mut(), setup)
         .with_network(scenario.network, scenario.seed)
         .with_jitter(scenario.jitter, scenario.seed)
+        .with_reports(&scenario.reports)
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather);
     if scenario.margins {
-        world = world.with_learning(&setup.models);
+        world = world.with_learning(&setup.models).with_expiry();
     }
-    if scenario.routes.iter().any(Option::is_some) {
+    let leaves = |arrivals: &Vec<Arrival>| arrivals.iter().any(|arrival| arrival.route != Route::ALL);
+    if scenario.routes.iter().any(Option::is_some) || scenario.requests.as_ref().is_some_and(leaves) {
         world = world.with_routes(setup);
     }
     let mut info = RunInfo { policy: scenario.policy.clone(), seed: scenario.seed, ..RunInfo::default() };
@@ -183,6 +187,8 @@ struct Statistics {
     collector: Collector,
     last_arrival: Time,
     held_back: Vec<Batch>,
+    /// By model, whether a late answer reaches nobody.
+    expires: Vec<bool>,
 }
 
 struct Batch {
@@ -229,7 +235,9 @@ impl Observer for Statistics {
     }
 
     fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
+        let lost = self.expires[request.model.index()] && now > request.deadline;
         match end {
+            End::Finished if lost => self.collector.record_drop(request.model, request.arrived),
             End::Finished => self.collector.record_answer(request.model, request.arrived, request.deadline, now),
             End::Rejected(_) => self.collector.record_drop(request.model, request.arrived),
         }

@@ -22,8 +22,8 @@ pub use walks::Unfold;
 use model::ModelTable;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
-use ripieno_model::{Graph, Model, Walk};
-use ripieno_sched::{Choice, Kind, Limits, Objective, OptionValue, Options, Setup, choose, fit_batches};
+use ripieno_model::{Graph, Model};
+use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Setup, choose, fit_batches};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -55,7 +55,10 @@ pub struct Scenario {
     pub network: Network,
     /// How much longer tasks take than profiled.
     pub jitter: Jitter,
-    /// Whether deadlines are planned ahead by a margin that is learnt, as the server does it.
+    /// When the scheduler hears of the ends of tasks, where that was measured: ends in order, and when each was heard.
+    pub reports: Vec<(Time, Time)>,
+    /// Whether requests are treated as the server does it: deadlines are planned ahead by a margin that is learnt, and
+    /// nobody waits for an answer beyond the deadline.
     pub margins: bool,
     /// What is said for planning only.
     pub planning: Planning,
@@ -199,28 +202,25 @@ impl Scenario {
     /// The policy's options, with the estimates of the network where the policy takes them and none are given.
     pub fn effective_options(&self) -> Options {
         let mut options = self.policy_options.clone();
-        let knobs = ripieno_sched::find(&self.policy).map_or(&[][..], |policy| policy.knobs);
         for (knob, delay) in [("control_us", self.network.estimate), ("data_us_per_row", self.network.data_per_row)] {
-            if delay > Nanos::ZERO && knobs.iter().any(|known| known.name == knob) {
+            if delay > Nanos::ZERO && ripieno_sched::find(&self.policy).is_ok_and(|policy| policy.has(knob)) {
                 options.entry(knob.to_owned()).or_insert(OptionValue::Float(delay.as_millis_f64() * 1e3));
             }
         }
         options
     }
 
-    /// The setup with as many lanes on each device as the policy uses.
+    /// The setup with as many lanes on each device, and as many tasks on a lane, as the policy uses.
     pub fn effective_setup(&self) -> Setup {
-        let mut setup = self.setup.clone();
-        if let Ok(policy) = ripieno_sched::find(&self.policy) {
-            setup.limits.lanes = ripieno_sched::lanes(policy, &self.policy_options);
-        }
+        let (mut setup, needs) = (self.setup.clone(), self.needs());
+        (setup.limits.lanes, setup.limits.depth) = (needs.lanes, needs.depth.min(MAX_DEPTH));
         setup
     }
 
-    /// Whether the policy runs steps beyond the end of sequences whose length is known.
-    pub(crate) fn pads(&self) -> bool {
-        let off = |value: &OptionValue| matches!(value, OptionValue::Bool(false)) || value.to_string() == "\"false\"";
-        self.policy == "bucketed" || self.policy_options.get("early_leave").is_some_and(off)
+    /// What the policy needs with the options that it runs with; an unknown one is refused when it is built.
+    pub(crate) fn needs(&self) -> Needs {
+        let policy = ripieno_sched::find(&self.policy);
+        policy.map_or(Needs::ONE_TASK, |policy| policy.needs(&self.effective_options()))
     }
 
     /// What all devices could answer in staggered execution if arrivals were evenly spaced: the analytic bound of the
@@ -295,6 +295,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         loads,
         network: file.network.parse()?,
         jitter: file.jitter.check()?,
+        reports: Vec::new(),
         margins: false,
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
@@ -396,8 +397,8 @@ impl File {
         let most = autoscale.map_or(devices, |autoscale| autoscale.max);
         let largest = graphs.iter().map(Limits::room).max().unwrap_or(0);
         let nodes = requests.saturating_mul(largest).min(MAX_NODES.max(largest));
-        let depth = if self.queues_ahead(&models) { QUEUE } else { 2 };
-        let limits = Limits { requests, models: models.len(), devices: most, lanes: 1, depth, batch, nodes };
+        // The policy may be exchanged: what it needs of devices is filled in when a run begins.
+        let limits = Limits { requests, models: models.len(), devices: most, lanes: 1, depth: 1, batch, nodes };
         Ok(Setup { models, devices, limits })
     }
 }
@@ -405,16 +406,8 @@ impl File {
 /// Nodes of graphs of live requests; a request beyond them is refused.
 const MAX_NODES: usize = 1 << 20;
 
-/// Tasks that a device holds where a policy may queue ahead.
-const QUEUE: usize = 16;
-
-impl File {
-    /// Whether the policy, or one that `--policy` may name for these models, submits several tasks to a device.
-    fn queues_ahead(&self, models: &[Model]) -> bool {
-        let cells = ripieno_sched::find(&self.policy).is_ok_and(|policy| policy.walks.contains(&Walk::Repeat));
-        cells || models.iter().any(|model| model.walk.is_unfolded())
-    }
-}
+/// The most tasks that a lane holds.
+const MAX_DEPTH: usize = 16;
 
 impl NetworkTable {
     fn parse(&self) -> Checked<Network> {

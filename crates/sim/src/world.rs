@@ -3,18 +3,21 @@
 //! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
+mod expiry;
 mod learning;
 mod shared;
 mod unfolded;
 
 use crate::jitter::{Excess, Jitter};
-use crate::lanes::Lanes;
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
+use crate::reports::Reports;
 use crate::route::{Arrival, Carried};
+use expiry::Expiries;
+pub(crate) use expiry::expires;
 use learning::Learning;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Graph, Model};
+use ripieno_model::{Graph, Lanes, Model};
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -87,8 +90,12 @@ pub struct World<'a> {
     last_arrival: Time,
     link: Option<Link>,
     jitter: Option<Excess>,
+    /// How late the scheduler hears; none where it does at once.
+    reports: Option<Reports<'a>>,
     /// What is learnt from tasks; none where the scheduler is told the real deadlines and keeps the profiles that it has.
     learning: Option<Learning>,
+    /// When clients stop waiting; none where they wait for ever.
+    expiries: Option<Expiries>,
     gather: Option<Gather<'a>>,
 }
 
@@ -117,6 +124,8 @@ struct EmulatedDevice {
     present: bool,
     percent: u32,
     busy_until: Time,
+    /// When the scheduler hears of the latest end: it hears of them in their order.
+    heard: Time,
     fail_next: bool,
 }
 
@@ -141,8 +150,8 @@ struct Running {
     length: u32,
     start: Time,
     end: Time,
-    /// When it would end by its profile; never where lanes share the device.
-    expected: Time,
+    /// How much longer it takes than it should.
+    excess: Nanos,
     /// Which start this is: a lost task's end must not be taken for that of a later task with the same id.
     serial: u64,
     cancelled: bool,
@@ -159,6 +168,7 @@ impl<'a> World<'a> {
             present: index < setup.devices,
             percent: 100,
             busy_until: Time::ORIGIN,
+            heard: Time::ORIGIN,
             fail_next: false,
         };
         World {
@@ -182,7 +192,9 @@ impl<'a> World<'a> {
             last_arrival: Time::ORIGIN,
             link: None,
             jitter: None,
+            reports: None,
             learning: None,
+            expiries: None,
             gather: None,
         }
     }
@@ -205,10 +217,24 @@ impl<'a> World<'a> {
         self
     }
 
+    /// The same world, but the scheduler hears of the ends of tasks as late as was measured: ends in order, and when each was
+    /// heard.
+    pub fn with_reports(mut self, heard: &'a [(Time, Time)]) -> World<'a> {
+        self.reports = Reports::new(heard);
+        self
+    }
+
     /// The same world, but deadlines are planned ahead by a margin and profiles are corrected, as the runtime does it.
     /// `believed` are the models that the scheduler was built with: their profiles may be wrong.
     pub fn with_learning(mut self, believed: &[Model]) -> World<'a> {
         self.learning = Some(Learning::new(believed));
+        self
+    }
+
+    /// The same world, but nobody waits for an answer beyond its deadline, as the runtime sees to it; but for models that
+    /// never drop, whose late answers are wanted.
+    pub fn with_expiry(mut self) -> World<'a> {
+        self.expiries = Some(Expiries::new(self.models, self.live.len()));
         self
     }
 
@@ -248,7 +274,8 @@ impl<'a> World<'a> {
             let arrival = arrivals.peek().map_or(Time::NEVER, |arrival| arrival.at);
             let end = self.ends.peek().map_or(Time::NEVER, |&Reverse((at, ..))| at);
             let (ending, beginning) = if self.lanes.is_empty() { (Time::NEVER, Time::NEVER) } else { self.lanes_due() };
-            let due = arrival.min(end).min(ending).min(self.scheduler.next_wakeup());
+            let expiry = self.expiries.as_ref().map_or(Time::NEVER, Expiries::next);
+            let due = arrival.min(end).min(ending).min(expiry).min(self.scheduler.next_wakeup());
             let next = due.min(controller.next_at(due));
             if beginning < next {
                 self.advance_lanes(beginning);
@@ -269,6 +296,7 @@ impl<'a> World<'a> {
             while let Some(fault) = controller.act(next) {
                 self.inflict(&fault, observers);
             }
+            self.expire();
             while let Some(arrival) = arrivals.next_if(|arrival| arrival.at == next) {
                 self.arrive(&arrival, observers);
             }
@@ -301,9 +329,12 @@ impl<'a> World<'a> {
             each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
             return;
         };
-        let Arrival { model, rows, deadline, extent, class, .. } = *arrival;
-        let request = Request { slot, model, arrived: self.now, deadline, rows, extent, class };
+        let Arrival { arrived, model, rows, deadline, extent, class, .. } = *arrival;
+        let request = Request { slot, model, arrived, deadline, rows, extent, class };
         self.live[slot.index()] = Some((self.arrived, request));
+        if let Some(expiries) = &mut self.expiries {
+            expiries.set(self.now, &request);
+        }
         if let Some(carried) = &mut self.carried {
             carried.accept(slot, arrival);
         }
@@ -359,7 +390,8 @@ impl<'a> World<'a> {
         };
         let better = match &mut self.learning {
             Some(learning) if outcome == Outcome::Ok => {
-                learning.on_end(self.now, model, &running, self.devices[running.device.index()].percent)
+                let percent = self.devices[running.device.index()].percent;
+                learning.on_end(self.now, model, &running, percent, self.lanes.is_empty())
             }
             _ => None,
         };
@@ -377,6 +409,9 @@ impl<'a> World<'a> {
     fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
         let Some(control) = self.control(fault) else { return };
         self.events += 1;
+        if let Control::DeviceLeft(device) = control {
+            each(observers, |observer| observer.left(device));
+        }
         self.scheduler.on_control(self.now, control);
         if let Fault::Lose(device) = *fault {
             self.lose_tasks(device, observers);
@@ -418,7 +453,8 @@ impl<'a> World<'a> {
     }
 
     fn lose_tasks(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {
-        self.devices[device.index()].busy_until = self.now;
+        let state = &mut self.devices[device.index()];
+        (state.busy_until, state.heard) = (self.now, self.now);
         for id in 0..self.tasks.len() {
             if self.tasks[id].as_ref().is_some_and(|running| running.device == device) {
                 self.take_off_lane(TaskId(id as u32), device.index());
@@ -464,7 +500,8 @@ impl<'a> World<'a> {
         let gather = self.gather.as_mut().map_or(Nanos::ZERO, |gather| gather.cost(model, block, device, &slots, rows));
         let latency = self.models[model.index()].blocks[block.index()].cost(rows, length) + gather;
         let profiled = latency.scale(u64::from(state.percent), 100).max(Nanos(1));
-        let alone = profiled + self.jitter.as_mut().map_or(Nanos::ZERO, |excess| excess.of(profiled));
+        let excess = self.jitter.as_mut().map_or(Nanos::ZERO, |excess| excess.of(profiled));
+        let alone = profiled + excess;
         self.starts += 1;
         let serial = self.starts;
         let mut running = Running {
@@ -476,7 +513,7 @@ impl<'a> World<'a> {
             length,
             start,
             end: start + alone,
-            expected: start + profiled,
+            excess,
             serial,
             cancelled: false,
             slots,
@@ -485,9 +522,10 @@ impl<'a> World<'a> {
         };
         if self.lanes.is_empty() {
             state.busy_until = running.end;
-            self.ends.push(Reverse((running.end, serial, id)));
+            let heard = self.heard(running.end, device.index());
+            self.ends.push(Reverse((heard, serial, id)));
         } else {
-            (running.end, running.expected) = (Time::NEVER, Time::NEVER);
+            running.end = Time::NEVER;
             self.put_on_lane(id, &running, alone);
         }
         let run = running.as_run(id);
@@ -500,13 +538,21 @@ impl<'a> World<'a> {
         assert!(replaced.is_none(), "a task was started that is in flight already: {id:?}");
     }
 
+    /// When the scheduler hears that a task of this device ends then.
+    fn heard(&mut self, end: Time, device: usize) -> Time {
+        let Some(reports) = self.reports else { return end };
+        let state = &mut self.devices[device];
+        state.heard = reports.of(end).max(state.heard);
+        state.heard
+    }
+
     /// Stops a task. The scheduler hears of it at the next instant, since it settles once an instant.
     fn abort(&mut self, id: TaskId, observers: &mut [&mut dyn Observer]) {
         let running = self.tasks[id.index()].as_mut().expect("only a task in flight can be cancelled");
         assert!(!std::mem::replace(&mut running.cancelled, true), "{id:?} was cancelled twice");
         let device = &mut self.devices[running.device.index()];
         if device.busy_until == running.end {
-            device.busy_until = self.now.next();
+            (device.busy_until, device.heard) = (self.now.next(), self.now);
         }
         self.ends.push(Reverse((self.now.next(), running.serial, id)));
         each(observers, |observer| observer.cancelled(self.now, &running.as_run(id)));
@@ -517,6 +563,9 @@ impl<'a> World<'a> {
         if let (Some(learning), End::Rejected(Why::Hopeless | Why::Expired)) = (&mut self.learning, end) {
             let runs = self.tasks.iter().flatten().any(|running| running.model == request.model);
             learning.on_hopeless(self.now, &request, runs);
+        }
+        if let Some(expiries) = &mut self.expiries {
+            expiries.remove(slot);
         }
         // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
         if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.flying[slot.index()] == 0) {

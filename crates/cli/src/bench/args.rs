@@ -8,6 +8,7 @@ use ripieno_report::Format;
 use ripieno_workload::Arrival;
 
 use super::inputs::ShapeArg;
+use super::target::door::DoorArgs;
 use super::target::{Address, Protocol};
 use super::unfolded::WalkArgs;
 
@@ -23,12 +24,16 @@ use super::unfolded::WalkArgs;
 ///   ripieno bench localhost:8000 --model digits --sweep 200:2000:200 --arrival gamma:0.3
 ///   ripieno bench localhost:8000 --model sentiment --rate 200 --lengths europarl
 ///   ripieno bench grpc://localhost:8001 --model digits --find-goodput --slo-ms 20 --format json
+///   ripieno bench grpcs://models.example.com:8001 --ca ca.pem --token-file token --model digits --rate 500
 #[derive(Clone, Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
-    /// The server: HOST:PORT, http://HOST:PORT or grpc://HOST:PORT.
+    /// The server: HOST:PORT, http://HOST:PORT or grpc://HOST:PORT; https:// and grpcs:// for TLS.
     #[arg(value_parser = url)]
     pub(crate) url: String,
+
+    #[command(flatten)]
+    pub(crate) door: DoorArgs,
 
     /// The model to send requests to.
     #[arg(long, short)]

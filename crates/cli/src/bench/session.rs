@@ -12,6 +12,7 @@ use super::args::{ArrivalArg, BenchArgs};
 use super::inputs::{self, Filling, Samples};
 use super::load::{Plan, open_loop};
 use super::output::Row;
+use super::target::door::Door;
 use super::target::{Address, Client, Protocol};
 
 /// A connection to the model under load, and the runs made so far.
@@ -42,7 +43,8 @@ impl<'a> Session<'a> {
         let protocol = protocol(args, &address)?;
         let connections = args.connections.unwrap_or(if protocol == Protocol::Http { 512 } else { 8 }) as usize;
         let max_in_flight = if protocol == Protocol::Http { connections } else { args.max_outstanding as usize };
-        let mut client = Client::new(&address.authority, protocol, &args.model, connections)?;
+        let door = Door::open(&args.door, &address)?;
+        let mut client = Client::new(&address.authority, protocol, &args.model, connections, &door)?;
         let description = client.describe().await?;
         let filling = Filling { rows: args.rows as usize, shapes: args.shape.clone(), samples, seed: args.seed };
         let requests = match args.walks.apply(&description.inputs) {

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 use super::args::{BenchArgs, Sweep};
 use super::inputs::{self, Filling, Samples};
 use super::load::{LoadReport, Outcome, Plan, Target, open_loop};
+use super::target::door::Door;
 use super::target::{Client, Protocol};
 
 #[derive(clap::Parser)]
@@ -177,7 +178,7 @@ async fn answer(request: Request<Incoming>, infers: Arc<AtomicU64>) -> Result<Re
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_described_and_its_statuses_are_counted() {
     let address = serve().await.to_string();
-    let mut client = Client::new(&address, Protocol::Http, "m", 8).unwrap();
+    let mut client = Client::new(&address, Protocol::Http, "m", 8, &Door::default()).unwrap();
     let description = client.describe().await.unwrap();
     assert_eq!((description.inputs[0].shape.as_slice(), description.slo_ms), (&[-1, 4][..], Some(25.0)));
     let filling = Filling { rows: 2, ..Filling::default() };
@@ -217,7 +218,7 @@ async fn grpc_statuses_are_counted_by_name() {
             tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let mut client = Client::new(&address, Protocol::Grpc, "m", 2).unwrap();
+    let mut client = Client::new(&address, Protocol::Grpc, "m", 2, &Door::default()).unwrap();
     let spec = TensorSpec { name: "x".into(), datatype: DataType::Fp32, shape: vec![-1, 4] };
     let filling = Filling { rows: 1, ..Filling::default() };
     client.prepare(&inputs::requests(&[spec], &filling).unwrap(), false).unwrap();
@@ -230,11 +231,12 @@ async fn grpc_statuses_are_counted_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_model_or_server_is_named() {
     let address = serve().await.to_string();
-    let error = Client::new(&address, Protocol::Http, "other", 1).unwrap().describe().await.unwrap_err();
+    let error =
+        Client::new(&address, Protocol::Http, "other", 1, &Door::default()).unwrap().describe().await.unwrap_err();
     assert!(error.to_string().contains("no such model"), "{error}");
-    let client = Client::new("127.0.0.1:1", Protocol::Http, "m", 1).unwrap();
+    let client = Client::new("127.0.0.1:1", Protocol::Http, "m", 1, &Door::default()).unwrap();
     assert!(client.describe().await.unwrap_err().to_string().contains("is the server running"));
-    let client = Client::new("127.0.0.1:1", Protocol::Grpc, "m", 1).unwrap();
+    let client = Client::new("127.0.0.1:1", Protocol::Grpc, "m", 1, &Door::default()).unwrap();
     assert!(client.describe().await.unwrap_err().to_string().contains("grpc://127.0.0.1:1"));
 }
 
@@ -290,7 +292,7 @@ fn lines_are_parsed_or_refused_with_a_reason() {
         ("bench h:1 -m d --sweep 9:1:1", "FROM is above TO"),
         ("bench h:1 -m d --rate 5 --shape x", "NAME:DIMS"),
         ("bench h:1 --rate 5", "--model"),
-        ("bench https://h -m d --rate 5", "https:// is not supported"),
+        ("bench ftp://h -m d --rate 5", "ftp:// is not supported"),
         ("bench h:1/v2 -m d --rate 5", "is no server"),
     ] {
         let error = parse(line).unwrap_err();

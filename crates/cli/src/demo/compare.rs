@@ -3,6 +3,7 @@
 use super::Live;
 use crate::bench::inputs::{Filling, Tensor, requests};
 use crate::bench::load::{LoadReport, Plan, open_loop};
+use crate::bench::target::door::Door;
 use crate::bench::target::{Client, Protocol};
 use crate::devices::{Device, DeviceArgs};
 use anyhow::Context;
@@ -162,7 +163,7 @@ impl Arena<'_> {
         let device = Device::Emulated(self.gpu);
         let devices = DeviceArgs { device, devices: self.devices, ..DeviceArgs::default() };
         let live = Live::start(self.repository, devices, policy, options).await?;
-        let mut client = Client::new(&live.http.to_string(), Protocol::Http, self.model, 256)?;
+        let mut client = Client::new(&live.http.to_string(), Protocol::Http, self.model, 256, &Door::default())?;
         client.prepare(&self.requests, false)?;
         let end = WARMUP + Nanos::from_secs_f64(self.seconds);
         let due = Arrivals::new(Arrival::Poisson, self.rate, SEED, 0)?.take_while(move |&due| due < Time::ORIGIN + end);

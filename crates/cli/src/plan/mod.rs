@@ -6,8 +6,8 @@ mod print;
 #[cfg(test)]
 mod tests;
 
+use crate::overrides::Overrides;
 use crate::policy::catalogue;
-use crate::simulate::Overrides;
 use anyhow::{Context, bail};
 use capacity::Simulated;
 use clap::Args;

@@ -5,7 +5,8 @@ use crate::rows::{Batch, Part, Rows};
 use crate::{Entry, ExecError, Member, Progress, Take, Tensor};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
-use ripieno_model::{Extent, Graph, Steps};
+use ripieno_base::BlockId;
+use ripieno_model::{Extent, Graph, Onward, Position, StepReport, Steps};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
@@ -54,8 +55,8 @@ pub(crate) struct Walk {
 #[derive(Debug, Default)]
 struct Track {
     done: u32,
-    /// Of a block that runs until its end.
-    ended: bool,
+    /// The request is through with it.
+    over: bool,
     last: Vec<Option<Rows>>,
     /// Steps that later layers have not taken yet, by output.
     ahead: Vec<Ahead>,
@@ -149,7 +150,7 @@ impl Walk {
         self.inputs.clear();
         self.nodes.clear();
         for track in &mut self.blocks {
-            (track.done, track.ended) = (0, false);
+            (track.done, track.over) = (0, false);
             track.last.iter_mut().for_each(|last| *last = None);
             for ahead in &mut track.ahead {
                 ahead.begins = 0;
@@ -164,7 +165,7 @@ impl Walk {
         let Some(extent) = self.extent.filter(|_| !self.over) else { return true };
         let track = &self.blocks[block];
         match wiring.cells[block].steps {
-            Steps::UntilEnd => track.ended || node >= extent.limit,
+            Steps::UntilEnd => track.over || node >= extent.limit,
             steps => node >= extent.steps(steps),
         }
     }
@@ -272,13 +273,16 @@ impl Walk {
             track.done = node + 1;
             self.release_taken(wiring, block);
         }
-        let track = &mut self.blocks[block];
-        if cell.steps == Steps::UntilEnd {
-            let told = cell.end.is_some_and(|end| of(end).bytes().iter().any(|&byte| byte != 0));
-            track.ended = told || track.done >= extent.limit;
-            progress.ended = track.ended;
+        if cell.steps != Steps::Nodes {
+            let at = Position { block: BlockId(block as u16), step: node };
+            let ends = cell.end.filter(|_| cell.steps == Steps::UntilEnd);
+            let ended = ends.is_some_and(|end| of(end).bytes().iter().any(|&byte| byte != 0));
+            let report = StepReport { ended, skip: None };
+            let over = at.advance(cell.steps, wiring.cells.len(), extent, report) != Onward::Step;
+            self.blocks[block].over = over;
+            progress.ended = over && cell.steps == Steps::UntilEnd;
         }
-        if self.is_complete(wiring, extent) {
+        if self.is_complete(wiring) {
             progress.ended = true;
             progress.outputs = self.answer(wiring)?;
             self.forget();
@@ -350,13 +354,9 @@ impl Walk {
         }
     }
 
-    fn is_complete(&self, wiring: &Wiring, extent: Extent) -> bool {
-        self.nodes_left == 0
-            && wiring.cells.iter().zip(&self.blocks).all(|(cell, track)| match cell.steps {
-                Steps::UntilEnd => track.ended,
-                Steps::Nodes => true,
-                steps => track.done >= extent.steps(steps),
-            })
+    fn is_complete(&self, wiring: &Wiring) -> bool {
+        let mut cells = wiring.cells.iter().zip(&self.blocks);
+        self.nodes_left == 0 && cells.all(|(cell, track)| track.over || cell.steps == Steps::Nodes)
     }
 
     fn answer(&mut self, wiring: &Wiring) -> Result<Vec<Tensor>, ExecError> {

@@ -1,8 +1,9 @@
-//! What a model computes with a request's values, found out at load: whole numbers that an engine cannot hold, and sizes that a
-//! client could choose.
+//! What a model computes with a request's values, found out at load: whole numbers that an engine cannot hold, sizes that a
+//! client could choose, and NaN that an engine would make a number of.
 //!
-//! Two harms are prevented that no engine reports. An engine that computes INT64 in 32 bits cuts off what is larger, and answers.
-//! And an operator that makes a tensor as large as a number in the request says (`ConstantOfShape`, `Range`, …) lets one client
+//! Three harms are prevented that no engine reports. An engine that computes INT64 in 32 bits cuts off what is larger, and answers.
+//! One whose `Relu` and `Clip` take NaN for less than any number answers with that number; so requests with NaN in an input that such
+//! an operator may see are refused, unless the model looks for NaN itself. And an operator that makes a tensor as large as a number in the request says (`ConstantOfShape`, `Range`, …) lets one client
 //! allocate until the process ends. So bounds of all numbers are followed through the graph: from constants, from what requests
 //! may hold, and operator by operator. What stems from shapes alone is left alone, since a request's size bounds it; that keeps
 //! ordinary models, which compute with shapes and look up ids, out of it.
@@ -21,21 +22,33 @@ use operators::compute;
 use prost::Message;
 use proto::{GraphProto, ModelProto, NodeProto, elem};
 use ripieno_model::{DataType, TensorSpec};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use value::{ANY, Bounds, Item, MOST_ITEMS, NARROW, Origin, Value};
 
 /// The largest tensor that numbers of a request may ask for, in bytes.
 const MOST_BYTES: f64 = (1u64 << 30) as f64;
 
-/// What the blocks before have left in tensors of these names.
-pub(crate) struct Known(HashMap<String, Value>);
+/// What the blocks before have left.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// In tensors of these names.
+    values: HashMap<String, Value>,
+    /// The inputs of the request that these stem from.
+    sources: HashMap<String, BTreeSet<String>>,
+    /// Inputs whose NaN an operator would make a number of, and that operator.
+    loses_nan: BTreeMap<String, &'static str>,
+    /// Inputs in which the model looks for NaN.
+    looks_for_nan: BTreeSet<String>,
+}
 
 /// An engine's limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// Whether INT64 is computed in 32 bits.
     pub(crate) narrow: bool,
+    /// Operators that give a number for NaN.
+    pub(crate) lose_nan: &'static [&'static str],
     /// The most operators one after the other, where it recurses into them on a thread of its own.
     pub(crate) deepest: Option<usize>,
 }
@@ -50,7 +63,13 @@ pub(crate) struct Block<'a> {
 
 impl Known {
     pub(crate) fn nothing() -> Known {
-        Known(HashMap::new())
+        Known::default()
+    }
+
+    /// The inputs whose requests must not bring NaN, and which operator would make a number of it.
+    pub(crate) fn loses_nan(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        let lost = self.loses_nan.iter().filter(|(input, _)| !self.looks_for_nan.contains(*input));
+        lost.map(|(input, operator)| (&**input, *operator))
     }
 
     /// Follows the values of a block, and refuses it if it must not be run.
@@ -67,13 +86,16 @@ impl Known {
             .inputs
             .iter()
             .map(|spec| {
-                let value = self.0.get(&spec.name).cloned().unwrap_or_else(|| of_request(spec, ranges, limits));
+                let value = self.values.get(&spec.name).cloned().unwrap_or_else(|| of_request(spec, ranges, limits));
                 (spec.name.clone(), value)
             })
             .collect();
         values.extend(before.iter().map(|(name, value)| (&**name, value.clone())));
-        let mut walk = Walk { values, limits, sources: HashMap::new(), depths: HashMap::new() };
-        walk.sources.extend(before.iter().map(|(name, _)| (&**name, BTreeSet::from([name.clone()]))));
+        let (loses_nan, looks_for_nan) = Default::default();
+        let mut walk =
+            Walk { values, limits, sources: HashMap::new(), depths: HashMap::new(), loses_nan, looks_for_nan };
+        let sources = |name: &String| self.sources.get(name).cloned().unwrap_or_else(|| BTreeSet::from([name.clone()]));
+        walk.sources.extend(before.iter().map(|(name, _)| (&**name, sources(name))));
         walk.graph(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
         walk.check_outputs(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
         let given: Vec<(String, Value)> = graph
@@ -81,7 +103,13 @@ impl Known {
             .iter()
             .filter_map(|output| Some((output.name.clone(), walk.values.get(&*output.name)?.clone())))
             .collect();
-        self.0.extend(given);
+        let outputs = graph.output.iter();
+        let sources =
+            outputs.filter_map(|output| Some((output.name.clone(), walk.sources.get(&*output.name)?.clone())));
+        self.sources.extend(sources);
+        self.loses_nan.extend(walk.loses_nan);
+        self.looks_for_nan.extend(walk.looks_for_nan);
+        self.values.extend(given);
         Ok(())
     }
 }
@@ -176,8 +204,10 @@ fn numbers(tensor: &Tensor) -> Box<dyn Iterator<Item = f64> + '_> {
 struct Walk<'a> {
     values: HashMap<&'a str, Value>,
     limits: Limits,
-    /// For messages: the inputs of the request that a value stems from.
+    /// The inputs of the request that a value stems from.
     sources: HashMap<&'a str, BTreeSet<String>>,
+    loses_nan: BTreeMap<String, &'static str>,
+    looks_for_nan: BTreeSet<String>,
     /// How many operators, one after the other, a value took.
     depths: HashMap<&'a str, usize>,
 }
@@ -200,8 +230,16 @@ impl<'a> Walk<'a> {
             "If" | "Loop" | "Scan" => self.body(node, &taken)?,
             _ => compute(node, &taken),
         };
+        let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_ref());
+        let results = bodies.flat_map(|body| body.output.iter().map(|output| &output.name));
         let sources: BTreeSet<String> =
-            node.input.iter().filter_map(|name| self.sources.get(&**name)).flatten().cloned().collect();
+            node.input.iter().chain(results).filter_map(|name| self.sources.get(&**name)).flatten().cloned().collect();
+        if let Some(operator) = self.limits.lose_nan.iter().find(|operator| **operator == node.op_type) {
+            self.loses_nan.extend(sources.iter().map(|input| (input.clone(), *operator)));
+        }
+        if node.op_type == "IsNaN" {
+            self.looks_for_nan.extend(sources.iter().cloned());
+        }
         for (name, mut value) in node.output.iter().zip(given) {
             self.check_arithmetic(node, name, &taken, &value)?;
             if value.origin == Origin::Shapes && value.kind == elem::INT64 {

@@ -42,7 +42,7 @@ fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange
     let bytes = Bytes::from(ModelProto { graph: Some(graph) }.encode_to_vec());
     let inputs = [spec("n", DataType::Int64, &[1]), spec("x", DataType::Fp32, &[-1, 4])];
     let block = Block { path: Path::new("m.onnx"), bytes, inputs: &inputs };
-    Known::nothing().follow(block, ranges, Limits { narrow, deepest: None }).map_err(|error| error.to_string())
+    Known::nothing().follow(block, ranges, Limits { narrow, ..Limits::default() }).map_err(|error| error.to_string())
 }
 
 fn range(most: f64) -> [InputRange; 1] {
@@ -160,7 +160,7 @@ fn requests_are_held_to_what_is_declared_and_to_32_bits() {
         data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into(),
     };
     let check = |numbers: &[i64], ranges: &[InputRange], narrow| {
-        check_request(&[tensor(numbers)], ranges, Limits { narrow, deepest: None }).map_err(|error| error.0)
+        check_request(&[tensor(numbers)], ranges, Limits { narrow, ..Limits::default() }).map_err(|error| error.0)
     };
     assert_eq!(check(&[0, i64::from(i32::MIN)], &[], true), Ok(()));
     assert!(check(&[1, 1 << 40], &[], true).unwrap_err().contains("input 'n' holds 1099511627776, which does not fit"));
@@ -174,4 +174,33 @@ fn requests_are_held_to_what_is_declared_and_to_32_bits() {
         ..tensor(&[])
     };
     assert!(check_request(&[nan], &range(64.0), Limits::default()).is_err());
+}
+
+#[test]
+fn inputs_whose_nan_would_become_a_number_are_known() {
+    let lost = |blocks: Vec<(Vec<NodeProto>, &str)>| {
+        let mut known = Known::nothing();
+        let mut inputs = vec![spec("x", DataType::Fp32, &[-1, 4]), spec("z", DataType::Fp32, &[-1, 4])];
+        for (nodes, output) in blocks {
+            let graph = GraphProto { node: nodes, output: vec![named(output)], ..GraphProto::default() };
+            let bytes = Bytes::from(ModelProto { graph: Some(graph) }.encode_to_vec());
+            let limits = Limits { lose_nan: &["Relu", "Clip"], ..Limits::default() };
+            known.follow(Block { path: Path::new("m.onnx"), bytes, inputs: &inputs }, &[], limits).unwrap();
+            inputs.push(spec(output, DataType::Fp32, &[-1, 4]));
+        }
+        known.loses_nan().map(|(input, operator)| format!("{operator} {input}")).collect::<Vec<_>>()
+    };
+    assert_eq!(lost(vec![(vec![node("Exp", &["x"], "h"), node("Relu", &["h"], "y")], "y")]), ["Relu x"]);
+    assert_eq!(lost(vec![(vec![node("Relu", &["x"], "h"), node("Add", &["h", "z"], "y")], "y")]), ["Relu x"]);
+    assert_eq!(lost(vec![(vec![node("Max", &["x", "z"], "y")], "y")]), [""; 0]);
+    // Through blocks and bodies.
+    let chain = vec![(vec![node("Add", &["x", "z"], "h")], "h"), (vec![node("Clip", &["h"], "y")], "y")];
+    assert_eq!(lost(chain), ["Clip x", "Clip z"]);
+    let body = GraphProto { node: vec![node("Neg", &["x"], "b")], output: vec![named("b")], ..GraphProto::default() };
+    let attribute = vec![AttributeProto { name: "then_branch".to_owned(), g: Some(body), ..Default::default() }];
+    let branch = NodeProto { attribute, ..node("If", &["z"], "h") };
+    assert_eq!(lost(vec![(vec![branch, node("Relu", &["h"], "y")], "y")]), ["Relu x", "Relu z"]);
+    // Who fills gaps wants to see them.
+    let filled = vec![node("IsNaN", &["x"], "gap"), node("Where", &["gap", "z", "x"], "h"), node("Relu", &["h"], "y")];
+    assert_eq!(lost(vec![(filled, "y")]), ["Relu z"]);
 }

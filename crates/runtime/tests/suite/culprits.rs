@@ -7,7 +7,7 @@ use ripieno_executor::{
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
 use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job, ModelSnapshot, Refused, ServedModel};
-use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build, lanes};
+use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -132,7 +132,7 @@ fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
 }
 
 fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
-    let lanes = lanes(policy, &Options::new());
+    let lanes = policy.needs(&Options::new()).lanes;
     let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
     let scheduler = build(policy.name, &setup, &Options::new()).unwrap();

@@ -9,7 +9,7 @@ use ripieno_executor::{
 };
 use ripieno_model::{Block, DataType, DropRule, Lengths, Model, Profile, Walk};
 use ripieno_runtime::{Engine, EngineConfig, Job, Refused, ServedModel};
-use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build, find, lanes};
+use ripieno_sched::{CATALOGUE, Limits, Options, Policy, Setup, build, find};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -138,7 +138,7 @@ fn check(policy: &str, at: usize, case: &Case, found: &[Tensor]) {
 }
 
 fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
-    let lanes = lanes(policy, &Options::new());
+    let lanes = policy.needs(&Options::new()).lanes;
     let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
     let scheduler = build(policy.name, &setup, &Options::new()).unwrap();

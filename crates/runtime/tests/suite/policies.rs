@@ -5,7 +5,7 @@ use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, Header, Recording, ServedModel, replay};
-use ripieno_sched::{CATALOGUE, Limits, Options, Scheduler, Setup, build, lanes};
+use ripieno_sched::{CATALOGUE, Limits, Options, Scheduler, Setup, build};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
 #[test]
 fn every_policy_serves_live_and_replays() {
     for policy in CATALOGUE {
-        let limits = Limits { lanes: lanes(policy, &Options::new()), ..LIMITS };
+        let limits = Limits { lanes: policy.needs(&Options::new()).lanes, ..LIMITS };
         let setup = Setup { models: Vec::new(), devices: 2, limits };
         let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
         let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(2));

@@ -24,6 +24,8 @@ mod cost;
 mod devices;
 mod shapes;
 mod shares;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use shapes::Shapes;
 
@@ -124,6 +126,8 @@ const ABSENT: Entry = Entry {
 const IN_USE: Nanos = Nanos::from_millis(10_000);
 /// Who takes more than its share leaves so much of the tightest latency target to others, in hundredths.
 const LEFT_TO_OTHERS: u64 = 30;
+/// A batch that grows by less than such a part of the latency target delays nobody who is in it.
+const SMALL: i64 = 64;
 
 impl Admission {
     /// `policy` was built for this setup.
@@ -192,7 +196,8 @@ impl Admission {
         (end > due || grown || crowds).then_some(Why::Hopeless)
     }
 
-    /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all.
+    /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who is
+    /// late already, or hardly later with it, is no reason: a model whose oldest request is starved could take none any more.
     fn grown_batch(&self, now: Time, served: &Served, request: &Request) -> bool {
         let Some(head) = served.waiting.front().filter(|_| !served.cost.model().walk.is_unfolded()) else {
             return false;
@@ -204,8 +209,13 @@ impl Admission {
         let others = (self.waiting(now)
             - served.cost.corrected(served.cost.in_batches_of(served.waiting_work, served.waiting_rows)))
         .max(0);
-        let end = now + Nanos(others / self.devices.present().max(1) as i64) + served.cost.alone(request, rows);
-        end > self.entries[head as usize].deadline - served.cost.margin()
+        let begin = now + Nanos(others / self.devices.present().max(1) as i64);
+        let (before, after) = (served.cost.alone(request, served.waiting_rows), served.cost.alone(request, rows));
+        let (deadline, slo) = (self.entries[head as usize].deadline, served.cost.model().slo);
+        // It does not grow where the work is reckoned in smaller batches: then this one makes one more of them.
+        let growth = (after - before).0;
+        let matters = now <= deadline && (growth == 0 || growth >= slo.0 / SMALL);
+        matters && begin + after > deadline - served.cost.margin()
     }
 
     /// Device time that everything in the policy is still to take.
@@ -233,11 +243,8 @@ impl Admission {
         served.waiting_rows += request.rows as usize;
         served.waiting_work += work;
         served.work += work;
-        let mut before = served.waiting.back();
-        while before.is_some_and(|other| self.entries[other as usize].deadline > request.deadline) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        served.waiting.insert_after(&mut self.links, before, request.slot.0);
+        let entries = &self.entries;
+        served.waiting.insert_by_key(&mut self.links, request.slot.0, |slot| entries[slot as usize].deadline);
         self.backlog += served.recount(devices);
     }
 

@@ -4,7 +4,7 @@
 //! changes or its latest moment passes: until then no later moment allows a larger batch. So only models that were
 //! touched, or whose candidate has passed, are computed anew, and a decision costs O(log models).
 
-use super::floor::Floor;
+use super::placement::DeviceTable;
 use super::pool::{Aim, Candidate, Pool};
 use crate::Outbox;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Time};
@@ -93,7 +93,7 @@ impl<R: Copy + Ord + Default> Central<R> {
 
     fn gather(&self, pool: &Pool, model: usize, at: Time, percent: u32) -> Option<Candidate> {
         let id = pool.model_of(model).filter(|&id| pool.has_instance(id))?;
-        let cap = pool.served(id).terms.max_batch;
+        let cap = pool.served(id).max_batch;
         let target = if self.gather == Gather::Largest { cap } else { 0 };
         pool.gather(model, at, percent, Aim { target, cap })
     }
@@ -104,14 +104,21 @@ impl<R: Copy + Ord + Default> Central<R> {
     }
 
     /// Commits the best batch that can begin at `at` to a device. False if there is nothing for any device.
-    pub(crate) fn give(&mut self, now: Time, at: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) -> bool {
-        self.refresh(&floor.pool, at);
+    pub(crate) fn give(
+        &mut self,
+        now: Time,
+        at: Time,
+        device: DeviceId,
+        table: &mut DeviceTable,
+        out: &mut Outbox,
+    ) -> bool {
+        self.refresh(&table.pool, at);
         match self.ranked.peek() {
             Some((_, model)) => {
-                self.give_best(now, at, (device, model), 1, floor, out);
+                self.give_best(now, at, (device, model), 1, table, out);
                 true
             }
-            None => self.give_overdue(now, device, floor, out),
+            None => self.give_overdue(now, device, table, out),
         }
     }
 
@@ -122,11 +129,13 @@ impl<R: Copy + Ord + Default> Central<R> {
         at: Time,
         device: DeviceId,
         least: usize,
-        floor: &mut Floor,
+        table: &mut DeviceTable,
         out: &mut Outbox,
     ) -> bool {
-        let Some((_, model)) = self.ranked.peek() else { return false };
-        self.give_best(now, at, (device, model), least, floor, out)
+        let Some((_, model)) = self.ranked.peek() else {
+            return false;
+        };
+        self.give_best(now, at, (device, model), least, table, out)
     }
 
     fn give_best(
@@ -135,18 +144,18 @@ impl<R: Copy + Ord + Default> Central<R> {
         at: Time,
         (device, model): (DeviceId, usize),
         least: usize,
-        floor: &mut Floor,
+        table: &mut DeviceTable,
         out: &mut Outbox,
     ) -> bool {
-        let candidate = self.gather(&floor.pool, model, at, floor.device(device).percent);
+        let candidate = self.gather(&table.pool, model, at, table.percent(device));
         match candidate.filter(|candidate| candidate.rows >= least) {
             Some(candidate) => {
-                floor.commit(now, model, candidate, device, out);
+                table.commit(now, model, candidate, device, out);
                 self.touch(model);
                 true
             }
             None => {
-                floor.set_aside(device);
+                table.set_aside(device);
                 self.slow.push(device);
                 false
             }
@@ -154,18 +163,20 @@ impl<R: Copy + Ord + Default> Central<R> {
     }
 
     /// Lets a free device run what is late anyway.
-    fn give_overdue(&mut self, now: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) -> bool {
-        let may = |queue: usize| floor.pool.has_instance(ModelId(queue as u16));
-        let Some(queue) = floor.pool.oldest_overdue(may).filter(|_| floor.is_free(device)) else { return false };
-        floor.commit_overdue(now, queue, device, out);
+    fn give_overdue(&mut self, now: Time, device: DeviceId, table: &mut DeviceTable, out: &mut Outbox) -> bool {
+        let may = |queue: usize| table.pool.has_instance(ModelId(queue as u16));
+        let Some(queue) = table.pool.oldest_overdue(may).filter(|_| table.is_free(device)) else {
+            return false;
+        };
+        table.commit_overdue(now, queue, device, out);
         self.touch(queue);
         true
     }
 
     /// Ends a round: devices that were set aside are there again.
-    pub(crate) fn end_round(&mut self, now: Time, floor: &mut Floor) {
+    pub(crate) fn end_round(&mut self, now: Time, table: &mut DeviceTable) {
         while let Some(device) = self.slow.pop() {
-            floor.bring_back(now, device);
+            table.bring_back(now, device);
         }
     }
 }

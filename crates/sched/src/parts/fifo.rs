@@ -1,59 +1,44 @@
 //! Requests that wait for their model in the order of their arrival, and leave when they are too late.
 //!
-//! For policies whose queues know no deadlines but for what becomes of a request that misses its own. The links serve lists
-//! of running requests as well: a request that runs does not wait.
+//! For policies whose queues know no deadlines but for what becomes of a request that misses its own. Facts are worked in when
+//! they are told, so answers are kept until the next settle.
 
-use crate::{Request, Why};
-use ripieno_base::{IndexedHeap, Links, List, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::DropRule;
+use super::models::{BatchOptions, Models, Served};
+use super::requests::{DropTimers, Requests, State};
+use crate::{Limits, Outbox, Request, Why};
+use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};
 
 /// The queues of all models.
 #[derive(Debug)]
 pub(crate) struct Fifo {
-    requests: Vec<Request>,
-    waits: Vec<bool>,
-    pub(crate) links: Links,
+    pub(crate) requests: Requests,
     queues: Vec<List>,
-    /// When waiting requests are to be dropped.
-    timers: IndexedHeap<Time>,
+    timers: DropTimers,
+    /// Answers since the last settle.
+    pending: Outbox,
 }
 
 impl Fifo {
-    pub(crate) fn new(requests: usize, models: usize) -> Fifo {
+    pub(crate) fn new(limits: &Limits) -> Fifo {
         Fifo {
-            requests: vec![Request::NONE; requests],
-            waits: vec![false; requests],
-            links: Links::new(requests),
-            queues: vec![List::default(); models],
-            timers: IndexedHeap::new(requests),
+            requests: Requests::new(limits.requests),
+            queues: vec![List::default(); limits.models],
+            timers: DropTimers::new(limits.requests),
+            pending: Outbox::new(limits),
         }
     }
 
     pub(crate) fn request(&self, slot: RequestSlot) -> &Request {
-        &self.requests[slot.index()]
+        self.requests.get(slot.0)
     }
 
-    /// Takes note of a request; [`Fifo::push`] is to follow.
-    pub(crate) fn accept(&mut self, request: &Request) {
-        self.requests[request.slot.index()] = *request;
+    pub(crate) fn links(&self) -> &Links {
+        &self.requests.links
     }
 
-    /// Puts a request into its queue, by arrival: one that was lost on a device stands before those that came later. `alone`
-    /// is how long it takes at least.
-    pub(crate) fn push(&mut self, slot: RequestSlot, drop: DropRule, alone: Nanos) {
-        let Request { arrived, deadline, model, .. } = *self.request(slot);
-        self.waits[slot.index()] = true;
-        let queue = &mut self.queues[model.index()];
-        let mut before = queue.back();
-        while before.is_some_and(|other| self.requests[other as usize].arrived > arrived) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        queue.insert_after(&mut self.links, before, slot.0);
-        match drop {
-            DropRule::Never => {}
-            DropRule::Expired => self.timers.set(slot.index(), deadline),
-            DropRule::Hopeless => self.timers.set(slot.index(), (deadline - alone).next()),
-        }
+    /// For lists of requests that wait no more.
+    pub(crate) fn links_mut(&mut self) -> &mut Links {
+        &mut self.requests.links
     }
 
     /// Takes a request out of its queue; false if it does not stand there.
@@ -68,22 +53,30 @@ impl Fifo {
     /// Takes a request out of its queue that goes on waiting elsewhere, and may become too late there until
     /// [`Fifo::disarm`]; false if it does not stand in its queue.
     pub(crate) fn set_apart(&mut self, slot: RequestSlot) -> bool {
-        let waited = std::mem::take(&mut self.waits[slot.index()]);
+        let waited = self.requests.state(slot.0) == State::Waiting;
         if waited {
+            self.requests.set_state(slot.0, State::Running);
             let model = self.request(slot).model;
-            self.queues[model.index()].remove(&mut self.links, slot.0);
+            self.queues[model.index()].remove(&mut self.requests.links, slot.0);
         }
         waited
     }
 
     /// A request that was set apart waits no more.
     pub(crate) fn disarm(&mut self, slot: RequestSlot) {
-        self.timers.remove(slot.index());
+        self.timers.disarm(slot);
+    }
+
+    /// Takes the oldest request of a model out of its queue.
+    pub(crate) fn pop(&mut self, model: ModelId) -> Option<RequestSlot> {
+        let slot = self.head(model)?.slot;
+        self.take(slot);
+        Some(slot)
     }
 
     /// The oldest request of a model.
     pub(crate) fn head(&self, model: ModelId) -> Option<&Request> {
-        self.queues[model.index()].front().map(|slot| &self.requests[slot as usize])
+        self.queues[model.index()].front().map(|slot| self.requests.get(slot))
     }
 
     /// How many requests of a model wait.
@@ -93,7 +86,7 @@ impl Fifo {
 
     /// The requests of a model, the oldest first.
     pub(crate) fn waiting(&self, model: ModelId) -> impl Iterator<Item = &Request> {
-        self.queues[model.index()].iter(&self.links).map(|slot| &self.requests[slot as usize])
+        self.queues[model.index()].iter(self.links()).map(|slot| self.requests.get(slot))
     }
 
     /// How many of the oldest requests of a model have at most `room` rows together, and how many these are.
@@ -114,22 +107,92 @@ impl Fifo {
         heads.filter(|&key| after.is_none_or(|after| key > after)).min()
     }
 
-    /// A request that waits and is too late by now.
-    pub(crate) fn late(&self, now: Time) -> Option<(RequestSlot, Why)> {
-        let (_, slot) = self.timers.peek().filter(|&(at, _)| at <= now)?;
-        let slot = RequestSlot(slot as u32);
-        Some((slot, if self.request(slot).deadline <= now { Why::Expired } else { Why::Hopeless }))
+    pub(crate) fn finish(&mut self, slot: RequestSlot) {
+        self.requests.finish(slot, &mut self.pending);
     }
 
-    /// Takes out a request that is too late by now, where none is set apart.
-    pub(crate) fn pop_late(&mut self, now: Time) -> Option<(RequestSlot, Why)> {
-        let late = self.late(now)?;
-        assert!(self.take(late.0), "who is too late stands in a queue: {late:?}");
-        Some(late)
+    pub(crate) fn reject(&mut self, slot: RequestSlot, why: Why) {
+        self.requests.reject(slot.0, why, &mut self.pending);
+    }
+
+    /// Rejects a request if it stands in its queue; false if it does not.
+    pub(crate) fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
+        let waited = self.take(slot);
+        if waited {
+            self.reject(slot, why);
+        }
+        waited
+    }
+
+    /// A request that waits and is too late by now.
+    pub(crate) fn late(&self, now: Time) -> Option<(RequestSlot, Why)> {
+        self.timers.late(now, |slot| self.request(slot).deadline)
+    }
+
+    /// Rejects those who are too late by now, where none is set apart.
+    pub(crate) fn drop_late(&mut self, now: Time) {
+        while let Some((slot, why)) = self.late(now) {
+            assert!(self.withdraw(slot, why), "who is too late stands in a queue: {slot:?}");
+        }
+    }
+
+    /// Gives the driver the answers since the last settle.
+    pub(crate) fn flush(&mut self, out: &mut Outbox) {
+        self.pending.move_to(out);
     }
 
     /// When the next request is too late.
     pub(crate) fn next_wakeup(&self) -> Time {
-        self.timers.peek().map_or(Time::NEVER, |(at, _)| at)
+        self.timers.next()
+    }
+}
+
+/// Models and their queues.
+#[derive(Debug)]
+pub(crate) struct Tables<T> {
+    pub(crate) models: Models<T>,
+    pub(crate) fifo: Fifo,
+    /// How long a request takes at least.
+    alone: fn(&Served<T>, &Request) -> Nanos,
+}
+
+impl<T> Tables<T> {
+    pub(crate) fn new(limits: &Limits, options: BatchOptions, alone: fn(&Served<T>, &Request) -> Nanos) -> Tables<T> {
+        Tables { models: Models::new(limits, options), fifo: Fifo::new(limits), alone }
+    }
+
+    /// A request has arrived.
+    pub(crate) fn accept(&mut self, request: &Request) {
+        self.models.of_newcomer(request);
+        self.fifo.requests.insert(request);
+        self.enqueue(request.slot);
+    }
+
+    /// Puts a request into its queue, by arrival: one that was lost on a device stands before those that came later.
+    fn enqueue(&mut self, slot: RequestSlot) {
+        let Fifo { requests, queues, timers, .. } = &mut self.fifo;
+        requests.set_state(slot.0, State::Waiting);
+        let request = *requests.get(slot.0);
+        let served = self.models.get(request.model);
+        let (links, request_of) = requests.split();
+        queues[request.model.index()].insert_by_key(links, slot.0, |slot| request_of(slot).arrived);
+        timers.arm(&request, served.drop, || (self.alone)(served, &request));
+    }
+
+    /// Takes a request back that was lost: it waits anew, if its model is still in service.
+    pub(crate) fn take_back(&mut self, slot: RequestSlot) {
+        if self.models.get(self.fifo.request(slot).model).retired {
+            self.fifo.reject(slot, Why::Unloaded);
+        } else {
+            self.enqueue(slot);
+        }
+    }
+
+    /// Takes a model out of service: what waits in its queue is rejected.
+    pub(crate) fn retire(&mut self, id: ModelId) {
+        self.models.get_mut(id).retired = true;
+        while let Some(slot) = self.fifo.pop(id) {
+            self.fifo.reject(slot, Why::Unloaded);
+        }
     }
 }

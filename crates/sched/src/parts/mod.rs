@@ -3,12 +3,16 @@
 pub(crate) mod calibration;
 pub(crate) mod cells;
 pub(crate) mod central;
+pub(crate) mod cost;
+pub(crate) mod devices;
 pub(crate) mod drift;
 pub(crate) mod fifo;
-pub(crate) mod floor;
 pub(crate) mod frontends;
 pub(crate) mod margin;
+pub(crate) mod models;
+pub(crate) mod placement;
 pub(crate) mod pool;
+pub(crate) mod queue;
 pub(crate) mod rate;
 pub(crate) mod requests;
 pub(crate) mod squishy;

@@ -5,30 +5,29 @@
 //! the order of their deadlines, and beside them those that cannot be punctual any more, if the drop rule keeps them.
 //! Expired requests leave from the head: the head has the earliest deadline, so that none can hide behind a live one.
 
+use super::models::{self, BatchOptions, Models};
+use super::queue::{Order, Queue};
 use super::requests::{Requests, State};
-use crate::{Action, Limits, Outbox, Request, Why};
-use ripieno_base::{BlockId, IndexedHeap, Links, List, ModelId, Nanos, RequestSlot, Time};
+use crate::{Limits, Outbox, Request, Why};
+use ripieno_base::{BlockId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
 /// A model in service.
+pub(crate) type Served = models::Served<OfModel>;
+
+/// What is kept of a model.
 #[derive(Debug)]
-pub(crate) struct Served {
-    pub(crate) model: Model,
+pub(crate) struct OfModel {
     /// ℓ(b) of the whole walk.
     pub(crate) profile: Profile,
-    pub(crate) terms: Terms,
-    /// Whether it accepts no further requests.
-    pub(crate) retired: bool,
     /// Batches that run or are committed to a device.
     pub(crate) in_flight: usize,
 }
 
-/// What the policy's options say about a model.
-#[derive(Clone, Copy, Debug)]
+/// What the policy's options say.
+#[derive(Clone, Debug)]
 pub(crate) struct Terms {
-    pub(crate) drop: DropRule,
-    /// The most rows in a batch; a wider request runs alone.
-    pub(crate) max_batch: usize,
+    pub(crate) options: BatchOptions,
     /// How long before its deadline the policy wants a request to be answered.
     pub(crate) margin: Nanos,
     /// Whether an expired head stays, and blocks the queue, as long as the last request is alive.
@@ -54,21 +53,13 @@ pub(crate) struct Candidate {
     pub(crate) latest: Time,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Queue {
-    waiting: List,
-    rows: u64,
-    /// How many waiting requests have more than one row.
-    wide: usize,
-    overdue: List,
-}
-
 /// All models, requests and queues.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    models: Vec<Option<Served>>,
-    requests: Requests,
-    links: Links,
+    models: Models<OfModel>,
+    pub(crate) requests: Requests,
+    margin: Nanos,
+    head_blocks: bool,
     /// By slot, the queue of a waiting request.
     home: Vec<u32>,
     queues: Vec<Queue>,
@@ -79,11 +70,13 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(limits: &Limits, queues: usize) -> Pool {
+    pub(crate) fn new(limits: &Limits, queues: usize, terms: Terms) -> Pool {
+        let Terms { options, margin, head_blocks } = terms;
         Pool {
-            models: (0..limits.models).map(|_| None).collect(),
+            models: Models::new(limits, options),
             requests: Requests::new(limits.requests),
-            links: Links::new(limits.requests),
+            margin,
+            head_blocks,
             home: vec![0; limits.requests],
             queues: vec![Queue::default(); queues],
             wakeups: IndexedHeap::new(queues),
@@ -91,48 +84,38 @@ impl Pool {
         }
     }
 
-    pub(crate) fn load(&mut self, id: ModelId, model: Model, terms: Terms) {
-        let place = &mut self.models[id.index()];
-        assert!(
-            place.as_ref().is_none_or(|served| served.retired),
-            "the driver reused the id of a loaded model: {id:?}"
-        );
+    pub(crate) fn load(&mut self, id: ModelId, model: Model) {
         assert!(model.profile().max_batch() >= model.max_batch, "the profile ends before max_batch: {model:?}");
-        *place = Some(Served { profile: model.profile(), model, terms, retired: false, in_flight: 0 });
+        self.models.load(id, model, |model, _| OfModel { profile: model.profile(), in_flight: 0 });
     }
 
     /// Takes a model out of service: what waits is rejected.
     pub(crate) fn retire(&mut self, now: Time, id: ModelId, out: &mut Outbox) {
         self.served_mut(id).retired = true;
         for queue in 0..self.queues.len() {
-            if self.model_of(queue) != Some(id) {
-                continue;
+            if self.model_of(queue) == Some(id) {
+                self.queues[queue].reject_all(&mut self.requests, Why::Unloaded, out);
+                self.rearm(now, queue, out);
             }
-            while let Some(slot) = self.take_front(queue) {
-                self.reject(slot, Why::Unloaded, out);
-            }
-            self.rearm(now, queue, out);
         }
     }
 
     pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) {
-        let served = self.served_mut(id);
-        served.model.blocks[block.index()].replace_profile(profile);
+        let served = self.models.replace_profile(id, block, profile);
         served.profile = served.model.profile();
     }
 
     pub(crate) fn served(&self, id: ModelId) -> &Served {
-        self.models[id.index()].as_ref().expect("the model is loaded")
+        self.models.get(id)
     }
 
     pub(crate) fn served_mut(&mut self, id: ModelId) -> &mut Served {
-        self.models[id.index()].as_mut().expect("the model is loaded")
+        self.models.get_mut(id)
     }
 
     /// The models that accept requests.
     pub(crate) fn in_service(&self) -> impl Iterator<Item = (ModelId, &Served)> {
-        let served = self.models.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)));
-        served.filter(|(_, served)| !served.retired)
+        self.models.iter().filter(|(_, served)| !served.retired)
     }
 
     /// Whether one more batch of this model may run.
@@ -147,35 +130,20 @@ impl Pool {
 
     /// The model whose requests a queue holds.
     pub(crate) fn model_of(&self, queue: usize) -> Option<ModelId> {
-        let Queue { waiting, overdue, .. } = &self.queues[queue];
-        waiting.front().or(overdue.front()).map(|slot| self.requests.get(slot).model)
+        self.queues[queue].any().map(|slot| self.requests.get(slot).model)
     }
 
     /// Takes note of a request that has arrived; [`Pool::push`] is to follow.
     pub(crate) fn accept(&mut self, request: &Request) {
-        let served = self.models[request.model.index()].as_ref().filter(|served| !served.retired);
-        let served = served.expect("the driver sends requests of loaded models only");
-        let rows = request.rows as usize;
-        assert!(rows >= 1 && rows <= served.model.max_batch, "the driver splits large requests: {request:?}");
-        let deadline = request.deadline - served.terms.margin;
-        self.requests.insert(&Request { deadline, ..*request }, State::Waiting);
+        self.models.of_newcomer(request);
+        self.requests.insert(&Request { deadline: request.deadline - self.margin, ..*request });
     }
 
     /// Puts a request into a queue, by its deadline. The queue is looked at in the next [`Pool::wake`].
     pub(crate) fn push(&mut self, queue: usize, slot: u32) {
-        self.requests.set_state(RequestSlot(slot), State::Waiting);
         self.home[slot as usize] = queue as u32;
-        let key = |slot: u32| (self.requests.get(slot).deadline, self.requests.get(slot).arrived);
-        let list = &mut self.queues[queue];
-        let mut before = list.waiting.back();
-        while before.is_some_and(|other| key(other) > key(slot)) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        list.waiting.insert_after(&mut self.links, before, slot);
-        let rows = self.requests.get(slot).rows;
-        list.rows += u64::from(rows);
-        list.wide += usize::from(rows > 1);
-        if before.is_none() {
+        self.queues[queue].push(&mut self.requests, slot, Order::Deadline);
+        if self.queues[queue].head() == Some(slot) {
             let sooner = self.wakeups.get(queue).unwrap_or(Time::NEVER).min(self.leaves_after(slot).next());
             self.wakeups.set(queue, sooner);
         }
@@ -183,12 +151,11 @@ impl Pool {
 
     /// Puts back a request that was overdue.
     pub(crate) fn push_overdue(&mut self, queue: usize, slot: u32) {
-        self.requests.set_state(RequestSlot(slot), State::Overdue);
         self.home[slot as usize] = queue as u32;
-        self.queues[queue].overdue.push_back(&mut self.links, slot);
+        self.queues[queue].push_overdue(&mut self.requests, slot);
         self.note_overdue(queue);
         let Request { deadline, model, .. } = *self.requests.get(slot);
-        if self.served(model).terms.drop == DropRule::Expired {
+        if self.served(model).drop == DropRule::Expired {
             let sooner = self.wakeups.get(queue).unwrap_or(Time::NEVER).min(deadline);
             self.wakeups.set(queue, sooner);
         }
@@ -198,60 +165,33 @@ impl Pool {
     pub(crate) fn may_return(&mut self, slot: RequestSlot, out: &mut Outbox) -> bool {
         let retired = self.served(self.requests.get(slot.0).model).retired;
         if retired {
-            self.reject(slot.0, Why::Unloaded, out);
+            self.requests.reject(slot.0, Why::Unloaded, out);
         }
         !retired
     }
 
     /// Withdraws a request if it still waits; the queue that it stood in.
     pub(crate) fn cancel(&mut self, now: Time, slot: RequestSlot, out: &mut Outbox) -> Option<usize> {
-        let queue = self.home[slot.index()] as usize;
-        match self.requests.state(slot) {
-            State::Waiting => self.unlink(queue, slot.0),
-            State::Overdue => self.queues[queue].overdue.remove(&mut self.links, slot.0),
-            State::Running | State::Free => return None,
+        if !matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
+            return None;
         }
-        self.reject(slot.0, Why::Cancelled, out);
+        let queue = self.home[slot.index()] as usize;
+        self.queues[queue].remove(&mut self.requests, slot.0);
+        self.requests.reject(slot.0, Why::Cancelled, out);
         self.rearm(now, queue, out);
         Some(queue)
     }
 
-    /// Ends a request whose walk is complete.
-    pub(crate) fn finish(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        self.requests.set_state(slot, State::Free);
-        out.push(Action::Finish { request: slot });
-    }
-
-    /// Ends a request without an answer.
-    pub(crate) fn reject(&mut self, slot: u32, why: Why, out: &mut Outbox) {
-        self.requests.set_state(RequestSlot(slot), State::Free);
-        out.push(Action::Reject { request: RequestSlot(slot), why });
-    }
-
-    /// Takes all requests out of a queue, one a call, waiting ones first; none when it is empty.
-    pub(crate) fn take_front(&mut self, queue: usize) -> Option<u32> {
-        if let Some(slot) = self.queues[queue].waiting.front() {
-            self.unlink(queue, slot);
-            return Some(slot);
-        }
-        let slot = self.queues[queue].overdue.pop_front(&mut self.links);
-        if slot.is_none() {
+    /// Takes all requests out of a queue, one a call, waiting ones first, and whether they are overdue; none when it is empty.
+    pub(crate) fn take_front(&mut self, queue: usize) -> Option<(u32, bool)> {
+        let Some(slot) = self.queues[queue].any() else {
             self.wakeups.remove(queue);
             self.overdue.remove(queue);
-        }
-        slot
-    }
-
-    pub(crate) fn is_overdue(&self, slot: u32) -> bool {
-        self.requests.state(RequestSlot(slot)) == State::Overdue
-    }
-
-    fn unlink(&mut self, queue: usize, slot: u32) {
-        let list = &mut self.queues[queue];
-        list.waiting.remove(&mut self.links, slot);
-        let rows = self.requests.get(slot).rows;
-        list.rows -= u64::from(rows);
-        list.wide -= usize::from(rows > 1);
+            return None;
+        };
+        let overdue = self.requests.state(slot) == State::Overdue;
+        self.queues[queue].remove(&mut self.requests, slot);
+        Some((slot, overdue))
     }
 
     /// The last moment at which a request can be punctual, run alone.
@@ -274,7 +214,7 @@ impl Pool {
     /// Drops what cannot stay in a queue and sets its timer anew.
     fn rearm(&mut self, now: Time, queue: usize, out: &mut Outbox) {
         let mut at = Time::NEVER;
-        while let Some(head) = self.queues[queue].waiting.front() {
+        while let Some(head) = self.queues[queue].head() {
             let leaves_after = self.leaves_after(head);
             if now <= leaves_after {
                 at = leaves_after.next();
@@ -284,19 +224,13 @@ impl Pool {
                 at = last.next();
                 break;
             }
-            self.pass_over(now, queue, head, out);
+            let drop = self.served(self.requests.get(head).model).drop;
+            self.queues[queue].pass_over(&mut self.requests, now, head, drop, out);
         }
-        while let Some(slot) = self.queues[queue].overdue.front() {
-            let Request { deadline, model, .. } = *self.requests.get(slot);
-            if self.served(model).terms.drop != DropRule::Expired {
-                break;
-            }
-            if deadline > now {
-                at = at.min(deadline);
-                break;
-            }
-            self.queues[queue].overdue.remove(&mut self.links, slot);
-            self.reject(slot, Why::Expired, out);
+        if let Some(first) = self.queues[queue].overdue() {
+            let drop = self.served(self.requests.get(first).model).drop;
+            self.queues[queue].expire(&mut self.requests, now, drop, out);
+            at = at.min(self.queues[queue].next_expiry(&self.requests, drop));
         }
         match at {
             Time::NEVER => self.wakeups.remove(queue),
@@ -307,42 +241,27 @@ impl Pool {
 
     /// Until when an expired head stays, if it does.
     fn blocked_until(&self, queue: usize) -> Option<Time> {
-        let last = self.queues[queue].waiting.back()?;
-        let blocks = self.served(self.requests.get(last).model).terms.head_blocks;
-        blocks.then(|| self.leaves_after(last))
+        let last = self.queues[queue].last().filter(|_| self.head_blocks)?;
+        Some(self.leaves_after(last))
     }
 
     fn note_overdue(&mut self, queue: usize) {
-        match self.queues[queue].overdue.front() {
+        match self.queues[queue].overdue() {
             Some(slot) => self.overdue.set(queue, self.requests.get(slot).arrived),
             None => self.overdue.remove(queue),
         }
     }
 
-    /// Takes a request out of a queue that will not be punctual, as the drop rule says.
-    fn pass_over(&mut self, now: Time, queue: usize, slot: u32, out: &mut Outbox) {
-        self.unlink(queue, slot);
-        let Request { deadline, model, .. } = *self.requests.get(slot);
-        match self.served(model).terms.drop {
-            DropRule::Hopeless | DropRule::Expired if deadline <= now => self.reject(slot, Why::Expired, out),
-            DropRule::Hopeless => self.reject(slot, Why::Hopeless, out),
-            DropRule::Expired | DropRule::Never => {
-                self.requests.set_state(RequestSlot(slot), State::Overdue);
-                self.queues[queue].overdue.push_back(&mut self.links, slot);
-            }
-        }
-    }
-
     /// The best batch that could start at `at` on a device that needs `percent` % of the profile.
     pub(crate) fn gather(&self, queue: usize, at: Time, percent: u32, aim: Aim) -> Option<Candidate> {
-        let (mut first, mut left) = (self.queues[queue].waiting.front()?, self.queues[queue].rows);
+        let (mut first, mut left) = (self.queues[queue].head()?, self.queues[queue].rows());
         // What cannot even run alone from then on is in nobody's way.
         while at > self.leaves_after(first) {
-            if self.served(self.requests.get(first).model).terms.head_blocks {
+            if self.head_blocks {
                 return None;
             }
             left -= u64::from(self.requests.get(first).rows);
-            first = self.links.next(first)?;
+            first = self.requests.links.next(first)?;
         }
         let profile = &self.served(self.requests.get(first).model).profile;
         let room = |slot: u32| {
@@ -351,54 +270,10 @@ impl Pool {
             // A request that is wider than the limit runs alone.
             profile.largest_within(span).min(aim.cap.max(request.rows as usize))
         };
-        (first, left) = self.skip(first, left, aim.target, room);
-        let rows = self.fill(queue, first, room(first), left);
+        (first, left) = self.queues[queue].skip(&self.requests, (first, left), aim.target, room);
+        let rows = self.queues[queue].fill(&self.requests, first, room(first), left);
         let latest = self.requests.get(first).deadline - profile.latency(rows.max(1));
         (rows > 0).then_some(Candidate { first, rows, latest })
-    }
-
-    /// Passes over the fewest heads that let the batch reach its target, or the largest size that any later head
-    /// allows. Returns the first request kept and the rows from it to the end of the queue.
-    fn skip(&self, head: u32, rows: u64, target: usize, room: impl Fn(u32) -> usize) -> (u32, u64) {
-        let size = |first: u32, left: u64| match room(first) {
-            room if room < self.requests.get(first).rows as usize => 0,
-            room => left.min(room as u64),
-        };
-        let (mut first, mut left) = (head, rows);
-        let mut best = (first, left);
-        while size(best.0, best.1) < target as u64 {
-            // No later head allows more once everything left fits.
-            if room(first) as u64 >= left {
-                break;
-            }
-            left -= u64::from(self.requests.get(first).rows);
-            let Some(next) = self.links.next(first) else { break };
-            first = next;
-            if size(first, left) > size(best.0, best.1) {
-                best = (first, left);
-            }
-        }
-        best
-    }
-
-    /// How many of the `left` rows from `first` on fit into `room` rows without splitting a request.
-    fn fill(&self, queue: usize, first: u32, room: usize, left: u64) -> usize {
-        if left <= room as u64 {
-            return left as usize;
-        }
-        if self.queues[queue].wide == 0 {
-            return room;
-        }
-        let (mut rows, mut next) = (0, Some(first));
-        while let Some(slot) = next {
-            let more = self.requests.get(slot).rows as usize;
-            if rows + more > room {
-                break;
-            }
-            rows += more;
-            next = self.links.next(slot);
-        }
-        rows
     }
 
     /// Moves a candidate's members out of the queue and passes over who stood before them.
@@ -408,17 +283,11 @@ impl Pool {
         queue: usize,
         candidate: Candidate,
         out: &mut Outbox,
-        mut member: impl FnMut(RequestSlot),
+        member: impl FnMut(RequestSlot),
     ) {
-        while let Some(head) = self.queues[queue].waiting.front().filter(|&head| head != candidate.first) {
-            self.pass_over(now, queue, head, out);
-        }
-        let mut rows = 0;
-        while rows < candidate.rows {
-            let slot = self.queues[queue].waiting.front().expect("the candidate was gathered from this queue");
-            self.unlink(queue, slot);
-            rows += self.run(slot, &mut member);
-        }
+        let drop = self.served(self.requests.get(candidate.first).model).drop;
+        let Pool { queues, requests, .. } = self;
+        queues[queue].take(requests, now, (candidate.first, candidate.rows), drop, out, member);
         self.rearm(now, queue, out);
     }
 
@@ -432,33 +301,22 @@ impl Pool {
         self.overdue.contains(queue)
     }
 
-    /// Moves the oldest overdue requests out of a queue, up to `cap` rows; returns their rows.
+    /// Moves the oldest overdue requests out of a queue, as many as are a batch; returns their rows.
     pub(crate) fn take_overdue(
         &mut self,
         now: Time,
         queue: usize,
-        cap: usize,
         out: &mut Outbox,
-        mut member: impl FnMut(RequestSlot),
+        member: impl FnMut(RequestSlot),
     ) -> usize {
-        let mut rows = 0;
-        while let Some(slot) = self.queues[queue].overdue.front() {
-            let more = self.requests.get(slot).rows as usize;
-            if rows > 0 && rows + more > cap {
-                break;
-            }
-            self.queues[queue].overdue.remove(&mut self.links, slot);
-            rows += self.run(slot, &mut member);
-        }
+        let Some(first) = self.queues[queue].overdue() else {
+            return 0;
+        };
+        let Request { model, rows, .. } = *self.requests.get(first);
+        let room = self.served(model).max_batch.max(rows as usize);
+        let rows = self.queues[queue].take_overdue(&mut self.requests, room, member);
         self.rearm(now, queue, out);
         rows
-    }
-
-    /// Hands a request to a batch; returns its rows.
-    fn run(&mut self, slot: u32, member: &mut impl FnMut(RequestSlot)) -> usize {
-        self.requests.set_state(RequestSlot(slot), State::Running);
-        member(RequestSlot(slot));
-        self.requests.get(slot).rows as usize
     }
 
     /// ℓ of the blocks from `block` on, for `rows` rows.

@@ -1,7 +1,11 @@
-//! The table of live requests, by slot.
+//! The table of live requests, by slot, and the queues in which they wait.
+//!
+//! A request stands in one list at a time: a queue, or a batch that a policy keeps as a list. So one table of links serves
+//! all of them, and any request leaves its list at once.
 
-use crate::Request;
-use ripieno_base::RequestSlot;
+use crate::{Action, Outbox, Request, Why};
+use ripieno_base::{IndexedHeap, Links, Nanos, RequestSlot, Time};
+use ripieno_model::DropRule;
 
 /// Where a live request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,28 +24,87 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Requests {
     entries: Vec<(State, Request)>,
+    pub(crate) links: Links,
 }
 
 impl Requests {
     pub(crate) fn new(capacity: usize) -> Requests {
-        Requests { entries: vec![(State::Free, Request::NONE); capacity] }
+        Requests { entries: vec![(State::Free, Request::NONE); capacity], links: Links::new(capacity) }
     }
 
-    pub(crate) fn insert(&mut self, request: &Request, state: State) {
+    pub(crate) fn insert(&mut self, request: &Request) {
         let entry = &mut self.entries[request.slot.index()];
         assert_eq!(entry.0, State::Free, "the driver reused the slot of a live request: {request:?}");
-        *entry = (state, *request);
+        *entry = (State::Waiting, *request);
     }
 
-    pub(crate) fn state(&self, slot: RequestSlot) -> State {
-        self.entries[slot.index()].0
+    pub(crate) fn state(&self, slot: u32) -> State {
+        self.entries[slot as usize].0
     }
 
-    pub(crate) fn set_state(&mut self, slot: RequestSlot, state: State) {
-        self.entries[slot.index()].0 = state;
+    pub(crate) fn set_state(&mut self, slot: u32, state: State) {
+        self.entries[slot as usize].0 = state;
     }
 
     pub(crate) fn get(&self, slot: u32) -> &Request {
         &self.entries[slot as usize].1
+    }
+
+    /// The links, and what is known of each request.
+    pub(crate) fn split<'a>(&'a mut self) -> (&'a mut Links, impl Fn(u32) -> &'a Request) {
+        let Requests { entries, links } = self;
+        (links, |slot: u32| &entries[slot as usize].1)
+    }
+
+    /// Rows of these requests together.
+    pub(crate) fn rows(&self, members: &[RequestSlot]) -> usize {
+        members.iter().map(|slot| self.get(slot.0).rows as usize).sum()
+    }
+
+    /// Ends a request whose walk is complete.
+    pub(crate) fn finish(&mut self, slot: RequestSlot, out: &mut Outbox) {
+        self.set_state(slot.0, State::Free);
+        out.push(Action::Finish { request: slot });
+    }
+
+    /// Ends a request without an answer.
+    pub(crate) fn reject(&mut self, slot: u32, why: Why, out: &mut Outbox) {
+        self.set_state(slot, State::Free);
+        out.push(Action::Reject { request: RequestSlot(slot), why });
+    }
+}
+
+/// When requests that wait are to be dropped, by slot.
+#[derive(Debug)]
+pub(crate) struct DropTimers(IndexedHeap<Time>);
+
+impl DropTimers {
+    pub(crate) fn new(capacity: usize) -> DropTimers {
+        DropTimers(IndexedHeap::new(capacity))
+    }
+
+    /// A request waits that takes at least as long as it would `alone`.
+    pub(crate) fn arm(&mut self, request: &Request, drop: DropRule, alone: impl FnOnce() -> Nanos) {
+        match drop {
+            DropRule::Never => {}
+            DropRule::Expired => self.0.set(request.slot.index(), request.deadline),
+            DropRule::Hopeless => self.0.set(request.slot.index(), (request.deadline - alone()).next()),
+        }
+    }
+
+    pub(crate) fn disarm(&mut self, slot: RequestSlot) {
+        self.0.remove(slot.index());
+    }
+
+    /// A request that waits and is too late by now.
+    pub(crate) fn late(&self, now: Time, deadline: impl Fn(RequestSlot) -> Time) -> Option<(RequestSlot, Why)> {
+        let (_, slot) = self.0.peek().filter(|&(at, _)| at <= now)?;
+        let slot = RequestSlot(slot as u32);
+        Some((slot, if deadline(slot) <= now { Why::Expired } else { Why::Hopeless }))
+    }
+
+    /// When the next request is too late.
+    pub(crate) fn next(&self) -> Time {
+        self.0.peek().map_or(Time::NEVER, |(at, _)| at)
     }
 }

@@ -235,7 +235,7 @@ impl Packer {
 impl Demand {
     fn new(model: ModelId, served: &Served, rate_mrps: u64) -> Demand {
         let profile = &served.profile;
-        let cap = served.terms.max_batch.min(profile.max_batch());
+        let cap = served.max_batch.min(profile.max_batch());
         let batch = profile.largest_within(Nanos(served.model.slo.0 / 2)).clamp(1, cap);
         let latency = profile.latency(batch).0.max(1) as u128;
         let capacity_mrps = u64::try_from(batch as u128 * MRPS_NS / latency).unwrap_or(u64::MAX / 2).max(1);
@@ -247,7 +247,7 @@ impl Residue {
     /// The largest batch of which the first request is in time, if it waits for the others to arrive.
     fn new(model: ModelId, served: &Served, rate_mrps: u64) -> Residue {
         let (profile, slo) = (&served.profile, served.model.slo);
-        let cap = served.terms.max_batch.min(profile.max_batch());
+        let cap = served.max_batch.min(profile.max_batch());
         let arrive_in =
             |rows: usize| Nanos(i64::try_from(rows as u128 * MRPS_NS / u128::from(rate_mrps)).unwrap_or(i64::MAX));
         let fits = |batch: usize| arrive_in(batch - 1) + profile.latency(batch) <= slo;
@@ -273,6 +273,7 @@ fn cost(profile: &Profile, duty: Nanos, rate_mrps: u64) -> Nanos {
 
 #[cfg(test)]
 mod tests {
+    use super::super::models::{BatchOptions, PerModel};
     use super::super::pool::Terms;
     use super::*;
     use crate::Limits;
@@ -282,12 +283,11 @@ mod tests {
 
     /// Models of ℓ(b) = αb + β ms and these SLOs.
     fn pool(models: &[(f64, f64, i64)]) -> Pool {
-        let mut pool = Pool::new(&LIMITS, 4);
+        let options = BatchOptions { drop: DropRule::Hopeless, max_batch: PerModel::all(None) };
+        let mut pool = Pool::new(&LIMITS, 4, Terms { options, margin: Nanos::ZERO, head_blocks: false });
         for (id, &(alpha, beta, slo)) in models.iter().enumerate() {
             let profile = Profile::linear(alpha, beta, 64).unwrap();
-            let model = Model::whole(&id.to_string(), profile, Nanos::from_millis(slo));
-            let terms = Terms { drop: DropRule::Hopeless, max_batch: 64, margin: Nanos::ZERO, head_blocks: false };
-            pool.load(ModelId(id as u16), model, terms);
+            pool.load(ModelId(id as u16), Model::whole(&id.to_string(), profile, Nanos::from_millis(slo)));
         }
         pool
     }

@@ -1,7 +1,8 @@
 //! The table of tasks in flight and their members.
 
-use crate::{Limits, Outcome, TaskDone};
-use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, TaskId};
+use crate::{Action, Limits, Outcome, TaskDone};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_model::{Extent, Model, Onward, Position, StepReport};
 
 /// No block: the walk has ended.
 const OVER: BlockId = BlockId(u16::MAX);
@@ -12,10 +13,13 @@ pub(crate) struct Task {
     pub(crate) model: ModelId,
     pub(crate) block: BlockId,
     pub(crate) device: DeviceId,
+    pub(crate) lane: LaneId,
     /// Members that run the block.
     members: u32,
     /// Members that have skipped it and wait for a later one.
     resting: u32,
+    /// Whether nodes are told to the driver.
+    unfolds: bool,
 }
 
 /// All tasks in flight, with room for as many as the devices hold; members stand in one slice with a fixed stride, those
@@ -26,6 +30,8 @@ pub(crate) struct Tasks {
     table: Vec<Option<Task>>,
     free: Vec<TaskId>,
     members: Vec<RequestSlot>,
+    /// Which node each member runs, in the front of what its task has; none where all run their first step.
+    nodes: Vec<u32>,
     /// Which block each member goes on with; [`OVER`] if its walk has ended.
     next: Vec<BlockId>,
     /// Tasks reported done since the last settle.
@@ -40,16 +46,23 @@ impl Tasks {
             table: vec![None; tasks],
             free: (0..tasks as u32).rev().map(TaskId).collect(),
             members: vec![RequestSlot(0); tasks * limits.batch],
+            nodes: vec![0; tasks * limits.batch],
             next: vec![OVER; tasks * limits.batch],
             done: Vec::with_capacity(tasks),
         }
     }
 
     /// Opens a task without members.
-    pub(crate) fn open(&mut self, model: ModelId, device: DeviceId) -> TaskId {
+    pub(crate) fn open(&mut self, model: ModelId, block: BlockId, device: DeviceId, lane: LaneId) -> TaskId {
         let id = self.free.pop().expect("no more tasks than the devices hold");
-        self.table[id.index()] = Some(Task { model, block: BlockId(0), device, members: 0, resting: 0 });
+        self.table[id.index()] = Some(Task { model, block, device, lane, members: 0, resting: 0, unfolds: false });
         id
+    }
+
+    /// The start of a task.
+    pub(crate) fn start(&self, id: TaskId, not_before: Time) -> Action {
+        let Task { model, block, device, lane, .. } = self.get(id);
+        Action::Start { task: id, model, block, device, lane, not_before }
     }
 
     pub(crate) fn push(&mut self, id: TaskId, member: RequestSlot) {
@@ -59,8 +72,22 @@ impl Tasks {
         task.members += 1;
     }
 
+    /// Adds a member of a walk that unfolds, which runs this node.
+    pub(crate) fn push_node(&mut self, id: TaskId, member: RequestSlot, node: u32) {
+        self.push(id, member);
+        let task = self.table[id.index()].as_mut().expect("the task is open");
+        task.unfolds = true;
+        self.nodes[id.index() * self.stride + task.members as usize - 1] = node;
+    }
+
     pub(crate) fn get(&self, id: TaskId) -> Task {
-        self.table[id.index()].expect("the task is open")
+        self.table[id.index()].unwrap_or_else(|| panic!("{id:?} is not in flight"))
+    }
+
+    /// The node that each member runs; empty where every one runs its first.
+    pub(crate) fn nodes(&self, id: TaskId) -> &[u32] {
+        let len = self.table[id.index()].filter(|task| task.unfolds).map_or(0, |task| task.members as usize);
+        &self.nodes[id.index() * self.stride..][..len]
     }
 
     pub(crate) fn members(&self, id: TaskId) -> &[RequestSlot] {
@@ -68,19 +95,23 @@ impl Tasks {
         &self.members[id.index() * self.stride..][..len]
     }
 
-    /// Notes that the driver reported a task done; it is acted upon in the next settle.
-    pub(crate) fn report(&mut self, done: &TaskDone<'_>) {
+    /// Notes that the driver reported a task of this model done; it is acted upon in the next settle.
+    pub(crate) fn report(&mut self, done: &TaskDone<'_>, model: &Model) {
         let members = self.members(done.task).len();
         assert!(members > 0, "the driver reported a task that is not in flight: {done:?}");
         let complete = |told: usize| told == 0 || told == members;
         assert!(complete(done.ended.len()) && complete(done.skips.len()), "one entry a member: {done:?}");
-        let block = self.get(done.task).block;
-        let next = &mut self.next[done.task.index() * self.stride..][..members];
-        next.fill(BlockId(block.0 + 1));
-        next[..done.skips.len()].copy_from_slice(done.skips);
-        debug_assert!(next.iter().all(|next| *next > block), "nobody goes back: {done:?}");
-        let ended = next.iter_mut().zip(done.ended).filter(|(_, ended)| **ended);
-        ended.for_each(|(next, _)| *next = OVER);
+        let at = Position::before(self.get(done.task).block);
+        let next = |report| match model.advance(at, Extent::ONE, report) {
+            Onward::Block(next) => next,
+            Onward::Step | Onward::End => OVER,
+        };
+        let places = &mut self.next[done.task.index() * self.stride..][..members];
+        places.fill(next(StepReport::default()));
+        if !done.ended.is_empty() || !done.skips.is_empty() {
+            places.iter_mut().enumerate().for_each(|(member, place)| *place = next(done.report_of(member)));
+        }
+        debug_assert!(places.iter().all(|next| *next > at.block), "nobody goes back: {done:?}");
         self.done.push((done.task, done.outcome));
     }
 
@@ -93,10 +124,10 @@ impl Tasks {
         next
     }
 
-    /// Moves on to the next block that a member wants, `blocks` being how many there are; `gone` is told of those whose
-    /// walk is over. Returns how many run that block.
-    pub(crate) fn advance(&mut self, id: TaskId, blocks: usize, gone: impl FnMut(RequestSlot)) -> usize {
-        self.regroup(id, |next, _| next.index() < blocks, gone)
+    /// Moves on to the next block that a member wants; `gone` is told of those whose walk is over. Returns how many run that
+    /// block.
+    pub(crate) fn advance(&mut self, id: TaskId, gone: impl FnMut(RequestSlot)) -> usize {
+        self.regroup(id, |next, _| next != OVER, gone)
     }
 
     /// The block failed those who ran it. Moves on with those who have skipped it; how many run their block.
@@ -151,9 +182,17 @@ impl Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ripieno_base::Nanos;
+    use ripieno_model::{Block, Profile};
 
     const LIMITS: Limits = Limits { requests: 8, models: 1, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
-    const BLOCKS: usize = 4;
+
+    /// Of four blocks.
+    fn chain() -> Model {
+        let profile = Profile::linear(1.0, 1.0, 8).unwrap();
+        let blocks = ["a", "b", "c", "d"].map(|name| Block::new(name, profile.clone())).into();
+        Model { blocks, ..Model::whole("m", profile, Nanos::from_millis(9)) }
+    }
 
     /// Ends the block of a task; returns who runs the next one, which that is, and who has gone.
     fn end(
@@ -164,11 +203,11 @@ mod tests {
         skips: &[u16],
     ) -> (u16, Vec<u32>, Vec<u32>) {
         let skips: Vec<_> = skips.iter().map(|&block| BlockId(block)).collect();
-        tasks.report(&TaskDone { task: id, outcome, ended, skips: &skips });
+        tasks.report(&TaskDone { task: id, outcome, ended, skips: &skips }, &chain());
         assert_eq!((tasks.take_done(0), tasks.take_done(1)), (Some((id, outcome)), None));
         let mut gone = Vec::new();
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, BLOCKS, |slot| gone.push(slot.0)),
+            Outcome::Ok => tasks.advance(id, |slot| gone.push(slot.0)),
             _ => tasks.fail(id, |slot| gone.push(slot.0)),
         };
         let members: Vec<_> = tasks.members(id).iter().map(|slot| slot.0).collect();
@@ -178,7 +217,7 @@ mod tests {
 
     fn task_of_four() -> (Tasks, TaskId) {
         let mut tasks = Tasks::new(&LIMITS);
-        let id = tasks.open(ModelId(0), DeviceId(0));
+        let id = tasks.open(ModelId(0), BlockId(0), DeviceId(0), LaneId(0));
         (0..4).for_each(|slot| tasks.push(id, RequestSlot(slot)));
         (tasks, id)
     }

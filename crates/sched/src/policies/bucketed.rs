@@ -18,10 +18,11 @@
 //! that is unfolded to the longest possible output. Models share a device by turns too, bucket after bucket. Buckets beyond
 //! the 1,024th are one, padded to its longest member.
 
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DROP, MAX_BATCH, SET_AHEAD};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -30,12 +31,11 @@ pub(crate) const POLICY: Policy = Policy {
     name: "bucketed",
     source: "BatchMaker, section 7.1 (MXNet, TensorFlow)",
     summary: "sequences of similar lengths are padded to one length and run as one",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
     chains: Chains::InStep,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
-    build,
+    needs: |_| Needs { depth: SET_AHEAD, pads: true, fitted: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 const WIDTH: Knob = Knob {
@@ -70,12 +70,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let padding = knobs.choice(PAD.name, &pads, Padding::ToBucket)?;
     let width = PerModel::read(&setup.models, |model| knobs.count(WIDTH.name, model))?;
     let window_ms = PerModel::read(&setup.models, |model| knobs.number(WINDOW_MS.name, model))?;
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        merges: false,
         max_tasks: usize::MAX,
         join: Join::InSets { width: Some(width.of(model).unwrap_or(10).min(1 << 20) as u32), drains },
         leave: Leave::WithItsSet(padding),
@@ -83,7 +80,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::from_millis_f64(window_ms.of(model).unwrap_or(0.0)),
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))
+    Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
 }
 
 /// Blocks in the order of the walk; the device's own set decides the model, since nothing else is ready for it. Shared with

@@ -31,25 +31,25 @@
 //! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
 //! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
 
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DROP, MAX_BATCH};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{Cell, CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::BatchOptions;
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model, Walk};
+use ripieno_model::{DropRule, Walk};
 use std::cmp::Reverse;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "cellular",
     source: "BatchMaker, Algorithm 1",
     summary: "requests join and leave a running batch at every cell",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[ORDER, MAX_TASKS, EARLY_START, EARLY_LEAVE, MAX_BATCH, Knob { default: "never", ..DROP }],
-    build,
+    needs,
+    form: Form::OnePiece(build),
 };
 
 pub(super) const ORDER: Knob = Knob {
@@ -81,34 +81,47 @@ const EARLY_LEAVE: Knob = Knob {
            in the same batch",
 };
 
+/// Tasks that are submitted in one go unless told.
+const TASKS: usize = 5;
+
+fn max_tasks(knobs: &Knobs<'_>) -> Result<Option<usize>, BuildError> {
+    knobs.count(MAX_TASKS.name, None)
+}
+
+fn leaves_early(knobs: &Knobs<'_>) -> Result<bool, BuildError> {
+    knobs.flag(EARLY_LEAVE.name, true)
+}
+
+fn needs(knobs: &Knobs<'_>) -> Needs {
+    let depth = max_tasks(knobs).ok().flatten().unwrap_or(TASKS);
+    Needs { depth, nodes: true, pads: !leaves_early(knobs).unwrap_or(true), fitted: true, ..Needs::ONE_TASK }
+}
+
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
-    let max_tasks = knobs.count(MAX_TASKS.name, None)?;
-    if let Some(asked) = max_tasks.filter(|&asked| asked > setup.limits.depth) {
+    let asked = max_tasks(knobs)?;
+    if let Some(asked) = asked.filter(|&asked| asked > setup.limits.depth) {
         return Err(knobs.too_many(MAX_TASKS.name, asked, setup.limits.depth));
     }
     let join = match knobs.flag(EARLY_START.name, true)? {
         true => Join::AtOnce,
         false => Join::InSets { width: None, drains: false },
     };
-    let leave = match knobs.flag(EARLY_LEAVE.name, true)? {
+    let leave = match leaves_early(knobs)? {
         true => Leave::AtItsEnd,
         false => Leave::WithItsSet(Padding::ToLongest),
     };
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        max_tasks: max_tasks.unwrap_or(5),
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
+    let terms = Terms {
+        merges: false,
+        max_tasks: asked.unwrap_or(TASKS),
         join,
         leave,
         pads_output: false,
         window: Nanos::ZERO,
         merge_per_node: Nanos::ZERO,
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), Algorithm1 { order: order(knobs)? })))
+    Ok(Box::new(CellScheduler::new(setup, options, move |_| terms, Algorithm1 { order: order(knobs)? })))
 }
 
 /// Which cell type of a model goes first.

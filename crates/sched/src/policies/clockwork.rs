@@ -19,21 +19,21 @@
 //! `lookahead_ms = 10` and `buffer_ms = 5`; only powers of two as batch sizes are not offered. Costs are known here, the
 //! original estimates them as the slowest of the last ten batches.
 
-use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DEVICE, DROP, MAX_BATCH, device_choice};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::central::{Central, Gather};
-use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::models::BatchOptions;
+use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::Terms;
 use crate::{Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "clockwork",
     source: "Clockwork, as in Symphony, sections 2.2 and 5.1",
     summary: "the batch whose latest start comes first, chosen some time before its device is free",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -52,7 +52,8 @@ pub(crate) const POLICY: Policy = Policy {
         DROP,
         DEVICE,
     ],
-    build,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build),
 };
 
 /// Shared with "shepherd".
@@ -75,15 +76,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         lookahead: millis("lookahead_ms", 5.0)?,
         wakeup: Time::NEVER,
     };
-    let (drop, margin) = (drop_rule(knobs, DropRule::Hopeless)?, millis("buffer_ms", 0.0)?);
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        margin,
-        head_blocks: false,
-    };
-    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let terms = Terms { options, margin: millis("buffer_ms", 0.0)?, head_blocks: false };
+    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
 }
 
 struct Clockwork {
@@ -94,11 +89,11 @@ struct Clockwork {
 
 impl Clockwork {
     /// The device to choose for next, and when it can begin.
-    fn next_device(&mut self, now: Time, floor: &Floor) -> Option<(Time, DeviceId)> {
-        if let Some(device) = floor.free_device() {
+    fn next_device(&mut self, now: Time, table: &DeviceTable) -> Option<(Time, DeviceId)> {
+        if let Some(device) = table.free_device() {
             return Some((now, device));
         }
-        let (ends, device) = floor.next_done().filter(|_| self.lookahead > Nanos::ZERO)?;
+        let (ends, device) = table.next_done().filter(|_| self.lookahead > Nanos::ZERO)?;
         let opens = ends - self.lookahead;
         if opens > now {
             self.wakeup = opens;
@@ -113,7 +108,7 @@ impl Placement for Clockwork {
         setup.limits.models
     }
 
-    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
         request.model.index()
     }
 
@@ -129,14 +124,14 @@ impl Placement for Clockwork {
         self.central.touch_all();
     }
 
-    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
+    fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox) {
         self.wakeup = Time::NEVER;
-        while let Some((at, device)) = self.next_device(now, floor) {
-            if !self.central.give(now, at, device, floor, out) {
+        while let Some((at, device)) = self.next_device(now, table) {
+            if !self.central.give(now, at, device, table, out) {
                 break;
             }
         }
-        self.central.end_round(now, floor);
+        self.central.end_round(now, table);
     }
 
     fn next_wakeup(&self) -> Time {

@@ -16,10 +16,11 @@
 //! profile room for the nodes of a whole set. Blocks run in the order of the walk: all encoders of a set, then its decoders.
 
 use super::bucketed::InOrder;
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DROP, MAX_BATCH, SET_AHEAD};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Join, Leave, Padding, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model, Walk};
@@ -28,8 +29,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "graph-merge",
     source: "BatchMaker, sections 2.3 and 7.5 (DyNet, TensorFlow Fold)",
     summary: "the graphs of a fixed set of requests are merged and run level by level to the end",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::InStep,
     knobs: &[
@@ -44,18 +43,16 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob { default: "never", ..DROP },
     ],
-    build,
+    needs: |_| Needs { depth: SET_AHEAD, nodes: true, fitted: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
     let merge_us = PerModel::read(&setup.models, |model| knobs.number("merge_us_per_node", model))?;
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
     let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: model.max_batch,
-        set: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
+        merges: true,
         max_tasks: usize::MAX,
         join: Join::InSets { width: None, drains: false },
         leave: Leave::WithItsSet(Padding::None),
@@ -63,5 +60,5 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         window: Nanos::ZERO,
         merge_per_node: Nanos::from_millis_f64(merge_us.of(model).unwrap_or(0.0) / 1e3),
     };
-    Ok(Box::new(CellScheduler::new(setup, Box::new(terms), InOrder)))
+    Ok(Box::new(CellScheduler::new(setup, options, terms, InOrder)))
 }

@@ -16,24 +16,24 @@
 //! runs until an end that nobody knows, the step behind that end runs and is waste.
 
 use super::cellular::{Algorithm1, ORDER, order};
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DROP, MAX_BATCH};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Join, Leave, Terms, check};
-use crate::shard::PerModel;
+use crate::parts::models::BatchOptions;
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Model, Walk};
+use ripieno_model::{DropRule, Walk};
 
 pub(crate) const POLICY: Policy = Policy {
     name: "late",
     source: "Late Batching",
     summary: "requests join and leave at every cell, and the next one is decided while one runs",
-    sharded: false,
-    keeps_deadlines: false,
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[ORDER, MAX_BATCH, Knob { default: "never", ..DROP }],
-    build,
+    needs: |_| Needs { depth: TASKS, nodes: true, fitted: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 /// One that runs and one behind it.
@@ -41,22 +41,16 @@ const TASKS: usize = 2;
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     check(setup)?;
-    let drop = drop_rule(knobs, DropRule::Never)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?;
-    let terms = move |model: &Model| {
-        let max_batch = max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch);
-        Terms {
-            drop: model.drop.unwrap_or(drop),
-            max_batch,
-            set: max_batch,
-            max_tasks: 1,
-            join: Join::AtOnce,
-            leave: Leave::AtItsEnd,
-            pads_output: false,
-            window: Nanos::ZERO,
-            merge_per_node: Nanos::ZERO,
-        }
+    let options = BatchOptions::read(setup, knobs, DropRule::Never)?;
+    let terms = Terms {
+        merges: false,
+        max_tasks: 1,
+        join: Join::AtOnce,
+        leave: Leave::AtItsEnd,
+        pads_output: false,
+        window: Nanos::ZERO,
+        merge_per_node: Nanos::ZERO,
     };
     let choice = Algorithm1 { order: order(knobs)? };
-    Ok(Box::new(CellScheduler::ahead(setup, Box::new(terms), choice, TASKS)))
+    Ok(Box::new(CellScheduler::ahead(setup, options, move |_| terms, choice, TASKS)))
 }

@@ -14,14 +14,18 @@ pub(crate) mod shepherd;
 pub(crate) mod symphony;
 pub(crate) mod timeout;
 
-use crate::catalogue::{BuildError, Knob, Knobs};
-use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, PerModel, Rules};
+use crate::catalogue::Needs;
+use crate::knobs::{BuildError, Knob, Knobs};
+use crate::shard::{DeviceChoice, Fused, Halves, Linked, Network, Rules};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
-use ripieno_model::{DropRule, Walk};
+use ripieno_model::Walk;
 
 /// What policies that never take a request apart serve.
 const WHOLE: &[Walk] = &[Walk::Whole, Walk::Chain];
+
+/// Tasks of a set of requests that runs to the end: a device gets so many of them in one go.
+const SET_AHEAD: usize = 16;
 
 const DROP: Knob = Knob {
     name: "drop",
@@ -64,7 +68,7 @@ const LINK_US: Knob =
     Knob { name: "link_us", default: "0", help: "how long a message between shard and matchmaker takes, in us" };
 
 /// The machinery of whole batches under some rules, in one piece or in shards.
-fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<dyn Scheduler>, BuildError> {
+pub(crate) fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> Result<Box<dyn Scheduler>, BuildError> {
     let choice = device_choice(knobs)?;
     let delay = link(knobs)?;
     Ok(match knobs.count(SHARDS.name, None)? {
@@ -81,15 +85,15 @@ fn link(knobs: &Knobs<'_>) -> Result<Nanos, BuildError> {
     Ok(Nanos::from_millis_f64(knobs.number(LINK_US.name, None)?.unwrap_or(0.0) / 1e3))
 }
 
-/// The two halves of a policy for threads of their own; none if it has no such form.
-pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, shards: usize) -> Result<Option<Halves>, BuildError> {
-    let rules = match knobs.policy() {
-        "deferred" => symphony::rules(setup, knobs)?,
-        "timeout" => timeout::timeout_rules(setup, knobs)?,
-        "eager" => timeout::eager_rules(setup, knobs)?,
-        _ => return Ok(None),
-    };
-    Ok(Some(Halves::new(setup, device_choice(knobs)?, &rules, shards)))
+/// The same in two halves, for threads of their own.
+pub(crate) fn halves(setup: &Setup, knobs: &Knobs<'_>, rules: Rules, shards: usize) -> Result<Halves, BuildError> {
+    Ok(Halves::new(setup, device_choice(knobs)?, &rules, shards))
+}
+
+/// What rules need that take account of the network: where a message takes time, a batch is sent while another runs.
+fn ahead(knobs: &Knobs<'_>) -> Needs {
+    let waits = network(knobs).is_ok_and(|network| network.lead(1) > Nanos::ZERO);
+    Needs { depth: if waits { 2 } else { 1 }, ..Needs::ONE_TASK }
 }
 
 fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
@@ -97,11 +101,6 @@ fn network(knobs: &Knobs<'_>) -> Result<Network, BuildError> {
     let (control, data_per_row) = (micros(CONTROL_US.name)?, micros(DATA_US.name)?);
     // An offer goes to the matchmaker, the grant comes back.
     Ok(Network { control, data_per_row, round_trip: link(knobs)? * 2 })
-}
-
-fn drop_rule(knobs: &Knobs<'_>, default: DropRule) -> Result<DropRule, BuildError> {
-    let rules = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
-    knobs.choice("drop", &rules, default)
 }
 
 fn device_choice(knobs: &Knobs<'_>) -> Result<DeviceChoice, BuildError> {

@@ -20,24 +20,24 @@
 //! `gather = "window"` does. It is not the default: where models share devices, planned sizes are one or two rows, and a burst
 //! of three on one device then breaks the whole zoo, worse than Symphony measured (docs/policies.md).
 
-use super::{DROP, MAX_BATCH, PerModel, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
-use crate::parts::floor::{Floor, Placed, Placement};
+use super::{DROP, MAX_BATCH};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::frontends::Frontends;
+use crate::parts::models::BatchOptions;
+use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::{Aim, Terms};
 use crate::parts::rate::RateMeter;
 use crate::parts::squishy::{MRPS_NS, Packer};
 use crate::shard::DeviceChoice;
 use crate::{Limits, Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "nexus",
     source: "Nexus, as in Symphony, sections 2.2 and 5.1",
     summary: "models are packed onto devices by their rates; each device runs its models in turn",
-    sharded: false,
-    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -57,7 +57,8 @@ pub(crate) const POLICY: Policy = Policy {
         MAX_BATCH,
         DROP,
     ],
-    build,
+    needs: |_| Needs { keeps_deadlines: true, ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 /// How a batch relates to its planned size.
@@ -73,15 +74,9 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let epoch = Nanos::from_millis_f64(knobs.number("epoch_s", None)?.unwrap_or(10.0) * 1e3).max(Nanos(1));
     let frontends = knobs.count("frontends", None)?.unwrap_or(1).min(256);
     let placement = Nexus::new(&setup.limits, knobs.choice("gather", &gathers, Gather::WindowMax)?, epoch, frontends);
-    let drop = drop_rule(knobs, DropRule::Hopeless)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        margin: Nanos::ZERO,
-        head_blocks: false,
-    };
-    Ok(Box::new(Placed::new(setup, DeviceChoice::SmallestId, Box::new(terms), placement)))
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let terms = Terms { options, margin: Nanos::ZERO, head_blocks: false };
+    Ok(Box::new(PlacementScheduler::new(setup, DeviceChoice::SmallestId, terms, placement)))
 }
 
 /// The first plan knows no rates; so soon it is replaced by one that does.
@@ -174,25 +169,25 @@ impl Nexus {
         self.first_unrouted + model.index()
     }
 
-    fn plan(&mut self, now: Time, floor: &mut Floor) {
+    fn plan(&mut self, now: Time, table: &mut DeviceTable) {
         (self.outdated, self.planned, self.next_plan) = (false, now, Time::NEVER);
         self.present.clear();
-        self.present.extend(floor.present());
-        self.collect(floor);
+        self.present.extend(table.present());
+        self.collect(table);
         let meters = &self.meters;
         let mrps = |id: ModelId| {
             meters[id.index()].rate(now).map_or(0, |rate| {
                 u64::try_from(u128::from(rate.rows) * MRPS_NS / rate.window.0.max(1) as u128).unwrap_or(u64::MAX / 2)
             })
         };
-        self.measured = floor.pool.in_service().any(|(id, _)| mrps(id) > 0);
+        self.measured = table.pool.in_service().any(|(id, _)| mrps(id) > 0);
         self.sessions.clear();
         self.models.fill(Routes::default());
-        for share in self.packer.pack(&floor.pool, self.present.len(), mrps) {
+        for share in self.packer.pack(&table.pool, self.present.len(), mrps) {
             let routes = &mut self.models[share.model.index()];
             if routes.count == 0 {
                 routes.first = self.sessions.len();
-                routes.limited = floor.pool.served(share.model).model.instances < self.devices.len();
+                routes.limited = table.pool.served(share.model).model.instances < self.devices.len();
             }
             routes.count += 1;
             routes.largest_mrps = routes.largest_mrps.max(share.rate_mrps);
@@ -205,26 +200,24 @@ impl Nexus {
         }
         self.assign_turns();
         self.frontends.restart();
-        self.redistribute(floor);
+        self.redistribute(table);
     }
 
     /// Takes all requests that wait out of their queues.
-    fn collect(&mut self, floor: &mut Floor) {
+    fn collect(&mut self, table: &mut DeviceTable) {
         let unrouted = self.first_unrouted..self.first_unrouted + self.models.len();
         for queue in (0..self.sessions.len()).chain(unrouted) {
-            while let Some(slot) = floor.pool.take_front(queue) {
-                self.moved.push((slot, floor.pool.is_overdue(slot)));
-            }
+            self.moved.extend(std::iter::from_fn(|| table.pool.take_front(queue)));
         }
     }
 
-    fn redistribute(&mut self, floor: &mut Floor) {
+    fn redistribute(&mut self, table: &mut DeviceTable) {
         for at in 0..self.moved.len() {
             let (slot, overdue) = self.moved[at];
-            let queue = self.choose(floor.pool.request(slot).model);
+            let queue = self.choose(table.pool.request(slot).model);
             match overdue {
-                true => floor.pool.push_overdue(queue, slot),
-                false => floor.pool.push(queue, slot),
+                true => table.pool.push_overdue(queue, slot),
+                false => table.pool.push(queue, slot),
             }
         }
         self.moved.clear();
@@ -264,31 +257,31 @@ impl Nexus {
     }
 
     /// Starts the next batch of a free device: punctual requests of the model whose turn it is, else what is late anyway.
-    fn serve(&mut self, now: Time, device: DeviceId, floor: &mut Floor, out: &mut Outbox) {
+    fn serve(&mut self, now: Time, device: DeviceId, table: &mut DeviceTable, out: &mut Outbox) {
         let turns = self.devices[device.index()];
-        let percent = floor.device(device).percent;
+        let percent = table.percent(device);
         for step in 0..turns.count {
             let turn = (turns.next + step) % turns.count;
             let queue = self.by_device[turns.first + turn] as usize;
             let Session { model, batch, .. } = self.sessions[queue];
-            let cap = floor.pool.served(model).terms.max_batch;
+            let cap = table.pool.served(model).max_batch;
             let aim = match self.gather {
                 Gather::Window => Aim { target: batch, cap: batch.min(cap) },
                 Gather::WindowMax => Aim { target: batch, cap },
                 Gather::Prefix => Aim { target: 0, cap: batch.min(cap) },
             };
-            let candidate = floor.pool.gather(queue, now, percent, aim).filter(|_| floor.pool.has_instance(model));
+            let candidate = table.pool.gather(queue, now, percent, aim).filter(|_| table.pool.has_instance(model));
             if let Some(candidate) = candidate {
                 self.devices[device.index()].next = (turn + 1) % turns.count;
-                return floor.commit(now, queue, candidate, device, out);
+                return table.commit(now, queue, candidate, device, out);
             }
         }
         for step in 0..turns.count {
             let turn = (turns.next + step) % turns.count;
             let queue = self.by_device[turns.first + turn] as usize;
-            if floor.pool.has_overdue(queue) && floor.pool.has_instance(self.sessions[queue].model) {
+            if table.pool.has_overdue(queue) && table.pool.has_instance(self.sessions[queue].model) {
                 self.devices[device.index()].next = (turn + 1) % turns.count;
-                return floor.commit_overdue(now, queue, device, out);
+                return table.commit_overdue(now, queue, device, out);
             }
         }
     }
@@ -308,7 +301,7 @@ impl Placement for Nexus {
         }
     }
 
-    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
         self.choose(request.model)
     }
 
@@ -331,14 +324,14 @@ impl Placement for Nexus {
         self.outdated = true;
     }
 
-    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
+    fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox) {
         if self.outdated || now >= self.next_plan {
-            self.plan(now, floor);
+            self.plan(now, table);
         }
         while let Some(device) = self.touched.pop() {
             self.is_touched[usize::from(device)] = false;
-            if floor.is_free(DeviceId(device)) {
-                self.serve(now, DeviceId(device), floor, out);
+            if table.is_free(DeviceId(device)) {
+                self.serve(now, DeviceId(device), table, out);
             }
         }
     }

@@ -8,9 +8,11 @@
 //!
 //! State: a queue a model. It ignores deadlines, latency profiles and that batching exists. No deviations known.
 
-use super::{CONTROL_US, DATA_US, DROP, drop_rule, network};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
-use crate::shard::{DeviceChoice, Fused, Gather, PerModel, Rules, StartBy};
+use super::{CONTROL_US, DATA_US, DROP, ahead, network};
+use crate::catalogue::{Chains, Form, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::models::{BatchOptions, PerModel};
+use crate::shard::{DeviceChoice, Fused, Gather, Rules, StartBy};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
@@ -19,20 +21,18 @@ pub(crate) const POLICY: Policy = Policy {
     name: "serial",
     source: "LazyBatching, section V (Serial)",
     summary: "one request at a time, first come first served",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
-    build,
+    needs: ahead,
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
     let rules = Rules {
         start: PerModel::all(StartBy::after(Nanos::ZERO)),
-        max_batch: PerModel::all(None),
+        options: BatchOptions::unbounded(knobs, DropRule::Never)?,
         gather: Gather::Fifo,
-        drop: drop_rule(knobs, DropRule::Never)?,
         single: true,
         network: network(knobs)?,
     };

@@ -19,22 +19,22 @@
 //! models to groups of devices is not built, as in Symphony's comparison.
 
 use super::clockwork::{GATHER, gather};
-use super::{DEVICE, DROP, MAX_BATCH, PerModel, device_choice, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{DEVICE, DROP, MAX_BATCH, device_choice};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::central::Central;
-use crate::parts::floor::{Floor, Placed, Placement};
+use crate::parts::models::BatchOptions;
+use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::{Candidate, Terms};
 use crate::{Outbox, Request, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::DropRule;
 use std::cmp::Reverse;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "shepherd",
     source: "Shepherd, as in Symphony, sections 2.2 and 5.1",
     summary: "the largest batch first; one several times as large as a batch that runs aborts it",
-    sharded: false,
-    keeps_deadlines: false,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -55,7 +55,8 @@ pub(crate) const POLICY: Policy = Policy {
         DROP,
         DEVICE,
     ],
-    build,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build),
 };
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -63,16 +64,10 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         central: Central::new(&setup.limits, gather(knobs)?, rank),
         preempt_permille: (knobs.number("preempt_ratio", None)?.unwrap_or(3.0) * 1e3) as usize,
     };
-    let drop = drop_rule(knobs, DropRule::Hopeless)?;
     let head_blocks = knobs.choice("head_of_line", &[("fixed", false), ("published", true)], false)?;
-    let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
-    let terms = move |model: &Model| Terms {
-        drop: model.drop.unwrap_or(drop),
-        max_batch: max_batch.of(model).unwrap_or(usize::MAX).min(model.max_batch),
-        margin: Nanos::ZERO,
-        head_blocks,
-    };
-    Ok(Box::new(Placed::new(setup, device_choice(knobs)?, Box::new(terms), placement)))
+    let options = BatchOptions::read(setup, knobs, DropRule::Hopeless)?;
+    let terms = Terms { options, margin: Nanos::ZERO, head_blocks };
+    Ok(Box::new(PlacementScheduler::new(setup, device_choice(knobs)?, terms, placement)))
 }
 
 /// The largest first, then the most urgent.
@@ -90,18 +85,20 @@ struct Shepherd {
 
 impl Shepherd {
     /// Lets the largest candidate take the device of the smallest batch, if it is so many times as large.
-    fn preempt(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) -> bool {
-        let Some((rows, device)) = floor.smallest_batch().filter(|_| self.preempt_permille > 0) else { return false };
+    fn preempt(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox) -> bool {
+        let Some((rows, device)) = table.smallest_batch().filter(|_| self.preempt_permille > 0) else {
+            return false;
+        };
         // The device cannot begin in this very instant.
         let at = now.next();
-        self.central.refresh(&floor.pool, at);
+        self.central.refresh(&table.pool, at);
         let least = rows.saturating_mul(self.preempt_permille).div_ceil(1_000);
         if self.central.best().is_none_or(|candidate| candidate.rows < least) {
             return false;
         }
         // A slow device may take less; then it is left aside, and the next one is looked at.
-        if self.central.give_large(now, at, device, least, floor, out) {
-            floor.cancel(device, out);
+        if self.central.give_large(now, at, device, least, table, out) {
+            table.cancel(device, out);
         }
         true
     }
@@ -112,7 +109,7 @@ impl Placement for Shepherd {
         setup.limits.models
     }
 
-    fn route(&mut self, _now: Time, request: &Request, _floor: &Floor) -> usize {
+    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
         request.model.index()
     }
 
@@ -128,14 +125,14 @@ impl Placement for Shepherd {
         self.central.touch_all();
     }
 
-    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox) {
-        while let Some(device) = floor.free_device() {
-            if !self.central.give(now, now, device, floor, out) {
+    fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox) {
+        while let Some(device) = table.free_device() {
+            if !self.central.give(now, now, device, table, out) {
                 break;
             }
         }
-        while floor.free_device().is_none() && self.preempt(now, floor, out) {}
-        self.central.end_round(now, floor);
+        while table.free_device().is_none() && self.preempt(now, table, out) {}
+        self.central.end_round(now, table);
     }
 
     fn next_wakeup(&self) -> Time {

@@ -21,20 +21,18 @@
 //! falls free of other models, so that deferred batches do not meet at their last moments. Heads are passed over, at
 //! the same price, where their device time serves more of those behind them.
 
-use super::{
-    CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
-};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
+use crate::Setup;
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::shard::{Gather, Price, Rules, Start, StartBy};
-use crate::{Scheduler, Setup};
 use ripieno_model::DropRule;
 
 pub(crate) const POLICY: Policy = Policy {
     name: "deferred",
     source: "Symphony, sections 3.1 and 3.2",
     summary: "a batch starts at the last moment that keeps its size, so that it is as large as its deadline allows",
-    sharded: true,
-    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -59,15 +57,12 @@ pub(crate) const POLICY: Policy = Policy {
         SHARDS,
         LINK_US,
     ],
-    build,
+    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
+    form: Form::Shards(rules),
 };
 
-fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    whole_batches(setup, knobs, rules(setup, knobs)?)
-}
-
 /// What distinguishes the policy on the machinery of whole batches.
-pub(super) fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
+fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let objectives = [
         ("published", Start::Frontrun),
         ("latency", Start::Priced(Price::Measured)),
@@ -78,9 +73,8 @@ pub(super) fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildErro
     let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced)];
     Ok(Rules {
         start: PerModel::all(StartBy::Rule(start)),
-        max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
+        options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
         gather: knobs.choice("gather", &gathers, gather)?,
-        drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
         network: network(knobs)?,
     })

@@ -14,12 +14,12 @@
 //! wait. Deviation: a candidate starts at its latest moment even if the window is not over, since waiting on would only
 //! make it late; the public code of Symphony's authors does the same.
 
-use super::{
-    CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, PerModel, SHARDS, drop_rule, network, whole_batches,
-};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
+use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
+use crate::Setup;
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::models::{BatchOptions, PerModel};
 use crate::shard::{Gather, Rules, StartBy};
-use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::DropRule;
 
@@ -41,36 +41,26 @@ pub(crate) const TIMEOUT: Policy = Policy {
     name: "timeout",
     source: "Triton, TensorFlow Serving; Symphony, section 3.4",
     summary: "a batch starts when it is full or its first request has waited for a fixed window",
-    sharded: true,
-    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[TIMEOUT_MS, TIMEOUT_SLO, GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
-    build: build_timeout,
+    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
+    form: Form::Shards(timeout_rules),
 };
 
 pub(crate) const EAGER: Policy = Policy {
     name: "eager",
     source: "Symphony, section 3.4 (k = 0)",
     summary: "a free device at once takes whatever waits",
-    sharded: true,
-    keeps_deadlines: true,
     walks: super::WHOLE,
     chains: Chains::Any,
     knobs: &[GATHER, MAX_BATCH, DROP, DEVICE, CONTROL_US, DATA_US, SHARDS, LINK_US],
-    build: build_eager,
+    needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
+    form: Form::Shards(eager_rules),
 };
 
-fn build_timeout(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    whole_batches(setup, knobs, timeout_rules(setup, knobs)?)
-}
-
-fn build_eager(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
-    whole_batches(setup, knobs, eager_rules(setup, knobs)?)
-}
-
 /// What distinguishes "timeout" on the machinery of whole batches.
-pub(super) fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
+fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let wait = |model: Option<&str>| {
         if let Some(fraction) = knobs.number("timeout_slo", model)? {
             return Ok(StartBy::SloMillionths((fraction * 1e6).round() as u64));
@@ -81,7 +71,7 @@ pub(super) fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, B
 }
 
 /// What distinguishes "eager".
-pub(super) fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
+fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     rules(setup, knobs, PerModel::all(StartBy::after(Nanos::ZERO)))
 }
 
@@ -90,9 +80,8 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<R
         [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced), ("fifo", Gather::Fifo)];
     Ok(Rules {
         start,
-        max_batch: PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?,
+        options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,
         gather: knobs.choice("gather", &gathers, Gather::Prefix)?,
-        drop: drop_rule(knobs, DropRule::Hopeless)?,
         single: false,
         network: network(knobs)?,
     })

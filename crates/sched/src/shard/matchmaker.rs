@@ -9,7 +9,8 @@
 //! be free by the time the batch arrives; then the device holds two tasks. Without a lead nothing is sent ahead.
 
 use super::messages::DeviceToken;
-use super::{Class, Grant, Offer, Release, Sent, ToMatchmaker, Wish};
+use super::{Candidates, Class, Grant, Offer, Release, Sent, ToMatchmaker};
+use crate::parts::devices::Devices;
 use crate::{Control, Limits};
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 
@@ -26,7 +27,7 @@ pub(crate) enum DeviceChoice {
 #[derive(Debug)]
 pub struct Matchmaker {
     choice: DeviceChoice,
-    devices: Vec<Device>,
+    devices: Devices<OfDevice>,
     /// The most tasks that a device holds.
     depth: usize,
     /// Devices that are there.
@@ -46,27 +47,19 @@ pub struct Matchmaker {
     overdue: IndexedHeap<Time>,
 }
 
+/// What is kept of a device.
 #[derive(Clone, Copy, Debug)]
-struct Device {
-    state: Presence,
+struct OfDevice {
     /// Tasks that it holds.
     held: usize,
     /// When the last of them is predicted to end, once its last block was sent.
     ends: Time,
     ends_known: bool,
-    percent: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
-    Absent,
-    Present,
-    Leaving,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct ModelState {
-    wish: Wish,
+    candidates: Candidates,
     /// Grants so far: offers that do not know of the latest are out of date.
     grants: u64,
     in_flight: usize,
@@ -79,16 +72,24 @@ const SET_ASIDE: Nanos = Nanos::from_millis(1);
 impl Matchmaker {
     pub(crate) fn new(limits: &Limits, choice: DeviceChoice) -> Matchmaker {
         let (models, devices) = (limits.models, limits.devices);
-        let absent = Device { state: Presence::Absent, held: 0, ends: Time::ORIGIN, ends_known: false, percent: 100 };
+        let idle = || OfDevice { held: 0, ends: Time::ORIGIN, ends_known: false };
         Matchmaker {
             choice,
-            devices: vec![absent; devices],
+            devices: Devices::new(limits, 0, idle),
             depth: limits.depth,
             present: 0,
             free: IndexedHeap::new(devices),
             ending: IndexedHeap::new(devices),
             set_aside: IndexedHeap::new(devices),
-            models: vec![ModelState { wish: Wish::default(), grants: 0, in_flight: 0, instances: usize::MAX }; models],
+            models: vec![
+                ModelState {
+                    candidates: Candidates::default(),
+                    grants: 0,
+                    in_flight: 0,
+                    instances: usize::MAX
+                };
+                models
+            ],
             pending: IndexedHeap::new(models),
             ready: IndexedHeap::new(models),
             overdue: IndexedHeap::new(models),
@@ -99,7 +100,7 @@ impl Matchmaker {
         let model = &mut self.models[id.index()];
         assert_eq!(model.in_flight, 0, "the driver reused the id of a model that still runs: {id:?}");
         // The number of grants goes on: an offer of the model that had the id before stays out of date.
-        *model = ModelState { wish: Wish::default(), in_flight: 0, instances, ..*model };
+        *model = ModelState { candidates: Candidates::default(), in_flight: 0, instances, ..*model };
     }
 
     /// The world has changed. Of models it needs to know how many batches may run at once.
@@ -107,7 +108,7 @@ impl Matchmaker {
         match control {
             Control::DeviceJoined(device) => self.join(now, *device),
             Control::DeviceLeft(device) => self.leave(*device),
-            Control::DeviceSlowed { device, percent } => self.devices[device.index()].percent = (*percent).max(1),
+            Control::DeviceSlowed { device, percent } => self.devices.slow(*device, *percent),
             Control::ModelLoaded(id, model) => self.load_model(*id, model.instances),
             Control::ModelUnloaded(_) | Control::ProfileReplaced { .. } | Control::Cancelled(_) => {}
         }
@@ -123,17 +124,13 @@ impl Matchmaker {
     }
 
     fn join(&mut self, now: Time, id: DeviceId) {
-        let device = &mut self.devices[id.index()];
-        assert_ne!(device.state, Presence::Present, "the driver let a device join twice: {id:?}");
-        (device.state, device.percent) = (Presence::Present, 100);
+        self.devices.join(id);
         self.present += 1;
         self.set_free(now, id);
     }
 
     fn leave(&mut self, id: DeviceId) {
-        let device = &mut self.devices[id.index()];
-        assert_eq!(device.state, Presence::Present, "the driver let an absent device leave: {id:?}");
-        device.state = if device.held > 0 { Presence::Leaving } else { Presence::Absent };
+        self.devices.leave(id);
         self.present -= 1;
         self.free.remove(id.index());
         self.ending.remove(id.index());
@@ -142,14 +139,10 @@ impl Matchmaker {
 
     fn release(&mut self, now: Time, release: Release) {
         let Release { model, token: DeviceToken(id), unused } = release;
-        let device = &mut self.devices[id.index()];
-        device.held -= 1;
-        if device.state == Presence::Leaving && device.held == 0 {
-            device.state = Presence::Absent;
-        }
+        self.devices[id].held -= 1;
         self.ending.remove(id.index());
         self.models[model.index()].in_flight -= 1;
-        if unused.is_some() && self.devices[id.index()].state == Presence::Present {
+        if unused.is_some() && self.devices[id].present {
             self.set_aside.set(id.index(), now + SET_ASIDE);
         } else {
             self.set_free(now, id);
@@ -161,24 +154,24 @@ impl Matchmaker {
     /// The last block of a batch has been sent to a device: it arrives after the lead and takes its cost by the profile.
     /// The prediction decides only whether a further batch may be sent ahead.
     fn expect_end(&mut self, sent: Sent) {
-        let device = &mut self.devices[sent.device.index()];
+        let device = &mut self.devices[sent.device];
         let arrives = sent.at + sent.lead;
         let begins = if device.held > 1 { device.ends.max(arrives) } else { arrives };
-        device.ends = begins + sent.cost.scale(u64::from(device.percent), 100);
+        device.ends = begins + device.takes(sent.cost);
         device.ends_known = true;
         self.set_ending(sent.device);
     }
 
     fn set_ending(&mut self, id: DeviceId) {
-        let device = self.devices[id.index()];
-        if device.state == Presence::Present && device.ends_known && device.held > 0 && device.held < self.depth {
+        let device = &self.devices[id];
+        if device.present && device.ends_known && device.held > 0 && device.held < self.depth {
             self.ending.set(id.index(), device.ends);
         }
     }
 
     fn set_free(&mut self, now: Time, id: DeviceId) {
-        let device = self.devices[id.index()];
-        if device.state == Presence::Present && device.held == 0 {
+        let device = &self.devices[id];
+        if device.present && device.held == 0 {
             let preference = match self.choice {
                 DeviceChoice::SmallestId => Time::ORIGIN,
                 DeviceChoice::EarliestFree => now,
@@ -191,7 +184,7 @@ impl Matchmaker {
     fn post(&mut self, now: Time, offer: Offer) {
         let model = &mut self.models[offer.model.index()];
         if offer.seen == model.grants {
-            model.wish = offer.wish;
+            model.candidates = offer.candidates;
             self.arm(now, offer.model);
         }
     }
@@ -199,17 +192,17 @@ impl Matchmaker {
     /// Puts a model into the heaps where its offer belongs; into none if as many of its batches run as may.
     fn arm(&mut self, now: Time, id: ModelId) {
         let model = self.models[id.index()];
-        let wish = if model.in_flight < model.instances { model.wish } else { Wish::default() };
+        let candidates = if model.in_flight < model.instances { model.candidates } else { Candidates::default() };
         let set = |heap: &mut IndexedHeap<Time>, at: Option<Time>| match at {
             Some(at) => heap.set(id.index(), at),
             None => heap.remove(id.index()),
         };
-        set(&mut self.pending, wish.punctual.filter(|window| window.exec > now).map(|window| window.exec));
-        set(&mut self.ready, wish.punctual.filter(|window| window.exec <= now).map(|window| window.rank));
-        set(&mut self.overdue, wish.overdue_since);
+        set(&mut self.pending, candidates.punctual.filter(|window| window.exec > now).map(|window| window.exec));
+        set(&mut self.ready, candidates.punctual.filter(|window| window.exec <= now).map(|window| window.rank));
+        set(&mut self.overdue, candidates.overdue_since);
     }
 
-    /// The next match at `now`, if there is one. The device and the model's wish are taken with it.
+    /// The next match at `now`, if there is one. The device and the model's candidates are taken with it.
     pub fn next_grant(&mut self, now: Time) -> Option<Grant> {
         while let Some((_, device)) = self.set_aside.peek().filter(|&(until, _)| until <= now) {
             self.set_aside.remove(device);
@@ -234,7 +227,7 @@ impl Matchmaker {
 
     /// The busy device that ends first, and from when on the model's batch may be sent to it; none without a lead.
     fn send_ahead_to(&self, model: usize) -> Option<(Time, usize)> {
-        let lead = self.models[model].wish.punctual?.lead;
+        let lead = self.models[model].candidates.punctual?.lead;
         let (ends, device) = self.ending.peek().filter(|_| lead > Nanos::ZERO)?;
         Some((ends - lead, device))
     }
@@ -245,18 +238,19 @@ impl Matchmaker {
         if self.free.len() > 1 {
             return Time::NEVER;
         }
-        let latest = |model: usize| self.models[model].wish.punctual.map(|window| window.latest);
+        let latest = |model: usize| self.models[model].candidates.punctual.map(|window| window.latest);
         self.pending.keys().filter_map(latest).min().unwrap_or(Time::NEVER)
     }
 
     fn grant(&mut self, now: Time, id: ModelId, device: DeviceId, class: Class) -> Grant {
         self.free.remove(device.index());
         self.ending.remove(device.index());
-        let state = &mut self.devices[device.index()];
+        let state = &mut self.devices[device];
         (state.held, state.ends_known) = (state.held + 1, false);
         let percent = state.percent;
         let model = &mut self.models[id.index()];
-        (model.in_flight, model.grants, model.wish) = (model.in_flight + 1, model.grants + 1, Wish::default());
+        (model.in_flight, model.grants, model.candidates) =
+            (model.in_flight + 1, model.grants + 1, Candidates::default());
         self.arm(now, id);
         Grant { model: id, token: DeviceToken(device), percent, class }
     }

@@ -37,7 +37,7 @@ pub struct Offer {
     pub model: ModelId,
     /// How many grants for the model the shard had seen.
     pub(crate) seen: u64,
-    pub(crate) wish: Wish,
+    pub(crate) candidates: Candidates,
 }
 
 impl Offer {
@@ -46,13 +46,13 @@ impl Offer {
 
     /// When the batch it asks for may start; none if it asks for no punctual one.
     pub fn opens(&self) -> Option<Time> {
-        self.wish.punctual.map(|window| window.exec)
+        self.candidates.punctual.map(|window| window.exec)
     }
 
     /// The offer as integers: a mailbox whose slots are atomic words needs no lock, and no unsafe code either.
     pub fn to_words(&self) -> [u64; Offer::WORDS] {
-        let window = self.wish.punctual.unwrap_or(NO_WINDOW);
-        let overdue_since = self.wish.overdue_since.unwrap_or(Time::NEVER);
+        let window = self.candidates.punctual.unwrap_or(NO_WINDOW);
+        let overdue_since = self.candidates.overdue_since.unwrap_or(Time::NEVER);
         let signed =
             [window.exec.0, window.latest.0, window.rank.0, window.lead.0, overdue_since.0].map(i64::cast_unsigned);
         [self.seen, signed[0], signed[1], signed[2], signed[3], signed[4]]
@@ -62,11 +62,11 @@ impl Offer {
     pub fn from_words(model: ModelId, words: [u64; Offer::WORDS]) -> Offer {
         let [_, exec, latest, rank, lead, overdue_since] = words.map(u64::cast_signed);
         let window = Window { exec: Time(exec), latest: Time(latest), rank: Time(rank), lead: Nanos(lead) };
-        let wish = Wish {
+        let candidates = Candidates {
             punctual: (window != NO_WINDOW).then_some(window),
             overdue_since: (Time(overdue_since) != Time::NEVER).then_some(Time(overdue_since)),
         };
-        Offer { model, seen: words[0], wish }
+        Offer { model, seen: words[0], candidates }
     }
 }
 
@@ -75,7 +75,7 @@ const NO_WINDOW: Window = Window { exec: Time::NEVER, latest: Time::NEVER, rank:
 
 /// A model's best batch now, and the window in which it may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct Candidates {
     /// The punctual batch, if one can be formed.
     pub(crate) punctual: Option<Window>,
     /// Since when the first of the overdue requests waits, if there is one.
@@ -162,7 +162,8 @@ mod tests {
         let window = Window { exec: Time(-3), latest: Time::NEVER, rank: Time(5), lead: Nanos(0) };
         for punctual in [None, Some(window)] {
             for overdue_since in [None, Some(Time(-7))] {
-                let offer = Offer { model: ModelId(9), seen: u64::MAX, wish: Wish { punctual, overdue_since } };
+                let offer =
+                    Offer { model: ModelId(9), seen: u64::MAX, candidates: Candidates { punctual, overdue_since } };
                 assert_eq!(Offer::from_words(ModelId(9), offer.to_words()), offer);
                 assert_eq!(offer.opens(), punctual.map(|window| window.exec));
             }

@@ -24,24 +24,19 @@ pub use linked::Halves;
 pub(crate) use linked::Linked;
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
-pub(crate) use messages::{Class, Window, Wish};
+pub(crate) use messages::{Candidates, Class, Window};
 pub use messages::{Grant, Offer, Post, Release, Sent, ToMatchmaker};
-pub(crate) use model_queue::ModelQueue;
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;
-pub(crate) use rules::{PerModel, Rules, StartBy};
+pub(crate) use rules::{Rules, StartBy};
 
 use ripieno_base::Nanos;
-use ripieno_model::DropRule;
 
 /// What distinguishes one whole-batch policy from another; one a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) start: Start,
     pub(crate) gather: Gather,
-    pub(crate) drop: DropRule,
-    /// The most rows in a batch.
-    pub(crate) max_batch: usize,
     /// Whether a batch is one request, however many rows it has.
     pub(crate) single: bool,
     /// How long a batch is on its way to the device.

@@ -11,34 +11,30 @@
 use super::scarcity::{Terms, WHOLE};
 use super::{Gather, Rule, Start, Window};
 use crate::Request;
+use crate::parts::models;
+use crate::parts::queue::{Order, Queue};
 use crate::parts::rate::RateMeter;
 use crate::parts::requests::Requests;
-use ripieno_base::{Links, List, Nanos, Time};
+use ripieno_base::{Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
-/// Waiting requests of one model.
+/// A model of a shard.
+pub(crate) type Served = models::Served<ModelQueue>;
+
+/// Waiting requests of one model, and what decides about batches of them.
 #[derive(Debug)]
 pub(crate) struct ModelQueue {
     pub(crate) rule: Rule,
-    pub(crate) model: Model,
     /// ℓ(b) of the whole walk.
     cost: Profile,
     /// ℓ(b) and the way of a batch to its device: from the decision to the answer.
     profile: Profile,
     pub(crate) rate: RateMeter,
-    /// Requests that may still be punctual.
-    pub(crate) waiting: List,
-    waiting_rows: u64,
-    /// How many waiting requests have more than one row.
-    wide: usize,
-    /// Requests that cannot be punctual any more, or were passed over; they run when nobody else wants the device.
-    pub(crate) overdue: List,
+    pub(crate) queue: Queue,
     /// The batch size that the window rule aims at.
     target: usize,
     /// Since when the candidate may start; never while it may not yet.
     pub(crate) asked: Time,
-    /// Whether the model accepts no further requests.
-    pub(crate) retired: bool,
 }
 
 /// The best batch that can be formed now: `rows` rows, beginning with the request `first`.
@@ -51,26 +47,16 @@ pub(crate) struct Candidate {
 }
 
 impl ModelQueue {
-    pub(crate) fn new(model: Model, rule: Rule) -> ModelQueue {
+    pub(crate) fn new(model: &Model, max_batch: usize, rule: Rule) -> ModelQueue {
         let cost = model.profile();
         let profile = with_lead(&cost, &rule);
-        let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, rule.max_batch);
-        ModelQueue {
-            rule,
-            model,
-            cost,
-            profile,
-            rate: RateMeter::new(),
-            waiting: List::default(),
-            waiting_rows: 0,
-            wide: 0,
-            overdue: List::default(),
-            target,
-            asked: Time::NEVER,
-            retired: false,
-        }
+        let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
+        let (rate, queue) = (RateMeter::new(), Queue::default());
+        ModelQueue { rule, cost, profile, rate, queue, target, asked: Time::NEVER }
     }
+}
 
+impl Served {
     /// Puts the profile in force after a block was measured anew.
     pub(crate) fn refresh_profile(&mut self, now: Time) {
         self.cost = self.model.profile();
@@ -78,33 +64,9 @@ impl ModelQueue {
         self.update_target(now);
     }
 
-    /// Adds a request that is in the table already.
-    pub(crate) fn push(&mut self, links: &mut Links, requests: &Requests, slot: u32) {
-        let key = |slot: u32| self.key(requests, slot);
-        let mut before = self.waiting.back();
-        while before.is_some_and(|other| key(other) > key(slot)) {
-            before = before.and_then(|other| links.prev(other));
-        }
-        self.waiting.insert_after(links, before, slot);
-        let rows = requests.get(slot).rows;
-        self.waiting_rows += u64::from(rows);
-        self.wide += usize::from(rows > 1);
-    }
-
-    /// Removes a waiting request.
-    pub(crate) fn remove(&mut self, links: &mut Links, requests: &Requests, slot: u32) {
-        self.waiting.remove(links, slot);
-        let rows = requests.get(slot).rows;
-        self.waiting_rows -= u64::from(rows);
-        self.wide -= usize::from(rows > 1);
-    }
-
-    fn key(&self, requests: &Requests, slot: u32) -> (Time, Time) {
-        let request = requests.get(slot);
-        match self.rule.gather {
-            Gather::Fifo => (request.arrived, request.deadline),
-            Gather::Prefix | Gather::Window | Gather::Priced => (request.deadline, request.arrived),
-        }
+    /// Who stands before whom.
+    pub(crate) fn order(&self) -> Order {
+        if self.rule.gather == Gather::Fifo { Order::Arrival } else { Order::Deadline }
     }
 
     /// Counts arrived rows.
@@ -115,9 +77,11 @@ impl ModelQueue {
     }
 
     fn update_target(&mut self, now: Time) {
-        let Some(rate) = self.rate.rate(now) else { return };
+        let Some(rate) = self.rate.rate(now) else {
+            return;
+        };
         let fits = |batch: usize| self.profile.latency(batch) + rate.gather_time(batch) <= self.model.slo;
-        self.target = largest(self.rule.max_batch, fits).max(1);
+        self.target = largest(self.max_batch, fits).max(1);
     }
 
     /// The largest batch that can be answered within `span` of the decision.
@@ -128,7 +92,7 @@ impl ModelQueue {
     /// The head of the queue if it cannot stay there: it could not even run alone in time, or, where deadlines do not
     /// decide about batches, the drop rule says so.
     pub(crate) fn hopeless_head(&self, requests: &Requests, now: Time) -> Option<u32> {
-        let head = self.waiting.front()?;
+        let head = self.queue.head()?;
         (now > self.head_leaves_after(requests, head)).then_some(head)
     }
 
@@ -136,7 +100,7 @@ impl ModelQueue {
     fn head_leaves_after(&self, requests: &Requests, head: u32) -> Time {
         let request = requests.get(head);
         let alone = request.deadline - self.profile.latency(request.rows as usize);
-        match (self.rule.gather, self.rule.drop) {
+        match (self.rule.gather, self.drop) {
             (Gather::Prefix | Gather::Window | Gather::Priced, _) | (Gather::Fifo, DropRule::Hopeless) => alone,
             (Gather::Fifo, DropRule::Expired) => Time(request.deadline.0 - 1),
             (Gather::Fifo, DropRule::Never) => Time::NEVER,
@@ -144,82 +108,61 @@ impl ModelQueue {
     }
 
     /// The best batch at `now` on a device that needs `percent` % of the profile. The head must not be hopeless.
-    pub(crate) fn gather(
-        &self,
-        links: &Links,
-        requests: &Requests,
-        now: Time,
-        percent: u32,
-        price: u64,
-    ) -> Option<Candidate> {
-        let head = self.waiting.front()?;
+    pub(crate) fn gather(&self, requests: &Requests, now: Time, percent: u32, price: u64) -> Option<Candidate> {
+        let head = self.queue.head()?;
         if self.rule.single {
             return Some(Candidate { first: head, rows: requests.get(head).rows as usize, closed: true });
         }
         // Usually everything that waits fits: one look at the table instead of a search.
-        let (rows, request) = (self.waiting_rows, requests.get(head));
-        if rows <= self.rule.max_batch as u64
-            && (self.rule.gather == Gather::Fifo || self.profile.latency(rows as usize) <= span(request, now, percent))
+        let (rows, request) = (self.queue.rows(), requests.get(head));
+        if rows <= self.max_batch as u64
+            && (self.rule.gather == Gather::Fifo
+                || self.profile.latency(rows as usize) <= self.span(request, now, percent))
         {
             return Some(Candidate { first: head, rows: rows as usize, closed: false });
         }
         let largest = |first: u32| {
             let request = requests.get(first);
             // A request that is wider than the limit runs alone.
-            let limit = self.rule.max_batch.max(request.rows as usize);
+            let limit = self.max_batch.max(request.rows as usize);
             match self.rule.gather {
                 Gather::Fifo => limit,
                 Gather::Prefix | Gather::Window | Gather::Priced => {
-                    self.profile.largest_within(span(request, now, percent)).min(limit)
+                    self.profile.largest_within(self.span(request, now, percent)).min(limit)
                 }
             }
         };
         let (first, left) = match self.rule.gather {
-            Gather::Window => self.skip(links, requests, head, largest),
-            Gather::Priced if price > 0 => self.skip_at(links, requests, (head, price), largest),
+            Gather::Window => self.queue.skip(requests, (head, rows), self.target, largest),
+            Gather::Priced if price > 0 => self.skip_at(requests, (head, price), largest),
             Gather::Prefix | Gather::Priced | Gather::Fifo => (head, rows),
         };
-        let rows = self.fill(links, requests, first, largest(first), left);
+        let rows = self.queue.fill(requests, first, largest(first), left);
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
     }
 
-    /// Passes over the fewest heads that let the batch reach its target, or the largest size that any later head
-    /// allows if that is smaller. Returns the first request kept and the rows from it to the end of the queue.
-    fn skip(&self, links: &Links, requests: &Requests, head: u32, largest: impl Fn(u32) -> usize) -> (u32, u64) {
-        let size = |first: u32, left: u64| match largest(first) {
-            room if room < requests.get(first).rows as usize => 0,
-            room => left.min(room as u64),
-        };
-        let (mut first, mut left) = (head, self.waiting_rows);
-        let mut best = (first, left);
-        while size(best.0, best.1) < self.target as u64 {
-            // No later head allows more once everything left fits.
-            if largest(first) as u64 >= left {
-                break;
-            }
-            left -= u64::from(requests.get(first).rows);
-            let Some(next) = links.next(first) else { break };
-            first = next;
-            if size(first, left) > size(best.0, best.1) {
-                best = (first, left);
+    /// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it. The way to a
+    /// fast device is as long as to any other; a batch that would be in time on a usual one is so there.
+    fn span(&self, first: &Request, now: Time, percent: u32) -> Nanos {
+        let left = first.deadline - now;
+        let scaled = |span: Nanos| span.scale(100, u64::from(percent));
+        match percent {
+            100 => left,
+            101.. => scaled(left),
+            _ => {
+                let lead = self.rule.network.lead(self.profile.max_batch()).min(left);
+                left.max(scaled(left - lead) + lead)
             }
         }
-        best
     }
 
     /// Passes over the heads without which the batch is worth most: its rows, less what its device time would serve in
     /// batches of the target size, at the price of device time; less the heads themselves as far as they could be served
-    /// otherwise. Returns the same as [`ModelQueue::skip`].
-    fn skip_at(
-        &self,
-        links: &Links,
-        requests: &Requests,
-        (head, price): (u32, u64),
-        largest: impl Fn(u32) -> usize,
-    ) -> (u32, u64) {
+    /// otherwise. Returns the same as [`Queue::skip`].
+    fn skip_at(&self, requests: &Requests, (head, price): (u32, u64), largest: impl Fn(u32) -> usize) -> (u32, u64) {
         let (target, ideal) = (self.target as i128, i128::from(self.profile.latency(self.target).0));
         let (price, spare) = (i128::from(price), i128::from(WHOLE - price));
-        let (mut first, mut left) = (head, self.waiting_rows);
+        let (mut first, mut left) = (head, self.queue.rows());
         let mut best: Option<(i128, u32, u64)> = None;
         loop {
             let room = largest(first);
@@ -228,7 +171,7 @@ impl ModelQueue {
             } else {
                 left.min(room as u64).min(self.target as u64)
             };
-            let passed = i128::from(self.waiting_rows - left);
+            let passed = i128::from(self.queue.rows() - left);
             let cost = if size == 0 { 0 } else { i128::from(self.profile.latency(size as usize).0) };
             let served = if size == 0 { -target * ideal } else { i128::from(size) * ideal - target * cost };
             let worth = price * served - spare * passed * ideal;
@@ -238,35 +181,16 @@ impl ModelQueue {
             // Nothing behind can be worth more: the batch has its target size, everything left fits, or too many are passed over.
             left -= u64::from(requests.get(first).rows);
             let most = best.map_or(i128::MIN, |(most, ..)| most);
-            let passed = i128::from(self.waiting_rows - left);
+            let passed = i128::from(self.queue.rows() - left);
             if size >= self.target as u64 || room as u64 > left || -spare * passed * ideal <= most {
                 break;
             }
-            let Some(next) = links.next(first) else { break };
+            let Some(next) = requests.links.next(first) else {
+                break;
+            };
             first = next;
         }
-        best.map_or((head, self.waiting_rows), |(_, first, left)| (first, left))
-    }
-
-    /// How many of the `left` rows from `first` on fit into `room` rows without splitting a request.
-    fn fill(&self, links: &Links, requests: &Requests, first: u32, room: usize, left: u64) -> usize {
-        if left <= room as u64 {
-            return left as usize;
-        }
-        if self.wide == 0 {
-            return room;
-        }
-        let mut rows = 0;
-        let mut next = Some(first);
-        while let Some(slot) = next {
-            let more = requests.get(slot).rows as usize;
-            if rows + more > room {
-                break;
-            }
-            rows += more;
-            next = links.next(slot);
-        }
-        rows
+        best.map_or((head, self.queue.rows()), |(_, first, left)| (first, left))
     }
 
     /// The window of a candidate at `now`: exec, latest, and its rank among candidates that may start.
@@ -278,7 +202,7 @@ impl ModelQueue {
         };
         let frontrun = first.deadline - self.profile.latency(candidate.rows + 1);
         let exec = match self.rule.start {
-            _ if candidate.closed || candidate.rows >= self.rule.max_batch => now,
+            _ if candidate.closed || candidate.rows >= self.max_batch => now,
             Start::Frontrun => frontrun,
             Start::Priced(_) => self.pays_until(now, first, terms.guard, candidate.rows, terms.to_start),
             Start::After(wait) => (first.arrived + wait).min(latest),
@@ -291,11 +215,8 @@ impl ModelQueue {
     /// or an overdue request expires.
     pub(crate) fn wakeup(&self, requests: &Requests, window: Option<Window>) -> Time {
         let candidate = window.map_or(Time::NEVER, |window| window.latest.next());
-        let head = self.waiting.front().map_or(Time::NEVER, |head| self.head_leaves_after(requests, head).next());
-        let expiry = match self.rule.drop {
-            DropRule::Expired => self.overdue.front().map_or(Time::NEVER, |slot| requests.get(slot).deadline),
-            DropRule::Hopeless | DropRule::Never => Time::NEVER,
-        };
+        let head = self.queue.head().map_or(Time::NEVER, |head| self.head_leaves_after(requests, head).next());
+        let expiry = self.queue.next_expiry(requests, self.drop);
         candidate.min(head).min(expiry)
     }
 
@@ -303,14 +224,16 @@ impl ModelQueue {
     /// grown by as much as arrives; so much cheaper, at the price of device time, is it a row.
     fn pays_until(&self, now: Time, first: &Request, guard: Nanos, rows: usize, price: u64) -> Time {
         // Where nothing came but what is at hand, nothing is known of what will come.
-        let Some(rate) = self.rate.rate(now).filter(|rate| rate.rows > rows as u64) else { return now };
+        let Some(rate) = self.rate.rate(now).filter(|rate| rate.rows > rows as u64) else {
+            return now;
+        };
         let cost = |batch: usize| self.profile.latency(batch).0 as u128;
         // The largest batch that is not cheaper by more than that.
         let near = |batch: usize| {
             cost(rows) * u128::from(price) * batch as u128 <= cost(batch) * u128::from(WHOLE) * rows as u128
         };
-        let more = largest(self.rule.max_batch - rows, |more| near(rows + more));
-        if rows + more >= self.rule.max_batch {
+        let more = largest(self.max_batch - rows, |more| near(rows + more));
+        if rows + more >= self.max_batch {
             return now;
         }
         first.deadline - guard - self.profile.latency(rows + more + 1) - rate.gather_time(more + 1)
@@ -322,10 +245,12 @@ impl ModelQueue {
         if now <= self.asked {
             return false;
         }
-        let Some(head) = self.waiting.front().map(|head| requests.get(head)) else { return false };
-        let within = |span: Nanos| self.profile.largest_within(span).min(self.rule.max_batch) as u64;
+        let Some(head) = self.queue.head().map(|head| requests.get(head)) else {
+            return false;
+        };
+        let within = |span: Nanos| self.profile.largest_within(span).min(self.max_batch) as u64;
         let (allowed, possible) = (within(head.deadline - now), within(head.deadline - head.arrived));
-        allowed < possible && allowed <= self.waiting_rows
+        allowed < possible && allowed <= self.queue.rows()
     }
 
     /// How long a batch of the target size takes.
@@ -345,12 +270,6 @@ fn with_lead(cost: &Profile, rule: &Rule) -> Profile {
     let rows = 1..=cost.max_batch();
     let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.network.lead(rows)).collect();
     Profile::from_table(&table).expect("a profile that is longer by a delay is a profile")
-}
-
-/// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it.
-fn span(first: &Request, now: Time, percent: u32) -> Nanos {
-    let left = first.deadline - now;
-    if percent == 100 { left } else { left.scale(100, u64::from(percent)) }
 }
 
 /// The largest of `1..=max` that fits, where everything below something that fits does so too; 0 if none.

@@ -7,9 +7,8 @@
 use super::messages::DeviceToken;
 use super::{Grant, Offer, Post, Queues, Release, Rules, Sent, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
-use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone};
-use ripieno_base::{LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::Model;
+use crate::{Action, Control, Limits, Outbox, Outcome, Request, TaskDone, Why};
+use ripieno_base::{LaneId, Nanos, RequestSlot, TaskId, Time};
 
 /// A group of models.
 pub struct ModelShard {
@@ -17,7 +16,6 @@ pub struct ModelShard {
     tasks: Tasks,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
-    rules: Rules,
     /// Whether devices hold more than one task and batches take time to reach them, so that they are sent ahead.
     sends_ahead: bool,
     /// Devices in the cluster.
@@ -26,13 +24,8 @@ pub struct ModelShard {
     seen: Vec<u64>,
     /// Grants since the last settle.
     grants: Vec<Grant>,
-    /// Withdrawals since the last settle: they end requests, which only a settle may do.
-    withdrawals: Vec<Withdrawal>,
-}
-
-enum Withdrawal {
-    Model(ModelId),
-    Request(RequestSlot),
+    /// Answers since the last settle.
+    pending: Outbox,
 }
 
 impl ModelShard {
@@ -40,21 +33,15 @@ impl ModelShard {
     pub(crate) fn new(limits: &Limits, number: usize, rules: Rules) -> ModelShard {
         let sends_ahead = limits.depth > 1 && rules.network.lead(1) > Nanos::ZERO;
         ModelShard {
-            queues: Queues::new(limits),
+            queues: Queues::new(limits, rules),
             tasks: Tasks::new(limits),
             first_task: (number * limits.tasks()) as u32,
-            rules,
             sends_ahead,
             devices: 0,
             seen: vec![0; limits.models],
             grants: Vec::with_capacity(limits.tasks()),
-            withdrawals: Vec::with_capacity(limits.requests + limits.models),
+            pending: Outbox::new(limits),
         }
-    }
-
-    pub(crate) fn load_model(&mut self, id: ModelId, model: Model) {
-        let rule = self.rules.of(&model);
-        self.queues.load_model(id, model, rule);
     }
 
     /// A request for one of its models has arrived.
@@ -64,7 +51,8 @@ impl ModelShard {
 
     /// A task that it started has ended.
     pub fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        self.tasks.report(&TaskDone { task: self.own(done.task), ..*done });
+        let own = TaskDone { task: self.own(done.task), ..*done };
+        self.tasks.report(&own, self.queues.model(self.tasks.get(own.task).model));
     }
 
     /// One of its models has a device.
@@ -78,18 +66,18 @@ impl ModelShard {
             Control::DeviceJoined(_) => self.devices += 1,
             Control::DeviceLeft(_) => self.devices -= 1,
             Control::DeviceSlowed { .. } => {}
-            Control::ModelLoaded(id, model) => self.load_model(id, *model),
+            Control::ModelLoaded(id, model) => self.queues.load_model(id, *model),
             Control::ProfileReplaced { model, block, profile } => {
-                self.queues.replace_profile(now, model, block.index(), profile);
+                self.queues.replace_profile(now, model, block, profile);
             }
-            Control::ModelUnloaded(id) => self.withdrawals.push(Withdrawal::Model(id)),
-            Control::Cancelled(request) => self.withdrawals.push(Withdrawal::Request(request)),
+            Control::ModelUnloaded(id) => self.queues.retire_model(id, &mut self.pending),
+            Control::Cancelled(request) => self.queues.cancel(request, &mut self.pending),
         }
     }
 
     /// Acts on everything since the last settle; messages to the matchmaker go to `mail`.
     pub fn settle(&mut self, now: Time, out: &mut Outbox, mail: &mut impl Post) {
-        self.withdraw(out);
+        self.pending.move_to(out);
         let mut reported = 0;
         while let Some((task, outcome)) = self.tasks.take_done(reported) {
             self.complete(now, task, outcome, out, mail);
@@ -100,8 +88,8 @@ impl ModelShard {
             self.use_grant(now, grant, out, mail);
         }
         while let Some(model) = self.queues.next_changed() {
-            let wish = self.queues.wish(now, model, self.devices, out);
-            mail.post(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], wish }));
+            let candidates = self.queues.candidates(now, model, self.devices, out);
+            mail.post(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
         }
     }
 
@@ -119,23 +107,13 @@ impl ModelShard {
         TaskId(task.0 - self.first_task)
     }
 
-    fn withdraw(&mut self, out: &mut Outbox) {
-        for withdrawal in self.withdrawals.drain(..) {
-            match withdrawal {
-                Withdrawal::Model(id) => self.queues.retire_model(id, out),
-                Withdrawal::Request(slot) => self.queues.cancel(slot, out),
-            }
-        }
-    }
-
     /// Acts on a finished task: the next block for those who go on, an end for the others.
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
         let (tasks, queues) = (&mut self.tasks, &mut self.queues);
-        let blocks = queues.model(task.model).blocks.len();
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, blocks, |member| queues.finish(member, out)),
-            Outcome::Failed => tasks.fail(id, |member| queues.fail(member, out)),
+            Outcome::Ok => tasks.advance(id, |member| queues.requests.finish(member, out)),
+            Outcome::Failed => tasks.fail(id, |member| queues.requests.reject(member.0, Why::Failed, out)),
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
         if going_on > 0 {
@@ -161,7 +139,7 @@ impl ModelShard {
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
         if self.sends_ahead && self.is_last(&task) {
-            let rows = self.queues.rows(self.tasks.members(id));
+            let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.way_and_cost(&task, rows);
             mail.post(ToMatchmaker::Sent(Sent { device: task.device, at: now, lead, cost }));
         }

@@ -1,12 +1,14 @@
 //! The queues of a group of models: drops and batch building.
 
+use super::model_queue::{Candidate, ModelQueue};
 use super::scarcity::{Scarcity, Terms, WHOLE};
-use super::{Class, Grant, ModelQueue, Price, Rule, Start, Wish};
+use super::{Candidates, Class, Grant, Price, Rules, Start};
+use crate::parts::models::Models;
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
-use crate::{Action, Limits, Outbox, Request, Why};
-use ripieno_base::{BlockId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{DropRule, Model, Profile};
+use crate::{Limits, Outbox, Request, Why};
+use ripieno_base::{BlockId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{Model, Profile};
 
 /// What the models keep busy, as far as it is known.
 #[derive(Debug)]
@@ -48,9 +50,9 @@ impl Loads {
 /// The queues of a group of models.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    requests: Requests,
-    links: Links,
-    queues: Vec<Option<ModelQueue>>,
+    pub(super) requests: Requests,
+    models: Models<ModelQueue>,
+    rules: Rules,
     /// When each model must be looked at again.
     wakeups: IndexedHeap<Time>,
     /// Models whose offer may have changed.
@@ -61,11 +63,11 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn new(limits: &Limits) -> Queues {
+    pub(crate) fn new(limits: &Limits, rules: Rules) -> Queues {
         Queues {
             requests: Requests::new(limits.requests),
-            links: Links::new(limits.requests),
-            queues: (0..limits.models).map(|_| None).collect(),
+            models: Models::new(limits, rules.options.clone()),
+            rules,
             wakeups: IndexedHeap::new(limits.models),
             changed: Vec::with_capacity(limits.models),
             is_changed: vec![false; limits.models],
@@ -74,101 +76,70 @@ impl Queues {
         }
     }
 
-    pub(crate) fn load_model(&mut self, id: ModelId, model: Model, rule: Rule) {
-        let queue = &mut self.queues[id.index()];
-        assert!(queue.as_ref().is_none_or(|queue| queue.retired), "the driver reused the id of a loaded model: {id:?}");
+    pub(crate) fn load_model(&mut self, id: ModelId, model: Model) {
         assert!(model.profile().max_batch() >= model.max_batch, "the profile ends before max_batch: {model:?}");
-        *queue = Some(ModelQueue::new(model, rule));
+        let rules = &self.rules;
+        self.models.load(id, model, |model, max_batch| ModelQueue::new(model, max_batch, rules.of(model)));
     }
 
     /// Takes a model out of service: what waits is rejected.
     pub(crate) fn retire_model(&mut self, id: ModelId, out: &mut Outbox) {
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
-        queue.retired = true;
-        while let Some(slot) = queue.waiting.front() {
-            queue.remove(&mut self.links, &self.requests, slot);
-            reject(&mut self.requests, out, slot, Why::Unloaded);
-        }
-        while let Some(slot) = queue.overdue.pop_front(&mut self.links) {
-            reject(&mut self.requests, out, slot, Why::Unloaded);
-        }
+        let served = self.models.get_mut(id);
+        served.retired = true;
+        served.queue.reject_all(&mut self.requests, Why::Unloaded, out);
         self.mark(id);
     }
 
-    pub(crate) fn replace_profile(&mut self, now: Time, id: ModelId, block: usize, profile: Profile) {
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
-        queue.model.blocks[block].replace_profile(profile);
-        queue.refresh_profile(now);
+    pub(crate) fn replace_profile(&mut self, now: Time, id: ModelId, block: BlockId, profile: Profile) {
+        self.models.replace_profile(id, block, profile).refresh_profile(now);
         self.mark(id);
     }
 
     pub(crate) fn model(&self, id: ModelId) -> &Model {
-        &self.queues[id.index()].as_ref().expect("the model is loaded").model
-    }
-
-    /// Rows of these requests together.
-    pub(crate) fn rows(&self, members: &[RequestSlot]) -> usize {
-        members.iter().map(|slot| self.requests.get(slot.0).rows as usize).sum()
+        &self.models.get(id).model
     }
 
     /// How long a task takes to reach its device, and how long its block takes there. Later blocks are there already.
     pub(crate) fn way_and_cost(&self, task: &Task, rows: usize) -> (Nanos, Nanos) {
-        let queue = self.queues[task.model.index()].as_ref().expect("the model is loaded");
+        let queue = self.models.get(task.model);
         let lead = if task.block == BlockId(0) { queue.rule.network.lead(rows) } else { Nanos::ZERO };
         (lead, queue.model.blocks[task.block.index()].profile.latency(rows))
     }
 
     pub(crate) fn enqueue(&mut self, now: Time, request: &Request) {
-        let queue = self.queues[request.model.index()].as_mut().filter(|queue| !queue.retired);
-        let queue = queue.expect("the driver sends requests of loaded models only");
-        let rows = request.rows as usize;
-        assert!(rows >= 1 && rows <= queue.model.max_batch, "the driver splits large requests: {request:?}");
-        self.requests.insert(request, State::Waiting);
-        queue.record(now, request.rows);
-        queue.push(&mut self.links, &self.requests, request.slot.0);
+        let served = self.models.of_newcomer(request);
+        self.requests.insert(request);
+        served.record(now, request.rows);
+        let order = served.order();
+        served.queue.push(&mut self.requests, request.slot.0, order);
         self.mark(request.model);
     }
 
     /// Puts a request back that was in a task; it keeps its place by deadline.
     pub(crate) fn requeue(&mut self, slot: RequestSlot, out: &mut Outbox) {
         let id = self.requests.get(slot.0).model;
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
-        if queue.retired {
-            return reject(&mut self.requests, out, slot.0, Why::Unloaded);
+        let served = self.models.get_mut(id);
+        if served.retired {
+            return self.requests.reject(slot.0, Why::Unloaded, out);
         }
-        self.requests.set_state(slot, State::Waiting);
-        queue.push(&mut self.links, &self.requests, slot.0);
+        let order = served.order();
+        served.queue.push(&mut self.requests, slot.0, order);
         self.mark(id);
     }
 
     /// Withdraws a request if it still waits.
     pub(crate) fn cancel(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        let id = self.requests.get(slot.0).model;
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
-        match self.requests.state(slot) {
-            State::Waiting => queue.remove(&mut self.links, &self.requests, slot.0),
-            State::Overdue => queue.overdue.remove(&mut self.links, slot.0),
-            State::Running | State::Free => return,
+        if matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
+            let id = self.requests.get(slot.0).model;
+            self.models.get_mut(id).queue.remove(&mut self.requests, slot.0);
+            self.requests.reject(slot.0, Why::Cancelled, out);
+            self.mark(id);
         }
-        reject(&mut self.requests, out, slot.0, Why::Cancelled);
-        self.mark(id);
     }
 
     /// A batch of this model has ended.
     pub(crate) fn note_end(&mut self, now: Time, id: ModelId) {
-        let queue = self.queues[id.index()].as_ref().expect("the model is loaded");
-        self.scarcity.stir(now, queue.target_cost());
-    }
-
-    /// Ends a request whose walk is complete.
-    pub(crate) fn finish(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        self.requests.set_state(slot, State::Free);
-        out.push(Action::Finish { request: slot });
-    }
-
-    /// Ends a running request without an answer.
-    pub(crate) fn fail(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        reject(&mut self.requests, out, slot.0, Why::Failed);
+        self.scarcity.stir(now, self.models.get(id).target_cost());
     }
 
     fn mark(&mut self, id: ModelId) {
@@ -197,13 +168,13 @@ impl Queues {
     }
 
     /// Drops what cannot stay and says what the model asks for now. `devices` of the cluster are there to share.
-    pub(crate) fn wish(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Wish {
+    pub(crate) fn candidates(&mut self, now: Time, id: ModelId, devices: usize, out: &mut Outbox) -> Candidates {
         self.shed(now, id, out);
         let terms = self.terms(now, id, devices);
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
+        let queue = self.models.get_mut(id);
         let round_trip = queue.rule.network.round_trip;
         let formed = now + round_trip;
-        let candidate = queue.gather(&self.links, &self.requests, formed, 100, terms.to_skip);
+        let candidate = queue.gather(&self.requests, formed, 100, terms.to_skip);
         let window =
             candidate.map(|candidate| queue.window(&self.requests, formed, candidate, &terms).sooner(round_trip));
         let exec = window.map_or(Time::NEVER, |window| window.exec);
@@ -217,13 +188,13 @@ impl Queues {
             Time::NEVER => self.wakeups.remove(id.index()),
             at => self.wakeups.set(id.index(), at),
         }
-        let overdue_since = queue.overdue.front().map(|slot| self.requests.get(slot).arrived);
-        Wish { punctual: window, overdue_since }
+        let overdue_since = queue.queue.overdue().map(|slot| self.requests.get(slot).arrived);
+        Candidates { punctual: window, overdue_since }
     }
 
     /// What a candidate of this model is weighed by.
     fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
+        let queue = self.models.get_mut(id);
         let cost = queue.target_cost();
         let Start::Priced(price) = queue.rule.start else {
             return Terms { to_skip: self.scarcity.price_of_skip(now, cost), ..Terms::default() };
@@ -231,8 +202,8 @@ impl Queues {
         self.loads.set(id, queue.load(now));
         // Loads fall while nobody asks for their model, so each time another one is looked at, too.
         let other = self.loads.next();
-        if let Some(queue) = &mut self.queues[other.index()] {
-            self.loads.set(other, queue.load(now));
+        if let Some(served) = self.models.find_mut(other) {
+            self.loads.set(other, served.load(now));
         }
         let to_start = match price {
             Price::Full => WHOLE,
@@ -243,24 +214,18 @@ impl Queues {
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
     fn shed(&mut self, now: Time, id: ModelId, out: &mut Outbox) {
-        let queue = self.queues[id.index()].as_mut().expect("the model is loaded");
-        while let Some(head) = queue.hopeless_head(&self.requests, now) {
-            queue.remove(&mut self.links, &self.requests, head);
-            self.scarcity.observe(self.requests.get(head).rows as usize, true);
-            pass_over(queue, &mut self.links, &mut self.requests, now, head, out);
+        let Queues { requests, models, scarcity, .. } = self;
+        let served = models.get_mut(id);
+        while let Some(head) = served.hopeless_head(requests, now) {
+            scarcity.observe(requests.get(head).rows as usize, true);
+            served.own.queue.pass_over(requests, now, head, served.drop, out);
         }
-        while let Some(slot) = queue.overdue.front() {
-            if queue.rule.drop != DropRule::Expired || self.requests.get(slot).deadline > now {
-                break;
-            }
-            queue.overdue.remove(&mut self.links, slot);
-            reject(&mut self.requests, out, slot, Why::Expired);
-        }
+        served.own.queue.expire(requests, now, served.drop, out);
     }
 
     /// Forms the batch of a grant as a task. None if the device is too slow for anything that waits.
     pub(crate) fn form(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks, out: &mut Outbox) -> Option<TaskId> {
-        // The model asks anew whatever comes of this: the matchmaker forgot its wish with the grant.
+        // The model asks anew whatever comes of this: the matchmaker forgot its candidates with the grant.
         self.mark(grant.model);
         match grant.class {
             Class::Punctual => self.form_punctual(now, grant, tasks, out),
@@ -269,80 +234,33 @@ impl Queues {
     }
 
     fn form_punctual(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks, out: &mut Outbox) -> Option<TaskId> {
-        let Queues { requests, links, queues, scarcity, .. } = self;
-        let queue = queues[grant.model.index()].as_mut().expect("the model is loaded");
-        let batch = queue.target_cost();
+        let Queues { requests, models, scarcity, .. } = self;
+        let served = models.get_mut(grant.model);
+        let batch = served.target_cost();
         scarcity.stir(now, batch);
         let price = scarcity.price_of_skip(now, batch);
-        let candidate = queue.gather(links, requests, now, grant.percent, price)?;
-        let late = queue.is_late(requests, now);
-        scarcity.observe(candidate.rows, late);
-        queue.asked = Time::NEVER;
-        while let Some(head) = queue.waiting.front().filter(|&head| head != candidate.first) {
-            queue.remove(links, requests, head);
-            pass_over(queue, links, requests, now, head, out);
-        }
-        let task = tasks.open(grant.model, grant.device());
-        let mut rows = 0;
-        while rows < candidate.rows {
-            let slot = queue.waiting.front().expect("the candidate was gathered from this queue");
-            queue.remove(links, requests, slot);
-            rows += run(requests, tasks, task, slot);
-        }
+        let Candidate { first, rows, .. } = served.gather(requests, now, grant.percent, price)?;
+        let late = served.is_late(requests, now);
+        scarcity.observe(rows, late);
+        served.asked = Time::NEVER;
+        let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
+        let push = |slot| tasks.push(task, slot);
+        served.own.queue.take(requests, now, (first, rows), served.drop, out, push);
         Some(task)
     }
 
     /// A batch of overdue requests that takes at most `span`.
     fn form_overdue(&mut self, span: Nanos, grant: &Grant, tasks: &mut Tasks) -> Option<TaskId> {
-        let Queues { requests, links, queues, .. } = self;
-        let queue = queues[grant.model.index()].as_mut().expect("the model is loaded");
-        let room = queue.largest_within(span.scale(100, u64::from(grant.percent)));
-        let first = requests.get(queue.overdue.front()?).rows as usize;
+        let Queues { requests, models, .. } = self;
+        let served = models.get_mut(grant.model);
+        let room = served.largest_within(span.scale(100, u64::from(grant.percent)));
+        let first = requests.get(served.queue.overdue()?).rows as usize;
         if first > room {
             return None;
         }
-        let limit = room.min(queue.rule.max_batch.max(first));
-        let task = tasks.open(grant.model, grant.device());
-        let mut rows = 0;
-        while let Some(slot) = queue.overdue.front() {
-            if rows + requests.get(slot).rows as usize > limit {
-                break;
-            }
-            queue.overdue.remove(links, slot);
-            rows += run(requests, tasks, task, slot);
-        }
+        let limit = room.min(served.max_batch.max(first));
+        let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
+        served.queue.take_overdue(requests, limit, |slot| tasks.push(task, slot));
         Some(task)
     }
-}
-
-/// Moves a request into a task; returns its rows.
-fn run(requests: &mut Requests, tasks: &mut Tasks, task: TaskId, slot: u32) -> usize {
-    requests.set_state(RequestSlot(slot), State::Running);
-    tasks.push(task, RequestSlot(slot));
-    requests.get(slot).rows as usize
-}
-
-/// What becomes of a request, taken out of the queue, that will not be punctual.
-fn pass_over(
-    queue: &mut ModelQueue,
-    links: &mut Links,
-    requests: &mut Requests,
-    now: Time,
-    slot: u32,
-    out: &mut Outbox,
-) {
-    let expired = requests.get(slot).deadline <= now;
-    match queue.rule.drop {
-        DropRule::Hopeless | DropRule::Expired if expired => reject(requests, out, slot, Why::Expired),
-        DropRule::Hopeless => reject(requests, out, slot, Why::Hopeless),
-        DropRule::Expired | DropRule::Never => {
-            requests.set_state(RequestSlot(slot), State::Overdue);
-            queue.overdue.push_back(links, slot);
-        }
-    }
-}
-
-fn reject(requests: &mut Requests, out: &mut Outbox, slot: u32, why: Why) {
-    requests.set_state(RequestSlot(slot), State::Free);
-    out.push(Action::Reject { request: RequestSlot(slot), why });
 }

@@ -30,6 +30,8 @@ pub(crate) struct Socket {
     connection: Arc<Connection>,
     /// Set once the client has stopped sending while an answer is owed: when to look next.
     ended: Option<Pin<Box<Sleep>>>,
+    /// Set while the last body is unread, although all has come: until when its call may take it.
+    grace: Option<Pin<Box<Sleep>>>,
     /// What is left of the interim answer; none before it was begun.
     interim: Option<&'static [u8]>,
     /// Whether hyper has written since it last flushed, so that nothing may be put in between.
@@ -47,15 +49,16 @@ struct Linger {
 impl Socket {
     pub(crate) fn new(stream: Stream, connection: Arc<Connection>, config: &ServerConfig) -> Socket {
         let linger = Linger { bytes: config.max_body_bytes, time: config.body_timeout, until: None };
-        Socket { stream, connection, ended: None, interim: None, unflushed: false, linger }
+        Socket { stream, connection, ended: None, grace: None, interim: None, unflushed: false, linger }
     }
 
     /// The client sends no more: the end of the connection, or of the client's requests only?
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             if !self.connection.owes_answers(context.waker()) {
-                return Poll::Ready(Ok(()));
+                return self.poll_grace(context).map(Ok);
             }
+            self.grace = None;
             if let Some(error) = take_error(&self.stream)? {
                 return Poll::Ready(Err(error));
             }
@@ -69,6 +72,16 @@ impl Socket {
             ready!(sleep.as_mut().poll(context));
             self.ended = Some(Box::pin(tokio::time::sleep(LOOK_EVERY)));
         }
+    }
+
+    /// hyper looks for the end as soon as it has passed on the last byte of a body, before the call has taken that. A body that
+    /// stays unread is not whole.
+    fn poll_grace(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.connection.has_unread_body() {
+            return Poll::Ready(());
+        }
+        let grace = self.grace.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
+        grace.as_mut().poll(context)
     }
 
     /// Writes what is left of the interim answer.

@@ -155,6 +155,23 @@ async fn every_request_of_a_pipeline_that_ends_in_a_half_close_is_answered() {
 }
 
 #[tokio::test]
+async fn the_last_of_a_pipeline_is_answered_if_the_end_was_seen_before_its_turn() {
+    let (server, backend, mut events) = scripted(config()).await;
+    let mut stream = connect(server.addresses.http).await;
+    stream.write_all(request("stuck").repeat(3).as_bytes()).await.unwrap();
+    stream.shutdown().await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+        // Over loopback the end of input has come by now, long before the turn of the last.
+        let job = backend.stuck.lock().pop().unwrap();
+        (job.on_answer)(echo(&job.inputs));
+    }
+    let answers = rest(&mut stream).await;
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 3, "{answers}");
+    assert_eq!(answers.matches("[1.0,2.0]").count(), 3, "{answers}");
+}
+
+#[tokio::test]
 async fn half_a_request_is_not_waited_for() {
     let (server, ..) = scripted(config()).await;
     let mut stream = connect(server.addresses.http).await;

@@ -21,7 +21,7 @@ pub use wakeups::Wakeups;
 pub use walks::Walks;
 
 use crate::observer::{End, Observer, Run};
-use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_base::{DeviceId, ModelId, RequestSlot, Time};
 use ripieno_model::Graph;
 use ripieno_sched::{Request, Setup};
 
@@ -92,6 +92,10 @@ impl Observer for Checkers {
 
     fn cancelled(&mut self, now: Time, run: &Run<'_>) {
         each!(self.cancelled(now, run));
+    }
+
+    fn left(&mut self, device: DeviceId) {
+        each!(self.left(device));
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {

@@ -2,8 +2,9 @@
 //!
 //! A step may be started while the one before it is in flight, but only behind it on the same device; everything else must be
 //! done. Rows beyond the end of a sequence are padding: they are let pass unless the policy promises none, and the steps
-//! that were queued before an end was known always are. A request whose device was lost starts its walk anew, once nothing
-//! of it is in flight.
+//! that were queued before an end was known always are. A request whose task was lost starts its walk anew, once nothing
+//! of it is in flight. One that stood between two steps when a device went that had run some may do so, too: what these
+//! left may be gone with it.
 
 use crate::observer::{End, Observer, Run};
 use ripieno_base::{BlockId, DeviceId, RequestSlot, Time};
@@ -33,6 +34,8 @@ struct Walk {
     device: Vec<DeviceId>,
     flying: u32,
     lost: bool,
+    /// A device has gone that ran steps of it: it may go on elsewhere, or start anew.
+    stranded: bool,
     over: bool,
 }
 
@@ -70,7 +73,8 @@ impl Unfolding {
 impl Walk {
     /// A member is started.
     fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
-        if self.lost && self.flying == 0 {
+        let anew = (run.block, node) == (BlockId(0), 0) && self.lines[0].0 > 0;
+        if (self.lost || (std::mem::take(&mut self.stranded) && anew)) && self.flying == 0 {
             self.start_over();
         }
         assert!(!self.over && !self.lost, "a node was started after its request had ended or was lost: {run:?}");
@@ -165,6 +169,7 @@ impl Observer for Unfolding {
             device: vec![DeviceId(0); blocks],
             flying: 0,
             lost: false,
+            stranded: false,
             over: false,
         });
         assert!(before.is_none_or(|walk| walk.over && walk.flying == 0), "a slot was reused while tasks name it");
@@ -193,6 +198,12 @@ impl Observer for Unfolding {
             let walk = self.walks[slot.index()].as_mut().expect("members were accepted");
             // Nothing ends before its time but what was lost.
             walk.land(run, steps, node, now < run.end);
+        }
+    }
+
+    fn left(&mut self, device: DeviceId) {
+        for walk in self.walks.iter_mut().flatten().filter(|walk| walk.graph.is_none()) {
+            walk.stranded |= walk.lines.iter().zip(&walk.device).any(|(line, last)| line.0 > 0 && *last == device);
         }
     }
 

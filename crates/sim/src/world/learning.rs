@@ -21,15 +21,22 @@ impl Learning {
         self.models[model.index()].ahead()
     }
 
-    /// A task of this model has ended well on a device that runs at so many percent of what it takes.
-    pub(super) fn on_end(&mut self, now: Time, truth: &Model, running: &Running, percent: u32) -> Option<Control> {
-        let Running { model, block, rows, length, start, end, expected, .. } = *running;
+    /// A task of this model has ended well on a device that runs at so many percent of what it takes; `alone`, no other lane
+    /// shared it.
+    pub(super) fn on_end(
+        &mut self,
+        now: Time,
+        truth: &Model,
+        running: &Running,
+        percent: u32,
+        alone: bool,
+    ) -> Option<Control> {
+        let Running { model, block, rows, length, start, end, excess, .. } = *running;
         let learnt = &mut self.models[model.index()];
-        // Where lanes share a device nobody knows when a task was to end.
-        let alone = expected != Time::NEVER;
         let cost = |model: &Model| model.blocks[block.index()].cost(rows, length).scale(u64::from(percent), 100);
         let misjudged = cost(truth) - cost(learnt.model());
-        learnt.on_end(if alone { now - expected + misjudged } else { now - expected });
+        let late = now - end + excess;
+        learnt.on_end(if alone { late + misjudged } else { late });
         let took = (end - start).scale(100, u64::from(percent.max(1)));
         let profile = learnt.on_task(now, &Ran { block, rows, length, took, alone })?;
         learnt.replace(block, profile.clone());

@@ -1,14 +1,15 @@
 //! Devices with several lanes: where tasks begin and end when their neighbours let them.
 
 use super::{Running, World};
-use crate::lanes::Job;
 use crate::observer::Observer;
 use ripieno_base::{Nanos, TaskId, Time};
+use ripieno_model::{Job, Lanes};
+use std::cmp::Reverse;
 
 impl World<'_> {
     /// When a task on a lane ends next, and when one could begin that waits for its inputs.
     pub(super) fn lanes_due(&self) -> (Time, Time) {
-        let due = |(ending, beginning): (Time, Time), lanes: &crate::lanes::Lanes| {
+        let due = |(ending, beginning): (Time, Time), lanes: &Lanes| {
             (ending.min(lanes.next_end()), beginning.min(lanes.next_begin()))
         };
         self.lanes.iter().fold((Time::NEVER, Time::NEVER), due)
@@ -27,7 +28,10 @@ impl World<'_> {
                 let running = self.tasks[task.index()].as_mut().expect("what ends was started");
                 (running.start, running.end) = (began, self.now);
                 let serial = running.serial;
-                self.end_task(task, serial, observers);
+                match self.heard(self.now, device) {
+                    heard if heard > self.now => self.ends.push(Reverse((heard, serial, task))),
+                    _ => self.end_task(task, serial, observers),
+                }
             }
         }
     }
@@ -36,7 +40,7 @@ impl World<'_> {
         let Running { model, block, device, lane, rows, length, start, .. } = *running;
         let share = self.models[model.index()].blocks[block.index()].share(rows, length);
         let lanes = &mut self.lanes[device.index()];
-        assert!(lane.index() < lanes.len(), "{task:?} was started on {lane:?} of {device:?}, which has none such");
+        assert!(lane.index() < lanes.count(), "{task:?} was started on {lane:?} of {device:?}, which has none such");
         lanes.push(self.now, lane, Job { task, earliest: start, alone, share });
     }
 

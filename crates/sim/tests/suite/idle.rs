@@ -4,7 +4,7 @@
 
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::{Model, Profile};
+use ripieno_model::{DropRule, Model, Profile};
 use ripieno_sched::{Limits, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Trace, World};
@@ -134,4 +134,30 @@ fn margins_are_learnt_from_what_tasks_take() {
     };
     assert!(late(false) > 600, "{}", late(false));
     assert!(late(true) < 50, "{}", late(true));
+}
+
+/// A policy that never drops keeps who is late in its queue; behind a server nobody waits there beyond the deadline.
+#[test]
+fn clients_that_wait_no_more_are_withdrawn_at_their_deadline() {
+    let ended = |expire: bool, late: bool| {
+        let mut setup = setup(1);
+        setup.models[0].slo = Nanos::from_millis(10);
+        setup.models[0].drop = late.then_some(DropRule::Never);
+        let mut scheduler = build("serial", &setup, &options("")).unwrap();
+        let mut trace = Trace::new(&setup.models);
+        let mut world = World::new(scheduler.as_mut(), &setup);
+        world = if expire { world.with_expiry() } else { world };
+        // Each takes 4.5 ms; the scheduler is told of the last when its deadline has passed.
+        let hurried = Arrival { arrived: at(0), deadline: at(1), ..arrival(2, 0) };
+        let lone = |millis: i64| Arrival { deadline: at(millis + 10), ..arrival(millis, 0) };
+        world.run([lone(0), lone(0), lone(1), lone(1), hurried].into_iter(), [], &mut [&mut trace]);
+        let csv = trace.requests_csv();
+        let outcomes: Vec<_> =
+            csv.lines().skip(1).filter_map(|line| line.rsplit(',').next()).map(str::to_owned).collect();
+        outcomes.join(" ")
+    };
+    assert_eq!(ended(false, false), "ok late late late late");
+    // The third runs when its deadline passes, so its end is merely late.
+    assert_eq!(ended(true, false), "ok ok late dropped dropped");
+    assert_eq!(ended(true, true), "ok late late late late");
 }

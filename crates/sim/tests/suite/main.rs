@@ -16,6 +16,7 @@ mod lazy_examples;
 mod objective;
 mod overload;
 mod profiles;
+mod recorded;
 mod scenario;
 mod symphony_example;
 mod table2;

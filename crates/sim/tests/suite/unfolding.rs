@@ -161,13 +161,8 @@ fn run(policy: &str, knobs: &str, case: &Case) -> Option<Trace> {
     if policy != "bucketed" && !knobs.contains("early_leave=false") {
         checkers = checkers.without_padding();
     }
-    let mut faults = case.faults.clone();
-    if policy.starts_with("lazy") {
-        // Who stands in the table of a device that goes starts over; the checker allows that only for those whose task was lost.
-        faults.retain(|(_, fault)| !matches!(fault, Fault::Leave(_) | Fault::Lose(_)));
-    }
     let mut world = World::new(scheduler.as_mut(), &case.setup).with_graphs(&case.graphs);
-    world.run(case.arrivals.iter().copied(), faults, &mut [&mut checkers, &mut trace]);
+    world.run(case.arrivals.iter().copied(), case.faults.clone(), &mut [&mut checkers, &mut trace]);
     assert_eq!(world.live(), 0, "requests were left over");
     checkers.finish();
     Some(trace)

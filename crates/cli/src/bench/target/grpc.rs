@@ -7,9 +7,11 @@ use anyhow::{Context, anyhow};
 use ripieno_wire::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use ripieno_wire::proto::inference::model_infer_request::InferInputTensor;
 use ripieno_wire::proto::inference::{ModelConfigRequest, ModelInferRequest, ModelMetadataRequest};
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use super::door::Door;
 use super::{Description, failed, spec};
 use crate::bench::inputs::Tensor;
 use crate::bench::load::Outcome;
@@ -20,26 +22,28 @@ const MOST_ANSWER_BYTES: usize = 1 << 30;
 /// A client for one model.
 pub(crate) struct GrpcClient {
     url: String,
+    door: Door,
     model: String,
     channels: Vec<GrpcInferenceServiceClient<Channel>>,
     prepared: Vec<Arc<ModelInferRequest>>,
 }
 
 impl GrpcClient {
-    pub(super) fn new(authority: &str, model: &str, connections: usize) -> anyhow::Result<GrpcClient> {
-        let url = format!("http://{authority}");
+    pub(super) fn new(authority: &str, model: &str, connections: usize, door: &Door) -> anyhow::Result<GrpcClient> {
+        let url = format!("{}://{authority}", door.scheme());
         let endpoint = Endpoint::from_shared(url.clone()).with_context(|| format!("{authority:?} is no HOST:PORT"))?;
-        let endpoint = endpoint.tcp_nodelay(true).connect_timeout(Duration::from_secs(5));
-        let client =
-            || GrpcInferenceServiceClient::new(endpoint.connect_lazy()).max_decoding_message_size(MOST_ANSWER_BYTES);
+        let connector = door.connector(b"h2");
+        let channel = || endpoint.connect_with_connector_lazy(connector.clone());
+        let client = || GrpcInferenceServiceClient::new(channel()).max_decoding_message_size(MOST_ANSWER_BYTES);
         let channels = (0..connections.max(1)).map(|_| client()).collect();
-        Ok(GrpcClient { url: format!("grpc://{authority}"), model: model.to_owned(), channels, prepared: Vec::new() })
+        let url = format!("{}://{authority}", if door.scheme() == "https" { "grpcs" } else { "grpc" });
+        Ok(GrpcClient { url, door: door.clone(), model: model.to_owned(), channels, prepared: Vec::new() })
     }
 
     pub(super) async fn describe(&self) -> anyhow::Result<Description> {
         let mut client = self.channels[0].clone();
         let request = ModelMetadataRequest { name: self.model.clone(), version: String::new() };
-        let answer = tokio::time::timeout(Duration::from_secs(10), client.model_metadata(request)).await;
+        let answer = tokio::time::timeout(Duration::from_secs(10), client.model_metadata(self.request(request))).await;
         let answer = answer.with_context(|| format!("{} does not answer within 10 s", self.url))?;
         let metadata = answer
             .map_err(|status| anyhow!(reason(&status)))
@@ -49,10 +53,19 @@ impl GrpcClient {
         let inputs = inputs.collect::<anyhow::Result<_>>()?;
         // The configuration is an extension: a server without it merely has no SLO to tell.
         let request = ModelConfigRequest { name: self.model.clone(), version: String::new() };
-        let answer = tokio::time::timeout(Duration::from_secs(10), client.model_config(request)).await;
+        let answer = tokio::time::timeout(Duration::from_secs(10), client.model_config(self.request(request))).await;
         let config = answer.ok().and_then(Result::ok).and_then(|answer| answer.into_inner().config);
         let slo_ms = config.and_then(|config| config.parameters.get("slo_ms")?.string_value.parse().ok());
         Ok(Description { inputs, slo_ms })
+    }
+
+    fn request<T>(&self, message: T) -> tonic::Request<T> {
+        let mut request = tonic::Request::new(message);
+        let authorization = self.door.authorization().map(|value| AsciiMetadataValue::try_from(value.as_bytes()));
+        if let Some(Ok(authorization)) = authorization {
+            request.metadata_mut().insert("authorization", authorization);
+        }
+        request
     }
 
     pub(super) fn prepare(&mut self, requests: &[Vec<Tensor>]) {
@@ -62,7 +75,7 @@ impl GrpcClient {
     pub(super) async fn send(&self, index: u64) -> Outcome {
         let request = &self.prepared[(index % self.prepared.len() as u64) as usize];
         let mut client = self.channels[(index % self.channels.len() as u64) as usize].clone();
-        match client.model_infer(ModelInferRequest::clone(request)).await {
+        match client.model_infer(self.request(ModelInferRequest::clone(request))).await {
             Ok(_) => Outcome::Answered,
             Err(status) => failed(code_name(status.code()), &reason(&status)),
         }

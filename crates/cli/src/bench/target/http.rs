@@ -8,15 +8,16 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::http::request::Builder;
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use ripieno_model::DataType;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::door::{Connector, Door};
 use super::{Description, failed, spec};
 use crate::bench::inputs::Tensor;
 use crate::bench::load::Outcome;
@@ -25,7 +26,8 @@ const HEADER_LENGTH: &str = "inference-header-content-length";
 
 /// A client for one model.
 pub(crate) struct HttpClient {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<Connector, Full<Bytes>>,
+    door: Door,
     model_url: String,
     infer: Uri,
     prepared: Vec<Prepared>,
@@ -51,18 +53,15 @@ struct InputMetadata {
 }
 
 impl HttpClient {
-    pub(super) fn new(authority: &str, model: &str, connections: usize) -> anyhow::Result<HttpClient> {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(Duration::from_secs(5)));
+    pub(super) fn new(authority: &str, model: &str, connections: usize, door: &Door) -> anyhow::Result<HttpClient> {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(connections)
-            .build(connector);
-        let model_url = format!("http://{authority}/v2/models/{model}");
+            .build(door.connector(b"http/1.1"));
+        let model_url = format!("{}://{authority}/v2/models/{model}", door.scheme());
         let infer = format!("{model_url}/infer");
         let infer = infer.parse().with_context(|| format!("{infer} is no URL; check the address and --model"))?;
-        Ok(HttpClient { client, model_url, infer, prepared: Vec::new() })
+        Ok(HttpClient { client, door: door.clone(), model_url, infer, prepared: Vec::new() })
     }
 
     pub(super) async fn describe(&self) -> anyhow::Result<Description> {
@@ -82,12 +81,21 @@ impl HttpClient {
 
     async fn get(&self, url: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let uri = url.parse().with_context(|| format!("{url} is no URL"))?;
-        let answer = tokio::time::timeout(Duration::from_secs(10), self.client.get(uri));
+        let request = self.request(Method::GET, uri).body(Full::default())?;
+        let answer = tokio::time::timeout(Duration::from_secs(10), self.client.request(request));
         let response = answer.await.with_context(|| format!("{url} does not answer within 10 s"))?;
         let response = response.with_context(|| format!("cannot reach {url}; is the server running?"))?;
         let status = response.status();
         let body = response.into_body().collect().await.with_context(|| format!("{url}: the answer broke off"))?;
         Ok((status, body.to_bytes()))
+    }
+
+    fn request(&self, method: Method, uri: Uri) -> Builder {
+        let request = Request::builder().method(method).uri(uri);
+        match self.door.authorization() {
+            Some(authorization) => request.header(AUTHORIZATION, authorization),
+            None => request,
+        }
     }
 
     pub(super) fn prepare(&mut self, requests: &[Vec<Tensor>], json_tensors: bool) -> anyhow::Result<()> {
@@ -106,7 +114,7 @@ impl HttpClient {
 
     async fn exchange(&self, index: u64) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
         let prepared = &self.prepared[(index % self.prepared.len() as u64) as usize];
-        let request = Request::builder().method(Method::POST).uri(self.infer.clone());
+        let request = self.request(Method::POST, self.infer.clone());
         let request = match prepared.header_length {
             Some(length) => request.header(CONTENT_TYPE, "application/octet-stream").header(HEADER_LENGTH, length),
             None => request.header(CONTENT_TYPE, "application/json"),

@@ -1,5 +1,6 @@
 //! The servers that load is sent to: anything that speaks the Open Inference Protocol.
 
+pub(crate) mod door;
 mod grpc;
 mod http;
 
@@ -10,6 +11,7 @@ use ripieno_model::{DataType, TensorSpec};
 
 use super::inputs::Tensor;
 use super::load::{Outcome, Target};
+use door::Door;
 
 /// The two forms of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -27,23 +29,29 @@ pub(crate) struct Address {
     pub(crate) authority: String,
     /// The protocol that the URL's scheme stands for; none if it has no scheme.
     pub(crate) protocol: Option<Protocol>,
+    /// Whether the scheme asks for TLS.
+    pub(crate) encrypted: bool,
 }
 
 impl FromStr for Address {
     type Err = String;
 
     fn from_str(url: &str) -> Result<Address, String> {
-        let (protocol, rest) = match url.split_once("://") {
-            None => (None, url),
-            Some(("http", rest)) => (Some(Protocol::Http), rest),
-            Some(("grpc", rest)) => (Some(Protocol::Grpc), rest),
-            Some((scheme, _)) => return Err(format!("scheme {scheme}:// is not supported; use http:// or grpc://")),
+        let (protocol, encrypted, rest) = match url.split_once("://") {
+            None => (None, false, url),
+            Some(("http", rest)) => (Some(Protocol::Http), false, rest),
+            Some(("https", rest)) => (Some(Protocol::Http), true, rest),
+            Some(("grpc", rest)) => (Some(Protocol::Grpc), false, rest),
+            Some(("grpcs", rest)) => (Some(Protocol::Grpc), true, rest),
+            Some((scheme, _)) => {
+                return Err(format!("scheme {scheme}:// is not supported; use http://, https://, grpc:// or grpcs://"));
+            }
         };
         let authority = rest.trim_end_matches('/');
         if authority.is_empty() || authority.contains('/') {
-            return Err(format!("{url:?} is no server; write HOST:PORT, http://HOST:PORT or grpc://HOST:PORT"));
+            return Err(format!("{url:?} is no server; write HOST:PORT, http[s]://HOST:PORT or grpc[s]://HOST:PORT"));
         }
-        Ok(Address { authority: authority.to_owned(), protocol })
+        Ok(Address { authority: authority.to_owned(), protocol, encrypted })
     }
 }
 
@@ -66,10 +74,16 @@ pub(crate) enum Client {
 
 impl Client {
     /// A client for `model` with up to `connections` connections.
-    pub(crate) fn new(authority: &str, protocol: Protocol, model: &str, connections: usize) -> anyhow::Result<Client> {
+    pub(crate) fn new(
+        authority: &str,
+        protocol: Protocol,
+        model: &str,
+        connections: usize,
+        door: &Door,
+    ) -> anyhow::Result<Client> {
         Ok(match protocol {
-            Protocol::Http => Client::Http(Box::new(http::HttpClient::new(authority, model, connections)?)),
-            Protocol::Grpc => Client::Grpc(grpc::GrpcClient::new(authority, model, connections)?),
+            Protocol::Http => Client::Http(Box::new(http::HttpClient::new(authority, model, connections, door)?)),
+            Protocol::Grpc => Client::Grpc(grpc::GrpcClient::new(authority, model, connections, door)?),
         })
     }
 

@@ -1,7 +1,8 @@
 //! Tasks: which ready nodes form one, and what changes when it is submitted and when it ends.
 
 use super::{Cells, Join, Leave, State, Walker};
-use crate::{Action, Outbox, TaskDone};
+use crate::parts::cost;
+use crate::{Outbox, TaskDone};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
 use ripieno_model::Steps;
 
@@ -26,17 +27,15 @@ impl Cells {
                 break;
             }
             let task = self.submit(model, block, device);
-            let not_before = self.devices[device.index()].ready.max(now);
-            out.push(Action::Start { task, model, block, device, lane: LaneId(0), not_before });
+            out.push(self.tasks.start(task, self.devices[device].ready.max(now)));
         }
     }
 
     /// "FormBatchedTask" and "SubmitBatchedTask".
     fn submit(&mut self, model: ModelId, block: BlockId, device: DeviceId) -> TaskId {
         let served = self.served(model);
-        let unfolds = served.model.walk.is_unfolded();
         let founds = served.terms.join == Join::AtOnce && served.terms.leave != Leave::AtItsEnd;
-        let task = self.batches.open(model, block, device, unfolds);
+        let task = self.tasks.open(model, block, device, LaneId(0));
         self.fill(task, model, block, device);
         if self.served(model).pads {
             self.pad(task, block);
@@ -44,12 +43,12 @@ impl Cells {
         if founds {
             self.found_set(task, model);
         }
-        for at in 0..self.batches.get(task).members {
+        for at in 0..self.tasks.members(task).len() {
             self.move_on(task, at);
         }
         self.served_mut(model).cells[block.index()].running += 1;
         self.served_mut(model).hold(device);
-        self.devices[device.index()].held += 1;
+        self.devices[device].held += 1;
         task
     }
 
@@ -65,7 +64,9 @@ impl Cells {
                 continue;
             }
             if pads {
-                let Some(padded) = self.padded_with(id, rows, length) else { continue };
+                let Some(padded) = self.padded_with(id, rows, length) else {
+                    continue;
+                };
                 length = padded;
             }
             while rows < max && self.subgraphs.at(id).ready > 0 {
@@ -94,7 +95,7 @@ impl Cells {
             return Some(own);
         }
         let served = self.served(request.model);
-        let cost = |rows: usize, length: u32| served.padded_cost(subgraph.block, rows, length);
+        let cost = |rows: usize, length: u32| cost::of_blocks(&served.model, subgraph.block, rows, length);
         let apart = cost(rows, length) + cost(more, own);
         let longest = length.max(own);
         (rows + more <= served.cells[0].max && cost(rows + more, longest) <= apart).then_some(longest)
@@ -105,13 +106,10 @@ impl Cells {
         if block != BlockId(0) {
             return;
         }
-        let slots = |cells: &Cells, at: usize| cells.batches.member(task, at).0;
-        let members = 0..self.batches.get(task).members;
-        let longest = members.clone().map(|at| self.walkers[slots(self, at).index()].request.extent.length).max();
-        for at in members {
-            let slot = slots(self, at);
-            self.walker(slot).length = longest.unwrap_or(1);
-        }
+        let Cells { tasks, walkers, .. } = self;
+        let members = tasks.members(task);
+        let longest = members.iter().map(|slot| walkers[slot.index()].request.extent.length).max();
+        members.iter().for_each(|slot| walkers[slot.index()].length = longest.unwrap_or(1));
     }
 
     /// Moves one ready node into a task.
@@ -134,20 +132,24 @@ impl Cells {
         subgraph.submitted += 1;
         subgraph.flying += 1;
         subgraph.ready -= rows;
-        self.batches.push(task, slot, node, (id, place));
+        self.places[task.index() * self.stride + self.tasks.members(task).len()] = (id, place);
         let walker = &mut self.walkers[slot.index()];
         walker.flying += 1;
         if walker.state == State::Waiting {
             walker.state = State::Running;
-            self.timers.remove(slot.index());
+            self.timers.disarm(slot);
         }
-        let model = walker.request.model;
-        *self.served_mut(model).cells[block.index()].count(Some(device)) -= rows;
+        let served = self.models.get_mut(walker.request.model);
+        match served.model.walk.is_unfolded() {
+            true => self.tasks.push_node(task, slot, node),
+            false => self.tasks.push(task, slot),
+        }
+        *served.cells[block.index()].count(Some(device)) -= rows;
     }
 
     /// "UpdateNodesDependency": what a submitted node makes ready in its subgraph.
     fn move_on(&mut self, task: TaskId, at: usize) {
-        let (slot, _, (id, place)) = self.batches.member(task, at);
+        let (slot, (id, place)) = (self.tasks.members(task)[at], self.place(task, at));
         let Walker { request, .. } = self.walkers[slot.index()];
         let subgraph = self.subgraphs.at_mut(id);
         let (block, pinned) = (subgraph.block, subgraph.pinned);
@@ -168,19 +170,15 @@ impl Cells {
 
     /// A task has ended.
     pub(super) fn task_done(&mut self, done: &TaskDone<'_>) {
-        let batch = self.batches.get(done.task);
-        assert!(done.ended.is_empty() || done.ended.len() == batch.members, "one flag a member: {done:?}");
-        for at in 0..batch.members {
-            self.land(done, at);
-        }
-        self.batches.close(done.task);
-        let served = self.served_mut(batch.model);
-        served.cells[batch.block.index()].running -= 1;
-        served.release(batch.device);
-        let state = &mut self.devices[batch.device.index()];
-        state.held -= 1;
-        if state.held == 0 && !state.present {
-            self.orphan(batch.device);
-        }
+        let task = self.tasks.get(done.task);
+        let members = self.tasks.members(done.task).len();
+        assert!(done.ended.is_empty() || done.ended.len() == members, "one flag a member: {done:?}");
+        (0..members).for_each(|at| self.land(done, at));
+        self.tasks.close(done.task);
+        let served = self.served_mut(task.model);
+        served.cells[task.block.index()].running -= 1;
+        served.release(task.device);
+        self.devices[task.device].held -= 1;
+        self.let_go_of(task.device);
     }
 }

@@ -1,6 +1,7 @@
 //! The frame that makes a scheduler of the state and a choice.
 
 use super::{Cells, Choose, Terms};
+use crate::parts::models::BatchOptions;
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
@@ -16,22 +17,28 @@ pub(crate) struct CellScheduler<C> {
 
 impl<C: Choose> CellScheduler<C> {
     /// `terms` is asked for each model, also for those that are loaded later.
-    pub(crate) fn new(setup: &Setup, terms: Box<dyn Fn(&Model) -> Terms + Send>, choice: C) -> CellScheduler<C> {
-        CellScheduler::ahead(setup, terms, choice, 1)
+    pub(crate) fn new(
+        setup: &Setup,
+        options: BatchOptions,
+        terms: impl Fn(&Model) -> Terms + Send + 'static,
+        choice: C,
+    ) -> CellScheduler<C> {
+        CellScheduler::ahead(setup, options, terms, choice, 1)
     }
 
     /// The same for devices that are given more as long as they hold fewer than so many tasks.
     pub(crate) fn ahead(
         setup: &Setup,
-        terms: Box<dyn Fn(&Model) -> Terms + Send>,
+        options: BatchOptions,
+        terms: impl Fn(&Model) -> Terms + Send + 'static,
         choice: C,
         fewest: usize,
     ) -> CellScheduler<C> {
-        let mut cells = Cells::new(&setup.limits, setup.devices);
+        let mut cells = Cells::new(&setup.limits, setup.devices, options);
         for (model, id) in setup.models.iter().zip(0..) {
             cells.load(ModelId(id), model.clone(), terms(model));
         }
-        CellScheduler { cells, terms, choice, fewest: fewest.min(setup.limits.depth) }
+        CellScheduler { cells, terms: Box::new(terms), choice, fewest: fewest.min(setup.limits.depth) }
     }
 
     /// "Schedule" of Algorithm 1: called for each device that holds few tasks, after every event. Whether there was one for it.
@@ -45,7 +52,7 @@ impl<C: Choose> CellScheduler<C> {
     }
 
     fn wants(&self, device: DeviceId) -> bool {
-        let state = &self.cells.devices[device.index()];
+        let state = &self.cells.devices[device];
         state.present && state.held < self.fewest
     }
 }
@@ -65,23 +72,19 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
 
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => self.cells.devices[device.index()].present = true,
+            Control::DeviceJoined(device) => self.cells.devices.join(device),
             Control::DeviceLeft(device) => {
-                let state = &mut self.cells.devices[device.index()];
-                state.present = false;
-                if state.held == 0 {
-                    self.cells.orphan(device);
-                }
+                self.cells.devices.leave(device);
+                self.cells.let_go_of(device);
             }
-            // No decision depends on how fast a device is.
-            Control::DeviceSlowed { .. } => {}
+            Control::DeviceSlowed { device, percent } => self.cells.devices.slow(device, percent),
             Control::ModelLoaded(id, model) => {
                 let terms = (self.terms)(&model);
                 self.cells.load(id, *model, terms);
             }
             Control::ModelUnloaded(id) => self.cells.retire(id),
             Control::ProfileReplaced { model, block, profile } => {
-                self.cells.served_mut(model).model.blocks[block.index()].replace_profile(profile);
+                self.cells.models.replace_profile(model, block, profile);
             }
             Control::Cancelled(slot) => self.cells.withdraw(slot, crate::Why::Cancelled),
         }
@@ -90,21 +93,21 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         self.cells.drop_late(now);
         self.cells.flush(out);
-        for device in (0..self.cells.devices.len() as u16).map(DeviceId) {
+        for device in self.cells.devices.ids() {
             while self.wants(device) && self.schedule(now, device, out) {}
         }
         self.cells.await_sets(now);
     }
 
     fn next_wakeup(&self) -> Time {
-        self.cells.timers.peek().map_or(Time::NEVER, |(at, _)| at).min(self.cells.sets.ripens)
+        self.cells.timers.next().min(self.cells.sets.ripens)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.cells.batches.members(task)
+        self.cells.tasks.members(task)
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
-        self.cells.batches.nodes(task)
+        self.cells.tasks.nodes(task)
     }
 }

@@ -13,7 +13,6 @@
 //! Facts are worked in when they are told, and answers wait for the next settle: the driver may give a slot to the next
 //! request right after the last task with the old one has ended, and before it settles.
 
-mod batches;
 mod form;
 mod frame;
 mod graphs;
@@ -25,23 +24,24 @@ mod walk;
 pub(crate) use frame::CellScheduler;
 pub(crate) use served::{Cell, Served};
 
-use crate::catalogue::BuildError;
+use crate::knobs::BuildError;
+use crate::parts::devices::Devices;
+use crate::parts::models::{BatchOptions, Models};
+use crate::parts::requests::DropTimers;
+use crate::parts::tasks::Tasks;
 use crate::{Action, Limits, Outbox, Request, Setup};
-use batches::Batches;
 use graphs::Graphs;
-use ripieno_base::{BlockId, DeviceId, IndexedHeap, Links, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_base::{BlockId, DeviceId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::Model;
+use served::OfModel;
 use sets::Sets;
 use subgraphs::Subgraphs;
 
 /// What the policy's options say about a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    pub(crate) drop: DropRule,
-    /// The most rows in a task.
-    pub(crate) max_batch: usize,
-    /// The most rows of the requests in a set.
-    pub(crate) set: usize,
+    /// Whether a task may hold more rows than the requests of a set have.
+    pub(crate) merges: bool,
     /// The most tasks submitted to a device in one go.
     pub(crate) max_tasks: usize,
     /// Who may join.
@@ -99,17 +99,20 @@ pub(crate) trait Choose: Send {
 /// The state.
 #[derive(Debug)]
 pub(crate) struct Cells {
-    models: Vec<Option<Served>>,
+    models: Models<OfModel>,
     walkers: Vec<Walker>,
     subgraphs: Subgraphs,
     graphs: Graphs,
-    batches: Batches,
+    tasks: Tasks,
+    /// Beside each member of a task its subgraph, and the node's place among the graphs; with a fixed stride.
+    places: Vec<(u32, u32)>,
+    stride: usize,
     sets: Sets,
     /// Links of the lists of requests: buckets and sets.
     links: Links,
-    devices: Vec<Device>,
+    devices: Devices<OfDevice>,
     /// When waiting requests are to be dropped.
-    timers: IndexedHeap<Time>,
+    timers: DropTimers,
     /// Answers since the last settle.
     pending: Vec<Action>,
     arrivals: u64,
@@ -173,9 +176,9 @@ enum State {
     Over,
 }
 
+/// What is kept of a device.
 #[derive(Clone, Copy, Debug)]
-struct Device {
-    present: bool,
+struct OfDevice {
     /// Tasks in flight.
     held: usize,
     set: Option<u32>,
@@ -184,18 +187,20 @@ struct Device {
 }
 
 impl Cells {
-    fn new(limits: &Limits, devices: usize) -> Cells {
-        let device = |at| Device { present: at < devices, held: 0, set: None, ready: Time::ORIGIN };
+    fn new(limits: &Limits, devices: usize, options: BatchOptions) -> Cells {
+        let device = || OfDevice { held: 0, set: None, ready: Time::ORIGIN };
         Cells {
-            models: (0..limits.models).map(|_| None).collect(),
+            models: Models::new(limits, options),
             walkers: vec![Walker { state: State::Over, ..Walker::new(Request::NONE, 0) }; limits.requests],
             subgraphs: Subgraphs::new(limits),
             graphs: Graphs::new(limits),
-            batches: Batches::new(limits),
+            tasks: Tasks::new(limits),
+            places: vec![(0, 0); limits.tasks() * limits.batch],
+            stride: limits.batch,
             sets: Sets::new(limits),
             links: Links::new(limits.requests),
-            devices: (0..limits.devices).map(device).collect(),
-            timers: IndexedHeap::new(limits.requests),
+            devices: Devices::new(limits, devices, device),
+            timers: DropTimers::new(limits.requests),
             pending: Vec::with_capacity(limits.requests),
             arrivals: 0,
             choices: 0,
@@ -210,27 +215,31 @@ impl Cells {
             Join::InSets { width: Some(_), .. } => sets::BUCKETS,
         };
         assert_eq!(served::fault(&model), None, "the driver asks first whether the policy serves a model");
-        let place = &mut self.models[id.index()];
-        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
-        *place = Some(Served::new(model, terms, self.devices.len(), buckets));
+        let devices = self.devices.ids().count();
+        self.models.load(id, model, |model, max_batch| OfModel::new(model, max_batch, terms, devices, buckets));
     }
 
     fn served(&self, id: ModelId) -> &Served {
-        self.models[id.index()].as_ref().expect("the model is loaded")
+        self.models.get(id)
     }
 
     fn served_mut(&mut self, id: ModelId) -> &mut Served {
-        self.models[id.index()].as_mut().expect("the model is loaded")
+        self.models.get_mut(id)
     }
 
     /// All models, those that only finish what runs too.
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &Served)> {
-        self.models.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
+        self.models.iter()
     }
 
     /// How many tasks a device holds.
     pub(crate) fn holds(&self, device: DeviceId) -> usize {
-        self.devices[device.index()].held
+        self.devices[device].held
+    }
+
+    /// The subgraph of a member of a task, and the place of the node that it runs among the graphs.
+    fn place(&self, task: TaskId, member: usize) -> (u32, u32) {
+        self.places[task.index() * self.stride + member]
     }
 
     fn walker(&mut self, slot: RequestSlot) -> &mut Walker {

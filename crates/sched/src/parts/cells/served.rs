@@ -1,21 +1,24 @@
 //! Models in service: their stages, and a queue for each cell type.
 
 use super::Terms;
-use ripieno_base::{BlockId, DeviceId, List, Nanos, Time};
-use ripieno_model::{Extent, Model, Steps};
+use crate::parts::models;
+use ripieno_base::{BlockId, DeviceId, List, Time};
+use ripieno_model::{Model, Steps};
 use std::ops::Range;
 
 /// A model in service.
+pub(crate) type Served = models::Served<OfModel>;
+
+/// What is kept of a model.
 #[derive(Debug)]
-pub(crate) struct Served {
-    pub(crate) model: Model,
+pub(crate) struct OfModel {
     pub(crate) terms: Terms,
     /// What a request goes through, one after the other.
     pub(super) stages: Vec<Stage>,
+    /// By block, the first stage that begins with it or later; behind the last block, the number of stages.
+    pub(super) stage_of: Vec<usize>,
     /// By block.
     pub(crate) cells: Vec<Cell>,
-    /// Whether it accepts no further requests.
-    pub(super) retired: bool,
     /// Tasks of it that each device holds, and how many devices hold any.
     held: Vec<u32>,
     devices: usize,
@@ -31,7 +34,14 @@ pub(super) enum Stage {
     /// Sequences beside each other; nearly always one.
     Lines(Range<u16>),
     /// The nodes of the graph that the request brought.
-    Graph,
+    Graph(Range<u16>),
+}
+
+impl Stage {
+    fn blocks(&self) -> &Range<u16> {
+        let (Stage::Lines(blocks) | Stage::Graph(blocks)) = self;
+        blocks
+    }
 }
 
 /// A cell type: subgraphs with something ready, and what runs.
@@ -52,9 +62,9 @@ pub(crate) struct Cell {
     pub(crate) chosen_at: Time,
 }
 
-impl Served {
-    pub(super) fn new(model: Model, terms: Terms, devices: usize, buckets: usize) -> Served {
-        let cap = terms.max_batch.min(model.max_batch);
+impl OfModel {
+    pub(super) fn new(model: &Model, max_batch: usize, terms: Terms, devices: usize, buckets: usize) -> OfModel {
+        let cap = if terms.merges { model.max_batch } else { max_batch };
         let cell = |block: &ripieno_model::Block| {
             let max = block.max_batch().min(cap);
             let supported = block.sizes.iter().copied().filter(|&size| size <= max);
@@ -71,20 +81,22 @@ impl Served {
             }
         };
         let cells = model.blocks.iter().map(cell).collect();
-        let stages = stages(&model);
-        Served {
+        let stages = stages(model);
+        let stage_of = |block: u16| stages.partition_point(|stage| stage.blocks().start < block);
+        OfModel {
+            stage_of: (0..=model.blocks.len() as u16).map(stage_of).collect(),
             stages,
             cells,
             terms,
-            retired: false,
             held: vec![0; devices],
             devices: 0,
             pads: model.has_lengths(),
             buckets: vec![List::default(); buckets],
-            model,
         }
     }
+}
 
+impl Served {
     /// Whether this device may hold tasks of it.
     pub(crate) fn may_run_on(&self, device: DeviceId) -> bool {
         self.held[device.index()] > 0 || self.devices < self.model.instances.max(1)
@@ -102,33 +114,8 @@ impl Served {
         self.devices -= usize::from(self.held[device.index()] == 0);
     }
 
-    /// The stage that begins with a block, or follows the last one.
-    pub(super) fn stage_of(&self, block: BlockId) -> usize {
-        let begins = |stage: &Stage| matches!(stage, Stage::Lines(range) if range.start >= block.0);
-        self.stages.iter().position(begins).unwrap_or(self.stages.len())
-    }
-
-    /// How long a batch of a chain takes from `block` on if it is padded to `length`.
-    pub(super) fn padded_cost(&self, block: BlockId, rows: usize, length: u32) -> Nanos {
-        self.model.blocks[block.index()..].iter().map(|block| block.cost(rows, length)).sum()
-    }
-
     pub(super) fn steps(&self, block: BlockId) -> Steps {
         self.model.blocks[block.index()].steps
-    }
-
-    /// What a request needs at least if it has a device for itself: a graph as many tasks as it has cell types, a block that
-    /// runs until its end one step.
-    pub(super) fn fastest(&self, rows: u32, extent: Extent) -> Nanos {
-        let span = |block: &ripieno_model::Block| {
-            let steps = match block.steps {
-                Steps::Length => extent.length,
-                Steps::Once | Steps::UntilEnd => 1,
-                Steps::Nodes => 0,
-            };
-            block.profile.latency(rows as usize) * i64::from(steps)
-        };
-        self.model.blocks.iter().map(span).sum()
     }
 }
 
@@ -153,8 +140,8 @@ fn stages(model: &Model) -> Vec<Stage> {
     let mut stages: Vec<Stage> = Vec::new();
     for (block, at) in model.blocks.iter().zip(0..) {
         match (stages.last_mut(), block.steps) {
-            (Some(Stage::Graph), Steps::Nodes) => {}
-            (_, Steps::Nodes) => stages.push(Stage::Graph),
+            (Some(Stage::Graph(range)), Steps::Nodes) => range.end = at + 1,
+            (_, Steps::Nodes) => stages.push(Stage::Graph(at..at + 1)),
             (Some(Stage::Lines(range)), _) if block.beside => range.end = at + 1,
             _ => stages.push(Stage::Lines(at..at + 1)),
         }

@@ -51,18 +51,13 @@ impl Cells {
     /// Puts a request into its bucket, in the order of arrival.
     pub(super) fn wait_for_set(&mut self, slot: RequestSlot) {
         let (model, bucket) = self.bucket(slot);
-        let number = self.walkers[slot.index()].number;
-        let served = self.models[model.index()].as_mut().expect("the model is loaded");
-        let mut before = served.buckets[bucket].back();
-        while before.is_some_and(|other| self.walkers[other as usize].number > number) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        served.buckets[bucket].insert_after(&mut self.links, before, slot.0);
+        let Cells { models, links, walkers, .. } = self;
+        models.get_mut(model).buckets[bucket].insert_by_key(links, slot.0, |slot| walkers[slot as usize].number);
     }
 
     pub(super) fn leave_bucket(&mut self, slot: RequestSlot) {
         let (model, bucket) = self.bucket(slot);
-        let served = self.models[model.index()].as_mut().expect("the model is loaded");
+        let served = self.models.get_mut(model);
         served.buckets[bucket].remove(&mut self.links, slot.0);
     }
 
@@ -77,28 +72,30 @@ impl Cells {
 
     /// Lets an idle device without a set take one, from the bucket whose turn it is.
     pub(super) fn give_set(&mut self, now: Time, device: DeviceId) {
-        if self.devices[device.index()].set.is_some() {
+        if self.devices[device].set.is_some() {
             return;
         }
-        let Some((model, bucket)) = self.next_bucket(now, device) else { return };
+        let Some((model, bucket)) = self.next_bucket(now, device) else {
+            return;
+        };
         self.sets.turn = (model.index(), bucket);
-        let cap = self.served(model).terms.set;
+        let cap = self.served(model).max_batch;
         let id = self.sets.open(Some(device));
-        self.devices[device.index()].set = Some(id);
+        self.devices[device].set = Some(id);
         let (mut rows, mut longest, mut nodes) = (0, 0, 0);
         while let Some(slot) = self.served(model).buckets[bucket].front() {
             let request = self.walkers[slot as usize].request;
             if rows > 0 && rows + request.rows as usize > cap {
                 break;
             }
-            let served = self.models[model.index()].as_mut().expect("the model is loaded");
+            let served = self.models.get_mut(model);
             served.buckets[bucket].remove(&mut self.links, slot);
             self.sets.table[id as usize].members.push_back(&mut self.links, slot);
             (rows, longest) = (rows + request.rows as usize, longest.max(request.extent.length));
             nodes += self.nodes(RequestSlot(slot));
         }
         let merged = self.served(model).terms.merge_per_node * nodes;
-        self.devices[device.index()].ready = now + merged.max(Nanos::ZERO);
+        self.devices[device].ready = now + merged.max(Nanos::ZERO);
         let bucket_end = match self.served(model).terms.join {
             Join::InSets { width: Some(width), .. } => (bucket as u32 + 1).saturating_mul(width).max(longest),
             _ => longest,
@@ -129,8 +126,8 @@ impl Cells {
     fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
         let (model, bucket) = self.sets.turn;
         let count = self.models.len();
-        if let Some(served) = &self.models[model] {
-            let full = |list: &List| list.len() >= served.terms.set;
+        if let Some(served) = self.models.find(ModelId(model as u16)) {
+            let full = |list: &List| list.len() >= served.max_batch;
             let drains = matches!(served.terms.join, Join::InSets { drains: true, .. });
             if drains && served.may_run_on(device) && served.buckets.get(bucket).is_some_and(full) {
                 return Some((ModelId(model as u16), bucket));
@@ -138,11 +135,11 @@ impl Cells {
         }
         // First the rest of this model's buckets, then the other models, then what comes before in this one.
         let some = |model: usize, range: std::ops::Range<usize>| {
-            let served = self.models[model].as_ref().filter(|served| served.may_run_on(device))?;
+            let served = self.models.find(ModelId(model as u16)).filter(|served| served.may_run_on(device))?;
             let end = range.end.min(served.buckets.len());
             let ripe = |list: &List| {
                 let waited = self.ripe_at(served, list).is_some_and(|at| at <= now);
-                waited || (!list.is_empty() && list.len() >= served.terms.set)
+                waited || (!list.is_empty() && list.len() >= served.max_batch)
             };
             let found = (range.start..end).find(|&bucket| ripe(&served.buckets[bucket]))?;
             Some((ModelId(model as u16), found))
@@ -160,9 +157,9 @@ impl Cells {
 
     /// Finds out when an idle device is to look again: buckets that are ripe already wait for something else.
     pub(super) fn await_sets(&mut self, now: Time) {
-        let idle = self.devices.iter().any(|device| device.present && device.held == 0 && device.set.is_none());
+        let idle = self.devices.iter().any(|(_, device)| device.present && device.held == 0 && device.set.is_none());
         let waits = |served: &&Served| idle && served.terms.window > Nanos::ZERO;
-        let served = self.models.iter().flatten().filter(waits);
+        let served = self.models().map(|(_, served)| served).filter(waits);
         let times = served.flat_map(|served| served.buckets.iter().filter_map(|bucket| self.ripe_at(served, bucket)));
         self.sets.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
     }
@@ -172,7 +169,7 @@ impl Cells {
         let mut next = self.sets.table[id as usize].members.front();
         while let Some(slot) = next {
             next = self.links.next(slot);
-            self.timers.remove(slot as usize);
+            self.timers.disarm(RequestSlot(slot));
             let has_end = self.has_open_end(RequestSlot(slot));
             let walker = &mut self.walkers[slot as usize];
             (walker.state, walker.set, walker.bound, walker.padded) = (State::Running, Some(id), device, padded);
@@ -199,11 +196,12 @@ impl Cells {
 
     /// Those that begin in one task become a set, where they leave together. To be called before they move on.
     pub(super) fn found_set(&mut self, task: ripieno_base::TaskId, model: ModelId) {
-        let Leave::WithItsSet(padding) = self.served(model).terms.leave else { return };
-        let members = self.batches.get(task).members;
+        let Leave::WithItsSet(padding) = self.served(model).terms.leave else {
+            return;
+        };
         let (mut id, mut longest) = (None, 0);
-        for at in 0..members {
-            let (slot, ..) = self.batches.member(task, at);
+        for at in 0..self.tasks.members(task).len() {
+            let slot = self.tasks.members(task)[at];
             let walker = &mut self.walkers[slot.index()];
             if walker.set.is_none() {
                 let set = *id.get_or_insert_with(|| self.sets.open(None));
@@ -295,7 +293,7 @@ impl Cells {
         set.unfinished -= u32::from(unfinished);
         if set.members.is_empty() {
             if let Some(device) = set.device.take() {
-                self.devices[device.index()].set = None;
+                self.devices[device].set = None;
             }
             self.sets.free.push(id);
             return;
@@ -307,9 +305,14 @@ impl Cells {
         }
     }
 
-    /// A device is gone and holds nothing any more: what is left of its set may run anywhere.
-    pub(super) fn orphan(&mut self, device: DeviceId) {
-        let Some(id) = self.devices[device.index()].set.take() else { return };
+    /// If a device is gone and holds nothing any more, what is left of its set may run anywhere.
+    pub(super) fn let_go_of(&mut self, device: DeviceId) {
+        if self.devices[device].present || self.devices[device].held > 0 {
+            return;
+        }
+        let Some(id) = self.devices[device].set.take() else {
+            return;
+        };
         self.sets.table[id as usize].device = None;
         let mut next = self.sets.table[id as usize].members.front();
         while let Some(slot) = next {

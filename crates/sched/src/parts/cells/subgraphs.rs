@@ -93,6 +93,12 @@ impl Subgraphs {
         &mut self.table[id as usize]
     }
 
+    /// The links of the queues, and whose each subgraph is.
+    pub(super) fn split(&mut self) -> (&mut Links, impl Fn(u32) -> RequestSlot) {
+        let Subgraphs { table, links, .. } = self;
+        (links, |id: u32| table[id as usize].slot)
+    }
+
     /// The first subgraph of a request, then the one after each.
     pub(super) fn first(&self, slot: RequestSlot) -> Option<u32> {
         some(self.first[slot.index()])

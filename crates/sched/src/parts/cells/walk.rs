@@ -2,17 +2,17 @@
 
 use super::served::Stage;
 use super::{Cells, Join, Leave, Padding, State, Walker};
+use crate::parts::cost;
 use crate::{Action, Outcome, Request, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot, Time};
-use ripieno_model::{DropRule, Steps};
+use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 
 /// The steps of an output that is padded until nobody needs it any more.
 const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
     pub(super) fn arrive(&mut self, request: &Request) {
-        let served = self.models[request.model.index()].as_ref().filter(|served| !served.retired);
-        assert!(served.is_some(), "the driver sends requests of loaded models only: {request:?}");
+        self.models.of_newcomer(request);
         let before = self.walkers[request.slot.index()];
         assert!(
             before.state == State::Over && before.flying == 0,
@@ -26,16 +26,9 @@ impl Cells {
     /// A request waits, anew after its device was lost.
     fn wait(&mut self, slot: RequestSlot) {
         let request = self.walkers[slot.index()].request;
-        let served = self.served(request.model);
-        let leaves_after = match served.terms.drop {
-            DropRule::Never => Time::NEVER,
-            DropRule::Expired => request.deadline,
-            DropRule::Hopeless => request.deadline - served.fastest(request.rows, request.extent),
-        };
+        let served = self.models.get(request.model);
         let joins = served.terms.join;
-        if leaves_after < Time::NEVER {
-            self.timers.set(slot.index(), leaves_after.next());
-        }
+        self.timers.arm(&request, served.drop, || cost::alone(&served.model, &request, 1));
         match joins {
             Join::AtOnce => self.open_stage(slot),
             Join::InSets { .. } => self.wait_for_set(slot),
@@ -44,10 +37,7 @@ impl Cells {
 
     /// Drops the requests whose time has come and that still wait.
     pub(super) fn drop_late(&mut self, now: Time) {
-        while let Some((_, slot)) = self.timers.peek().filter(|&(at, _)| at <= now) {
-            let slot = RequestSlot(slot as u32);
-            let expired = self.walkers[slot.index()].request.deadline <= now;
-            let why = if expired { Why::Expired } else { Why::Hopeless };
+        while let Some((slot, why)) = self.timers.late(now, |slot| self.walkers[slot.index()].request.deadline) {
             self.end(slot, Action::Reject { request: slot, why });
         }
     }
@@ -91,7 +81,7 @@ impl Cells {
                     self.enqueue(line);
                 }
             }
-            Some(Stage::Graph) => self.open_graph(slot),
+            Some(Stage::Graph(_)) => self.open_graph(slot),
         }
     }
 
@@ -116,20 +106,14 @@ impl Cells {
 
     /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
     fn enqueue(&mut self, id: u32) {
-        let slot = self.subgraphs.at(id).slot;
-        let Walker { number, bound, request, .. } = self.walkers[slot.index()];
-        let subgraph = self.subgraphs.at_mut(id);
+        let Cells { models, walkers, subgraphs, .. } = self;
+        let Walker { bound, request, .. } = walkers[subgraphs.at(id).slot.index()];
+        let subgraph = subgraphs.at_mut(id);
         (subgraph.queued, subgraph.pinned) = (true, bound);
-        let (block, ready) = (subgraph.block, subgraph.ready);
-        let served = self.models[request.model.index()].as_mut().expect("the model is loaded");
-        let cell = &mut served.cells[block.index()];
-        *cell.count(bound) += ready;
-        let mut before = cell.queue.back();
-        let arrived = |id: u32| self.walkers[self.subgraphs.at(id).slot.index()].number;
-        while before.is_some_and(|other| arrived(other) > number) {
-            before = before.and_then(|other| self.subgraphs.links.prev(other));
-        }
-        cell.queue.insert_after(&mut self.subgraphs.links, before, id);
+        let cell = &mut models.get_mut(request.model).cells[subgraph.block.index()];
+        *cell.count(bound) += subgraph.ready;
+        let (links, slot_of) = subgraphs.split();
+        cell.queue.insert_by_key(links, id, |id| walkers[slot_of(id).index()].number);
     }
 
     /// Takes a subgraph out of its queue, if it is there.
@@ -140,7 +124,7 @@ impl Cells {
         }
         let (slot, block, ready, pinned) = (subgraph.slot, subgraph.block, subgraph.ready, subgraph.pinned);
         let model = self.walkers[slot.index()].request.model;
-        let cell = &mut self.models[model.index()].as_mut().expect("the model is loaded").cells[block.index()];
+        let cell = &mut self.models.get_mut(model).cells[block.index()];
         *cell.count(pinned) -= ready;
         cell.queue.remove(&mut self.subgraphs.links, id);
     }
@@ -161,24 +145,17 @@ impl Cells {
 
     /// A member of a task is in flight no more.
     pub(super) fn land(&mut self, done: &TaskDone<'_>, at: usize) {
-        let (slot, node, (id, place)) = self.batches.member(done.task, at);
+        let (slot, (id, place)) = (self.tasks.members(done.task)[at], self.place(done.task, at));
         let walker = self.walker(slot);
         walker.flying -= 1;
         if walker.state == State::Over {
             return self.forget(slot);
         }
-        let (lost, request) = (walker.lost, walker.request);
+        let lost = walker.lost;
         self.subgraphs.at_mut(id).flying -= 1;
         match done.outcome {
             Outcome::Ok if lost => {}
-            Outcome::Ok => {
-                let block = self.subgraphs.at(id).block;
-                if let Some(&next) = done.skips.get(at).filter(|next| next.0 > block.0 + 1) {
-                    // To complete the block leads to the stage behind that one.
-                    self.walker(slot).stage = self.served(request.model).stage_of(next) - 1;
-                }
-                self.step(id, node, place, done.ended.get(at).copied().unwrap_or(false));
-            }
+            Outcome::Ok => self.step(id, place, done.report_of(at)),
             Outcome::Failed => self.end(slot, Action::Reject { request: slot, why: Why::Failed }),
             Outcome::DeviceLost | Outcome::Cancelled => self.lose(slot),
         }
@@ -186,26 +163,34 @@ impl Cells {
     }
 
     /// A node is done.
-    fn step(&mut self, id: u32, node: u32, place: u32, ended: bool) {
+    fn step(&mut self, id: u32, place: u32, report: StepReport) {
         let subgraph = self.subgraphs.at_mut(id);
         if subgraph.over {
             return;
         }
+        let at = Position { block: subgraph.block, step: subgraph.done };
         subgraph.done += 1;
-        let (slot, block) = (subgraph.slot, subgraph.block);
-        let (all, last) = (subgraph.done == subgraph.total, node + 1 == subgraph.steps);
-        match self.served(self.walkers[slot.index()].request.model).steps(block) {
-            Steps::UntilEnd if ended || last => self.end_of_output(slot, id),
-            Steps::UntilEnd => {}
-            Steps::Once if ended => self.complete_early(slot),
-            Steps::Nodes => {
-                self.release_users(place);
-                if all {
-                    self.complete(id);
-                }
+        let slot = subgraph.slot;
+        // Padded steps are steps, too, but not of an output: its end is its own.
+        let extent = Extent { length: subgraph.total, limit: subgraph.steps };
+        let served = self.served(self.walkers[slot.index()].request.model);
+        let steps = served.steps(at.block);
+        // To complete the block leads to the stage behind this one.
+        let stage = match served.model.advance(at, extent, report) {
+            Onward::Step => None,
+            Onward::Block(next) => Some(served.stage_of[next.index()] - 1),
+            Onward::End => Some(served.stages.len() - 1),
+        };
+        if steps == Steps::Nodes {
+            self.release_users(place);
+        }
+        match stage {
+            None => {}
+            Some(_) if steps == Steps::UntilEnd => self.end_of_output(slot, id),
+            Some(stage) => {
+                self.walker(slot).stage = stage;
+                self.complete(id);
             }
-            Steps::Once | Steps::Length if all => self.complete(id),
-            Steps::Once | Steps::Length => {}
         }
     }
 
@@ -243,7 +228,7 @@ impl Cells {
     fn send_back(&mut self, slot: RequestSlot, id: u32) {
         let (model, block) = (self.walkers[slot.index()].request.model, self.subgraphs.at(id).block);
         if self.subgraphs.at(id).queued {
-            let cell = &mut self.models[model.index()].as_mut().expect("the model is loaded").cells[block.index()];
+            let cell = &mut self.models.get_mut(model).cells[block.index()];
             cell.queue.remove(&mut self.subgraphs.links, id);
             cell.queue.push_back(&mut self.subgraphs.links, id);
         }
@@ -261,12 +246,6 @@ impl Cells {
             walker.stage += 1;
             self.open_stage(slot);
         }
-    }
-
-    /// A block reported the end of the walk before its last stage.
-    fn complete_early(&mut self, slot: RequestSlot) {
-        self.stop(slot);
-        self.complete_walk(slot);
     }
 
     fn complete_walk(&mut self, slot: RequestSlot) {
@@ -293,7 +272,7 @@ impl Cells {
     /// Ends a request.
     pub(super) fn end(&mut self, slot: RequestSlot, action: Action) {
         let Walker { state, request, .. } = self.walkers[slot.index()];
-        self.timers.remove(slot.index());
+        self.timers.disarm(slot);
         if state == State::Waiting && self.served(request.model).terms.join != Join::AtOnce {
             self.leave_bucket(slot);
         }

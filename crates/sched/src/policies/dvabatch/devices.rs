@@ -2,7 +2,8 @@
 
 use super::pipeline::Run;
 use super::rules::{Busy, Join, Plan, WHOLE};
-use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+use crate::parts::devices;
+use ripieno_base::{LaneId, ModelId, Nanos, Time};
 use ripieno_model::Model;
 
 /// The share from which on a device counts as used well, where batches can run side by side. Below it, newcomers use what
@@ -21,20 +22,24 @@ pub(super) struct Lane {
     pub(super) rows: usize,
     /// When its batch would be done if nothing came between.
     pub(super) ends: Time,
-    pub(super) members: Vec<RequestSlot>,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Device {
-    pub(super) present: bool,
+pub(super) type Device = devices::Device<OfDevice>;
+
+/// What is kept of a device.
+#[derive(Debug)]
+pub(super) struct OfDevice {
     /// Whether it has lost what it held; nothing starts until all its tasks have ended.
     pub(super) lost: bool,
-    /// Its latency relative to the profiles, in percent.
-    pub(super) percent: u32,
     pub(super) lanes: Vec<Lane>,
 }
 
 impl Device {
+    /// Whether something may start there.
+    pub(super) fn is_open(&self) -> bool {
+        self.present && !self.lost
+    }
+
     pub(super) fn runs(&self) -> bool {
         self.lanes.iter().any(|lane| lane.run.is_some())
     }
@@ -43,8 +48,8 @@ impl Device {
         self.lanes.iter().all(|lane| lane.owner.is_none())
     }
 
-    pub(super) fn free_lane(&self) -> Option<u8> {
-        self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| lane as u8)
+    pub(super) fn free_lane(&self) -> Option<LaneId> {
+        self.lanes.iter().position(|lane| lane.owner.is_none()).map(|lane| LaneId(lane as u16))
     }
 
     /// How much of it the running tasks can use.
@@ -52,15 +57,10 @@ impl Device {
         self.lanes.iter().filter(|lane| lane.run.is_some()).map(|lane| lane.share).sum()
     }
 
-    /// How long it takes for what costs so much by the profiles.
-    pub(super) fn takes(&self, cost: Nanos) -> Nanos {
-        cost.scale(self.percent.into(), 100)
-    }
-
     /// What is left by the profiles of all that its lanes run.
     pub(super) fn left(&self, now: Time) -> impl Iterator<Item = Nanos> {
         let running = self.lanes.iter().filter(|lane| lane.run.is_some());
-        running.map(move |lane| (lane.ends - now).max(Nanos::ZERO).scale(100, self.percent.into()))
+        running.map(move |lane| self.by_profile((lane.ends - now).max(Nanos::ZERO)))
     }
 
     /// What its lanes run, by the profiles.

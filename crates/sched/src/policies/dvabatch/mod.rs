@@ -40,35 +40,37 @@ mod tests;
 
 pub(crate) use options::POLICY;
 
-use crate::parts::fifo::Fifo;
-use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use crate::parts::devices::Devices;
+use crate::parts::fifo::Tables;
+use crate::parts::models;
+use crate::parts::tasks::{Task, Tasks};
+use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
-use devices::{Device, Lane};
+use devices::{Lane, OfDevice};
 use options::Options;
-use pipeline::{Batch, Books, Pipeline};
+use pipeline::{Batch, Context, Pipeline};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
-use ripieno_model::{DropRule, Model};
+use ripieno_model::Model;
 use rules::{Join, Plan, Play, Stretch, WHOLE};
 
-/// A model that is served.
+type Served = models::Served<OfModel>;
+
+/// What is kept of a model.
 #[derive(Debug)]
-struct Served {
-    model: Model,
+struct OfModel {
     plan: Plan,
-    drop: DropRule,
     /// By device.
     pipelines: Vec<Pipeline>,
-    retired: bool,
 }
 
 struct DvaBatch {
     options: Options,
-    models: Vec<Option<Served>>,
-    fifo: Fifo,
-    devices: Vec<Device>,
+    queues: Tables<OfModel>,
+    tasks: Tasks,
+    devices: Devices<OfDevice>,
     clusters: Clusters,
-    /// Answers since the last settle.
-    pending: Vec<Action>,
+    /// Requests that a device has lost.
+    lost: Vec<RequestSlot>,
     /// When a window ends for which something could start.
     window_ends: Time,
 }
@@ -76,21 +78,17 @@ struct DvaBatch {
 impl DvaBatch {
     fn new(setup: &Setup, options: Options) -> DvaBatch {
         let limits = &setup.limits;
-        let lane = Lane { members: Vec::with_capacity(limits.batch), ..Lane::default() };
-        let device = |present| Device { present, lost: false, percent: 100, lanes: vec![lane.clone(); options.lanes] };
+        let device = || OfDevice { lost: false, lanes: vec![Lane::default(); options.lanes] };
+        let alone = |served: &Served, request: &Request| served.plan.alone(&served.model, request);
         let mut dva = DvaBatch {
-            models: (0..limits.models).map(|_| None).collect(),
-            fifo: Fifo::new(limits.requests, limits.models),
-            devices: (0..limits.devices).map(|id| device(id < setup.devices)).collect(),
+            queues: Tables::new(limits, options.batches.clone(), alone),
+            tasks: Tasks::new(limits),
+            devices: Devices::new(limits, setup.devices, device),
             clusters: Clusters::new(limits.batch, options.terms.groups),
-            pending: Vec::with_capacity(limits.requests),
+            lost: Vec::with_capacity(limits.requests),
             window_ends: Time::NEVER,
             options,
         };
-        // A clone of an empty vector has no room.
-        for lane in dva.devices.iter_mut().flat_map(|device| &mut device.lanes) {
-            lane.members.reserve_exact(limits.batch);
-        }
         for (model, id) in setup.models.iter().zip(0..) {
             dva.load(ModelId(id), model.clone());
         }
@@ -98,90 +96,62 @@ impl DvaBatch {
     }
 
     fn load(&mut self, id: ModelId, model: Model) {
-        let place = &mut self.models[id.index()];
-        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
-        let plan = Plan::new(&model, &self.options.terms(&model));
-        let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
-        let pipeline = || Pipeline::new(model.blocks.len(), self.options.lanes, queries);
-        let pipelines = self.devices.iter().map(|_| pipeline()).collect();
-        let drop = model.drop.unwrap_or(self.options.drop);
-        *place = Some(Served { plan, drop, pipelines, retired: false, model });
+        let DvaBatch { options, devices, queues, .. } = self;
+        queues.models.load(id, model, |model, max_batch| {
+            let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
+            let pipeline = |_| Pipeline::new(model.blocks.len(), options.lanes, queries);
+            let plan = Plan::new(model, max_batch, &options.terms(model));
+            OfModel { plan, pipelines: devices.ids().map(pipeline).collect() }
+        });
     }
 
     fn served(&self, id: ModelId) -> &Served {
-        self.models[id.index()].as_ref().expect("the model is loaded")
-    }
-
-    fn served_mut(&mut self, id: ModelId) -> &mut Served {
-        self.models[id.index()].as_mut().expect("the model is loaded")
-    }
-
-    fn enqueue(&mut self, slot: RequestSlot) {
-        let request = *self.fifo.request(slot);
-        let served = self.models[request.model.index()].as_ref().expect("the model is loaded");
-        self.fifo.push(slot, served.drop, served.plan.alone(&served.model, &request));
-    }
-
-    fn reject(&mut self, slot: RequestSlot, why: Why) {
-        self.pending.push(Action::Reject { request: slot, why });
+        self.queues.models.get(id)
     }
 
     /// A request that waits, in its queue or in a batch that has not begun, is rejected; false if it does not wait.
     fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
-        let DvaBatch { models, fifo, .. } = self;
+        let Tables { models, fifo, .. } = &mut self.queues;
         let id = fifo.request(slot).model;
-        let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("the model is loaded");
-        let mut books = Books { fifo, model, plan };
-        let waited = books.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut books, slot));
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
+        let mut context = Context { fifo, model, plan };
+        let waited =
+            context.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut context, slot));
         if waited {
-            self.reject(slot, why);
+            fifo.reject(slot, why);
         }
         waited
     }
 
-    /// A request of a model that waits, in a batch that has not begun or in the queue.
-    fn waiting(&self, id: ModelId) -> Option<RequestSlot> {
+    /// A request of a model that waits in a batch that has not begun.
+    fn formed(&self, id: ModelId) -> Option<RequestSlot> {
         let in_batch = |pipeline: &Pipeline| pipeline.batch(pipeline.formed()?).members.front().map(RequestSlot);
-        let first = || self.fifo.head(id).map(|request| request.slot);
-        self.served(id).pipelines.iter().find_map(in_batch).or_else(first)
+        self.served(id).pipelines.iter().find_map(in_batch)
     }
 
     /// The device has lost all that it held, or is to go: its requests start over elsewhere.
-    fn abandon(&mut self, device: usize) {
-        self.devices[device].lost = false;
-        let DvaBatch { models, fifo, devices, pending, .. } = self;
-        for lane in &mut devices[device].lanes {
-            (lane.owner, lane.batches, lane.run) = (None, 0, None);
+    fn abandon(&mut self, device: DeviceId) {
+        let DvaBatch { queues, devices, lost, .. } = self;
+        devices[device].lost = false;
+        devices[device].lanes.iter_mut().for_each(|lane| (lane.owner, lane.batches, lane.run) = (None, 0, None));
+        for (_, served) in queues.models.iter_mut() {
+            served.pipelines[device.index()].clear(&mut queues.fifo, lost);
         }
-        for served in models.iter_mut().flatten() {
-            let Served { model, plan, drop, pipelines, retired } = served;
-            pipelines[device].clear(fifo, |fifo, slot| {
-                if *retired {
-                    pending.push(Action::Reject { request: slot, why: Why::Unloaded });
-                } else {
-                    let alone = plan.alone(model, fifo.request(slot));
-                    fifo.push(slot, *drop, alone);
-                }
-            });
-        }
+        lost.drain(..).for_each(|slot| queues.take_back(slot));
     }
 
     /// A stage of a lane's batch has run.
-    fn finish_stage(&mut self, device: usize, lane: usize, done: &TaskDone<'_>) {
-        let DvaBatch { models, fifo, devices, pending, .. } = self;
-        let lane = &mut devices[device].lanes[lane];
+    fn finish_stage(&mut self, (device, lane): (DeviceId, LaneId), done: &TaskDone<'_>) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, tasks, .. } = self;
+        let lane = &mut devices[device].lanes[lane.index()];
         let run = lane.run.take().expect("the driver reports tasks that were started");
         let owner = lane.owner.expect("a lane that runs has an owner");
-        let Served { model, plan, pipelines, .. } =
-            models[owner.index()].as_mut().expect("a model stays while it runs");
-        let mut books = Books { fifo, model, plan };
-        let pipeline = &mut pipelines[device];
-        let grown = if done.outcome == Outcome::Ok {
-            pipeline.end(&mut books, &run, &lane.members, done, |slot| pending.push(Action::Finish { request: slot }))
-        } else {
-            let rejects = lane.members.iter().map(|&slot| Action::Reject { request: slot, why: Why::Failed });
-            pending.extend(rejects);
-            pipeline.fail(&mut books, &run, &lane.members)
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
+        let mut context = Context { fifo, model, plan };
+        let (pipeline, members) = (&mut pipelines[device.index()], tasks.members(done.task));
+        let grown = match done.outcome {
+            Outcome::Ok => pipeline.end(&mut context, &run, members, done),
+            _ => pipeline.fail(&mut context, &run, members),
         };
         lane.batches = lane.batches.checked_add_signed(grown).expect("no more batches end than there are");
         if lane.batches == 0 {
@@ -191,17 +161,18 @@ impl DvaBatch {
 
     /// Forms and starts batches on devices that have nothing to do, then goes on with those that run, then fills up lanes.
     fn place(&mut self, now: Time, out: &mut Outbox) {
-        for device in 0..self.devices.len() {
-            if self.is_open(device) && self.devices[device].is_idle() {
+        for device in self.devices.ids() {
+            if self.devices[device].is_open() && self.devices[device].is_idle() {
                 self.fill(now, device, out);
             }
         }
-        for device in 0..self.devices.len() {
-            if !self.is_open(device) {
+        for device in self.devices.ids() {
+            if !self.devices[device].is_open() {
                 continue;
             }
-            for lane in 0..self.options.lanes {
-                if self.devices[device].lanes[lane].run.is_none() && self.devices[device].lanes[lane].owner.is_some() {
+            for lane in (0..self.options.lanes as u16).map(LaneId) {
+                let Lane { run, owner, .. } = &self.devices[device].lanes[lane.index()];
+                if run.is_none() && owner.is_some() {
                     self.stretch(now, device, lane);
                     self.run_next(now, device, lane, out);
                 }
@@ -210,12 +181,8 @@ impl DvaBatch {
         }
     }
 
-    fn is_open(&self, device: usize) -> bool {
-        self.devices[device].present && !self.devices[device].lost
-    }
-
     /// Starts batches on the free lanes of a device as long as they fit beside what runs there.
-    fn fill(&mut self, now: Time, device: usize, out: &mut Outbox) {
+    fn fill(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
         while let Some(lane) = self.devices[device].free_lane() {
             if !self.begin_formed(now, device, lane, out) && !self.form(now, device) {
                 break;
@@ -224,34 +191,33 @@ impl DvaBatch {
     }
 
     /// Starts a batch that has been formed and waits for its turn; whether it did.
-    fn begin_formed(&mut self, now: Time, device: usize, lane: u8, out: &mut Outbox) -> bool {
-        let DvaBatch { models, fifo, devices, .. } = self;
-        let mut formed = models.iter_mut().zip(0..).filter_map(|(served, id)| {
-            let served = served.as_mut()?;
-            Some((served.pipelines[device].formed()?, ModelId(id), served))
-        });
-        let Some((batch, id, served)) = formed.next() else { return false };
-        let pipeline = &mut served.pipelines[device];
-        let (rows, length) = (pipeline.batch(batch).rows, pipeline.batch(batch).length);
-        let share = served.plan.share(&served.model, 0, rows, length);
-        if !devices[device].has_room(share) || !pipeline.takes(lane) {
+    fn begin_formed(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) -> bool {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, .. } = self;
+        let formed = |(id, served): (ModelId, &Served)| Some((served.pipelines[device.index()].formed()?, id));
+        let Some((batch, id)) = models.iter().find_map(formed) else {
+            return false;
+        };
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
+        let pipeline = &mut pipelines[device.index()];
+        let Batch { rows, length, .. } = *pipeline.batch(batch);
+        if !devices[device].has_room(plan.share(model, 0, rows, length)) || !pipeline.takes(lane) {
             return false;
         }
         pipeline.begin(fifo, now, batch, lane);
-        let place = &mut devices[device].lanes[usize::from(lane)];
+        let place = &mut devices[device].lanes[lane.index()];
         (place.owner, place.batches) = (Some(id), 1);
-        self.run_next(now, device, usize::from(lane), out);
+        self.run_next(now, device, lane, out);
         true
     }
 
     /// Forms batches of the model whose first request has waited longest, of those that may start one on a device. Whether it
     /// did.
-    fn form(&mut self, now: Time, device: usize) -> bool {
+    fn form(&mut self, now: Time, device: DeviceId) -> bool {
         if self.has_formed(device) {
             return false;
         }
         let mut after = None;
-        while let Some(key) = self.fifo.next_model(after) {
+        while let Some(key) = self.queues.fifo.next_model(after) {
             match self.may_form(now, device, key.1) {
                 Some(0) => return false,
                 Some(count) => {
@@ -265,16 +231,16 @@ impl DvaBatch {
     }
 
     /// Whether a batch waits for its turn on a device: nobody overtakes it.
-    fn has_formed(&self, device: usize) -> bool {
-        self.models.iter().flatten().any(|served| served.pipelines[device].formed().is_some())
+    fn has_formed(&self, device: DeviceId) -> bool {
+        self.queues.models.iter().any(|(_, served)| served.pipelines[device.index()].formed().is_some())
     }
 
     /// How many of a model's oldest requests may form batches on a device now; 0 if it must wait for the device to have room,
     /// and everybody behind it too; none if it waits for something else.
-    fn may_form(&mut self, now: Time, device: usize, id: ModelId) -> Option<usize> {
-        let DvaBatch { models, fifo, devices, window_ends, .. } = self;
-        let Served { model, plan, pipelines, .. } = models[id.index()].as_ref().expect("the model is loaded");
-        let pipeline = &pipelines[device];
+    fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, window_ends, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get(id);
+        let pipeline = &pipelines[device.index()];
         let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
         if pipeline.is_empty() && in_use >= model.instances.max(1) {
             return None;
@@ -294,13 +260,13 @@ impl DvaBatch {
 
     /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
     /// They stand divided in [`DvaBatch::clusters`].
-    fn fitting_beside(&mut self, now: Time, device: usize, id: ModelId, count: usize) -> usize {
+    fn fitting_beside(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) -> usize {
         if self.devices[device].shares() >= WHOLE {
             return 0;
         }
         let mut fits = |count: usize| {
             self.divide(device, id, count);
-            let Served { model, plan, .. } = self.served(id);
+            let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
             let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
             self.devices[device].has_room(plan.share(model, 0, rows, length))
         };
@@ -319,9 +285,9 @@ impl DvaBatch {
     }
 
     /// Divides the first `count` requests of a model by length.
-    fn divide(&mut self, device: usize, id: ModelId, count: usize) {
-        let DvaBatch { models, fifo, devices, clusters, .. } = self;
-        let Served { model, plan, .. } = models[id.index()].as_ref().expect("the model is loaded");
+    fn divide(&mut self, device: DeviceId, id: ModelId, count: usize) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, clusters, .. } = self;
+        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
         let member = |request: &Request| (request.extent.length, request.rows, request.slot);
         let others = fifo.len(id) - count;
         let wait = |clusters: &Clusters| {
@@ -333,16 +299,16 @@ impl DvaBatch {
 
     /// Whether it is better for all, those who run too, if those who wait begin together once the device is free than `part` of
     /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] afterwards.
-    fn suits_later(&mut self, now: Time, device: usize, id: ModelId, part: usize) -> bool {
-        let (all, _) = self.fifo.fitting(id, self.served(id).plan.max_batch);
-        let (lanes, others) = (self.devices[device].lanes.len(), self.fifo.len(id) - all);
+    fn suits_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
+        let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
+        let (lanes, others) = (self.devices[device].lanes.len(), self.queues.fifo.len(id) - all);
         let mut together = Play::new(lanes).after(self.devices[device].rest(now));
         self.divide(device, id, all);
-        let Served { model, plan, .. } = self.served(id);
+        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
         let together = together.waits(others);
         self.divide(device, id, part);
-        let Served { model, plan, .. } = self.served(id);
+        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         let mut apart = Play::beside(lanes, self.devices[device].busy(now));
         let mut left = all;
         while left > 0 && apart.waits(others) <= together {
@@ -359,16 +325,17 @@ impl DvaBatch {
     }
 
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
-    fn commit(&mut self, now: Time, device: usize, id: ModelId, count: usize) {
-        let DvaBatch { models, fifo, clusters, .. } = self;
-        let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("the model is loaded");
+    fn commit(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
+        let pipeline = &mut pipelines[device.index()];
         let mut taken = 0;
         for (length, rows, members) in clusters.groups() {
             let sealed = plan.will_split(model, 1, rows, length);
-            let batch = pipelines[device].open(now, members.len(), length, sealed);
+            let batch = pipeline.open(now, members.len(), length, sealed);
             for &(_, _, slot) in members {
                 fifo.set_apart(slot);
-                pipelines[device].add(fifo, batch, slot);
+                pipeline.add(fifo, batch, slot);
                 taken += 1;
             }
         }
@@ -376,15 +343,15 @@ impl DvaBatch {
     }
 
     /// Policy III: lets newcomers join the batch of a lane that stands at a border, if that is good.
-    fn stretch(&mut self, now: Time, device: usize, lane: usize) {
-        let id = self.devices[device].lanes[lane].owner.expect("a lane with a batch was asked for");
-        if self.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
+    fn stretch(&mut self, now: Time, device: DeviceId, lane: LaneId) {
+        let id = self.devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
+        if self.queues.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
             return;
         }
-        let DvaBatch { models, fifo, devices, .. } = self;
-        let Served { model, plan, pipelines, .. } = models[id.index()].as_mut().expect("a model stays while it runs");
-        let pipeline = &mut pipelines[device];
-        let Some((batch, stage)) = pipeline.stretchable(lane as u8).filter(|_| plan.stretch != Stretch::Never) else {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
+        let pipeline = &mut pipelines[device.index()];
+        let Some((batch, stage)) = pipeline.stretchable(lane).filter(|_| plan.stretch != Stretch::Never) else {
             return;
         };
         let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows));
@@ -395,95 +362,82 @@ impl DvaBatch {
             return;
         }
         let [then, before] = plan.lasts(model, &join).map(|cost| now + devices[device].takes(cost));
-        let deadlines = members.iter(&fifo.links).map(|slot| fifo.request(RequestSlot(slot)).deadline);
+        let deadlines = members.iter(fifo.links()).map(|slot| fifo.request(RequestSlot(slot)).deadline);
         let harmed = deadlines.into_iter().any(|deadline| deadline >= before && deadline < then);
         if harmed || !plan.stretches(model, now, begun, &join) {
             return;
         }
         pipeline.stretch(batch, newcomers, plan.will_split(model, stage, rows + new_rows, 1));
         for _ in 0..newcomers {
-            let slot = fifo.head(id).expect("so many wait").slot;
-            fifo.take(slot);
+            let slot = fifo.pop(id).expect("so many wait");
             pipeline.add(fifo, batch, slot);
         }
     }
 
     /// Starts the next stage of a lane's batches.
-    fn run_next(&mut self, now: Time, device: usize, lane: usize, out: &mut Outbox) {
-        let DvaBatch { models, fifo, devices, .. } = self;
-        let place = &mut devices[device].lanes[lane];
-        let owner = place.owner.expect("a lane with a batch was asked for");
-        let Served { model, plan, pipelines, .. } =
-            models[owner.index()].as_mut().expect("a model stays while it runs");
-        let Some(run) = pipelines[device].next(lane as u8) else { return };
-        place.members.clear();
-        place.members.extend(pipelines[device].members(&fifo.links, run.item));
-        let rows = place.members.iter().map(|&slot| fifo.request(slot).rows as usize).sum();
-        let length = pipelines[device].batch(run.item.id).length;
-        place.share = plan.share(model, run.stage, rows, length);
-        place.mean_share = plan.mean_share(model, run.stage, rows, length);
-        place.rows = rows;
-        place.run = Some(run);
-        let cost = plan.remaining(model, run.stage, rows, length);
-        devices[device].lanes[lane].ends = now + devices[device].takes(cost);
-        out.push(Action::Start {
-            task: TaskId((device * self.options.lanes + lane) as u32),
-            model: owner,
-            block: BlockId(run.stage as u16),
-            device: DeviceId(device as u16),
-            lane: LaneId(lane as u16),
-            not_before: Time::ORIGIN,
-        });
+    fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, tasks, .. } = self;
+        let owner = devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
+        let pipeline = &mut pipelines[device.index()];
+        let Some(run) = pipeline.next(lane) else {
+            return;
+        };
+        let task = tasks.open(owner, BlockId(run.stage as u16), device, lane);
+        pipeline.members(fifo.links(), run.item).for_each(|slot| tasks.push(task, slot));
+        let rows = fifo.requests.rows(tasks.members(task));
+        let length = pipeline.batch(run.item.id).length;
+        let ends = now + devices[device].takes(plan.remaining(model, run.stage, rows, length));
+        let share = plan.share(model, run.stage, rows, length);
+        let mean_share = plan.mean_share(model, run.stage, rows, length);
+        let place = &mut devices[device].lanes[lane.index()];
+        *place = Lane { run: Some(run), share, mean_share, rows, ends, ..*place };
+        out.push(tasks.start(task, Time::ORIGIN));
     }
 }
 
 impl Scheduler for DvaBatch {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        self.fifo.accept(request);
-        self.enqueue(request.slot);
+        self.queues.accept(request);
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        let (device, lane) = (done.task.index() / self.options.lanes, done.task.index() % self.options.lanes);
+        let Task { device, lane, .. } = self.tasks.get(done.task);
         match done.outcome {
-            Outcome::Ok | Outcome::Failed => self.finish_stage(device, lane, done),
+            Outcome::Ok | Outcome::Failed => self.finish_stage((device, lane), done),
             Outcome::DeviceLost | Outcome::Cancelled => {
-                self.devices[device].lanes[lane].run = None;
+                self.devices[device].lanes[lane.index()].run = None;
                 self.devices[device].lost = true;
             }
         }
+        self.tasks.close(done.task);
         let state = &self.devices[device];
-        if (state.lost || !state.present) && !state.runs() {
+        if !state.is_open() && !state.runs() {
             self.abandon(device);
         }
     }
 
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => {
-                let device = &mut self.devices[device.index()];
-                (device.present, device.percent) = (true, 100);
-            }
+            Control::DeviceJoined(device) => self.devices.join(device),
             Control::DeviceLeft(device) => {
-                self.devices[device.index()].present = false;
-                if !self.devices[device.index()].runs() {
-                    self.abandon(device.index());
+                self.devices.leave(device);
+                if !self.devices[device].runs() {
+                    self.abandon(device);
                 }
             }
             // Most rules compare shares of a device or costs on it, however fast it is; deadlines do not.
-            Control::DeviceSlowed { device, percent } => self.devices[device.index()].percent = percent.max(1),
+            Control::DeviceSlowed { device, percent } => self.devices.slow(device, percent),
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ModelUnloaded(id) => {
-                self.served_mut(id).retired = true;
-                while let Some(slot) = self.waiting(id) {
+                while let Some(slot) = self.formed(id) {
                     assert!(self.withdraw(slot, Why::Unloaded), "who waits is found: {slot:?}");
                 }
+                self.queues.retire(id);
             }
             Control::ProfileReplaced { model, block, profile } => {
-                self.served_mut(model).model.blocks[block.index()].replace_profile(profile);
-                let served = self.served(model);
-                let plan = Plan::new(&served.model, &self.options.terms(&served.model));
-                self.served_mut(model).plan = plan;
+                let served = self.queues.models.replace_profile(model, block, profile);
+                served.own.plan = Plan::new(&served.model, served.max_batch, &self.options.terms(&served.model));
             }
             Control::Cancelled(slot) => {
                 self.withdraw(slot, Why::Cancelled);
@@ -492,20 +446,19 @@ impl Scheduler for DvaBatch {
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        while let Some((slot, why)) = self.fifo.late(now) {
+        while let Some((slot, why)) = self.queues.fifo.late(now) {
             assert!(self.withdraw(slot, why), "who is too late waits: {slot:?}");
         }
-        self.pending.drain(..).for_each(|action| out.push(action));
+        self.queues.fifo.flush(out);
         self.window_ends = Time::NEVER;
         self.place(now, out);
     }
 
     fn next_wakeup(&self) -> Time {
-        self.fifo.next_wakeup().min(self.window_ends)
+        self.queues.fifo.next_wakeup().min(self.window_ends)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        let (device, lane) = (task.index() / self.options.lanes, task.index() % self.options.lanes);
-        &self.devices[device].lanes[lane].members
+        self.tasks.members(task)
     }
 }

@@ -1,10 +1,11 @@
 //! The catalogue row of "dva" and what its options say.
 
 use super::DvaBatch;
-use super::rules::{Diversity, Stretch, Terms};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
-use crate::policies::{DROP, MAX_BATCH, WHOLE, drop_rule};
-use crate::shard::PerModel;
+use super::rules::{Diversity, MAX_LANES, Stretch, Terms};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::models::{BatchOptions, PerModel};
+use crate::policies::{DROP, MAX_BATCH, WHOLE};
 use crate::{Scheduler, Setup};
 use ripieno_base::Nanos;
 use ripieno_model::{DropRule, Model};
@@ -13,8 +14,6 @@ pub(crate) const POLICY: Policy = Policy {
     name: "dva",
     source: "DVABatch, sections 5 to 7",
     summary: "batches are divided by length, split where stages prefer smaller ones, and joined by newcomers while they run",
-    sharded: false,
-    keeps_deadlines: false,
     walks: WHOLE,
     chains: Chains::Any,
     knobs: &[
@@ -66,7 +65,8 @@ pub(crate) const POLICY: Policy = Policy {
         MAX_BATCH,
         Knob { default: "never", ..DROP },
     ],
-    build,
+    needs: |knobs| Needs { lanes: lanes(knobs).unwrap_or(1), ..Needs::ONE_TASK },
+    form: Form::OnePiece(build),
 };
 
 /// The most groups.
@@ -82,8 +82,8 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
     let options = Options {
-        lanes: knobs.count("buffers", None)?.unwrap_or(2).min(setup.limits.lanes),
-        drop: drop_rule(knobs, DropRule::Never)?,
+        lanes: lanes(knobs)?.min(setup.limits.lanes),
+        batches: BatchOptions::read(setup, knobs, DropRule::Never)?,
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
@@ -92,29 +92,31 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
             comp_wait: None,
             window: None,
             first_stage_window: knobs.choice("window", &[("none", false), ("first-stage", true)], false)?,
-            max_batch: None,
         },
         comp_wait: PerModel::read(&setup.models, |model| millis("comp_wait_ms", model))?,
         window: PerModel::read(&setup.models, |model| millis("window_ms", model))?,
-        max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
     };
     Ok(Box::new(DvaBatch::new(setup, options)))
+}
+
+/// The lanes of each device.
+fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
+    Ok(knobs.count("buffers", None)?.unwrap_or(2).min(MAX_LANES))
 }
 
 /// What the options say.
 pub(super) struct Options {
     pub(super) lanes: usize,
-    pub(super) drop: DropRule,
+    pub(super) batches: BatchOptions,
     pub(super) terms: Terms,
     comp_wait: PerModel<Option<Nanos>>,
     window: PerModel<Option<Nanos>>,
-    max_batch: PerModel<Option<usize>>,
 }
 
 impl Options {
     /// What they say about one model.
     pub(super) fn terms(&self, model: &Model) -> Terms {
         let (comp_wait, window) = (self.comp_wait.of(model), self.window.of(model));
-        Terms { comp_wait, window, max_batch: self.max_batch.of(model), ..self.terms }
+        Terms { comp_wait, window, ..self.terms }
     }
 }

@@ -1,6 +1,6 @@
 //! A model on a device: its batches, who is in them, and on which lane each runs.
 //!
-//! The table and the executors keep the paper's books; here they meet the requests. A batch and all that is split from it
+//! The table and the executors are the paper's; here they meet the requests. A batch and all that is split from it
 //! run on one lane, one stage at a time, whoever is furthest first: so the parts of a split run one after the other, each to
 //! its end. A lane has the buffer pair of its number; newcomers that catch up with a batch use one more, so that one batch of
 //! the model can be stretched at a time.
@@ -8,10 +8,10 @@
 use super::batch_table::{BatchId, BatchTable, Item};
 use super::rules::Plan;
 use super::stage_executors::{Pair, StageExecutors};
-use crate::TaskDone;
 use crate::parts::fifo::Fifo;
-use ripieno_base::{Links, List, RequestSlot, Time};
-use ripieno_model::Model;
+use crate::{TaskDone, Why};
+use ripieno_base::{BlockId, LaneId, Links, List, RequestSlot, Time};
+use ripieno_model::{Extent, Model, Onward, Position};
 
 /// What is known of a batch beside its row in the table.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Batch {
     /// What its members are padded to.
     pub(super) length: u32,
     /// None until it begins.
-    pub(super) lane: Option<u8>,
+    pub(super) lane: Option<LaneId>,
     pub(super) begun: Time,
 }
 
@@ -30,10 +30,19 @@ impl Batch {
     fn new(length: u32) -> Batch {
         Batch { members: List::default(), rows: 0, length, lane: None, begun: Time::NEVER }
     }
+
+    fn pair(&self) -> Pair {
+        pair(self.lane.expect("a batch that runs is on a lane"))
+    }
+}
+
+/// The buffer pair of a lane.
+fn pair(lane: LaneId) -> Pair {
+    lane.0 as Pair
 }
 
 /// Where the requests and the model of a pipeline are written down.
-pub(super) struct Books<'a> {
+pub(super) struct Context<'a> {
     pub(super) fifo: &'a mut Fifo,
     pub(super) model: &'a Model,
     pub(super) plan: &'a Plan,
@@ -95,7 +104,7 @@ impl Pipeline {
     pub(super) fn add(&mut self, fifo: &mut Fifo, id: BatchId, slot: RequestSlot) {
         let request = *fifo.request(slot);
         let batch = &mut self.batches[id.index()];
-        batch.members.push_back(&mut fifo.links, slot.0);
+        batch.members.push_back(fifo.links_mut(), slot.0);
         batch.rows += request.rows as usize;
         self.rows += request.rows as usize;
     }
@@ -110,41 +119,43 @@ impl Pipeline {
     }
 
     /// A request leaves the batch that it waits in and that has not begun; false if there is none.
-    pub(super) fn withdraw(&mut self, books: &mut Books<'_>, slot: RequestSlot) -> bool {
-        let has = |id: &BatchId| self.batch(*id).members.iter(&books.fifo.links).any(|member| member == slot.0);
-        let Some(id) = self.all_formed().find(has) else { return false };
-        books.fifo.disarm(slot);
-        self.remove(books, id, slot);
-        self.rows -= books.fifo.request(slot).rows as usize;
+    pub(super) fn withdraw(&mut self, context: &mut Context<'_>, slot: RequestSlot) -> bool {
+        let has = |id: &BatchId| self.batch(*id).members.iter(context.fifo.links()).any(|member| member == slot.0);
+        let Some(id) = self.all_formed().find(has) else {
+            return false;
+        };
+        context.fifo.disarm(slot);
+        self.remove(context, id, slot);
+        self.rows -= context.fifo.request(slot).rows as usize;
         let Batch { members, rows, .. } = *self.batch(id);
         let lengths =
-            members.iter(&books.fifo.links).map(|member| books.fifo.request(RequestSlot(member)).extent.length);
+            members.iter(context.fifo.links()).map(|member| context.fifo.request(RequestSlot(member)).extent.length);
         let length = lengths.max().unwrap_or(1);
         self.batches[id.index()].length = length;
-        self.table.shrink(id, books.plan.will_split(books.model, 1, rows, length));
+        self.table.shrink(id, context.plan.will_split(context.model, 1, rows, length));
         true
     }
 
     /// Whether a batch may begin on a free lane.
-    pub(super) fn takes(&self, lane: u8) -> bool {
-        self.executors.takes(0, lane)
+    pub(super) fn takes(&self, lane: LaneId) -> bool {
+        self.executors.takes(0, pair(lane))
     }
 
     /// A batch that has been formed begins on a free lane: from now on its members run.
-    pub(super) fn begin(&mut self, fifo: &mut Fifo, now: Time, id: BatchId, lane: u8) {
+    pub(super) fn begin(&mut self, fifo: &mut Fifo, now: Time, id: BatchId, lane: LaneId) {
         let batch = &mut self.batches[id.index()];
         (batch.lane, batch.begun) = (Some(lane), now);
         let mut next = batch.members.front();
         while let Some(slot) = next {
-            next = fifo.links.next(slot);
+            next = fifo.links().next(slot);
             fifo.disarm(RequestSlot(slot));
         }
-        self.executors.put(0, lane);
+        self.executors.put(0, pair(lane));
     }
 
     /// The batch of a lane that newcomers could join, and the stage that it stands before: the latest one, all of it at a
     /// border, none of it about to be split or split off.
-    pub(super) fn stretchable(&self, lane: u8) -> Option<(BatchId, usize)> {
+    pub(super) fn stretchable(&self, lane: LaneId) -> Option<(BatchId, usize)> {
         let id = self.table.latest().filter(|&id| self.batch(id).lane == Some(lane) && !self.table.row(id).sealed)?;
         let free = self.stretched.is_none() && self.executors.takes(0, self.spare);
         let stage = self.table.border(id).filter(|&stage| free && stage > 0)?;
@@ -159,14 +170,14 @@ impl Pipeline {
     }
 
     /// Takes the item of a lane that is furthest and may run.
-    pub(super) fn next(&mut self, lane: u8) -> Option<Run> {
+    pub(super) fn next(&mut self, lane: LaneId) -> Option<Run> {
         for stage in (0..self.table.stages()).rev() {
             for (place, item) in self.table.queue(stage).iter().enumerate() {
                 if self.batch(item.id).lane != Some(lane) {
                     continue;
                 }
                 let joins = self.stretched == Some(item.id);
-                let pair = if joins && item.start > 0 { self.spare } else { lane };
+                let pair = if joins && item.start > 0 { self.spare } else { pair(lane) };
                 let merged = (joins && item.start == 0).then_some(self.spare);
                 if self.executors.may_start(stage, pair, merged) {
                     let item = self.table.pull(stage, place);
@@ -187,31 +198,29 @@ impl Pipeline {
     }
 
     /// A stage has run: who ends leaves, who skips goes on as a batch of its own, and a batch before the next stage is split
-    /// if that is better. `finish` is told of those whose walk is over. Returns by how many the lane's batches have grown.
+    /// if that is better. Returns by how many the lane's batches have grown.
     pub(super) fn end(
         &mut self,
-        books: &mut Books<'_>,
+        context: &mut Context<'_>,
         run: &Run,
         members: &[RequestSlot],
         done: &TaskDone<'_>,
-        mut finish: impl FnMut(RequestSlot),
     ) -> isize {
         let Run { item: Item { id, .. }, stage, .. } = *run;
         let mut left = 0;
         self.skipping.clear();
         for (at, &slot) in members.iter().enumerate() {
-            let next = done.skips.get(at).map_or(stage + 1, |block| block.index());
-            let over = done.ended.get(at).copied().unwrap_or(false) || next >= self.table.stages();
-            if over || next > stage + 1 {
-                self.remove(books, id, slot);
-                left += 1;
+            let position = Position::before(BlockId(stage as u16));
+            match context.model.advance(position, Extent::ONE, done.report_of(at)) {
+                Onward::Block(next) if next.index() == stage + 1 => continue,
+                Onward::Block(next) => self.skipping.push((next.index(), at, slot)),
+                Onward::Step | Onward::End => {
+                    self.rows -= context.fifo.request(slot).rows as usize;
+                    context.fifo.finish(slot);
+                }
             }
-            if over {
-                self.rows -= books.fifo.request(slot).rows as usize;
-                finish(slot);
-            } else if next > stage + 1 {
-                self.skipping.push((next, at, slot));
-            }
+            self.remove(context, id, slot);
+            left += 1;
         }
         let Batch { length, lane, begun, .. } = *self.batch(id);
         let skipped = Batch { lane, begun, ..Batch::new(length) };
@@ -220,29 +229,29 @@ impl Pipeline {
         let mut grown = -isize::from(gone);
         self.skipping.sort_unstable();
         while let Some(&(to, ..)) = self.skipping.first() {
-            grown += self.skip(books, to, created, skipped);
+            grown += self.skip(context, to, created, skipped);
         }
         if let Some(stage) = next.filter(|&stage| self.table.border(id) == Some(stage)) {
-            grown += self.split(books, id, stage);
+            grown += self.split(context, id, stage);
         }
         grown
     }
 
     /// A stage has failed: its members leave. Returns by how many the lane's batches have grown.
-    pub(super) fn fail(&mut self, books: &mut Books<'_>, run: &Run, members: &[RequestSlot]) -> isize {
+    pub(super) fn fail(&mut self, context: &mut Context<'_>, run: &Run, members: &[RequestSlot]) -> isize {
         for &slot in members {
-            self.remove(books, run.item.id, slot);
-            self.rows -= books.fifo.request(slot).rows as usize;
+            self.remove(context, run.item.id, slot);
+            self.rows -= context.fifo.request(slot).rows as usize;
+            context.fifo.reject(slot, Why::Failed);
         }
         -isize::from(self.hand_on(run, members.len()).1)
     }
 
-    /// Everything is lost; `gone` is told of all members.
-    pub(super) fn clear(&mut self, fifo: &mut Fifo, mut gone: impl FnMut(&mut Fifo, RequestSlot)) {
+    /// Everything is lost; `lost` gets all members.
+    pub(super) fn clear(&mut self, fifo: &mut Fifo, lost: &mut Vec<RequestSlot>) {
         for id in self.table.ids() {
-            while let Some(slot) = self.batches[id.index()].members.pop_front(&mut fifo.links) {
-                gone(fifo, RequestSlot(slot));
-            }
+            let members = std::mem::take(&mut self.batches[id.index()].members);
+            lost.extend(members.iter(fifo.links()).map(RequestSlot));
         }
         self.table.clear();
         self.executors.clear();
@@ -261,48 +270,48 @@ impl Pipeline {
         (next, !self.table.contains(id))
     }
 
-    fn remove(&mut self, books: &mut Books<'_>, id: BatchId, slot: RequestSlot) {
+    fn remove(&mut self, context: &mut Context<'_>, id: BatchId, slot: RequestSlot) {
         let batch = &mut self.batches[id.index()];
-        batch.members.remove(&mut books.fifo.links, slot.0);
-        batch.rows -= books.fifo.request(slot).rows as usize;
+        batch.members.remove(context.fifo.links_mut(), slot.0);
+        batch.rows -= context.fifo.request(slot).rows as usize;
     }
 
     /// Makes a batch of the first of those who skip, and of all who skip to the same stage.
-    fn skip(&mut self, books: &mut Books<'_>, to: usize, created: Time, batch: Batch) -> isize {
+    fn skip(&mut self, context: &mut Context<'_>, to: usize, created: Time, batch: Batch) -> isize {
         let count = self.skipping.iter().take_while(|(stage, ..)| *stage == to).count();
         let id = self.table.skip_to(to, count as u16, created);
         let place = &mut self.batches[id.index()];
         *place = batch;
         for (_, _, slot) in self.skipping.drain(..count) {
-            place.members.push_back(&mut books.fifo.links, slot.0);
-            place.rows += books.fifo.request(slot).rows as usize;
+            place.members.push_back(context.fifo.links_mut(), slot.0);
+            place.rows += context.fifo.request(slot).rows as usize;
         }
-        self.executors.put(to, batch.lane.expect("a batch that runs is on a lane"));
-        1 + self.split(books, id, to)
+        self.executors.put(to, batch.pair());
+        1 + self.split(context, id, to)
     }
 
     /// *split*, by policy II: halves, and halves of halves. Returns how many batches there are more.
-    fn split(&mut self, books: &mut Books<'_>, id: BatchId, stage: usize) -> isize {
+    fn split(&mut self, context: &mut Context<'_>, id: BatchId, stage: usize) -> isize {
         let batch = *self.batch(id);
         let (mut at, mut first, mut next) = (0, 0, batch.members.front());
         while let Some(slot) = next.filter(|_| first < batch.rows.div_ceil(2)) {
-            first += books.fifo.request(RequestSlot(slot)).rows as usize;
-            (at, next) = (at + 1, books.fifo.links.next(slot));
+            first += context.fifo.request(RequestSlot(slot)).rows as usize;
+            (at, next) = (at + 1, context.fifo.links().next(slot));
         }
         let parts = (first, batch.rows - first);
-        if next.is_none() || !books.plan.splits(books.model, stage, parts, batch.length) {
+        if next.is_none() || !context.plan.splits(context.model, stage, parts, batch.length) {
             return 0;
         }
         let other = self.table.split(id, stage, at);
         self.batches[other.index()] = Batch { members: List::default(), rows: 0, ..batch };
         while let Some(slot) = next {
-            next = books.fifo.links.next(slot);
-            self.remove(books, id, RequestSlot(slot));
+            next = context.fifo.links().next(slot);
+            self.remove(context, id, RequestSlot(slot));
             let part = &mut self.batches[other.index()];
-            part.members.push_back(&mut books.fifo.links, slot);
-            part.rows += books.fifo.request(RequestSlot(slot)).rows as usize;
+            part.members.push_back(context.fifo.links_mut(), slot);
+            part.rows += context.fifo.request(RequestSlot(slot)).rows as usize;
         }
-        self.executors.put(stage, batch.lane.expect("a batch that runs is on a lane"));
-        1 + self.split(books, id, stage) + self.split(books, other, stage)
+        self.executors.put(stage, batch.pair());
+        1 + self.split(context, id, stage) + self.split(context, other, stage)
     }
 }

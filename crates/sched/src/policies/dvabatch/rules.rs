@@ -1,9 +1,11 @@
 //! What decides about a batch: the plan of a model, made from its profiles, and the rules of policies I, II and III.
 
 use crate::Request;
-use crate::catalogue::MAX_LANES;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Model, Profile};
+
+/// The most lanes that a device may have.
+pub(super) const MAX_LANES: usize = 16;
 
 /// What of a model's requests is uneven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +38,6 @@ pub(super) struct Terms {
     pub(super) comp_wait: Option<Nanos>,
     pub(super) window: Option<Nanos>,
     pub(super) first_stage_window: bool,
-    pub(super) max_batch: Option<usize>,
 }
 
 /// A share of a whole device.
@@ -63,7 +64,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(model: &Model, terms: &Terms) -> Plan {
+    pub(super) fn new(model: &Model, max_batch: usize, terms: &Terms) -> Plan {
         let diversity = if model.has_lengths() {
             // Batches of different lengths cannot be merged: what is left of the other policies is one group and no stretch.
             terms.diversity.filter(|&asked| asked != Diversity::Operator).unwrap_or(Diversity::Input)
@@ -72,7 +73,7 @@ impl Plan {
             let differ = Profile::prefer_differently(preferred);
             terms.diversity.unwrap_or(if differ { Diversity::Operator } else { Diversity::Load })
         };
-        let max_batch = terms.max_batch.unwrap_or(usize::MAX).min(model.max_batch).min(usize::from(u16::MAX) - 1);
+        let max_batch = max_batch.min(usize::from(u16::MAX) - 1);
         let first_stage = terms.first_stage_window && diversity == Diversity::Input;
         let busy = if first_stage { model.blocks[0].profile.latency(max_batch) } else { Nanos::ZERO };
         let eight = max_batch.min(8);

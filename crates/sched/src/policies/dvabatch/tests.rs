@@ -9,6 +9,8 @@ use ripieno_model::{Block, Extent, Lengths, Model, Profile, Walk};
 struct Driver {
     dva: Box<dyn Scheduler>,
     out: Outbox,
+    /// By lane, the task that was started there last.
+    tasks: [TaskId; 4],
     /// Starts as lane, stage and members, answers as what and who, since the last look.
     seen: Vec<String>,
 }
@@ -30,7 +32,7 @@ impl Driver {
         let value = |text: &str| text.parse().map_or_else(|_| OptionValue::Text(text.to_owned()), OptionValue::Int);
         let options: Options = options.iter().map(|&(name, text)| (name.to_owned(), value(text))).collect();
         let dva = build("dva", &Setup { models, devices: 1, limits }, &options).unwrap();
-        Driver { dva, out: Outbox::new(&limits), seen: Vec::new() }
+        Driver { dva, out: Outbox::new(&limits), tasks: [TaskId(0); 4], seen: Vec::new() }
     }
 
     fn arrive(&mut self, now: i64, slots: std::ops::Range<u32>, model: u16, slo_ms: i64) {
@@ -52,7 +54,8 @@ impl Driver {
 
     fn end(&mut self, now: i64, lane: u32, outcome: Outcome, ended: &[bool], skips: &[u16]) {
         let skips: Vec<_> = skips.iter().map(|&block| BlockId(block)).collect();
-        self.dva.on_task_done(ms(now), &TaskDone { task: TaskId(lane), outcome, ended, skips: &skips });
+        let task = self.tasks[lane as usize];
+        self.dva.on_task_done(ms(now), &TaskDone { task, outcome, ended, skips: &skips });
     }
 
     fn ok(&mut self, now: i64, lane: u32) -> String {
@@ -66,6 +69,7 @@ impl Driver {
         for action in self.out.actions() {
             let text = match *action {
                 Action::Start { task, model, block, lane, .. } => {
+                    self.tasks[lane.index()] = task;
                     let members: Vec<_> = self.dva.members(task).iter().map(|slot| slot.0).collect();
                     let model = if model.0 == 0 { String::new() } else { format!("model {} ", model.0) };
                     format!("{model}lane {} stage {} {members:?}", lane.0, block.0)

@@ -30,14 +30,19 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use super::{DROP, MAX_BATCH, drop_rule};
-use crate::catalogue::{BuildError, Chains, Knob, Knobs, Policy};
-use crate::shard::PerModel;
-use crate::{Action, Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
-use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
+use super::{DROP, MAX_BATCH};
+use crate::catalogue::{Chains, Form, Needs, Policy};
+use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::cost;
+use crate::parts::devices::Devices;
+use crate::parts::fifo::Tables;
+use crate::parts::models::{self, BatchOptions, PerModel};
+use crate::parts::tasks::Tasks;
+use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
 use slack::{Estimator, Predictor, Scene};
-use table::{Step, Table};
+use table::Table;
 
 const WALKS: &[Walk] =
     &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode];
@@ -48,24 +53,22 @@ pub(crate) const LAZY: Policy = Policy {
     name: "lazy",
     source: "LazyBatching, section IV",
     summary: "newcomers catch up with a running batch node by node while no SLO is at stake by a conservative estimate",
-    sharded: false,
-    keeps_deadlines: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
-    build: build_lazy,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build_lazy),
 };
 
 pub(crate) const ORACLE: Policy = Policy {
     name: "lazy-oracle",
     source: "LazyBatching, section VI (Oracle)",
     summary: "as \"lazy\", but the prediction uses the exact cost of the batches that would run",
-    sharded: false,
-    keeps_deadlines: false,
     walks: WALKS,
     chains: Chains::EqualLengths,
     knobs: KNOBS,
-    build: build_oracle,
+    needs: |_| Needs::ONE_TASK,
+    form: Form::OnePiece(build_oracle),
 };
 
 const DEC_TIMESTEPS: Knob = Knob {
@@ -110,8 +113,7 @@ fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<
     let gated = knobs.choice(ISSUE.name, &[("all", false), ("gated", true)], false)?;
     let gain = knobs.choice(PREEMPT.name, &[("slack", false), ("gain", true)], true)?;
     let rules = Rules {
-        drop: drop_rule(knobs, DropRule::Never)?,
-        max_batch: PerModel::read(&setup.models, |model| knobs.count(MAX_BATCH.name, model))?,
+        options: BatchOptions::read(setup, knobs, DropRule::Never)?,
         dec_timesteps: PerModel::read(&setup.models, |model| knobs.count(DEC_TIMESTEPS.name, model))?,
         gated,
         gain,
@@ -121,31 +123,26 @@ fn build_with(setup: &Setup, knobs: &Knobs<'_>, estimator: Estimator) -> Result<
 
 /// What the options say.
 struct Rules {
-    drop: DropRule,
-    max_batch: PerModel<Option<usize>>,
+    options: BatchOptions,
     dec_timesteps: PerModel<Option<usize>>,
     gated: bool,
     gain: bool,
 }
 
-/// A model that is served.
+type Served = models::Served<OfModel>;
+
+/// What is kept of a model.
 #[derive(Debug)]
-struct Served {
-    model: Model,
-    drop: DropRule,
-    max_batch: usize,
-    dec_timesteps: Option<u32>,
-    /// The InfQ.
-    waiting: List,
-    retired: bool,
+struct OfModel {
+    /// How many steps a block that runs until its end is predicted to take.
+    dec_timesteps: u32,
     /// Tables that hold some of its requests.
     tables: usize,
 }
 
-/// A live request.
+/// How far a request in a table is.
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    request: Request,
     /// When it was first issued.
     issued: Time,
     /// How long it was then predicted to take.
@@ -156,51 +153,30 @@ struct Member {
     rests: bool,
     /// While it rests, the block that it goes on with.
     next: BlockId,
-    waits: bool,
 }
 
-impl Member {
-    fn new(request: Request) -> Member {
-        Member {
-            request,
-            issued: Time::NEVER,
-            predicted: Nanos::ZERO,
-            step: 0,
-            rests: false,
-            next: BlockId(0),
-            waits: false,
-        }
-    }
-}
+const WAITS: Member = Member { issued: Time::NEVER, predicted: Nanos::ZERO, step: 0, rests: false, next: BlockId(0) };
 
 struct LazyBatching {
     rules: Rules,
     predictor: Predictor,
-    models: Vec<Option<Served>>,
+    queues: Tables<OfModel>,
     members: Vec<Member>,
-    /// Links of queues and sub-batches.
-    links: Links,
-    tables: Vec<Table>,
-    present: Vec<bool>,
-    /// When waiting requests are to be dropped.
-    timers: IndexedHeap<Time>,
-    /// Answers since the last settle.
-    pending: Vec<Action>,
+    tasks: Tasks,
+    devices: Devices<Table>,
 }
 
 impl LazyBatching {
     fn new(setup: &Setup, estimator: Estimator, rules: Rules) -> LazyBatching {
         let limits = &setup.limits;
+        let alone = |served: &Served, request: &Request| cost::alone(&served.model, request, served.dec_timesteps);
         let mut lazy = LazyBatching {
-            rules,
             predictor: Predictor::new(estimator, limits),
-            models: (0..limits.models).map(|_| None).collect(),
-            members: vec![Member::new(Request::NONE); limits.requests],
-            links: Links::new(limits.requests),
-            tables: (0..limits.devices).map(|_| Table::new(limits)).collect(),
-            present: (0..limits.devices).map(|device| device < setup.devices).collect(),
-            timers: IndexedHeap::new(limits.requests),
-            pending: Vec::with_capacity(limits.requests),
+            queues: Tables::new(limits, rules.options.clone(), alone),
+            members: vec![WAITS; limits.requests],
+            tasks: Tasks::new(limits),
+            devices: Devices::new(limits, setup.devices, || Table::new(limits)),
+            rules,
         };
         for (model, id) in setup.models.iter().zip(0..) {
             lazy.load(ModelId(id), model.clone());
@@ -210,141 +186,68 @@ impl LazyBatching {
 
     fn load(&mut self, id: ModelId, model: Model) {
         let own = self.rules.dec_timesteps.of(&model).map(|steps| u32::try_from(steps).unwrap_or(u32::MAX));
-        let place = &mut self.models[id.index()];
-        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
-        let max_batch = self.rules.max_batch.of(&model).unwrap_or(usize::MAX).min(fitting_everywhere(&model));
-        *place = Some(Served {
-            drop: model.drop.unwrap_or(self.rules.drop),
-            max_batch,
-            dec_timesteps: own.or(model.dec_timesteps),
-            model,
-            waiting: List::default(),
-            retired: false,
-            tables: 0,
-        });
+        let dec_timesteps = own.or(model.dec_timesteps).unwrap_or(u32::MAX);
+        self.queues.models.load(id, model, |_, _| OfModel { dec_timesteps, tables: 0 });
+        fit_everywhere(self.queues.models.get_mut(id));
     }
 
-    fn served(&mut self, id: ModelId) -> &mut Served {
-        self.models[id.index()].as_mut().expect("the model is loaded")
-    }
-
-    /// Puts a request into its queue, by arrival; one that was lost on a device stands before those that came later.
-    fn enqueue(&mut self, slot: RequestSlot) {
-        let request = self.members[slot.index()].request;
-        let served = self.models[request.model.index()].as_mut().expect("the model is loaded");
-        let member = &mut self.members[slot.index()];
-        (member.step, member.rests, member.waits) = (0, false, true);
-        let mut before = served.waiting.back();
-        while before.is_some_and(|other| self.members[other as usize].request.arrived > request.arrived) {
-            before = before.and_then(|other| self.links.prev(other));
-        }
-        served.waiting.insert_after(&mut self.links, before, slot.0);
-        let at = match served.drop {
-            DropRule::Never => return,
-            DropRule::Expired => request.deadline,
-            DropRule::Hopeless => (request.deadline - slack::single(served, &request)).next(),
-        };
-        self.timers.set(slot.index(), at);
-    }
-
-    /// Takes a waiting request out of its queue.
-    fn dequeue(&mut self, slot: RequestSlot) {
-        let member = &mut self.members[slot.index()];
-        member.waits = false;
-        let served = self.models[member.request.model.index()].as_mut().expect("the model is loaded");
-        served.waiting.remove(&mut self.links, slot.0);
-        self.timers.remove(slot.index());
-    }
-
-    fn reject(&mut self, slot: RequestSlot, why: Why) {
-        self.pending.push(Action::Reject { request: slot, why });
-    }
-
-    fn drop_late(&mut self, now: Time) {
-        while let Some((_, slot)) = self.timers.peek().filter(|&(at, _)| at <= now) {
-            let slot = RequestSlot(slot as u32);
-            self.dequeue(slot);
-            let expired = self.members[slot.index()].request.deadline <= now;
-            self.reject(slot, if expired { Why::Expired } else { Why::Hopeless });
-        }
-    }
-
-    /// What a task did: each member takes its step; then the sub-batch moves on, or waits for its longest member.
-    fn finish_node(&mut self, device: usize, done: &TaskDone<'_>) {
-        let LazyBatching { tables, members, models, links, pending, .. } = self;
-        let table = &mut tables[device];
+    /// A node has ended, well or badly: its sub-batch moves on, or waits for its longest member. Those who rested in one that
+    /// failed go on.
+    fn end_node(&mut self, device: DeviceId, done: &TaskDone<'_>) {
+        let LazyBatching { devices, members, queues: Tables { models, fifo, .. }, tasks, .. } = self;
+        let table = &mut devices[device].own;
         let model = table.top().model;
-        let served = models[model.index()].as_mut().expect("a model stays while its requests live");
-        table.end_node(&served.model, members, links, done, |slot| {
-            pending.push(Action::Finish { request: slot });
-        });
-        table.settle_top(links, members);
-        if !table.holds(model) {
-            served.tables -= 1;
+        let served = models.get_mut(model);
+        match done.outcome {
+            Outcome::Ok => table.end_node(&served.model, members, fifo, tasks.members(done.task), done),
+            _ => table.fail_node(fifo, tasks.members(done.task)),
         }
-    }
-
-    /// Rejects the members of the task; those who rested in the sub-batch go on.
-    fn fail_node(&mut self, device: usize) {
-        let LazyBatching { tables, models, links, members, pending, .. } = self;
-        let table = &mut tables[device];
-        let model = table.top().model;
-        table.drop_running(links, members, |slot| pending.push(Action::Reject { request: slot, why: Why::Failed }));
-        table.move_on(members, links);
-        table.settle_top(links, members);
-        let served = models[model.index()].as_mut().expect("a model stays while its requests live");
-        if !table.holds(model) {
-            served.tables -= 1;
-        }
+        table.move_on(members, fifo.links());
+        table.settle_top(fifo.links_mut());
+        served.tables -= usize::from(!table.holds(model));
     }
 
     /// The device has gone with all that it held: its requests start over elsewhere.
-    fn abandon(&mut self, device: usize) {
-        while let Some(slot) = self.tables[device].pop_member(&mut self.links, &self.members) {
-            let model = self.members[slot.index()].request.model;
-            let gone = !self.tables[device].holds(model);
-            let served = self.served(model);
-            served.tables -= usize::from(gone);
-            if served.retired {
-                self.reject(slot, Why::Unloaded);
-            } else {
-                self.enqueue(slot);
-            }
+    fn abandon(&mut self, device: DeviceId) {
+        let LazyBatching { devices, members, queues, .. } = self;
+        let table = &mut devices[device].own;
+        table.running = None;
+        while let Some(slot) = table.pop_member(&mut queues.fifo.requests) {
+            let model = queues.fifo.request(slot).model;
+            queues.models.get_mut(model).tables -= usize::from(!table.holds(model));
+            let member = &mut members[slot.index()];
+            (member.step, member.rests) = (0, false);
+            queues.take_back(slot);
         }
     }
 
     /// Admits newcomers on a device at a node border: of the first model, by the arrival of its head, that may.
-    fn admit(&mut self, now: Time, device: usize) {
-        let empty = self.tables[device].is_empty();
+    fn admit(&mut self, now: Time, device: DeviceId) {
         let mut after = None;
-        while let Some((key, id)) = self.next_queue(device, after) {
-            let count = self.admissible(now, device, id, empty);
-            if count > 0 {
-                return self.push(now, device, id, count);
+        while let Some(key) = self.queues.fifo.next_model(after) {
+            let served = self.queues.models.get(key.1);
+            if served.tables < served.model.instances || self.devices[device].holds(key.1) {
+                let count = self.admissible(now, device, key.1);
+                if count > 0 {
+                    return self.push(now, device, key.1, count);
+                }
             }
-            after = Some((key, id));
+            after = Some(key);
         }
-    }
-
-    /// The model with the earliest head after that of `after`, among those that may run on the device.
-    fn next_queue(&self, device: usize, after: Option<(Time, ModelId)>) -> Option<(Time, ModelId)> {
-        let queues = self.models.iter().zip(0..).filter_map(|(served, id)| {
-            let (served, id) = (served.as_ref()?, ModelId(id));
-            let room = served.tables < served.model.instances || self.tables[device].holds(id);
-            let head = served.waiting.front().filter(|_| room)?;
-            Some((self.members[head as usize].request.arrived, id))
-        });
-        queues.filter(|&key| after.is_none_or(|after| key > after)).min()
     }
 
     /// How many of the first requests of a queue may join the table.
-    fn admissible(&mut self, now: Time, device: usize, id: ModelId, empty: bool) -> usize {
-        let fits = self.fitting(device, id);
-        if empty && !self.rules.gated {
+    fn admissible(&mut self, now: Time, device: DeviceId, id: ModelId) -> usize {
+        let LazyBatching { predictor, queues: Tables { models, fifo, .. }, members, devices, rules, .. } = self;
+        let device = &devices[device];
+        let (empty, held) = (device.is_empty(), device.rows(id));
+        // A request that is wider than the limit runs alone.
+        let alone = fifo.head(id).filter(|_| held == 0).map_or(0, |head| head.rows as usize);
+        let (fits, _) = fifo.fitting(id, models.get(id).max_batch.saturating_sub(held).max(alone));
+        if empty && !rules.gated {
             return fits;
         }
-        let LazyBatching { predictor, models, members, links, tables, rules, .. } = self;
-        let scene = Scene { now, table: &tables[device], models, members, links };
+        let scene = Scene { now, device, models, members, fifo };
         let admitted = predictor.admits(scene, id, fits);
         if empty {
             return admitted.max(fits.min(1));
@@ -353,126 +256,83 @@ impl LazyBatching {
         if pays { admitted } else { 0 }
     }
 
-    /// How many of the first requests of a queue fit beside the rows of this model in the table.
-    fn fitting(&self, device: usize, id: ModelId) -> usize {
-        let served = self.models[id.index()].as_ref().expect("the model is loaded");
-        let held = self.tables[device].rows(id);
-        let (mut rows, mut count) = (held, 0);
-        let mut next = served.waiting.front();
-        while let Some(slot) = next {
-            rows += self.members[slot as usize].request.rows as usize;
-            // A request that is wider than the limit runs alone.
-            if rows > served.max_batch && !(held == 0 && count == 0) {
-                break;
-            }
-            count += 1;
-            next = self.links.next(slot);
-        }
-        count
-    }
-
     /// Issues the first `count` requests of a queue as a new sub-batch.
-    fn push(&mut self, now: Time, device: usize, id: ModelId, count: usize) {
-        let newly = !self.tables[device].holds(id);
-        self.served(id).tables += usize::from(newly);
-        self.tables[device].open(id);
+    fn push(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) {
+        let LazyBatching { predictor, queues: Tables { models, fifo, .. }, members, devices, .. } = self;
+        let device = &mut devices[device];
+        models.get_mut(id).tables += usize::from(!device.holds(id));
+        device.open(id);
         for _ in 0..count {
-            let slot = RequestSlot(self.served(id).waiting.front().expect("so many wait"));
-            self.dequeue(slot);
-            self.members[slot.index()].issued = now;
-            self.tables[device].add(&mut self.links, &self.members, slot);
+            let slot = fifo.pop(id).expect("so many wait");
+            members[slot.index()].issued = now;
+            device.add(&mut fifo.requests, slot);
         }
-        let LazyBatching { predictor, models, members, links, tables, .. } = self;
-        predictor.note(now, &tables[device], models, members, links);
-        self.tables[device].settle_top(&mut self.links, &self.members);
+        predictor.note(now, device, models, members, fifo);
+        device.settle_top(fifo.links_mut());
     }
 
     /// Runs the node of the top sub-batch.
-    fn run_top(&mut self, now: Time, device: usize, out: &mut Outbox) {
-        let LazyBatching { tables, members, links, models, .. } = self;
-        let table = &mut tables[device];
-        if table.is_empty() {
-            return;
+    fn run_top(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+        let LazyBatching { devices, members, tasks, queues: Tables { models, fifo, .. }, .. } = self;
+        let table = &mut devices[device].own;
+        if !table.is_empty() {
+            let unfolds = models.get(table.top().model).model.walk.is_unfolded();
+            let task = table.run(fifo.links(), members, tasks, device, unfolds);
+            out.push(tasks.start(task, now));
         }
-        let top = table.top();
-        let served = models[top.model.index()].as_ref().expect("a model stays while its requests live");
-        let unfolds = served.model.walk.is_unfolded();
-        table.run(links, members, unfolds);
-        out.push(Action::Start {
-            task: TaskId(device as u32),
-            model: top.model,
-            block: top.block,
-            device: DeviceId(device as u16),
-            lane: LaneId(0),
-            not_before: now,
-        });
     }
 }
 
-/// The most rows that every node of a model takes at once: who is in a table may meet at any of them.
-fn fitting_everywhere(model: &Model) -> usize {
-    model.blocks.iter().map(|block| block.max_batch()).fold(model.max_batch, usize::min)
+/// Bounds batches to what every node of a model takes at once: who is in a table may meet at any of them.
+fn fit_everywhere(served: &mut Served) {
+    let most = served.model.blocks.iter().map(|block| block.max_batch()).min();
+    served.max_batch = served.max_batch.min(most.unwrap_or(usize::MAX));
 }
 
 impl Scheduler for LazyBatching {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        self.members[request.slot.index()] = Member::new(*request);
-        self.enqueue(request.slot);
+        self.members[request.slot.index()] = WAITS;
+        self.queues.accept(request);
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        let device = done.task.index();
-        match done.outcome {
-            Outcome::Ok => self.finish_node(device, done),
-            Outcome::Failed => self.fail_node(device),
-            Outcome::DeviceLost | Outcome::Cancelled => {
-                self.tables[device].step = Step::Idle;
-                self.abandon(device);
-            }
+        let device = self.tasks.get(done.task).device;
+        let lost = matches!(done.outcome, Outcome::DeviceLost | Outcome::Cancelled);
+        if !lost {
+            self.end_node(device, done);
         }
-        if !self.present[device] {
+        self.tasks.close(done.task);
+        if lost || !self.devices[device].present {
             self.abandon(device);
         }
     }
 
     fn on_control(&mut self, _now: Time, control: Control) {
         match control {
-            Control::DeviceJoined(device) => self.present[device.index()] = true,
+            Control::DeviceJoined(device) => self.devices.join(device),
             Control::DeviceLeft(device) => {
-                self.present[device.index()] = false;
-                if self.tables[device.index()].step == Step::Idle {
-                    self.abandon(device.index());
+                self.devices.leave(device);
+                if self.devices[device].running.is_none() {
+                    self.abandon(device);
                 }
             }
-            // The prediction is the profile's.
-            Control::DeviceSlowed { .. } => {}
+            Control::DeviceSlowed { device, percent } => self.devices.slow(device, percent),
             Control::ModelLoaded(id, model) => self.load(id, *model),
-            Control::ModelUnloaded(id) => {
-                self.served(id).retired = true;
-                while let Some(slot) = self.served(id).waiting.front().map(RequestSlot) {
-                    self.dequeue(slot);
-                    self.reject(slot, Why::Unloaded);
-                }
-            }
+            Control::ModelUnloaded(id) => self.queues.retire(id),
             Control::ProfileReplaced { model, block, profile } => {
-                let served = self.served(model);
-                served.model.blocks[block.index()].replace_profile(profile);
-                served.max_batch = served.max_batch.min(fitting_everywhere(&served.model));
+                fit_everywhere(self.queues.models.replace_profile(model, block, profile));
             }
             Control::Cancelled(slot) => {
-                if self.members[slot.index()].waits {
-                    self.dequeue(slot);
-                    self.reject(slot, Why::Cancelled);
-                }
+                self.queues.fifo.withdraw(slot, Why::Cancelled);
             }
         }
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.drop_late(now);
-        self.pending.drain(..).for_each(|action| out.push(action));
-        for device in 0..self.tables.len() {
-            if self.present[device] && self.tables[device].step == Step::Idle {
+        self.queues.fifo.drop_late(now);
+        self.queues.fifo.flush(out);
+        for device in self.devices.ids() {
+            if self.devices[device].present && self.devices[device].running.is_none() {
                 self.admit(now, device);
                 self.run_top(now, device, out);
             }
@@ -480,15 +340,15 @@ impl Scheduler for LazyBatching {
     }
 
     fn next_wakeup(&self) -> Time {
-        self.timers.peek().map_or(Time::NEVER, |(at, _)| at)
+        self.queues.fifo.next_wakeup()
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.tables[task.index()].running()
+        self.tasks.members(task)
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
-        self.tables[task.index()].nodes()
+        self.tasks.nodes(task)
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {

@@ -1,10 +1,13 @@
 //! The slack predictor: whether newcomers may join without a request missing its deadline.
 
 use super::table::Table;
-use super::{Member, Served};
+use super::{Member, OfModel, Served};
+use crate::parts::cost;
+use crate::parts::devices::Device;
+use crate::parts::fifo::Fifo;
+use crate::parts::models::Models;
 use crate::{Limits, Request};
-use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};
-use ripieno_model::{Block, Extent, Steps};
+use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
 
 /// How slack is reckoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +24,8 @@ pub(super) enum Estimator {
 #[derive(Debug)]
 pub(super) struct Predictor {
     estimator: Estimator,
-    ghosts: Vec<Ghost>,
-    /// Sub-batches: model, block, and where their members begin among the ghosts.
+    played: Vec<Played>,
+    /// Sub-batches: model, block, and where their members begin among those played.
     entries: Vec<(ModelId, usize, usize)>,
     /// When who ended in it.
     ends: Vec<(RequestSlot, Time)>,
@@ -30,29 +33,27 @@ pub(super) struct Predictor {
 
 /// A request in a play of the future.
 #[derive(Clone, Copy, Debug)]
-struct Ghost {
+struct Played {
     slot: RequestSlot,
     step: u32,
     rests: bool,
 }
 
-type Models = [Option<Served>];
-
 /// What a prediction looks at: the scheduler's fields at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct Scene<'a> {
     pub(super) now: Time,
-    pub(super) table: &'a Table,
-    pub(super) models: &'a Models,
+    pub(super) device: &'a Device<Table>,
+    pub(super) models: &'a Models<OfModel>,
     pub(super) members: &'a [Member],
-    pub(super) links: &'a Links,
+    pub(super) fifo: &'a Fifo,
 }
 
 impl Predictor {
     pub(super) fn new(estimator: Estimator, limits: &Limits) -> Predictor {
         Predictor {
             estimator,
-            ghosts: Vec::with_capacity(limits.requests),
+            played: Vec::with_capacity(limits.requests),
             entries: Vec::with_capacity(limits.requests),
             ends: Vec::with_capacity(limits.requests),
         }
@@ -60,24 +61,22 @@ impl Predictor {
 
     /// How many of the first `fits` requests in the queue of `id` may be pushed onto the table.
     pub(super) fn admits(&mut self, scene: Scene<'_>, id: ModelId, fits: usize) -> usize {
-        let Scene { now, models, members, links, .. } = scene;
-        let queue = &served(models, id).waiting;
+        let Scene { now, device, models, fifo, .. } = scene;
+        let newcomers = |count: usize| fifo.waiting(id).take(count).map(|request| request.slot);
         if self.estimator == Estimator::Oracle {
             // More newcomers delay everybody more, so what passes is a prefix.
             let (mut low, mut high) = (0, fits);
             while low < high {
                 let middle = (low + high).div_ceil(2);
-                let newcomers = walk(links, queue).take(middle);
-                let passes = self.all_punctual(scene, id, newcomers);
+                let passes = self.all_punctual(scene, id, newcomers(middle));
                 if passes { low = middle } else { high = middle - 1 }
             }
             return low;
         }
         let (mut total, mut bound) = self.of_table(scene);
         let mut admitted = 0;
-        for slot in walk(links, queue).take(fits) {
-            let request = &members[slot.index()].request;
-            total += single(served(models, id), request);
+        for request in fifo.waiting(id).take(fits) {
+            total += device.takes(single(models.get(id), request));
             bound = bound.min(request.deadline - now);
             if total > bound {
                 break;
@@ -90,7 +89,7 @@ impl Predictor {
     /// Whether the requests that are here and the first `count` of the queue of `id` are answered sooner, in sum, if these
     /// preempt and catch up than if they wait and then run together.
     pub(super) fn gains(&mut self, scene: Scene<'_>, id: ModelId, count: usize) -> bool {
-        let newcomers = || walk(scene.links, &served(scene.models, id).waiting).take(count);
+        let newcomers = || scene.fifo.waiting(id).take(count).map(|request| request.slot);
         self.set_up(scene);
         self.enter(id, newcomers());
         self.play_out(scene, scene.now);
@@ -107,12 +106,19 @@ impl Predictor {
     }
 
     /// Notes for the requests of the top sub-batch, which have just been issued, how long each is predicted to take.
-    pub(super) fn note(&mut self, now: Time, table: &Table, models: &Models, members: &mut [Member], links: &Links) {
-        let newcomers = &table.top().members;
-        let scene = Scene { now, table, models, members, links };
+    pub(super) fn note(
+        &mut self,
+        now: Time,
+        device: &Device<Table>,
+        models: &Models<OfModel>,
+        members: &mut [Member],
+        fifo: &Fifo,
+    ) {
+        let scene = Scene { now, device, models, members, fifo };
         if self.estimator != Estimator::Oracle {
             let (total, _) = self.of_table(scene);
-            walk(links, newcomers).for_each(|slot| members[slot.index()].predicted = total);
+            let newcomers = device.top().members.iter(fifo.links());
+            newcomers.for_each(|slot| members[slot as usize].predicted = total);
             return;
         }
         self.set_up(scene);
@@ -127,18 +133,19 @@ impl Predictor {
 
     /// The times of all requests in the table, and the shortest span in which they must be over.
     fn of_table(&self, scene: Scene<'_>) -> (Nanos, Nanos) {
-        let Scene { now, table, models, members, links } = scene;
+        let Scene { now, device, models, members, fifo } = scene;
         let (mut total, mut bound) = (Nanos::ZERO, Nanos::MAX);
-        for entry in table.stack() {
-            let served = served(models, entry.model);
-            for member in walk(links, &entry.members).map(|slot| &members[slot.index()]) {
+        for entry in device.stack() {
+            let served = models.get(entry.model);
+            for slot in entry.members.iter(fifo.links()) {
+                let (request, member) = (fifo.requests.get(slot), &members[slot as usize]);
                 let (span, time) = match self.estimator {
-                    Estimator::Equation => (member.request.deadline - member.issued, single(served, &member.request)),
+                    Estimator::Equation => (request.deadline - member.issued, single(served, request)),
                     Estimator::Remaining | Estimator::Oracle => {
-                        (member.request.deadline - now, remaining(served, member, entry.block.index()))
+                        (request.deadline - now, remaining(served, request, member, entry.block.index()))
                     }
                 };
-                (total, bound) = (total + time, bound.min(span));
+                (total, bound) = (total + device.takes(time), bound.min(span));
             }
         }
         (total, bound)
@@ -160,8 +167,8 @@ impl Predictor {
 
     /// Puts newcomers on top.
     fn enter(&mut self, id: ModelId, newcomers: impl Iterator<Item = RequestSlot>) {
-        self.entries.push((id, 0, self.ghosts.len()));
-        self.ghosts.extend(newcomers.map(|slot| Ghost { slot, step: 0, rests: false }));
+        self.entries.push((id, 0, self.played.len()));
+        self.played.extend(newcomers.map(|slot| Played { slot, step: 0, rests: false }));
     }
 
     /// Plays to the end, and says when that is.
@@ -173,54 +180,54 @@ impl Predictor {
         at
     }
 
-    /// Puts the table on the stage.
-    fn set_up(&mut self, Scene { table, members, links, .. }: Scene<'_>) {
-        self.ghosts.clear();
+    /// Begins with what the table holds.
+    fn set_up(&mut self, Scene { device, members, fifo, .. }: Scene<'_>) {
+        self.played.clear();
         self.entries.clear();
         self.ends.clear();
-        for entry in table.stack() {
-            self.entries.push((entry.model, entry.block.index(), self.ghosts.len()));
-            let ghost = |slot: RequestSlot| {
-                let Member { step, rests, .. } = members[slot.index()];
-                Ghost { slot, step, rests }
-            };
-            self.ghosts.extend(walk(links, &entry.members).map(ghost));
+        for entry in device.stack() {
+            self.entries.push((entry.model, entry.block.index(), self.played.len()));
+            self.played.extend(entry.members.iter(fifo.links()).map(|slot| {
+                let Member { step, rests, .. } = members[slot as usize];
+                Played { slot: RequestSlot(slot), step, rests }
+            }));
         }
     }
 
     /// Runs the top sub-batch until somebody is done with its block. Whether somebody ended late, and when it is then.
-    fn play(&mut self, Scene { models, members, .. }: Scene<'_>, at: Time) -> Option<(bool, Time)> {
+    fn play(&mut self, Scene { device, models, fifo, .. }: Scene<'_>, at: Time) -> Option<(bool, Time)> {
         while let [.., below, top] = self.entries.as_slice()
             && (below.0, below.1) == (top.0, top.1)
         {
             self.entries.pop();
         }
         let &(id, block, start) = self.entries.last()?;
-        let served = served(models, id);
-        let left = |ghost: &Ghost| steps_left(served, block, &members[ghost.slot.index()].request, ghost.step);
-        let active = self.ghosts[start..].iter().filter(|ghost| !ghost.rests);
-        let rows: usize = active.clone().map(|ghost| members[ghost.slot.index()].request.rows as usize).sum();
-        let steps = active.map(left).min().unwrap_or(1);
-        let then = at + served.model.blocks[block].profile.latency(rows.max(1)) * i64::from(steps);
-        for ghost in self.ghosts[start..].iter_mut().filter(|ghost| !ghost.rests) {
-            ghost.rests = steps_left(served, block, &members[ghost.slot.index()].request, ghost.step) == steps;
-            ghost.step += steps;
+        let served = models.get(id);
+        let left = |played: &Played| steps_left(served, block, fifo.request(played.slot), played.step);
+        let active = self.played[start..].iter().filter(|played| !played.rests);
+        let rows: usize = active.clone().map(|played| fifo.request(played.slot).rows as usize).sum();
+        let steps = active.clone().map(left).min().unwrap_or(1);
+        let length = active.map(|played| fifo.request(played.slot).extent.length).max().unwrap_or(1);
+        let then = at + device.takes(served.model.blocks[block].cost(rows.max(1), length) * i64::from(steps));
+        for played in self.played[start..].iter_mut().filter(|played| !played.rests) {
+            played.rests = steps_left(served, block, fifo.request(played.slot), played.step) == steps;
+            played.step += steps;
         }
         let mut late = false;
         if block + 1 == served.model.blocks.len() {
-            let ended = |ghost: &Ghost| ghost.rests;
-            for ghost in self.ghosts[start..].iter().filter(|ghost| ended(ghost)) {
-                late |= members[ghost.slot.index()].request.deadline < then;
-                self.ends.push((ghost.slot, then));
+            let ended = |played: &Played| played.rests;
+            for played in self.played[start..].iter().filter(|played| ended(played)) {
+                late |= fifo.request(played.slot).deadline < then;
+                self.ends.push((played.slot, then));
             }
-            let kept = self.ghosts[start..].iter().filter(|ghost| !ended(ghost)).count();
-            self.ghosts[start..].sort_unstable_by_key(ended);
-            self.ghosts.truncate(start + kept);
-        } else if self.ghosts[start..].iter().all(|ghost| ghost.rests) {
-            self.ghosts[start..].iter_mut().for_each(|ghost| (ghost.step, ghost.rests) = (0, false));
+            let kept = self.played[start..].iter().filter(|played| !ended(played)).count();
+            self.played[start..].sort_unstable_by_key(ended);
+            self.played.truncate(start + kept);
+        } else if self.played[start..].iter().all(|played| played.rests) {
+            self.played[start..].iter_mut().for_each(|played| (played.step, played.rests) = (0, false));
             self.entries.last_mut().expect("it was there").1 += 1;
         }
-        if self.ghosts.len() == start {
+        if self.played.len() == start {
             self.entries.pop();
         }
         Some((late, then))
@@ -229,44 +236,19 @@ impl Predictor {
 
 /// How long a request takes alone: Algorithm 1.
 pub(super) fn single(served: &Served, request: &Request) -> Nanos {
-    let time = |block: &Block| one(block, request) * i64::from(steps(served, block, request.extent));
-    served.model.blocks.iter().map(time).sum()
+    cost::alone(&served.model, request, served.dec_timesteps)
 }
 
 /// How long it would take alone from here on.
-fn remaining(served: &Served, member: &Member, block: usize) -> Nanos {
+fn remaining(served: &Served, request: &Request, member: &Member, block: usize) -> Nanos {
     let blocks = &served.model.blocks;
-    let left = if member.rests { 0 } else { steps_left(served, block, &member.request, member.step) };
-    let later = blocks[block + 1..]
-        .iter()
-        .map(|block| one(block, &member.request) * i64::from(steps(served, block, member.request.extent)));
-    one(&blocks[block], &member.request) * i64::from(left) + later.sum()
-}
-
-/// A node's latency for one input.
-fn one(block: &Block, request: &Request) -> Nanos {
-    block.profile.latency(request.rows as usize)
-}
-
-/// How often a request is predicted to run a block.
-fn steps(served: &Served, block: &Block, extent: Extent) -> u32 {
-    let most = extent.steps(block.steps);
-    match (block.steps, served.dec_timesteps) {
-        (Steps::UntilEnd, Some(predicted)) => predicted.clamp(1, most.max(1)),
-        _ => most,
-    }
+    let left = if member.rests { 0 } else { steps_left(served, block, request, member.step) };
+    let whole = |block| cost::of_step(block, request) * i64::from(cost::steps(block, request, served.dec_timesteps));
+    let later: Nanos = blocks[block + 1..].iter().map(whole).sum();
+    cost::of_step(&blocks[block], request) * i64::from(left) + later
 }
 
 /// Steps of a block that are predicted to be left; a decoder that goes on beyond the prediction has one more.
 fn steps_left(served: &Served, block: usize, request: &Request, done: u32) -> u32 {
-    steps(served, &served.model.blocks[block], request.extent).saturating_sub(done).max(1)
-}
-
-fn served(models: &Models, id: ModelId) -> &Served {
-    models[id.index()].as_ref().expect("a model stays while its requests live")
-}
-
-/// The requests of a list, from the front.
-fn walk<'a>(links: &'a Links, list: &List) -> impl Iterator<Item = RequestSlot> + use<'a> {
-    std::iter::successors(list.front(), |&slot| links.next(slot)).map(RequestSlot)
+    cost::steps(&served.model.blocks[block], request, served.dec_timesteps).saturating_sub(done).max(1)
 }

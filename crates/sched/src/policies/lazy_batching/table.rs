@@ -1,9 +1,12 @@
 //! The BatchTable of a device: a stack of sub-batches, each at one node.
 
 use super::Member;
-use crate::{Limits, TaskDone};
-use ripieno_base::{BlockId, Links, List, ModelId, RequestSlot};
-use ripieno_model::{Model, Steps};
+use crate::parts::fifo::Fifo;
+use crate::parts::requests::Requests;
+use crate::parts::tasks::Tasks;
+use crate::{Limits, Request, TaskDone, Why};
+use ripieno_base::{BlockId, DeviceId, LaneId, Links, List, ModelId, RequestSlot, TaskId};
+use ripieno_model::{Model, Onward, Position};
 
 /// Requests of one model that run together, and the node that they run next.
 #[derive(Clone, Copy, Debug)]
@@ -13,23 +16,12 @@ pub(super) struct SubBatch {
     pub(super) members: List,
 }
 
-/// Whether the device is at a node border.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// It is: nothing runs.
-    Idle,
-    /// The top sub-batch runs its node.
-    Running,
-}
-
-/// The stack and the node that runs.
+/// The stack, and the node that runs.
 #[derive(Debug)]
 pub(super) struct Table {
     stack: Vec<SubBatch>,
-    pub(super) step: Step,
-    /// Members of the node that runs, in batch order, and the step that each takes.
-    running: Vec<RequestSlot>,
-    nodes: Vec<u32>,
+    /// The task of the top sub-batch's node; none at a node border.
+    pub(super) running: Option<TaskId>,
     /// Rows in the table, by model.
     rows: Vec<usize>,
 }
@@ -38,13 +30,7 @@ impl Table {
     pub(super) fn new(limits: &Limits) -> Table {
         // Each sub-batch has a member, and no model has more rows here than one batch.
         let depth = limits.requests.min(limits.models * limits.batch);
-        Table {
-            stack: Vec::with_capacity(depth),
-            step: Step::Idle,
-            running: Vec::with_capacity(limits.batch),
-            nodes: Vec::with_capacity(limits.batch),
-            rows: vec![0; limits.models],
-        }
+        Table { stack: Vec::with_capacity(depth), running: None, rows: vec![0; limits.models] }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -69,28 +55,20 @@ impl Table {
         self.rows(model) > 0
     }
 
-    pub(super) fn running(&self) -> &[RequestSlot] {
-        &self.running
-    }
-
-    pub(super) fn nodes(&self) -> &[u32] {
-        &self.nodes
-    }
-
     /// Pushes an empty sub-batch at the first node.
     pub(super) fn open(&mut self, model: ModelId) {
         self.stack.push(SubBatch { model, block: BlockId(0), members: List::default() });
     }
 
     /// Adds a request to the top sub-batch.
-    pub(super) fn add(&mut self, links: &mut Links, members: &[Member], slot: RequestSlot) {
-        let request = &members[slot.index()].request;
-        self.rows[request.model.index()] += request.rows as usize;
-        self.stack.last_mut().expect("a sub-batch was opened").members.push_back(links, slot.0);
+    pub(super) fn add(&mut self, requests: &mut Requests, slot: RequestSlot) {
+        let Request { model, rows, .. } = *requests.get(slot.0);
+        self.rows[model.index()] += rows as usize;
+        self.stack.last_mut().expect("a sub-batch was opened").members.push_back(&mut requests.links, slot.0);
     }
 
     /// Makes the two topmost sub-batches one as long as they are at the same node: the same layer, at any timestep.
-    pub(super) fn settle_top(&mut self, links: &mut Links, members: &[Member]) {
+    pub(super) fn settle_top(&mut self, links: &mut Links) {
         while let [.., below, top] = self.stack.as_mut_slice()
             && (below.model, below.block) == (top.model, top.block)
         {
@@ -100,23 +78,27 @@ impl Table {
             self.stack.pop();
         }
         debug_assert!(self.stack.iter().all(|entry| !entry.members.is_empty()));
-        debug_assert!(members.len() >= self.running.len());
     }
 
-    /// Starts the node of the top sub-batch with those who do not rest. `unfolds`: whether steps are to be told.
-    pub(super) fn run(&mut self, links: &Links, members: &[Member], unfolds: bool) {
-        self.step = Step::Running;
-        self.running.clear();
-        self.nodes.clear();
-        let mut next = self.top().members.front();
-        while let Some(slot) = next {
-            let member = &members[slot as usize];
-            if !member.rests {
-                self.running.push(RequestSlot(slot));
-                self.nodes.extend(unfolds.then_some(member.step));
+    /// Forms the task of the top sub-batch's node, of those who do not rest. `unfolds`: whether steps are to be told.
+    pub(super) fn run(
+        &mut self,
+        links: &Links,
+        members: &[Member],
+        tasks: &mut Tasks,
+        device: DeviceId,
+        unfolds: bool,
+    ) -> TaskId {
+        let SubBatch { model, block, members: list } = self.top();
+        let task = tasks.open(model, block, device, LaneId(0));
+        for slot in list.iter(links).filter(|&slot| !members[slot as usize].rests) {
+            match unfolds {
+                true => tasks.push_node(task, RequestSlot(slot), members[slot as usize].step),
+                false => tasks.push(task, RequestSlot(slot)),
             }
-            next = links.next(slot);
         }
+        self.running = Some(task);
+        task
     }
 
     /// The node has run: each of its members takes a step, and leaves if its walk is over.
@@ -124,64 +106,62 @@ impl Table {
         &mut self,
         model: &Model,
         members: &mut [Member],
-        links: &mut Links,
+        fifo: &mut Fifo,
+        ran: &[RequestSlot],
         done: &TaskDone<'_>,
-        mut finish: impl FnMut(RequestSlot),
     ) {
-        let top = self.stack.last_mut().expect("a node ran");
-        let (steps, after) = (model.blocks[top.block.index()].steps, BlockId(top.block.0 + 1));
-        for (at, &slot) in self.running.iter().enumerate() {
+        for (at, &slot) in ran.iter().enumerate() {
             let member = &mut members[slot.index()];
-            let ended = done.ended.get(at).copied().unwrap_or(false);
-            member.step += 1;
-            member.rests = member.step >= member.request.extent.steps(steps) || ended;
-            member.next = done.skips.get(at).copied().unwrap_or(after);
-            // An early exit ends the walk wherever it shows; the end of a decoder that something follows does not.
-            if member.rests && (member.next.index() == model.blocks.len() || (ended && steps != Steps::UntilEnd)) {
-                top.members.remove(links, slot.0);
-                self.rows[top.model.index()] -= member.request.rows as usize;
-                finish(slot);
+            let position = Position { block: self.top().block, step: member.step };
+            match model.advance(position, fifo.request(slot).extent, done.report_of(at)) {
+                Onward::Step => member.step += 1,
+                Onward::Block(next) => (member.rests, member.next) = (true, next),
+                Onward::End => {
+                    self.remove(&mut fifo.requests, slot);
+                    fifo.finish(slot);
+                }
             }
         }
-        self.move_on(members, links);
+    }
+
+    /// The node has failed: its members leave.
+    pub(super) fn fail_node(&mut self, fifo: &mut Fifo, ran: &[RequestSlot]) {
+        for &slot in ran {
+            self.remove(&mut fifo.requests, slot);
+            fifo.reject(slot, Why::Failed);
+        }
+    }
+
+    /// Takes a member of the top sub-batch out.
+    fn remove(&mut self, requests: &mut Requests, slot: RequestSlot) {
+        let Request { model, rows, .. } = *requests.get(slot.0);
+        self.stack.last_mut().expect("a node ran").members.remove(&mut requests.links, slot.0);
+        self.rows[model.index()] -= rows as usize;
     }
 
     /// Moves the top sub-batch to the next node that a member wants once all have done with this one.
     pub(super) fn move_on(&mut self, members: &mut [Member], links: &Links) {
-        self.step = Step::Idle;
-        self.running.clear();
+        self.running = None;
         let top = self.stack.last_mut().expect("a node ran");
         if top.members.is_empty() {
             self.stack.pop();
             return;
         }
-        let slots = |list: &List| std::iter::successors(list.front(), |&slot| links.next(slot));
-        if slots(&top.members).all(|slot| members[slot as usize].rests) {
-            let next = slots(&top.members).map(|slot| members[slot as usize].next).min();
-            top.block = next.expect("the sub-batch is not empty");
-            for slot in slots(&top.members) {
+        let slots = || top.members.iter(links).map(|slot| slot as usize);
+        if slots().all(|slot| members[slot].rests) {
+            top.block = slots().map(|slot| members[slot].next).min().expect("the sub-batch is not empty");
+            for slot in top.members.iter(links) {
                 let member = &mut members[slot as usize];
                 (member.step, member.rests) = (0, member.next != top.block);
             }
         }
     }
 
-    /// Takes the members of the node that ran out of the table.
-    pub(super) fn drop_running(&mut self, links: &mut Links, members: &[Member], mut gone: impl FnMut(RequestSlot)) {
-        let top = self.stack.last_mut().expect("a node ran");
-        for &slot in &self.running {
-            top.members.remove(links, slot.0);
-            self.rows[top.model.index()] -= members[slot.index()].request.rows as usize;
-            gone(slot);
-        }
-    }
-
     /// Takes any request out of the table; none once it is empty.
-    pub(super) fn pop_member(&mut self, links: &mut Links, members: &[Member]) -> Option<RequestSlot> {
-        let top = self.stack.last_mut()?;
-        let slot = RequestSlot(top.members.pop_front(links).expect("no sub-batch is empty"));
-        self.rows[top.model.index()] -= members[slot.index()].request.rows as usize;
-        if top.members.is_empty() {
+    pub(super) fn pop_member(&mut self, requests: &mut Requests) -> Option<RequestSlot> {
+        let slot = RequestSlot(self.stack.last()?.members.front().expect("no sub-batch is empty"));
+        self.remove(requests, slot);
+        if self.top().members.is_empty() {
             self.stack.pop();
         }
         Some(slot)

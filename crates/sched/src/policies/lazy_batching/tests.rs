@@ -13,8 +13,8 @@ fn lazy(slo_ms: i64) -> LazyBatching {
     let blocks = ["A", "B", "C", "D", "E", "F", "G", "H"].map(|name| Block::new(name, profile.clone()));
     let model = Model { walk: Walk::Chain, blocks: blocks.into(), ..Model::whole("m", profile, ms(slo_ms) - ms(0)) };
     let setup = Setup { models: vec![model], devices: 1, limits: LIMITS };
-    let (max_batch, dec_timesteps) = (PerModel::all(None), PerModel::all(None));
-    let rules = Rules { drop: DropRule::Never, max_batch, dec_timesteps, gated: false, gain: true };
+    let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
+    let rules = Rules { options, dec_timesteps: PerModel::all(None), gated: false, gain: true };
     LazyBatching::new(&setup, Estimator::Equation, rules)
 }
 
@@ -38,7 +38,7 @@ fn arrive(lazy: &mut LazyBatching, slot: u32, arrived: Time, slo_ms: i64) {
 
 /// The running node has ended; everything is decided anew.
 fn border(lazy: &mut LazyBatching, now: Time) {
-    if lazy.tables[0].step == Step::Running {
+    if lazy.devices[DeviceId(0)].running.is_some() {
         lazy.on_task_done(now, &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] });
     }
     lazy.settle(now, &mut Outbox::new(&LIMITS));
@@ -47,8 +47,8 @@ fn border(lazy: &mut LazyBatching, now: Time) {
 /// The stack, bottom first, as [requests:node].
 fn stack(lazy: &LazyBatching) -> String {
     let mut text = String::new();
-    for entry in lazy.tables[0].stack() {
-        let slots = std::iter::successors(entry.members.front(), |&slot| lazy.links.next(slot));
+    for entry in lazy.devices[DeviceId(0)].stack() {
+        let slots = entry.members.iter(lazy.queues.fifo.links());
         let names: Vec<String> = slots.map(|slot| slot.to_string()).collect();
         write!(text, "[{}:{}]", names.join("-"), char::from(b'A' + entry.block.0 as u8)).unwrap();
     }
@@ -93,9 +93,9 @@ fn slack_is_20_alone_12_with_one_and_4_with_two_newcomers() {
     arrive(&mut lazy, 1, ms(0), 30);
     border(&mut lazy, ms(2));
     let slack = |lazy: &LazyBatching, others: i64| {
-        let member = &lazy.members[1];
-        let single = slack::single(lazy.models[0].as_ref().unwrap(), &member.request);
-        (member.request.deadline - member.issued) - single * (1 + others)
+        let request = lazy.queues.fifo.request(RequestSlot(1));
+        let single = slack::single(lazy.queues.models.get(ModelId(0)), request);
+        (request.deadline - lazy.members[1].issued) - single * (1 + others)
     };
     assert_eq!([0, 1, 2].map(|others| slack(&lazy, others)), [20, 12, 4].map(Nanos::from_millis));
     arrive(&mut lazy, 2, ms(2), 30);
@@ -104,6 +104,19 @@ fn slack_is_20_alone_12_with_one_and_4_with_two_newcomers() {
     arrive(&mut lazy, 0, ms(2), 30);
     border(&mut lazy, ms(3));
     assert_eq!(stack(&lazy), "[1:B][2-3:A]");
+}
+
+/// On a device that needs twice the profiled time a request takes 16 of the 30 ms: nobody else fits before it.
+#[test]
+fn a_slowed_device_leaves_less_slack() {
+    let mut lazy = lazy(30);
+    lazy.on_control(ms(0), Control::DeviceSlowed { device: DeviceId(0), percent: 200 });
+    arrive(&mut lazy, 1, ms(0), 30);
+    border(&mut lazy, ms(0));
+    arrive(&mut lazy, 2, ms(2), 30);
+    border(&mut lazy, ms(2));
+    assert_eq!(stack(&lazy), "[1:B]");
+    assert_eq!(lazy.prediction(RequestSlot(1)).map(|known| known.remaining), Some(Nanos::from_millis(16)));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Each running task can use a part of the device. While the parts do not exceed the whole, tasks run as if alone; beyond
 //! that all of them progress at the same fraction of their speed alone. So the end of a task is not known when it begins:
-//! it moves whenever a neighbour begins or ends.
+//! it moves whenever a neighbour begins or ends. This is the rule of the simulator, and by which a driver that hears of ends
+//! late says how late they were.
 
 use ripieno_base::{LaneId, Nanos, TaskId, Time};
 use std::collections::VecDeque;
@@ -14,14 +15,15 @@ const PARTS: u128 = 1_000_000;
 
 /// A task as a lane gets it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job {
-    pub(crate) task: TaskId,
+pub struct Job {
+    /// The task.
+    pub task: TaskId,
     /// Not before this.
-    pub(crate) earliest: Time,
+    pub earliest: Time,
     /// How long it takes alone.
-    pub(crate) alone: Nanos,
+    pub alone: Nanos,
     /// The part of the device that it can use, in millionths.
-    pub(crate) share: u32,
+    pub share: u32,
 }
 
 /// A task on the device.
@@ -36,7 +38,7 @@ struct Running {
 
 /// The lanes of a device.
 #[derive(Clone, Debug)]
-pub(crate) struct Lanes {
+pub struct Lanes {
     /// What waits on each lane.
     waiting: Vec<VecDeque<Job>>,
     /// At most one a lane, in the order in which they began.
@@ -46,18 +48,19 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub(crate) fn new(lanes: usize) -> Lanes {
+    /// Idle lanes.
+    pub fn new(lanes: usize) -> Lanes {
         Lanes { waiting: vec![VecDeque::new(); lanes], running: Vec::with_capacity(lanes), since: Time::ORIGIN }
     }
 
     /// Takes a task; it begins after those that its lane holds.
-    pub(crate) fn push(&mut self, now: Time, lane: LaneId, job: Job) {
+    pub fn push(&mut self, now: Time, lane: LaneId, job: Job) {
         self.waiting[lane.index()].push_back(job);
         self.advance(now);
     }
 
     /// The next instant at which a task ends, if none begins before.
-    pub(crate) fn next_end(&self) -> Time {
+    pub fn next_end(&self) -> Time {
         let crowd = self.crowd();
         let end = |running: &Running| {
             let span = (running.left * u128::from(crowd)).div_ceil(PARTS * u128::from(WHOLE));
@@ -67,19 +70,19 @@ impl Lanes {
     }
 
     /// How many lanes there are.
-    pub(crate) fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.waiting.len()
     }
 
     /// The next instant at which a task begins on a lane that is free; [`Time::NEVER`] if none waits there.
-    pub(crate) fn next_begin(&self) -> Time {
+    pub fn next_begin(&self) -> Time {
         let free = |&lane: &usize| self.running.iter().all(|running| running.lane != lane);
         let heads = (0..self.waiting.len()).filter(free).filter_map(|lane| self.waiting[lane].front());
         heads.map(|job| job.earliest).min().unwrap_or(Time::NEVER)
     }
 
     /// Lets the running tasks work until `now`, and begins those that may.
-    pub(crate) fn advance(&mut self, now: Time) {
+    pub fn advance(&mut self, now: Time) {
         let crowd = u128::from(self.crowd());
         let span = (now - self.since).0 as u128;
         for running in &mut self.running {
@@ -100,7 +103,7 @@ impl Lanes {
     }
 
     /// The next task that has ended, and when it had begun. Who waits for its lane begins at once.
-    pub(crate) fn pop_ended(&mut self, now: Time) -> Option<(TaskId, Time)> {
+    pub fn pop_ended(&mut self, now: Time) -> Option<(TaskId, Time)> {
         let at = self.running.iter().position(|running| running.left == 0)?;
         let Running { task, began, .. } = self.running.remove(at);
         self.advance(now);
@@ -108,12 +111,26 @@ impl Lanes {
     }
 
     /// Takes a task off the device, running or not; when it had begun.
-    pub(crate) fn remove(&mut self, now: Time, task: TaskId) -> Option<Time> {
+    pub fn remove(&mut self, now: Time, task: TaskId) -> Option<Time> {
         self.waiting.iter_mut().for_each(|lane| lane.retain(|job| job.task != task));
         let at = self.running.iter().position(|running| running.task == task)?;
         let began = self.running.remove(at).began;
         self.advance(now);
         Some(began)
+    }
+
+    /// Lets them work until `now`, and tells of each task that ends: when it began and ended.
+    fn work_until(&mut self, now: Time, mut ended: impl FnMut(TaskId, Time, Time)) {
+        loop {
+            let next = self.next_end().min(self.next_begin());
+            if next > now {
+                return self.advance(now);
+            }
+            self.advance(next);
+            while let Some((task, began)) = self.pop_ended(next) {
+                ended(task, began, next);
+            }
+        }
     }
 
     /// By how much tasks are slowed down: the sum of their shares, a whole at least.
@@ -122,9 +139,62 @@ impl Lanes {
     }
 }
 
+/// When tasks should have ended, for a driver that is told of their ends, and later than they were.
+#[derive(Clone, Debug)]
+pub struct Due {
+    lanes: Lanes,
+    /// Tasks that should have ended and of which nobody has told: begin and end.
+    over: Vec<(TaskId, Time, Time)>,
+}
+
+impl Due {
+    /// Of a device with so many lanes, idle.
+    pub fn new(lanes: usize) -> Due {
+        Due { lanes: Lanes::new(lanes), over: Vec::new() }
+    }
+
+    /// A task was started. Times must not go back.
+    pub fn start(&mut self, now: Time, lane: LaneId, job: Job) {
+        self.catch_up(now);
+        self.lanes.push(now, lane, job);
+    }
+
+    /// A task that was started has ended: when it should have begun, and ended. One that did so before its time should have
+    /// ended when it did.
+    pub fn end(&mut self, now: Time, task: TaskId) -> (Time, Time) {
+        self.catch_up(now);
+        match self.over.iter().position(|&(over, ..)| over == task) {
+            Some(at) => {
+                let (_, began, ended) = self.over.swap_remove(at);
+                (began, ended)
+            }
+            None => (self.lanes.remove(now, task).unwrap_or(now), now),
+        }
+    }
+
+    fn catch_up(&mut self, now: Time) {
+        let over = &mut self.over;
+        self.lanes.work_until(now, |task, began, ended| over.push((task, began, ended)));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_ends_late_is_late_by_what_sharing_does_not_explain() {
+        let mut due = Due::new(2);
+        due.start(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
+        due.start(at(1.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
+        // By the rule at 5 and 7 ms; the second is told of first, the third begins where the first should have ended.
+        assert_eq!(due.end(at(7.5), TaskId(1)), (at(1.0), at(7.0)));
+        assert_eq!(due.end(at(7.5), TaskId(0)), (at(0.0), at(5.0)));
+        due.start(at(8.0), LaneId(0), job(2, 8.0, 2.0, 1_000_000));
+        assert_eq!(due.end(at(9.0), TaskId(2)), (at(8.0), at(9.0)), "before its time");
+        due.start(at(9.0), LaneId(0), job(3, 10.0, 2.0, 1_000_000));
+        assert_eq!(due.end(at(12.25), TaskId(3)), (at(10.0), at(12.0)));
+    }
 
     fn at(millis: f64) -> Time {
         Time::ORIGIN + Nanos::from_millis_f64(millis)

@@ -1,17 +1,18 @@
 //! Devices with the batches on them, and the frame that turns a placement rule into a scheduler.
 //!
 //! "clockwork", "nexus" and "shepherd" share everything but the rule by which they place batches: requests come and go,
-//! batches walk through the blocks of their model on one device, devices and models join and leave. That is [`Floor`] and
-//! [`Placed`]; a policy is a [`Placement`].
+//! batches walk through the blocks of their model on one device, devices and models join and leave. That is [`DeviceTable`] and
+//! [`PlacementScheduler`]; a policy is a [`Placement`].
 //!
 //! A device holds at most one task and one *commitment*: a batch that has been formed and starts there as soon as the
 //! device is done with its task. A commitment is kept here rather than queued on the device, so that it needs no depth and
 //! can be taken back: when the device leaves, or when it falls free so late that the batch would be late.
 
+use super::devices::Devices;
 use super::pool::{Candidate, Pool, Terms};
 use super::tasks::Tasks;
 use crate::shard::DeviceChoice;
-use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
+use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
@@ -23,7 +24,7 @@ pub(crate) trait Placement: Send {
         Self: Sized;
 
     /// The queue that a request joins, on arrival and when its batch was lost.
-    fn route(&mut self, now: Time, request: &Request, floor: &Floor) -> usize;
+    fn route(&mut self, now: Time, request: &Request, table: &DeviceTable) -> usize;
 
     /// A queue may offer other batches than before.
     fn touched(&mut self, queue: usize);
@@ -38,7 +39,7 @@ pub(crate) trait Placement: Send {
     fn arrived(&mut self, _now: Time, _request: &Request) {}
 
     /// Starts, commits and cancels what the rule says.
-    fn place(&mut self, now: Time, floor: &mut Floor, out: &mut Outbox);
+    fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox);
 
     /// When to place again although nothing happens.
     fn next_wakeup(&self) -> Time;
@@ -46,10 +47,10 @@ pub(crate) trait Placement: Send {
 
 /// All that is the same for every placement.
 #[derive(Debug)]
-pub(crate) struct Floor {
+pub(crate) struct DeviceTable {
     pub(crate) pool: Pool,
     tasks: Tasks,
-    devices: Vec<Device>,
+    devices: Devices<OfDevice>,
     /// Members of the commitment of each device, with a fixed stride.
     committed: Vec<RequestSlot>,
     stride: usize,
@@ -64,12 +65,9 @@ pub(crate) struct Floor {
     returned: Vec<RequestSlot>,
 }
 
-/// A device.
+/// What is kept of a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device {
-    present: bool,
-    /// Its latency relative to the profile.
-    pub(crate) percent: u32,
+pub(crate) struct OfDevice {
     running: Option<Batch>,
     commitment: Option<Commitment>,
 }
@@ -94,13 +92,13 @@ struct Commitment {
     latest: Time,
 }
 
-impl Floor {
-    fn new(setup: &Setup, queues: usize, choice: DeviceChoice) -> Floor {
+impl DeviceTable {
+    fn new(setup: &Setup, queues: usize, choice: DeviceChoice, terms: Terms) -> DeviceTable {
         let limits = &setup.limits;
-        Floor {
-            pool: Pool::new(limits, queues),
+        DeviceTable {
+            pool: Pool::new(limits, queues, terms),
             tasks: Tasks::new(limits),
-            devices: vec![Device { present: false, percent: 100, running: None, commitment: None }; limits.devices],
+            devices: Devices::new(limits, 0, || OfDevice { running: None, commitment: None }),
             committed: vec![RequestSlot(0); limits.devices * limits.batch],
             stride: limits.batch,
             choice,
@@ -111,13 +109,14 @@ impl Floor {
         }
     }
 
-    pub(crate) fn device(&self, id: DeviceId) -> &Device {
-        &self.devices[id.index()]
+    /// Its latency relative to the profile, in percent.
+    pub(crate) fn percent(&self, id: DeviceId) -> u32 {
+        self.devices[id].percent
     }
 
     /// The devices that are there.
     pub(crate) fn present(&self) -> impl Iterator<Item = DeviceId> {
-        self.devices.iter().zip(0..).filter(|(device, _)| device.present).map(|(_, id)| DeviceId(id))
+        self.devices.iter().filter(|(_, device)| device.present).map(|(id, _)| id)
     }
 
     /// The preferred free device.
@@ -141,12 +140,12 @@ impl Floor {
 
     /// Cancels what runs on a device. What the device is committed to starts when it has stopped.
     pub(crate) fn cancel(&mut self, id: DeviceId, out: &mut Outbox) {
-        let batch = self.devices[id.index()].running.as_mut().expect("a busy device runs a batch");
+        let batch = self.devices[id].running.as_mut().expect("a busy device runs a batch");
         batch.cancelled = true;
         out.push(Action::Cancel { task: batch.task });
     }
 
-    /// Leaves a device aside, free or busy, until [`Floor::bring_back`].
+    /// Leaves a device aside, free or busy, until [`DeviceTable::bring_back`].
     pub(crate) fn set_aside(&mut self, id: DeviceId) {
         self.free.remove(id.index());
         self.busy.remove(id.index());
@@ -155,8 +154,8 @@ impl Floor {
 
     /// Sorts a device in where it belongs.
     pub(crate) fn bring_back(&mut self, now: Time, id: DeviceId) {
-        let device = self.devices[id.index()];
         self.set_aside(id);
+        let device = &self.devices[id];
         match (device.running, device.commitment) {
             (None, None) if device.present => {
                 let key = if self.choice == DeviceChoice::SmallestId { Time::ORIGIN } else { now };
@@ -173,8 +172,7 @@ impl Floor {
     /// Forms a batch for a device that has no commitment; it starts at once if the device is free.
     pub(crate) fn commit(&mut self, now: Time, queue: usize, candidate: Candidate, id: DeviceId, out: &mut Outbox) {
         let model = self.pool.request(candidate.first).model;
-        let percent = u64::from(self.devices[id.index()].percent);
-        let latency = self.pool.remaining(model, BlockId(0), candidate.rows).scale(percent, 100);
+        let latency = self.devices[id].takes(self.pool.remaining(model, BlockId(0), candidate.rows));
         let latest = self.pool.request(candidate.first).deadline - latency;
         let (committed, start) = (&mut self.committed, id.index() * self.stride);
         let mut members = 0;
@@ -188,10 +186,9 @@ impl Floor {
     /// Forms a batch of overdue requests for a free device.
     pub(crate) fn commit_overdue(&mut self, now: Time, queue: usize, id: DeviceId, out: &mut Outbox) {
         let model = self.pool.model_of(queue).expect("the queue has overdue requests");
-        let cap = self.pool.served(model).terms.max_batch;
         let (committed, start) = (&mut self.committed, id.index() * self.stride);
         let mut members = 0;
-        let rows = self.pool.take_overdue(now, queue, cap, out, |slot| {
+        let rows = self.pool.take_overdue(now, queue, out, |slot| {
             committed[start + members] = slot;
             members += 1;
         });
@@ -200,9 +197,9 @@ impl Floor {
 
     fn settle_commitment(&mut self, now: Time, id: DeviceId, commitment: Commitment, out: &mut Outbox) {
         self.pool.served_mut(commitment.model).in_flight += 1;
-        let before = self.devices[id.index()].commitment.replace(commitment);
+        let before = self.devices[id].commitment.replace(commitment);
         assert!(before.is_none(), "a policy committed {id:?} twice");
-        if self.devices[id.index()].running.is_none() {
+        if self.devices[id].running.is_none() {
             self.launch(now, id, out);
         }
         self.bring_back(now, id);
@@ -210,22 +207,26 @@ impl Floor {
 
     /// Starts what a free device is committed to, unless that would be late for no good reason.
     fn launch(&mut self, now: Time, id: DeviceId, out: &mut Outbox) {
-        let Some(Commitment { model, members, rows, latest }) = self.devices[id.index()].commitment else { return };
-        if now > latest && self.pool.served(model).terms.drop == DropRule::Hopeless {
+        let Some(Commitment { model, members, rows, latest }) = self.devices[id].commitment else {
+            return;
+        };
+        if now > latest && self.pool.served(model).drop == DropRule::Hopeless {
             return self.dissolve(id);
         }
-        self.devices[id.index()].commitment = None;
-        let task = self.tasks.open(model, id);
+        self.devices[id].commitment = None;
+        let task = self.tasks.open(model, BlockId(0), id, LaneId(0));
         for at in 0..members {
             self.tasks.push(task, self.committed[id.index() * self.stride + at]);
         }
-        self.devices[id.index()].running = Some(Batch { task, rows, ends: now, cancelled: false });
+        self.devices[id].running = Some(Batch { task, rows, ends: now, cancelled: false });
         self.start(now, task, out);
     }
 
     /// Takes a commitment back; its members are to be routed again.
     fn dissolve(&mut self, id: DeviceId) {
-        let Some(commitment) = self.devices[id.index()].commitment.take() else { return };
+        let Some(commitment) = self.devices[id].commitment.take() else {
+            return;
+        };
         let start = id.index() * self.stride;
         self.returned.extend_from_slice(&self.committed[start..start + commitment.members]);
         self.pool.served_mut(commitment.model).in_flight -= 1;
@@ -234,30 +235,22 @@ impl Floor {
     /// Starts the next block of a task.
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox) {
         let task = self.tasks.get(id);
-        let rows = self.tasks.members(id).iter().map(|slot| self.pool.request(slot.0).rows as usize).sum();
-        let device = &mut self.devices[task.device.index()];
-        let latency = self.pool.remaining(task.model, task.block, rows).scale(u64::from(device.percent), 100);
+        let rows = self.pool.requests.rows(self.tasks.members(id));
+        let device = &mut self.devices[task.device];
+        let latency = device.takes(self.pool.remaining(task.model, task.block, rows));
         let cancelled = device.running.is_some_and(|batch| batch.cancelled);
         device.running = Some(Batch { task: id, rows, ends: now + latency, cancelled });
-        out.push(Action::Start {
-            task: id,
-            model: task.model,
-            block: task.block,
-            device: task.device,
-            lane: LaneId(0),
-            not_before: now,
-        });
+        out.push(self.tasks.start(id, now));
         self.bring_back(now, task.device);
     }
 
     /// Acts on a task that is done; whether its batch has left the device.
     fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox) -> bool {
         let task = self.tasks.get(id);
-        let blocks = self.pool.served(task.model).model.blocks.len();
-        let Floor { tasks, pool, returned, .. } = self;
+        let DeviceTable { tasks, pool, returned, .. } = self;
         let going_on = match outcome {
-            Outcome::Ok => tasks.advance(id, blocks, |member| pool.finish(member, out)),
-            Outcome::Failed => tasks.fail(id, |member| pool.reject(member.0, crate::Why::Failed, out)),
+            Outcome::Ok => tasks.advance(id, |member| pool.requests.finish(member, out)),
+            Outcome::Failed => tasks.fail(id, |member| pool.requests.reject(member.0, Why::Failed, out)),
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| returned.push(member)),
         };
         if going_on > 0 {
@@ -265,9 +258,9 @@ impl Floor {
             return false;
         }
         self.tasks.close(id);
-        self.devices[task.device.index()].running = None;
+        self.devices[task.device].running = None;
         self.pool.served_mut(task.model).in_flight -= 1;
-        if self.devices[task.device.index()].present {
+        if self.devices[task.device].present {
             self.launch(now, task.device, out);
         }
         self.bring_back(now, task.device);
@@ -276,30 +269,17 @@ impl Floor {
 }
 
 /// A placement as a scheduler.
-pub(crate) struct Placed<P> {
+pub(crate) struct PlacementScheduler<P> {
     placement: P,
-    floor: Floor,
-    terms: Box<dyn Fn(&Model) -> Terms + Send>,
-    /// What ends or moves requests, which only a settle may do.
-    withdrawals: Vec<Withdrawal>,
+    table: DeviceTable,
+    /// Answers since the last settle.
+    pending: Outbox,
 }
 
-enum Withdrawal {
-    Model(ModelId),
-    Request(RequestSlot),
-    Device(DeviceId),
-}
-
-impl<P: Placement> Placed<P> {
-    pub(crate) fn new(
-        setup: &Setup,
-        choice: DeviceChoice,
-        terms: Box<dyn Fn(&Model) -> Terms + Send>,
-        placement: P,
-    ) -> Placed<P> {
-        let limits = &setup.limits;
-        let withdrawals = Vec::with_capacity(limits.requests + limits.models + limits.devices);
-        let mut placed = Placed { placement, floor: Floor::new(setup, P::queues(setup), choice), terms, withdrawals };
+impl<P: Placement> PlacementScheduler<P> {
+    pub(crate) fn new(setup: &Setup, choice: DeviceChoice, terms: Terms, placement: P) -> PlacementScheduler<P> {
+        let table = DeviceTable::new(setup, P::queues(setup), choice, terms);
+        let mut placed = PlacementScheduler { placement, table, pending: Outbox::new(&setup.limits) };
         for (id, model) in setup.models.iter().enumerate() {
             placed.load(ModelId(id as u16), model.clone());
         }
@@ -310,72 +290,50 @@ impl<P: Placement> Placed<P> {
     }
 
     fn load(&mut self, id: ModelId, model: Model) {
-        let terms = (self.terms)(&model);
-        self.floor.pool.load(id, model, terms);
+        self.table.pool.load(id, model);
         self.placement.changed();
     }
 
     fn join(&mut self, now: Time, id: DeviceId) {
-        let device = &mut self.floor.devices[id.index()];
-        assert!(!device.present, "the driver let a device join twice: {id:?}");
-        (device.present, device.percent) = (true, 100);
-        self.floor.bring_back(now, id);
+        self.table.devices.join(id);
+        self.table.bring_back(now, id);
         self.placement.changed();
     }
 
     fn leave(&mut self, now: Time, id: DeviceId) {
-        let device = &mut self.floor.devices[id.index()];
-        assert!(device.present, "the driver let an absent device leave: {id:?}");
-        device.present = false;
-        self.floor.bring_back(now, id);
-        self.withdrawals.push(Withdrawal::Device(id));
+        self.table.devices.leave(id);
+        self.table.dissolve(id);
+        self.table.bring_back(now, id);
         self.placement.changed();
-    }
-
-    fn withdraw(&mut self, now: Time, out: &mut Outbox) {
-        for withdrawal in self.withdrawals.drain(..) {
-            match withdrawal {
-                Withdrawal::Model(id) => self.floor.pool.retire(now, id, out),
-                Withdrawal::Request(slot) => {
-                    if let Some(queue) = self.floor.pool.cancel(now, slot, out) {
-                        self.placement.touched(queue);
-                    }
-                }
-                // It may have joined again since.
-                Withdrawal::Device(id) => {
-                    self.floor.dissolve(id);
-                    self.floor.bring_back(now, id);
-                }
-            }
-        }
     }
 
     /// Routes the members of lost batches anew.
     fn take_back(&mut self, now: Time, out: &mut Outbox) {
-        for at in 0..self.floor.returned.len() {
-            let slot = self.floor.returned[at];
-            if self.floor.pool.may_return(slot, out) {
-                let request = *self.floor.pool.request(slot.0);
-                let queue = self.placement.route(now, &request, &self.floor);
-                self.floor.pool.push(queue, slot.0);
+        for at in 0..self.table.returned.len() {
+            let slot = self.table.returned[at];
+            if self.table.pool.may_return(slot, out) {
+                let request = *self.table.pool.request(slot.0);
+                let queue = self.placement.route(now, &request, &self.table);
+                self.table.pool.push(queue, slot.0);
                 self.placement.touched(queue);
             }
         }
-        self.floor.returned.clear();
+        self.table.returned.clear();
     }
 }
 
-impl<P: Placement> Scheduler for Placed<P> {
+impl<P: Placement> Scheduler for PlacementScheduler<P> {
     fn on_request(&mut self, now: Time, request: &Request) {
-        self.floor.pool.accept(request);
+        self.table.pool.accept(request);
         self.placement.arrived(now, request);
-        let queue = self.placement.route(now, request, &self.floor);
-        self.floor.pool.push(queue, request.slot.0);
+        let queue = self.placement.route(now, request, &self.table);
+        self.table.pool.push(queue, request.slot.0);
         self.placement.touched(queue);
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        self.floor.tasks.report(done);
+        let DeviceTable { tasks, pool, .. } = &mut self.table;
+        tasks.report(done, &pool.served(tasks.get(done.task).model).model);
     }
 
     fn on_control(&mut self, now: Time, control: Control) {
@@ -383,28 +341,32 @@ impl<P: Placement> Scheduler for Placed<P> {
             Control::DeviceJoined(device) => self.join(now, device),
             Control::DeviceLeft(device) => self.leave(now, device),
             Control::DeviceSlowed { device, percent } => {
-                self.floor.devices[device.index()].percent = percent.max(1);
+                self.table.devices.slow(device, percent);
                 self.placement.changed();
             }
             Control::ModelLoaded(id, model) => self.load(id, *model),
             Control::ProfileReplaced { model, block, profile } => {
-                self.floor.pool.replace_profile(model, block, profile);
+                self.table.pool.replace_profile(model, block, profile);
                 self.placement.changed();
             }
             Control::ModelUnloaded(id) => {
-                self.withdrawals.push(Withdrawal::Model(id));
+                self.table.pool.retire(now, id, &mut self.pending);
                 self.placement.changed();
             }
-            Control::Cancelled(request) => self.withdrawals.push(Withdrawal::Request(request)),
+            Control::Cancelled(request) => {
+                if let Some(queue) = self.table.pool.cancel(now, request, &mut self.pending) {
+                    self.placement.touched(queue);
+                }
+            }
         }
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.withdraw(now, out);
+        self.pending.move_to(out);
         let mut reported = 0;
-        while let Some((task, outcome)) = self.floor.tasks.take_done(reported) {
-            let on = self.floor.tasks.get(task);
-            if self.floor.complete(now, task, outcome, out) {
+        while let Some((task, outcome)) = self.table.tasks.take_done(reported) {
+            let on = self.table.tasks.get(task);
+            if self.table.complete(now, task, outcome, out) {
                 self.placement.ended(on.model, on.device);
             }
             reported += 1;
@@ -412,21 +374,21 @@ impl<P: Placement> Scheduler for Placed<P> {
         // Placing may bring a hopeless request to the head of a queue, and dropping it may allow another batch.
         loop {
             self.take_back(now, out);
-            while let Some(queue) = self.floor.pool.wake(now, out) {
+            while let Some(queue) = self.table.pool.wake(now, out) {
                 self.placement.touched(queue);
             }
-            self.placement.place(now, &mut self.floor, out);
-            if self.floor.pool.next_wakeup() > now && self.floor.returned.is_empty() {
+            self.placement.place(now, &mut self.table, out);
+            if self.table.pool.next_wakeup() > now && self.table.returned.is_empty() {
                 break;
             }
         }
     }
 
     fn next_wakeup(&self) -> Time {
-        self.floor.pool.next_wakeup().min(self.placement.next_wakeup())
+        self.table.pool.next_wakeup().min(self.placement.next_wakeup())
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.floor.tasks.members(task)
+        self.table.tasks.members(task)
     }
 }

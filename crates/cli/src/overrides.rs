@@ -1,0 +1,51 @@
+//! What the command line changes on a scenario, or on a recording.
+
+use crate::policy::PolicyArgs;
+use anyhow::bail;
+use clap::Args;
+use ripieno_sched::Objective;
+use ripieno_sim::Scenario;
+use std::path::Path;
+
+/// What can be changed on a scenario without editing it.
+#[derive(Args, Debug)]
+pub(crate) struct Overrides {
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+
+    /// Serve the models as `ripieno serve` would: its choice of the policy and its options, its largest batches, the
+    /// margins by which it plans deadlines ahead, and what it refuses at the door.
+    #[arg(long, conflicts_with = "policy")]
+    pub(crate) as_served: bool,
+
+    /// Seed of the random arrivals, instead of the scenario's.
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+
+    /// Offered requests per second, instead of the scenario's.
+    #[arg(long, value_name = "R")]
+    pub(crate) rate: Option<f64>,
+}
+
+impl Overrides {
+    /// Reads the scenario and applies the changes. Another policy starts from its own default options.
+    pub(crate) fn read(&self, path: &Path) -> anyhow::Result<Scenario> {
+        let mut scenario = Scenario::read(path)?;
+        if self.as_served {
+            scenario.serve(Objective::default());
+        }
+        if let Some(policy) = self.policy.policy.as_ref().filter(|&policy| *policy != scenario.policy) {
+            scenario.policy.clone_from(policy);
+            scenario.policy_options.clear();
+        }
+        scenario.policy_options = self.policy.over(std::mem::take(&mut scenario.policy_options));
+        scenario.seed = self.seed.unwrap_or(scenario.seed);
+        if let Some(rate) = self.rate {
+            if scenario.requests.is_some() {
+                bail!("--rate has no effect: the scenario lists its requests in requests_file");
+            }
+            scenario.set_rate("--rate", rate).map_err(anyhow::Error::msg)?;
+        }
+        Ok(scenario)
+    }
+}

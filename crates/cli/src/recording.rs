@@ -1,0 +1,140 @@
+//! The arrivals of a recorded live run, read for the simulator.
+
+use crate::overrides::Overrides;
+use crate::service::limits;
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use ripieno_base::Nanos;
+use ripieno_report::Summary;
+use ripieno_runtime::{Events, Header};
+use ripieno_sched::{Choice, Kind, Limits, Objective, Options, Policy, choose, find, served_options};
+use ripieno_sim::{Recorded, Scenario};
+use std::path::{Path, PathBuf};
+
+/// Lines between two looks at the progress bar.
+const LINES: usize = 4096;
+
+/// A recording instead of a scenario.
+#[derive(Args, Debug)]
+pub(crate) struct RecordingArgs {
+    /// Instead of a scenario, the arrivals of a recording of `ripieno serve --record FILE`, served anew: under the recorded
+    /// policy or --policy, with the margins and the door of a server.
+    ///
+    /// Models, requests, their rows, lengths, graphs and time limits are as recorded, and the pauses of the machine, too: a
+    /// request reaches the scheduler as late as it did, the end of a task as late as one that ended about then. The first line of the result is what was measured. Approximations: models count in their latest form and from
+    /// the start; nobody goes away, no device fails; a request that got no answer walks as far as an answered one of its
+    /// model, in turn. Requests that were refused before the scheduler saw them (full queues, bad inputs) are not in a recording.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) recording: Option<PathBuf>,
+
+    /// The SLO of every model, instead of the recorded ones; shorter time limits of clients stay.
+    #[arg(long, value_name = "MS", requires = "recording", value_parser = slo)]
+    slo_ms: Option<Nanos>,
+
+    /// How many devices, instead of as many as recorded.
+    #[arg(long, value_name = "N", requires = "recording", value_parser = clap::value_parser!(u16).range(1..))]
+    devices: Option<u16>,
+
+    /// Without what the machine added: tasks take exactly as long as profiled, and nothing is late.
+    #[arg(long, requires = "recording")]
+    exact: bool,
+}
+
+/// A recording as a scenario.
+pub(crate) struct Replayed {
+    pub(crate) scenario: Scenario,
+    /// What was measured when it was recorded.
+    pub(crate) measured: Summary,
+}
+
+fn slo(text: &str) -> Result<Nanos, String> {
+    match text.parse() {
+        Ok(ms) if (0.001..1e9).contains(&ms) => Ok(Nanos::from_millis_f64(ms)),
+        _ => Err("it must be a number of milliseconds of at least 0.001".to_owned()),
+    }
+}
+
+impl RecordingArgs {
+    /// Reads the recording as a scenario, with the changes.
+    pub(crate) fn read(&self, file: &Path, overrides: &Overrides) -> anyhow::Result<Replayed> {
+        if overrides.rate.is_some() {
+            bail!("--rate has no effect: the recording says what arrives");
+        }
+        let (header, mut recorded) = events(file)?;
+        let measured = recorded.measured(&format!("{} (measured)", header.policy));
+        if let Some(slo) = self.slo_ms {
+            recorded.set_slo(slo);
+        }
+        if self.exact {
+            recorded.set_exact();
+        }
+        let first_line = || format!("{}:1", file.display());
+        let options = serde_json::from_value(header.options.clone()).with_context(first_line)?;
+        let (policy, options) = policy(&header, options, &recorded, overrides)?;
+        let row = find(&policy).with_context(|| format!("{}: give another with --policy", first_line()))?;
+        let limits = self.limits(&header, row, &options);
+        let scenario = recorded.scenario(&policy, options, limits);
+        let mut scenario = scenario.map_err(|problem| anyhow!("{}: {problem}", file.display()))?;
+        scenario.seed = overrides.seed.unwrap_or(scenario.seed);
+        Ok(Replayed { scenario, measured })
+    }
+
+    /// As recorded, as long as nothing that they depend on is changed.
+    fn limits(&self, header: &Header, policy: &'static Policy, options: &Options) -> Limits {
+        let recorded = header.setup.limits;
+        let devices = self.devices.map_or(header.setup.devices, usize::from);
+        let same = policy.name == header.policy && serde_json::to_value(options).is_ok_and(|all| all == header.options);
+        match same {
+            true => Limits { devices, ..recorded },
+            false => limits(policy.needs(options), devices, recorded.requests),
+        }
+    }
+}
+
+/// The policy and its options: as recorded, or as the server runs another one.
+fn policy(
+    header: &Header,
+    options: Options,
+    recorded: &Recorded,
+    overrides: &Overrides,
+) -> anyhow::Result<(String, Options)> {
+    if overrides.as_served {
+        let kinds: Vec<_> = recorded.models().map(Kind::of).collect();
+        let Choice { policy, options, .. } = choose(&kinds, Objective::default());
+        return Ok((policy.to_owned(), overrides.policy.over(options)));
+    }
+    match &overrides.policy.policy {
+        Some(policy) if *policy != header.policy => {
+            let given = overrides.policy.over(Options::new());
+            Ok((policy.clone(), served_options(find(policy)?, given, Objective::default())))
+        }
+        _ => Ok((header.policy.clone(), overrides.policy.over(options))),
+    }
+}
+
+/// All events of a recording, up to where it was cut off.
+fn events(file: &Path) -> anyhow::Result<(Header, Recorded)> {
+    let mut events = Events::open(file)?;
+    let place = |line: usize| format!("{}:{line}", file.display());
+    let damaged = |line, problem| {
+        anyhow!("{}: {problem}; the file was changed or damaged: record the run anew, or cut it off here", place(line))
+    };
+    let header = events.header().clone();
+    let mut recorded = Recorded::new(&header.setup).map_err(|problem| damaged(1, problem))?;
+    let bar = ProgressBar::new(std::fs::metadata(file).map_or(0, |file| file.len()));
+    bar.set_style(ProgressStyle::with_template("reading [{bar:30}] {bytes}/{total_bytes} {msg}")?);
+    while let Some((now, event)) = events.next()? {
+        recorded.event(now, &event).map_err(|problem| damaged(events.line(), problem))?;
+        if events.line().is_multiple_of(LINES) {
+            bar.set_position(events.bytes());
+            bar.set_message(format!("{} requests", recorded.requests()));
+        }
+    }
+    bar.finish_and_clear();
+    if events.is_truncated() {
+        let (requests, place) = (recorded.requests(), place(events.line()));
+        tracing::warn!("{place}: the recording ends here without its last line; its {requests} requests are simulated");
+    }
+    Ok((header, recorded))
+}

@@ -1,0 +1,98 @@
+//! How far a request has walked, and what follows: the one place that says who goes on, rests or ends.
+//!
+//! Schedulers and executors keep a [`Position`] in whatever table suits them and ask it after each step. Blocks that run beside
+//! each other have a position each, and so has each connected part of a graph, whose steps are its nodes.
+
+use crate::{Extent, Model, Steps};
+use ripieno_base::BlockId;
+
+/// The step of a block that a request is to run or has just run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// The block.
+    pub block: BlockId,
+    /// The step, counted from 0 within the block.
+    pub step: u32,
+}
+
+/// What a block reports of a request when it has run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepReport {
+    /// The walk ends here (early exit), or of a block that runs until its end: the block does (end token).
+    pub ended: bool,
+    /// The block that it goes on with, if that is not the next one.
+    pub skip: Option<BlockId>,
+}
+
+/// What a request does after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Onward {
+    /// It takes the next step of the same block.
+    Step,
+    /// It goes on with this block. Until that is run it rests.
+    Block(BlockId),
+    /// Its walk is over.
+    End,
+}
+
+impl Position {
+    /// Before the first step of a block.
+    pub fn before(block: BlockId) -> Position {
+        Position { block, step: 0 }
+    }
+
+    /// What follows when the step has been run. `steps` says how often a request of this `extent` runs the block, which is one
+    /// of so many.
+    pub fn advance(self, steps: Steps, blocks: usize, extent: Extent, report: StepReport) -> Onward {
+        if !report.ended && self.step + 1 < extent.steps(steps) {
+            return Onward::Step;
+        }
+        // The end of a block that runs until its end is not yet that of the walk.
+        let exits = report.ended && steps != Steps::UntilEnd;
+        let next = report.skip.unwrap_or(BlockId(self.block.0 + 1));
+        if exits || next.index() >= blocks { Onward::End } else { Onward::Block(next) }
+    }
+}
+
+impl Model {
+    /// [`Position::advance`] through the blocks of this model.
+    pub fn advance(&self, at: Position, extent: Extent, report: StepReport) -> Onward {
+        at.advance(self.blocks[at.block.index()].steps, self.blocks.len(), extent, report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXTENT: Extent = Extent { length: 3, limit: 5 };
+
+    fn after(block: u16, step: u32, steps: Steps, report: StepReport) -> Onward {
+        Position { block: BlockId(block), step }.advance(steps, 4, EXTENT, report)
+    }
+
+    #[test]
+    fn a_block_is_over_after_its_last_step() {
+        let plain = StepReport::default();
+        assert_eq!(after(1, 0, Steps::Once, plain), Onward::Block(BlockId(2)));
+        assert_eq!([1, 2].map(|step| after(1, step, Steps::Length, plain)), [Onward::Step, Onward::Block(BlockId(2))]);
+        assert_eq!([3, 4].map(|step| after(3, step, Steps::UntilEnd, plain)), [Onward::Step, Onward::End]);
+        assert_eq!([1, 2].map(|step| after(3, step, Steps::Nodes, plain)), [Onward::Step, Onward::End]);
+    }
+
+    #[test]
+    fn an_early_exit_ends_the_walk_and_an_end_token_the_block() {
+        let ended = StepReport { ended: true, skip: None };
+        assert_eq!(after(1, 0, Steps::Once, ended), Onward::End);
+        assert_eq!(after(1, 0, Steps::UntilEnd, ended), Onward::Block(BlockId(2)));
+        assert_eq!(after(3, 0, Steps::UntilEnd, ended), Onward::End);
+    }
+
+    #[test]
+    fn a_skip_leads_to_a_later_block_or_behind_the_last_one() {
+        let to = |block: u16| StepReport { ended: false, skip: Some(BlockId(block)) };
+        assert_eq!(after(0, 0, Steps::Once, to(3)), Onward::Block(BlockId(3)));
+        assert_eq!(after(0, 0, Steps::Once, to(4)), Onward::End);
+        assert_eq!(after(0, 0, Steps::Once, StepReport { ended: true, ..to(2) }), Onward::End);
+    }
+}

@@ -1,0 +1,188 @@
+//! What can be set on a policy, and what was set, read and checked.
+
+use crate::Setup;
+use ripieno_model::Walk;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Options of a policy by name, as they stand in a scenario's `[policy_options]` or on the command line. An option
+/// `knob.model` holds for one model and wins over `knob`.
+pub type Options = BTreeMap<String, OptionValue>;
+
+/// The value of an option.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(untagged))]
+pub enum OptionValue {
+    /// true or false.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// A word.
+    Text(String),
+}
+
+/// Something that can be set on a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// Its name in `[policy_options]`.
+    pub name: &'static str,
+    /// Its default, as it would be written.
+    pub default: &'static str,
+    /// What it does, with its unit and when to change it.
+    pub help: &'static str,
+}
+
+/// The options given for one policy, read by knob.
+pub(crate) struct Knobs<'a> {
+    /// The policy's name.
+    pub(crate) policy: &'static str,
+    pub(crate) known: &'static [Knob],
+    pub(crate) options: &'a Options,
+}
+
+impl Knobs<'_> {
+    /// Every option must be a knob, and every `knob.model` must name a model.
+    pub(crate) fn check(&self, setup: &Setup) -> Result<(), BuildError> {
+        for name in self.options.keys() {
+            let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
+            let model_known = model.is_none_or(|model| setup.models.iter().any(|known| known.name == model));
+            if !self.has(knob) || !model_known {
+                return Err(BuildError::UnknownKnob { policy: self.policy, name: name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the policy has this option.
+    pub(crate) fn has(&self, knob: &str) -> bool {
+        self.known.iter().any(|known| known.name == knob)
+    }
+
+    fn get(&self, knob: &str, model: Option<&str>) -> Option<&OptionValue> {
+        debug_assert!(self.has(knob), "{knob} is not a knob");
+        let own = model.and_then(|model| self.options.get(&format!("{knob}.{model}")));
+        own.or_else(|| self.options.get(knob))
+    }
+
+    /// One of several words; each stands for a value.
+    pub(crate) fn choice<T: Copy>(&self, knob: &str, choices: &[(&str, T)], default: T) -> Result<T, BuildError> {
+        let Some(value) = self.get(knob, None) else { return Ok(default) };
+        let chosen = choices.iter().find(|(word, _)| matches!(value, OptionValue::Text(text) if text == word));
+        chosen.map(|&(_, value)| value).ok_or_else(|| {
+            let words: Vec<_> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
+            self.bad(knob, value, &format!("one of {}", words.join(", ")))
+        })
+    }
+
+    /// A number of at least zero, for one model or for all.
+    pub(crate) fn number(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
+        let Some(value) = self.get(knob, model) else { return Ok(None) };
+        let number = match value {
+            OptionValue::Int(int) => *int as f64,
+            OptionValue::Float(float) => *float,
+            OptionValue::Bool(_) | OptionValue::Text(_) => f64::NAN,
+        };
+        if number.is_finite() && number >= 0.0 {
+            return Ok(Some(number));
+        }
+        Err(self.bad(knob, value, "a number of at least 0"))
+    }
+
+    /// A whole number of at least one.
+    pub(crate) fn count(&self, knob: &str, model: Option<&str>) -> Result<Option<usize>, BuildError> {
+        let Some(value) = self.get(knob, model) else { return Ok(None) };
+        match value {
+            OptionValue::Int(int) if *int >= 1 => Ok(Some(*int as usize)),
+            _ => Err(self.bad(knob, value, "a whole number of at least 1")),
+        }
+    }
+
+    /// true or false, also as a word.
+    pub(crate) fn flag(&self, knob: &str, default: bool) -> Result<bool, BuildError> {
+        match self.get(knob, None) {
+            None => Ok(default),
+            Some(OptionValue::Bool(value)) => Ok(*value),
+            Some(OptionValue::Text(word)) if word == "true" || word == "false" => Ok(word == "true"),
+            Some(value) => Err(self.bad(knob, value, "true or false")),
+        }
+    }
+
+    /// The complaint about a number above what the driver allows.
+    pub(crate) fn too_many(&self, knob: &str, asked: usize, most: usize) -> BuildError {
+        let expected = format!("at most {most}, which is what the driver lets a device hold");
+        self.bad(knob, &OptionValue::Int(asked as i64), &expected)
+    }
+
+    fn bad(&self, knob: &str, value: &OptionValue, expected: &str) -> BuildError {
+        BuildError::BadValue {
+            policy: self.policy,
+            knob: knob.to_owned(),
+            value: value.to_string(),
+            expected: expected.to_owned(),
+        }
+    }
+}
+
+/// Why a policy cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BuildError {
+    /// No policy has this name.
+    UnknownPolicy(String),
+    /// The policy has no such knob, or the model of a `knob.model` does not exist.
+    UnknownKnob {
+        /// The policy.
+        policy: &'static str,
+        /// The option as given.
+        name: String,
+    },
+    /// The value does not suit the knob.
+    BadValue {
+        /// The policy.
+        policy: &'static str,
+        /// The knob.
+        knob: String,
+        /// The value as given.
+        value: String,
+        /// What would do.
+        expected: String,
+    },
+    /// The policy does not serve a model's walk.
+    Walk {
+        /// The policy.
+        policy: &'static str,
+        /// The model.
+        model: String,
+        /// Its walk.
+        walk: Walk,
+    },
+    /// The policy lets batches meet at later blocks, but the model's are padded to different lengths.
+    Lengths {
+        /// The policy.
+        policy: &'static str,
+        /// The model.
+        model: String,
+    },
+    /// The policy submits blocks ahead, but requests of the model skip some.
+    Skips {
+        /// The policy.
+        policy: &'static str,
+        /// The model.
+        model: String,
+    },
+    /// Models, devices and limits contradict each other.
+    Setup(String),
+}
+
+impl fmt::Display for OptionValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OptionValue::Bool(value) => write!(f, "{value}"),
+            OptionValue::Int(value) => write!(f, "{value}"),
+            OptionValue::Float(value) => write!(f, "{value}"),
+            OptionValue::Text(value) => write!(f, "{value:?}"),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The devices: which are there, and how fast they are.
+
+use crate::Limits;
+use ripieno_base::{DeviceId, Nanos};
+use std::ops::{Deref, DerefMut};
+
+/// A device, and what a policy has on it.
+#[derive(Clone, Debug)]
+pub(crate) struct Device<T> {
+    /// Whether it takes tasks.
+    pub(crate) present: bool,
+    /// Its latency relative to the profiles, in percent.
+    pub(crate) percent: u32,
+    pub(crate) own: T,
+}
+
+impl<T> Device<T> {
+    /// How long it takes for what costs so much by the profiles.
+    pub(crate) fn takes(&self, cost: Nanos) -> Nanos {
+        if self.percent == 100 { cost } else { cost.scale(self.percent.into(), 100) }
+    }
+
+    /// What costs so much by the profiles that it takes so long.
+    pub(crate) fn by_profile(&self, span: Nanos) -> Nanos {
+        if self.percent == 100 { span } else { span.scale(100, self.percent.into()) }
+    }
+}
+
+impl<T> Deref for Device<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.own
+    }
+}
+
+impl<T> DerefMut for Device<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.own
+    }
+}
+
+/// All devices, by id.
+#[derive(Debug)]
+pub(crate) struct Devices<T>(Vec<Device<T>>);
+
+impl<T> Devices<T> {
+    /// The first `present` of them are there.
+    pub(crate) fn new(limits: &Limits, present: usize, own: impl Fn() -> T) -> Devices<T> {
+        let device = |id| Device { present: id < present, percent: 100, own: own() };
+        Devices((0..limits.devices).map(device).collect())
+    }
+
+    pub(crate) fn join(&mut self, id: DeviceId) {
+        let device = &mut self.0[id.index()];
+        assert!(!device.present, "the driver let a device join twice: {id:?}");
+        (device.present, device.percent) = (true, 100);
+    }
+
+    pub(crate) fn leave(&mut self, id: DeviceId) {
+        let device = &mut self.0[id.index()];
+        assert!(device.present, "the driver let an absent device leave: {id:?}");
+        device.present = false;
+    }
+
+    pub(crate) fn slow(&mut self, id: DeviceId, percent: u32) {
+        self.0[id.index()].percent = percent.max(1);
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = DeviceId> + use<T> {
+        (0..self.0.len() as u16).map(DeviceId)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (DeviceId, &Device<T>)> {
+        self.0.iter().zip(0..).map(|(device, id)| (DeviceId(id), device))
+    }
+}
+
+impl<T> std::ops::Index<DeviceId> for Devices<T> {
+    type Output = Device<T>;
+
+    fn index(&self, id: DeviceId) -> &Device<T> {
+        &self.0[id.index()]
+    }
+}
+
+impl<T> std::ops::IndexMut<DeviceId> for Devices<T> {
+    fn index_mut(&mut self, id: DeviceId) -> &mut Device<T> {
+        &mut self.0[id.index()]
+    }
+}

@@ -1,0 +1,151 @@
+//! The models that a scheduler serves, and what the options say about batches of each.
+
+use crate::knobs::{BuildError, Knobs};
+use crate::{Limits, Request, Setup};
+use ripieno_base::{BlockId, ModelId};
+use ripieno_model::{DropRule, Model, Profile};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+
+/// A model in service: what every policy keeps of one, and what this one does beside.
+#[derive(Debug)]
+pub(crate) struct Served<T> {
+    pub(crate) model: Model,
+    pub(crate) drop: DropRule,
+    /// The most rows in a batch; a wider request runs alone.
+    pub(crate) max_batch: usize,
+    /// Whether it accepts no further requests.
+    pub(crate) retired: bool,
+    pub(crate) own: T,
+}
+
+impl<T> Deref for Served<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.own
+    }
+}
+
+impl<T> DerefMut for Served<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.own
+    }
+}
+
+/// All models, by id. One that is unloaded stays until its id is used again: its requests may still run.
+#[derive(Debug)]
+pub(crate) struct Models<T> {
+    options: BatchOptions,
+    table: Vec<Option<Served<T>>>,
+}
+
+impl<T> Models<T> {
+    pub(crate) fn new(limits: &Limits, options: BatchOptions) -> Models<T> {
+        Models { options, table: (0..limits.models).map(|_| None).collect() }
+    }
+
+    /// Takes a model into service; `own` is told its largest batch.
+    pub(crate) fn load(&mut self, id: ModelId, model: Model, own: impl FnOnce(&Model, usize) -> T) {
+        let place = &mut self.table[id.index()];
+        assert!(place.as_ref().is_none_or(|served| served.retired), "the id of a loaded model was reused: {id:?}");
+        let drop = model.drop.unwrap_or(self.options.drop);
+        let max_batch = self.options.max_batch.of(&model).unwrap_or(usize::MAX).min(model.max_batch);
+        let own = own(&model, max_batch);
+        *place = Some(Served { model, drop, max_batch, retired: false, own });
+    }
+
+    pub(crate) fn get(&self, id: ModelId) -> &Served<T> {
+        self.table[id.index()].as_ref().expect("a model stays while its requests live")
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ModelId) -> &mut Served<T> {
+        self.table[id.index()].as_mut().expect("a model stays while its requests live")
+    }
+
+    /// The model of this id, if there is one.
+    pub(crate) fn find(&self, id: ModelId) -> Option<&Served<T>> {
+        self.table[id.index()].as_ref()
+    }
+
+    pub(crate) fn find_mut(&mut self, id: ModelId) -> Option<&mut Served<T>> {
+        self.table[id.index()].as_mut()
+    }
+
+    /// The model of a request that has arrived.
+    pub(crate) fn of_newcomer(&mut self, request: &Request) -> &mut Served<T> {
+        let served = self.table[request.model.index()].as_mut().filter(|served| !served.retired);
+        let served = served.expect("the driver sends requests of loaded models only");
+        let rows = request.rows as usize;
+        assert!(rows >= 1 && rows <= served.model.max_batch, "the driver splits large requests: {request:?}");
+        served
+    }
+
+    /// How many there may be.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// All models, those that only finish what runs too.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ModelId, &Served<T>)> {
+        self.table.iter().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_ref()?)))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ModelId, &mut Served<T>)> {
+        self.table.iter_mut().zip(0..).filter_map(|(served, id)| Some((ModelId(id), served.as_mut()?)))
+    }
+
+    /// A block was measured anew; the model, to bring up to date what was derived from its profiles.
+    pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) -> &mut Served<T> {
+        let served = self.get_mut(id);
+        served.model.blocks[block.index()].replace_profile(profile);
+        served
+    }
+}
+
+/// What the options of every policy say about batches.
+#[derive(Clone, Debug)]
+pub(crate) struct BatchOptions {
+    /// For models that bring no rule of their own.
+    pub(crate) drop: DropRule,
+    pub(crate) max_batch: PerModel<Option<usize>>,
+}
+
+impl BatchOptions {
+    /// `drop` is the policy's own rule.
+    pub(crate) fn read(setup: &Setup, knobs: &Knobs<'_>, drop: DropRule) -> Result<BatchOptions, BuildError> {
+        let max_batch = PerModel::read(&setup.models, |model| knobs.count("max_batch", model))?;
+        Ok(BatchOptions { max_batch, ..BatchOptions::unbounded(knobs, drop)? })
+    }
+
+    /// The same for a policy that does not bound batches.
+    pub(crate) fn unbounded(knobs: &Knobs<'_>, drop: DropRule) -> Result<BatchOptions, BuildError> {
+        let rules = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
+        Ok(BatchOptions { drop: knobs.choice("drop", &rules, drop)?, max_batch: PerModel::all(None) })
+    }
+}
+
+/// A value that may differ by model: one for the models that have their own, one for the others.
+#[derive(Clone, Debug)]
+pub(crate) struct PerModel<T> {
+    own: BTreeMap<String, T>,
+    others: T,
+}
+
+impl<T: Copy> PerModel<T> {
+    /// The same for all.
+    pub(crate) fn all(value: T) -> PerModel<T> {
+        PerModel { own: BTreeMap::new(), others: value }
+    }
+
+    /// What `read` says for each model, and for models that are loaded later.
+    pub(crate) fn read<E>(models: &[Model], read: impl Fn(Option<&str>) -> Result<T, E>) -> Result<PerModel<T>, E> {
+        let own = models.iter().map(|model| Ok((model.name.clone(), read(Some(&model.name))?)));
+        Ok(PerModel { own: own.collect::<Result<_, _>>()?, others: read(None)? })
+    }
+
+    /// The value for a model.
+    pub(crate) fn of(&self, model: &Model) -> T {
+        self.own.get(&model.name).copied().unwrap_or(self.others)
+    }
+}

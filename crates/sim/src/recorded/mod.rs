@@ -1,0 +1,407 @@
+//! The arrivals of a live run, as a scenario: what came is repeated, what was decided is decided anew.
+//!
+//! It reads the events of a recording one by one. Requests, graphs and models stand there as they were. What the scheduler
+//! could not know beforehand, the end of a decoder's output and the way through a chain, is gathered from the ends of
+//! tasks. A request that was rejected never showed it, so it takes that of a finished request of its model, in turn.
+//!
+//! What the machine added is kept, too: how late the scheduler heard of each request, and of the end of each task by its
+//! profile (`tasks.rs`). So the recorded policy, simulated, comes to what was measured, and another one meets the same
+//! pauses of the same machine.
+
+mod check;
+mod tasks;
+
+use crate::changing::Load;
+use crate::jitter::Jitter;
+use crate::link::{Delay, Network};
+use crate::planning::Planning;
+use crate::route::{Arrival, Route};
+use crate::scenario::{Length, Scenario};
+use crate::world::expires;
+use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_model::{Graph, Model, Profile, Steps};
+use ripieno_report::{Collector, RunInfo, Summary, Window};
+use ripieno_sched::{Action, Control, Event, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches};
+use ripieno_workload::Arrival as Process;
+use std::collections::HashMap;
+use tasks::{Tasks, Under};
+
+/// Requests of a recording, some 3 GB of memory; more are a mistake, or a file to be cut.
+const MOST_REQUESTS: usize = 1 << 24;
+
+/// A recording on its way to become a scenario.
+#[derive(Debug)]
+pub struct Recorded {
+    models: Vec<Seen>,
+    /// By the id that a model has at this point of the recording, where it stands among the models.
+    loaded: HashMap<ModelId, usize>,
+    requests: Vec<Came>,
+    graphs: Vec<Graph>,
+    /// The graph that the next request of a slot brings.
+    brought: HashMap<RequestSlot, u32>,
+    live: HashMap<RequestSlot, usize>,
+    tasks: Tasks,
+    now: Time,
+    events: u64,
+}
+
+/// A model, and what its requests are told about their deadlines.
+#[derive(Debug)]
+struct Seen {
+    model: Model,
+    /// By how much deadlines lay ahead of the real ones, by the latest request that kept to the SLO.
+    ahead: Nanos,
+}
+
+/// A request that came.
+#[derive(Debug)]
+struct Came {
+    arrival: Arrival,
+    /// The client's own time limit, where it was shorter than the SLO.
+    limit: Option<Nanos>,
+    /// The length that it was padded to in its first block.
+    padded: u32,
+    /// When it ended; not if the recording was cut off before.
+    ended: Option<Time>,
+    /// Whether it ended with an answer.
+    finished: bool,
+}
+
+impl Recorded {
+    /// Of a run that began with this setup.
+    pub fn new(setup: &Setup) -> Result<Recorded, String> {
+        check::limits(setup)?;
+        let mut recorded = Recorded {
+            models: Vec::new(),
+            loaded: HashMap::new(),
+            requests: Vec::new(),
+            graphs: Vec::new(),
+            brought: HashMap::new(),
+            live: HashMap::new(),
+            tasks: Tasks::new(&setup.limits),
+            now: Time(i64::MIN),
+            events: 0,
+        };
+        for (id, model) in (0..).map(ModelId).zip(&setup.models) {
+            recorded.load(id, model)?;
+        }
+        Ok(recorded)
+    }
+
+    /// The next event with its instant; an error if it cannot follow those before it.
+    pub fn event(&mut self, now: Time, event: &Event) -> Result<(), String> {
+        check::instant(self.now, now)?;
+        self.now = now;
+        self.events += u64::from(!matches!(event, Event::Settle { .. }));
+        match event {
+            Event::Graph { request, graph } => {
+                self.brought.insert(*request, self.graphs.len() as u32);
+                self.graphs.push(graph.clone());
+            }
+            Event::Request(request) => self.request(request)?,
+            Event::TaskDone { task, outcome, ended, skips } => {
+                let task = self.tasks.end(*task, now, *outcome)?;
+                if *outcome == Outcome::Ok {
+                    self.done(&task, ended, skips);
+                }
+            }
+            Event::Control(Control::ModelLoaded(id, model)) => self.load(*id, model)?,
+            Event::Control(Control::ModelUnloaded(id)) => {
+                self.loaded.remove(id);
+            }
+            Event::Control(Control::ProfileReplaced { model, block, profile }) => {
+                check::profile(profile)?;
+                self.replace_profile(*model, *block, profile)?;
+            }
+            Event::Control(_) => {}
+            Event::Settle { actions, members, nodes } => self.settle(actions, members, nodes)?,
+        }
+        Ok(())
+    }
+
+    /// A profile was corrected. What a longer one adds is measured here already, task by task, as how late each was; only one
+    /// by which tasks may end sooner says something new.
+    fn replace_profile(&mut self, model: ModelId, block: BlockId, profile: &Profile) -> Result<(), String> {
+        let at = self.model(model)?;
+        let mut changed = self.models[at].model.clone();
+        let replaced = changed.blocks.get_mut(block.index()).ok_or_else(|| format!("{model:?} has no {block:?}"))?;
+        if profile.latency(1) < replaced.profile.latency(1) {
+            replaced.replace_profile(profile.clone());
+            check::model(&changed)?;
+            self.models[at].model = changed;
+            // What seemed late until now may have been an error of the profile that is replaced.
+            self.tasks.forget_reports(|model| model.index() == at);
+        }
+        Ok(())
+    }
+
+    /// How many requests came so far.
+    pub fn requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// The models, each in its latest form.
+    pub fn models(&self) -> impl Iterator<Item = &Model> {
+        self.models.iter().map(|seen| &seen.model)
+    }
+
+    /// Another SLO for every model. Time limits of clients that are shorter stay.
+    pub fn set_slo(&mut self, slo: Nanos) {
+        self.models.iter_mut().for_each(|seen| seen.model.slo = slo);
+    }
+
+    /// Forgets what the machine added: tasks take as long as profiled, the scheduler hears of requests as they arrive.
+    pub fn set_exact(&mut self) {
+        self.tasks.forget_reports(|_| true);
+        self.requests.iter_mut().for_each(|came| came.arrival.at = came.arrival.arrived);
+        self.requests.sort_by_key(|came| came.arrival.at);
+    }
+
+    /// What was measured, as the scheduler saw it: an answer counts when its last task was reported, clients that got an error
+    /// at their deadline count as dropped, requests that had not ended when the recording did not at all.
+    pub fn measured(&self, policy: &str) -> Summary {
+        let names = self.models.iter().map(|seen| seen.model.name.clone());
+        let (first, last) = self.span();
+        let mut collector = Collector::new(names, self.tasks.devices(), self.tasks.most_rows(), Window::from(first));
+        for came in &self.requests {
+            let Arrival { model, arrived, deadline, .. } = came.arrival;
+            let Some(ended) = came.ended else { continue };
+            let lost = ended > deadline && expires(&self.models[model.index()].model);
+            match came.finished && !lost {
+                true => collector.record_answer(model, arrived, deadline, ended),
+                false => collector.record_drop(model, arrived),
+            }
+        }
+        for batch in self.tasks.batches() {
+            let end = batch.ended.min(last.max(batch.began));
+            collector.record_batch(batch.model, batch.rows as usize, batch.device, batch.began, end);
+        }
+        let info = RunInfo { policy: policy.to_owned(), events: self.events, ..RunInfo::default() };
+        collector.finish(last, info)
+    }
+
+    /// The scenario: under this policy, behind the server's door and with its margins. `limits` are the bounds of a server
+    /// with this policy and all its devices.
+    pub fn scenario(mut self, policy: &str, options: Options, limits: Limits) -> Result<Scenario, String> {
+        if self.requests.is_empty() {
+            return Err("the recording holds no request, so there is nothing to simulate".to_owned());
+        }
+        self.guess_hidden();
+        let (first, _) = self.span();
+        let slo = |model: ModelId| self.models[model.index()].model.slo;
+        let since = |time: Time| Time::ORIGIN + (time - first);
+        let arrival = |came: &Came| {
+            let (arrived, slo) = (since(came.arrival.arrived), slo(came.arrival.model));
+            let deadline = arrived + came.limit.map_or(slo, |limit| limit.min(slo));
+            Arrival { at: since(came.arrival.at), arrived, deadline, ..came.arrival }
+        };
+        let requests: Vec<_> = self.requests.iter().map(arrival).collect();
+        let reports = self.tasks.reports().into_iter().map(|(ended, heard)| (since(ended), since(heard))).collect();
+        let mut models: Vec<_> = self.models.into_iter().map(|seen| seen.model).collect();
+        if let Ok(policy) = find(policy) {
+            models.iter_mut().for_each(|model| fit_batches(model, policy));
+        }
+        // A server splits what is wider than a batch; the recording has the parts of its own batches.
+        for arrival in &requests {
+            let most = &mut models[arrival.model.index()].max_batch;
+            *most = (*most).max(arrival.rows as usize);
+        }
+        let load = Load { share: 1.0 / models.len() as f64, arrival: Process::Poisson, curve: None };
+        Ok(Scenario {
+            seed: 1,
+            rate: None,
+            length: Length::Requests(requests.len() as u64),
+            warmup_fraction: 0.0,
+            policy: policy.to_owned(),
+            policy_options: options,
+            admission: true,
+            requests: Some(requests),
+            loads: vec![load; models.len()],
+            network: Network { control: Delay::Fixed(Nanos::ZERO), data_per_row: Nanos::ZERO, estimate: Nanos::ZERO },
+            jitter: Jitter::default(),
+            reports,
+            margins: true,
+            planning: Planning::default(),
+            walks: vec![None; models.len()],
+            routes: vec![None; models.len()],
+            gather: models.iter().map(|model| vec![Nanos::ZERO; model.blocks.len()]).collect(),
+            setup: Setup { devices: limits.devices, limits: Limits { models: models.len(), ..limits }, models },
+            graphs: self.graphs,
+            autoscale: None,
+            window: None,
+        })
+    }
+
+    /// From the first arrival to the last.
+    fn span(&self) -> (Time, Time) {
+        let arrivals = || self.requests.iter().map(|came| came.arrival.arrived);
+        (arrivals().min().unwrap_or(Time::ORIGIN), arrivals().max().unwrap_or(Time::ORIGIN))
+    }
+
+    /// A model that is loaded anew is the same model, in its latest form for the whole run.
+    fn load(&mut self, id: ModelId, model: &Model) -> Result<(), String> {
+        check::model(model)?;
+        let seen = Seen { model: model.clone(), ahead: Margin::new(model).ahead() };
+        let at = match self.models.iter().position(|seen| seen.model.name == model.name) {
+            Some(at) => {
+                let before = &self.models[at].model;
+                let same = before.walk == model.walk && before.blocks.len() == model.blocks.len();
+                if !same || model.max_batch < before.max_batch {
+                    return Err(format!(
+                        "model {:?} is loaded anew with another walk, other blocks or a smaller largest batch",
+                        model.name
+                    ));
+                }
+                self.models[at] = seen;
+                at
+            }
+            None if self.models.len() == usize::from(u16::MAX) => {
+                return Err(format!("there are more than {} models", u16::MAX));
+            }
+            None => {
+                self.models.push(seen);
+                self.models.len() - 1
+            }
+        };
+        self.loaded.insert(id, at);
+        Ok(())
+    }
+
+    fn model(&self, id: ModelId) -> Result<usize, String> {
+        self.loaded.get(&id).copied().ok_or_else(|| format!("{id:?} is named, but no such model has been loaded"))
+    }
+
+    fn request(&mut self, request: &Request) -> Result<(), String> {
+        if self.requests.len() == MOST_REQUESTS {
+            return Err(format!(
+                "there are more than {MOST_REQUESTS} requests; cut the recording off before this line"
+            ));
+        }
+        let at = self.model(request.model)?;
+        let seen = &mut self.models[at];
+        if request.rows == 0 || request.rows as usize > seen.model.max_batch {
+            let (rows, most) = (request.rows, seen.model.max_batch);
+            return Err(format!("a request of {rows} rows for model {:?}, which takes 1 to {most}", seen.model.name));
+        }
+        let graph = self.brought.remove(&request.slot);
+        let sound = graph.is_none_or(|graph| self.graphs[graph as usize].is_sound(seen.model.blocks.len()));
+        if graph.is_some() != seen.model.walk.brings_graph() || !sound {
+            return Err(format!("a request for model {:?} does not fit its walk: its graph", seen.model.name));
+        }
+        // The server plans ahead by a margin of at most a quarter of the SLO, so what is shorter is the client's own limit.
+        let (told, slo) = (request.deadline - request.arrived, seen.model.slo);
+        let limit = if told.0 < slo.0 - slo.0 / 4 {
+            Some(told + seen.ahead)
+        } else {
+            seen.ahead = slo - told;
+            None
+        };
+        let Request { rows, extent, class, .. } = *request;
+        check::extent(extent)?;
+        // Both are read off one clock, but a turn of the scheduler may not begin before the one that it follows.
+        let arrived = request.arrived.min(self.now);
+        check::instant(Time::ORIGIN, arrived)?;
+        let arrival = Arrival::new(self.now, ModelId(at as u16), arrived + limit.unwrap_or(slo));
+        let arrival = Arrival { arrived, rows, extent, class, graph, ..arrival };
+        self.live.insert(request.slot, self.requests.len());
+        self.requests.push(Came { arrival, limit, padded: extent.length, ended: None, finished: false });
+        Ok(())
+    }
+
+    fn settle(&mut self, actions: &[Action], members: &[Vec<RequestSlot>], nodes: &[Vec<u32>]) -> Result<(), String> {
+        let (mut members, mut nodes) = (members.iter(), nodes.iter());
+        for action in actions {
+            match *action {
+                Action::Start { task, model, .. } => {
+                    let slots = members.next().ok_or_else(|| format!("the members of {task:?} are missing"))?;
+                    let request = |slot| self.live.get(slot).copied().ok_or_else(|| format!("{slot:?} has no request"));
+                    let members = slots.iter().map(request).collect::<Result<Vec<_>, _>>()?;
+                    let nodes = nodes.next().cloned().unwrap_or_default();
+                    let model = self.model_of(&members, model)?;
+                    self.start(action, Under { model, members, nodes })?;
+                }
+                Action::Finish { request } => self.end(request, true)?,
+                Action::Reject { request, .. } => self.end(request, false)?,
+                Action::Cancel { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A batch begins, as soon as its lane is free.
+    fn start(&mut self, action: &Action, under: Under) -> Result<(), String> {
+        let Action::Start { block, .. } = *action else { return Ok(()) };
+        let model = &self.models[under.model].model;
+        let spec = model.blocks.get(block.index()).ok_or_else(|| format!("model {:?} has no {block:?}", model.name))?;
+        let requests = under.members.iter().map(|&at| &self.requests[at]);
+        let rows: usize = requests.clone().map(|came| came.arrival.rows as usize).sum();
+        if rows == 0 || rows > spec.max_batch() {
+            return Err(format!("a batch of {rows} rows, which {block:?} of model {:?} does not take", model.name));
+        }
+        // Padded to the longest in the first block, and from then on as it was there.
+        let length = match model.has_lengths() {
+            true if block == BlockId(0) => requests.map(|came| came.arrival.extent.length).max().unwrap_or(1),
+            true => requests.map(|came| came.padded).max().unwrap_or(1),
+            false => 1,
+        };
+        under.members.iter().for_each(|&at| self.requests[at].padded = length);
+        self.tasks.start(self.now, action, (spec, rows, length), under)
+    }
+
+    fn end(&mut self, request: RequestSlot, finished: bool) -> Result<(), String> {
+        let at = self.live.get(&request).ok_or_else(|| format!("{request:?} ends, but it never came"))?;
+        let came = &mut self.requests[*at];
+        (came.ended, came.finished) = (Some(self.now), finished);
+        Ok(())
+    }
+
+    /// A model that was unloaded still ends what it began.
+    fn model_of(&self, members: &[usize], id: ModelId) -> Result<usize, String> {
+        match members.first() {
+            Some(&first) => Ok(self.requests[first].arrival.model.index()),
+            None => self.model(id),
+        }
+    }
+
+    /// Notes whose walk ended in a task, and who goes on where.
+    fn done(&mut self, task: &tasks::Task, ended: &[bool], skips: &[BlockId]) {
+        let Under { model, members, nodes } = &task.under;
+        let Some(block) = self.models[*model].model.blocks.get(task.block.index()) else { return };
+        let until_end = block.steps == Steps::UntilEnd;
+        let unfolds = self.models[*model].model.walk.is_unfolded();
+        for (at, &request) in members.iter().enumerate() {
+            let arrival = &mut self.requests[request].arrival;
+            let ended = ended.get(at).is_some_and(|ended| *ended);
+            match (unfolds, ended) {
+                (true, true) if until_end && arrival.output == 0 => {
+                    arrival.output = nodes.get(at).map_or(1, |node| node + 1);
+                }
+                (false, true) => arrival.route = arrival.route.ending_after(task.block),
+                (false, false) => {
+                    if let Some(&to) = skips.get(at).filter(|to| to.0 > task.block.0 + 1) {
+                        arrival.route = arrival.route.skipping(task.block, to);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives requests that did not finish what finished ones of their model showed.
+    fn guess_hidden(&mut self) {
+        let mut shown: Vec<Vec<(u32, Route)>> = vec![Vec::new(); self.models.len()];
+        for came in self.requests.iter().filter(|came| came.finished) {
+            shown[came.arrival.model.index()].push((came.arrival.output, came.arrival.route));
+        }
+        let mut turn = vec![0; self.models.len()];
+        for Came { arrival, .. } in self.requests.iter_mut().filter(|came| !came.finished) {
+            let (shown, turn) = (&shown[arrival.model.index()], &mut turn[arrival.model.index()]);
+            if !shown.is_empty() {
+                (arrival.output, arrival.route) = shown[*turn % shown.len()];
+                // No output is longer than its limit, which ends the walk by itself.
+                arrival.output = arrival.output.min(arrival.extent.limit);
+                *turn += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! A live run that is simulated from its recording comes to what was measured.
+//!
+//! The live run is one of a world whose tasks are late by chance and whose requests reach the scheduler late, with the
+//! margins, the door and the expiry of a server; what its scheduler is told and decides is written down as the runtime does.
+
+use crate::common::options;
+use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{Block, Extent, Graph, Lengths, Model, Profile, Steps, Walk};
+use ripieno_sched::{Control, Event, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find};
+use ripieno_sim::checkers::Checkers;
+use ripieno_sim::{Arrival, Jitter, Recorded, Route, World, simulate};
+use ripieno_workload::{stream, unit};
+
+/// A scheduler that is listened to.
+struct Taped {
+    scheduler: Box<dyn Scheduler>,
+    tape: Vec<(Time, Event)>,
+    graph: Option<Event>,
+}
+
+impl Scheduler for Taped {
+    fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
+        self.graph = Some(Event::Graph { request, graph: graph.clone() });
+        self.scheduler.on_graph(request, graph);
+    }
+
+    fn on_request(&mut self, now: Time, request: &Request) {
+        self.tape.extend(self.graph.take().map(|graph| (now, graph)));
+        self.tape.push((now, Event::Request(*request)));
+        self.scheduler.on_request(now, request);
+    }
+
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
+        let (ended, skips) = (done.ended.to_vec(), done.skips.to_vec());
+        self.tape.push((now, Event::TaskDone { task: done.task, outcome: done.outcome, ended, skips }));
+        self.scheduler.on_task_done(now, done);
+    }
+
+    fn on_control(&mut self, now: Time, control: Control) {
+        self.tape.push((now, Event::Control(control.clone())));
+        self.scheduler.on_control(now, control);
+    }
+
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        self.scheduler.settle(now, out);
+        self.tape.push((now, Event::of_settle(self.scheduler.as_ref(), out)));
+    }
+
+    fn next_wakeup(&self) -> Time {
+        self.scheduler.next_wakeup()
+    }
+
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.scheduler.members(task)
+    }
+
+    fn nodes(&self, task: TaskId) -> &[u32] {
+        self.scheduler.nodes(task)
+    }
+}
+
+const JITTER: Jitter = Jitter { mean_us: 300.0, mean_percent: 3.0 };
+
+fn linear(alpha_ms: f64, beta_ms: f64) -> Profile {
+    Profile::linear(alpha_ms, beta_ms, 16).unwrap()
+}
+
+fn model(name: &str, walk: Walk, blocks: Vec<Block>, slo_ms: i64) -> Model {
+    let slo = Nanos::from_millis(slo_ms);
+    let (name, instances) = (name.to_owned(), usize::MAX);
+    Model { name, blocks, walk, slo, max_batch: 16, instances, drop: None, weight: 1, dec_timesteps: None }
+}
+
+fn whole(name: &str) -> Model {
+    model(name, Walk::Whole, vec![Block::new(name, linear(0.4, 3.0))], 30)
+}
+
+/// Three stages, of which the first costs by length.
+fn chain(padded: bool) -> Model {
+    let mut blocks: Vec<_> = (0..3).map(|at| Block::new(at.to_string(), linear(0.2, 1.0))).collect();
+    if padded {
+        let by_length = |part: f64| linear(0.2 * part, 1.0 * part);
+        blocks.iter_mut().for_each(|block| {
+            block.lengths = Some(Lengths::new(vec![(8, by_length(0.3)), (32, by_length(1.0))]).unwrap());
+        });
+    }
+    blocks[0].skips = !padded;
+    model("chain", Walk::Chain, blocks, 40)
+}
+
+fn translator() -> Model {
+    let cell = |name: &str, steps| Block { steps, ..Block::new(name, linear(0.02, 0.2)) };
+    model("cells", Walk::EncodeDecode, vec![cell("encoder", Steps::Length), cell("decoder", Steps::UntilEnd)], 60)
+}
+
+/// Requests at a rate, one to three rows, a part of them with a time limit of their own, which reach the scheduler late.
+fn arrivals(models: &[Model], rate: f64, hasty: f64, seed: u64) -> Vec<Arrival> {
+    let mut random = stream(seed, 1);
+    let mut draw = |span: f64| unit(&mut random) * span;
+    let mut arrived = Time::ORIGIN;
+    let arrivals = (0..1_500).map(|_| {
+        let at = arrived;
+        arrived = arrived + Nanos::from_millis_f64(-(1.0 - draw(1.0)).ln() * 1e3 / rate);
+        let id = draw(models.len() as f64) as usize;
+        let model = &models[id];
+        let slo = model.slo.as_millis_f64();
+        let limit = Nanos::from_millis_f64(if draw(1.0) < hasty { slo * 0.4 } else { slo });
+        let unfolds = model.walk.is_unfolded();
+        let length = if unfolds || model.has_lengths() { 1 + draw(30.0) as u32 } else { 1 };
+        let (output, limited) = if unfolds { (1 + draw(20.0) as u32, 20) } else { (0, 0) };
+        let rows = if unfolds { 1 } else { 1 + draw(3.0) as u32 };
+        let route = match model.walk == Walk::Chain && draw(1.0) < 0.2 {
+            true => Route::ALL.ending_after(ripieno_base::BlockId(1)),
+            false => Route::ALL,
+        };
+        let extent = Extent { length, limit: limited };
+        let heard = at + Nanos::from_millis_f64(draw(0.4));
+        Arrival { arrived: at, rows, extent, output, route, ..Arrival::new(heard, ModelId(id as u16), at + limit) }
+    });
+    let mut arrivals: Vec<_> = arrivals.collect();
+    arrivals.sort_by_key(|arrival| arrival.at);
+    arrivals
+}
+
+struct Served {
+    setup: Setup,
+    tape: Vec<(Time, Event)>,
+}
+
+/// Serves requests as a live server would, on devices that are late, and writes it down.
+fn serve(policy: &str, set: &str, models: Vec<Model>, devices: usize, arrivals: &[Arrival], seed: u64) -> Served {
+    let Needs { lanes, depth, .. } = find(policy).unwrap().needs(&options(set));
+    let (requests, batch) = (400, 16);
+    let limits = Limits { requests, models: models.len(), devices, lanes, depth, batch, nodes: 0 };
+    let setup = Setup { models, devices, limits };
+    let scheduler = build_served(policy, &setup, &options(set)).unwrap();
+    let mut taped = Taped { scheduler, tape: Vec::new(), graph: None };
+    let mut checkers = Checkers::new(&setup);
+    let mut world = World::new(&mut taped, &setup).with_jitter(JITTER, seed);
+    world = world.with_learning(&setup.models).with_expiry();
+    if arrivals.iter().any(|arrival| arrival.route != Route::ALL) {
+        world = world.with_routes(&setup);
+    }
+    world.run(arrivals.iter().copied(), [], &mut [&mut checkers]);
+    checkers.finish();
+    Served { tape: taped.tape, setup }
+}
+
+fn recorded(served: &Served) -> Recorded {
+    let mut recorded = Recorded::new(&served.setup).unwrap();
+    served.tape.iter().for_each(|(now, event)| recorded.event(*now, event).unwrap());
+    recorded
+}
+
+/// Bad rate, p50 and p99 as measured and as simulated.
+fn figures(policy: &str, set: &str, served: &Served, exact: bool) -> [[f64; 3]; 2] {
+    let mut recorded = recorded(served);
+    let measured = recorded.measured(policy);
+    if exact {
+        recorded.set_exact();
+    }
+    let scenario = recorded.scenario(policy, options(set), served.setup.limits).unwrap();
+    let simulated = simulate(&scenario, None).unwrap();
+    assert_eq!(measured.total.requests, simulated.total.requests);
+    [measured, simulated].map(|run| [run.total.bad_rate, run.total.p50_ms.unwrap(), run.total.p99_ms.unwrap()])
+}
+
+/// A policy, its options, what it serves, and how many requests a second one device gets.
+type Case = (&'static str, &'static str, fn() -> Vec<Model>, f64);
+
+const CASES: [Case; 12] = [
+    ("deferred", "objective=latency", || vec![whole("a"), whole("b")], 300.0),
+    ("deferred", "objective=efficiency", || vec![whole("a")], 400.0),
+    ("timeout", "timeout_ms=3", || vec![whole("a")], 400.0),
+    ("eager", "", || vec![whole("a"), whole("b")], 900.0),
+    ("clockwork", "", || vec![whole("a")], 400.0),
+    ("nexus", "", || vec![whole("a")], 200.0),
+    ("serial", "", || vec![whole("a")], 150.0),
+    ("lazy", "", || vec![chain(false)], 300.0),
+    ("delay-batch", "", || vec![chain(false)], 300.0),
+    ("dva", "buffers=1", || vec![chain(true), whole("a")], 300.0),
+    ("cellular", "", || vec![translator(), whole("a")], 80.0),
+    ("bucketed", "", || vec![translator()], 25.0),
+];
+
+/// The live run of a case, and how it comes out: measured, and simulated as served.
+fn live(case: usize, set: Option<&str>, devices: usize, hasty: f64) -> (Served, [[f64; 3]; 2]) {
+    let (policy, own, models, rate) = CASES[case];
+    let (set, models, seed) = (set.unwrap_or(own), models(), case as u64);
+    let arrivals = arrivals(&models, rate * devices as f64, hasty, seed);
+    let served = serve(policy, set, models, devices, &arrivals, seed);
+    let both = figures(policy, set, &served, false);
+    (served, both)
+}
+
+/// Goodput within 2 %, p50 and p99 within 5 %.
+fn assert_near([measured, simulated]: [[f64; 3]; 2], what: &str) {
+    let near = |at: usize, part: f64| (measured[at] / simulated[at] - 1.0).abs() <= part;
+    let good = (measured[0] - simulated[0]).abs() <= 0.02;
+    assert!(good && near(1, 0.05) && near(2, 0.05), "{what}: bad rate, p50, p99: {measured:?}, {simulated:?}");
+}
+
+#[test]
+fn on_one_device_the_recorded_policy_does_again_what_was_measured() {
+    for (at, &(policy, set, models, _)) in CASES.iter().enumerate() {
+        let (served, [measured, simulated]) = live(at, None, 1, 0.0);
+        if models()[0].walk.is_unfolded() {
+            // Steps that are queued ahead begin while the one before them is late, and begin elsewhere in the simulation.
+            assert_near([measured, simulated], policy);
+        } else {
+            assert_eq!(measured, simulated, "{policy} {set}: bad rate, p50, p99");
+        }
+        let [_, exact] = figures(policy, set, &served, true);
+        assert!(
+            exact[1] < 0.98 * measured[1] && exact[2] < 0.98 * measured[2],
+            "{policy} {set}: {exact:?}, {measured:?}"
+        );
+    }
+}
+
+#[test]
+fn time_limits_devices_and_lanes_are_as_recorded() {
+    for (at, &(policy, ..)) in CASES.iter().enumerate() {
+        assert_near(live(at, None, 2, 0.1).1, policy);
+        if policy == "dva" {
+            assert_near(live(at, Some(""), 1, 0.1).1, "dva on two lanes");
+        }
+    }
+}
+
+fn whole_run() -> Served {
+    live(0, None, 1, 0.1).0
+}
+
+#[test]
+fn another_slo_and_more_devices_change_what_comes_out() {
+    let served = whole_run();
+    let simulated = |slo_ms: i64, devices: usize| {
+        let mut recorded = recorded(&served);
+        recorded.set_slo(Nanos::from_millis(slo_ms));
+        let limits = Limits { devices, ..served.setup.limits };
+        let scenario = recorded.scenario("deferred", options("objective=latency"), limits).unwrap();
+        simulate(&scenario, None).unwrap().total
+    };
+    let (tight, loose, wide) = (simulated(8, 1), simulated(200, 1), simulated(8, 4));
+    assert!(tight.bad_rate > 0.2 && loose.bad_rate < 0.01, "{tight:?}, {loose:?}");
+    assert!(wide.bad_rate < 0.5 * tight.bad_rate, "{wide:?}");
+}
+
+#[test]
+fn a_recording_that_was_cut_off_counts_up_to_there() {
+    let mut served = whole_run();
+    served.tape.truncate(served.tape.len() / 2);
+    let recorded = recorded(&served);
+    let (measured, came) = (recorded.measured("deferred"), recorded.requests());
+    // Who had no answer yet is not counted as measured, but simulated.
+    assert!((came - 20..=came).contains(&(measured.total.requests as usize)), "{came}, {measured:?}");
+    let scenario = recorded.scenario("deferred", options(""), served.setup.limits).unwrap();
+    assert_eq!(simulate(&scenario, None).unwrap().total.requests, came as u64);
+}
+
+#[test]
+fn what_no_server_writes_is_refused() {
+    let served = whole_run();
+    let refused = |setup: &Setup, events: &[(Time, Event)]| {
+        let mut recorded = match Recorded::new(setup) {
+            Err(problem) => return problem,
+            Ok(recorded) => recorded,
+        };
+        let problem = events.iter().find_map(|(now, event)| recorded.event(*now, event).err());
+        problem.unwrap_or_else(|| {
+            let scenario = recorded.scenario("deferred", options(""), setup.limits);
+            scenario.err().unwrap_or_default()
+        })
+    };
+    let changed = |change: fn(&mut Request)| {
+        let mut tape = served.tape.clone();
+        let first = tape.iter_mut().find_map(|(_, event)| match event {
+            Event::Request(request) => Some(request),
+            _ => None,
+        });
+        change(first.unwrap());
+        refused(&served.setup, &tape)
+    };
+    assert_eq!(refused(&served.setup, &served.tape), "");
+    assert!(refused(&served.setup, &[]).contains("no request"));
+    assert!(changed(|request| request.rows = 17).contains("17 rows for model"));
+    assert!(changed(|request| request.rows = 0).contains("0 rows"));
+    assert!(changed(|request| request.model = ModelId(9)).contains("no such model has been loaded"));
+    assert!(changed(|request| request.extent.length = 0).contains("length 0"));
+    assert!(changed(|request| request.arrived = Time(-5)).contains("cannot follow"));
+    assert!(changed(|request| request.slot = RequestSlot(399)).contains("no request"));
+
+    let end = served.tape.len() - 1;
+    assert!(refused(&served.setup, &[&served.tape[..], &served.tape[..1]].concat()).contains("cannot follow"));
+    let done = served.tape.iter().position(|(_, event)| matches!(event, Event::TaskDone { .. })).unwrap();
+    let again = (served.tape[end].0, served.tape[done].1.clone());
+    assert!(refused(&served.setup, &[&served.tape[..], &[again]].concat()).contains("it has not begun"));
+
+    let bounds = |change: fn(&mut Setup)| {
+        let mut setup = served.setup.clone();
+        change(&mut setup);
+        refused(&setup, &served.tape)
+    };
+    assert!(bounds(|setup| setup.limits.requests = 1 << 40).contains("requests = 1099511627776"));
+    assert!(bounds(|setup| setup.devices = 0).contains("devices = 0"));
+    assert!(bounds(|setup| setup.limits.lanes = 1 << 30).contains("lanes = "));
+    assert!(bounds(|setup| setup.models[0].blocks.clear()).contains("has no block"));
+    assert!(bounds(|setup| setup.models[0].max_batch = 99).contains("ends before its largest batch"));
+    assert!(bounds(|setup| setup.models[0].slo = Nanos::ZERO).contains("no time"));
+}
