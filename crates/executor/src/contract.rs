@@ -82,8 +82,13 @@ pub trait Loaded: Send + Sync {
         None
     }
 
-    /// If its engine runs in a process of its own, which is not there: in how long there may be one again.
-    fn outage(&self) -> Option<Duration> {
+    /// If its engine runs in processes of its own, and none of them is there: why, and when there may be one again.
+    fn outage(&self) -> Option<Outage> {
+        None
+    }
+
+    /// How often a process of its engine has been started again; none if its engine runs in this one.
+    fn restarts(&self) -> Option<u64> {
         None
     }
 
@@ -235,6 +240,24 @@ impl Entry {
     }
 }
 
+/// No process is there that runs a model's engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// How the last one ended, or why it could not be started.
+    pub cause: String,
+    /// In how long there may be another.
+    pub retry_after: Duration,
+}
+
+/// A task failed for want of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// In how long there may be one.
+    pub retry_after: Duration,
+    /// Whether the process ended with the task in it: then one of its members may be the cause.
+    pub inside: bool,
+}
+
 /// The end of a task.
 #[derive(Debug)]
 pub struct TaskResult {
@@ -245,9 +268,8 @@ pub struct TaskResult {
     pub outcome: Result<Vec<Progress>, ExecError>,
     /// If the batch failed and parts of it were run again.
     pub again: Option<Again>,
-    /// If it failed because the process that runs its model's engine has ended: in how long there may be another. It may be
-    /// sent again, whatever was in it.
-    pub outage: Option<Duration>,
+    /// If it failed because a process of its model's engine has ended. Its members may be sent again.
+    pub lost: Option<Loss>,
     /// When the device began with it.
     pub started: Instant,
     /// When it was done.

@@ -188,7 +188,7 @@ impl Body {
         let started = Instant::now();
         if let Err(cancelled) = waited {
             let outcome = Err(cancelled);
-            return TaskResult { id: task.id, outcome, again: None, outage: None, started, finished: started };
+            return TaskResult { id: task.id, outcome, again: None, lost: None, started, finished: started };
         }
         // The worker takes the state of a task's walks out before it runs them, so a panic leaves none half done.
         let done = caught(|| self.worker.execute(task, ready, &|| abort.is_stopped(task.id)));
@@ -196,8 +196,8 @@ impl Body {
             Ok(Done { progress, again }) => (Ok(progress), again),
             Err(cause) => (Err(cause), None),
         };
-        let outage = self.worker.outage(task.model).filter(|_| outcome.is_err());
-        TaskResult { id: task.id, outcome, again, outage, started, finished: Instant::now() }
+        let lost = self.worker.lost(task.model).filter(|_| outcome.is_err());
+        TaskResult { id: task.id, outcome, again, lost, started, finished: Instant::now() }
     }
 }
 

@@ -34,7 +34,7 @@ mod worker;
 
 pub use conditions::{Comparison, Condition, May, Row, Rule, Verdict};
 pub use contract::{
-    Again, Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult,
+    Again, Device, Engine, Entry, InputLengths, Loaded, Loss, Member, Outage, Progress, Sink, Spent, Task, TaskResult,
 };
 pub use cpu::{CpuEngine, CpuOptions};
 pub use curve::Step;

@@ -3,19 +3,23 @@
 use crate::plan::{BlockIo, Plan, as_one_row};
 use crate::value_checks::ValueCheck;
 use crate::values::{Block, Known, Limits, check_request};
-use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
+use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, Outage, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use ripieno_onnx::Declared;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// What an engine keeps for a model.
 pub(crate) trait Own: Send + Sync + 'static {
     /// As [`Loaded::outage`].
-    fn outage(&self) -> Option<Duration> {
+    fn outage(&self) -> Option<Outage> {
+        None
+    }
+
+    /// As [`Loaded::restarts`].
+    fn restarts(&self) -> Option<u64> {
         None
     }
 }
@@ -93,8 +97,12 @@ impl<T: Own> Loaded for LoadedModel<T> {
         }
     }
 
-    fn outage(&self) -> Option<Duration> {
+    fn outage(&self) -> Option<Outage> {
         self.own.outage()
+    }
+
+    fn restarts(&self) -> Option<u64> {
+        self.own.restarts()
     }
 
     fn as_any(&self) -> &dyn Any {

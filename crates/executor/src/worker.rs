@@ -8,18 +8,18 @@
 
 use crate::buffer::AlignedBuffer;
 use crate::cells;
-use crate::isolated::Outage;
+use crate::isolated::Down;
 use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
-use crate::{Again, ExecError, Member, Progress, Spent, Task, Tensor, Verdict};
+use crate::{Again, ExecError, Loss, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A synchronous engine's side of a model on one device.
 pub(crate) trait Runner: Send {
@@ -50,13 +50,13 @@ pub(crate) struct Ready {
     pub(crate) plan: Arc<Plan>,
     pub(crate) runner: Box<dyn Runner>,
     /// Set by a runner whose process has ended.
-    pub(crate) outage: Outage,
+    pub(crate) down: Down,
 }
 
 impl Ready {
     /// In the server's own process.
     pub(crate) fn new(plan: Arc<Plan>, runner: Box<dyn Runner>) -> Ready {
-        Ready { plan, runner, outage: Outage::default() }
+        Ready { plan, runner, down: Down::default() }
     }
 }
 
@@ -170,9 +170,9 @@ impl Worker {
         }
     }
 
-    /// If the model's last task failed because the process of its engine has ended: when there may be another.
-    pub(crate) fn outage(&self, model: ModelId) -> Option<Duration> {
-        self.models.get(&model)?.as_ref().ok()?.ready.outage.get()
+    /// If the model's last task failed for want of a process.
+    pub(crate) fn lost(&self, model: ModelId) -> Option<Loss> {
+        self.models.get(&model)?.as_ref().ok()?.ready.down.get()
     }
 
     /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see [`parts`](crate::parts).
@@ -189,10 +189,10 @@ impl Worker {
         };
         let plan = Arc::clone(&attached.ready.plan);
         let block = check_task(&plan, task)?;
-        let outage = attached.ready.outage.clone();
-        outage.clear();
-        // Without a process nobody is to blame, and nothing can be run again.
-        let stopped = || stopped() || outage.get().is_some();
+        let down = attached.ready.down.clone();
+        down.clear();
+        // Whoever takes a process down would take down the next one when it is run again.
+        let stopped = || stopped() || down.get().is_some();
         let terms = Terms { ready, until: &|at| task.members[at].until, stopped: &stopped };
         if let Some(cells) = &plan.cells {
             let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);

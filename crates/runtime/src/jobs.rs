@@ -10,11 +10,10 @@ use crate::Answer;
 use crate::admission::{ModelEntry, Permit};
 use crate::answer::Answerer;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Entry, Tensor};
+use ripieno_executor::{Entry, Loss, Tensor};
 use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
 
 /// One client request.
 pub(crate) struct Call {
@@ -36,8 +35,8 @@ pub(crate) struct Call {
     pub(crate) in_core: usize,
     /// Whether the mail of its cancellation has been read.
     pub(crate) cancel_read: bool,
-    /// If a part of it was in a process that ended: in how long it may be sent again.
-    pub(crate) outage: Option<Duration>,
+    /// If a part of it failed for want of a process.
+    pub(crate) lost: Option<Loss>,
     /// What the core is told of its parts.
     pub(crate) class: RequestClass,
     pub(crate) permit: Permit,

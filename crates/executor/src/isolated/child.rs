@@ -16,30 +16,49 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+/// Engines recurse into a graph as deep as it is, when they load it. Only what is used of this is ever in memory.
+const LOADING_STACK: usize = 256 << 20;
+
 /// Serves the process that started this one, over standard input, until it is gone. Returns only with an error.
 pub fn serve_engine() -> io::Result<()> {
+    end_with_the_server();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let load: Load = receive(&mut socket)?;
-    let loaded = limit(load.memory_limit).and_then(|()| Served::load(&load));
-    let served = match loaded {
+    let served = match limit(load.memory_limit).and_then(|()| load_deeply(&load)) {
         Ok(served) => served,
-        Err(cause) => return send(&mut socket, &Done { error: Some(cause.0), outputs: Vec::new() }),
+        Err(cause) => return send(&mut socket, &failed(0, cause.0)),
     };
     send(&mut socket, &Done::default())?;
-    let batches = read(socket.try_clone()?)?;
-    for (task, batch) in (0..).zip(batches) {
-        let outputs = served.run(task, batch);
-        let done = match outputs {
-            Ok(outputs) => Done { error: None, outputs },
-            Err(cause) => Done { error: Some(cause), outputs: Vec::new() },
-        };
-        let done = match fits(&done) {
-            Ok(()) => done,
-            Err(cause) => Done { error: Some(cause), outputs: Vec::new() },
-        };
-        send(&mut socket, &done)?;
+    for batch in read(socket.try_clone()?)? {
+        let number = batch.number;
+        let outputs = served.run(batch);
+        let done = outputs.map(|outputs| Done { error: None, outputs, number });
+        let done = done.and_then(|done| fits(&done).map(|()| done));
+        send(&mut socket, &done.unwrap_or_else(|cause| failed(number, cause)))?;
     }
     Ok(())
+}
+
+fn failed(number: u64, cause: String) -> Done {
+    Done { error: Some(cause), outputs: Vec::new(), number }
+}
+
+/// Even if it is stopped, or hangs: the end of its connection might go unnoticed then.
+fn end_with_the_server() {
+    // If the server has ended before this, so has the connection, before anything could hang.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+}
+
+/// On a thread whose stack is deep, but takes no more than its part of what is allowed.
+fn load_deeply(load: &Load) -> Result<Served, LoadError> {
+    let stack = load.memory_limit.map_or(LOADING_STACK, |limit| LOADING_STACK.min(limit as usize / 8));
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("load".to_owned()).stack_size(stack);
+        let thread = thread.spawn_scoped(scope, || Served::load(load));
+        let thread = thread.map_err(|cause| LoadError(format!("no thread to load it: {cause}")))?;
+        thread.join().unwrap_or_else(|_| Err(LoadError("the engine panicked".to_owned())))
+    })
 }
 
 /// Reads batches, as many ahead as there are: one. When no more can come, the process ends.
@@ -88,13 +107,13 @@ impl Served {
         Ok(Served { device, results })
     }
 
-    fn run(&self, task: u32, batch: Run) -> Result<Vec<Packed>, String> {
+    fn run(&self, batch: Run) -> Result<Vec<Packed>, String> {
         let rows = batch.rows as usize;
         let inputs: Result<Vec<Tensor>, String> = batch.inputs.into_iter().map(tensor).collect();
         let member = Member::new(RequestSlot(0), rows, Some(Arc::new(Entry::of(inputs?.into()))));
         let model = ModelId(batch.block as u16);
         let (block, lane) = (BlockId(0), LaneId(0));
-        let task = Task { id: TaskId(task), model, block, lane, members: vec![member], not_before: None };
+        let task = Task { id: TaskId(0), model, block, lane, members: vec![member], not_before: None };
         self.device.submit(task).map_err(|_| "the engine is busy".to_owned())?;
         let result = self.results.recv().map_err(|cause| cause.to_string())?;
         let progress: Vec<Progress> = result.whole().map_err(|cause| cause.0)?;

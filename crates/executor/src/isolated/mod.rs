@@ -4,17 +4,18 @@
 //! runs it, and what it makes comes back. Plans, walks, conditions, padding and cells stay where they are, so everything that
 //! runs without a process of its own runs with it.
 //!
-//! Each device that the model is attached to (and each lane) has a process, as it has a session of ONNX Runtime: a batch waits for
-//! no other. A *keeper*, a thread, starts it, waits for its end, and starts it again; after a pause that doubles as long as it
-//! does not live. What ran in it fails at once and is to be sent again, and so is what comes before it is back: such a failure
-//! is told by [`Outage`] from one of the engine's own, and is nobody's fault among the members of the batch, so the batch is not
-//! run again in parts.
+//! There are as many processes of a model as lanes that it is attached to, as there are sessions of ONNX Runtime: a batch waits for
+//! no other. A [`keeper`], a thread, starts one, waits for its end, and starts it again; after a pause that doubles as long as it
+//! does not live. What ran in it fails at once and is to be sent again, and so is what comes while there is none: [`Down`] tells
+//! such a failure from one of the engine's own. The batch is not run again in parts: each of them might kill a process. One that
+//! answers nonsense, or not at all, is killed; see [`life`].
 //!
 //! Rejected: one process for all batches of a model, which would have to be asynchronous; shared memory for tensors, which is
 //! faster and needs `unsafe` on both sides of a border that is there because one side is not trusted.
 
 mod child;
 mod keeper;
+mod life;
 mod protocol;
 
 pub use child::serve_engine;
@@ -23,12 +24,13 @@ use crate::model::{LoadedModel, OnnxBlocks, Own};
 use crate::plan::Plan;
 use crate::rows::Batch;
 use crate::worker::{Call, Ready, Runner};
-use crate::{ExecError, LoadError, Loaded, ModelSource};
-use keeper::{Connection, Processes};
+use crate::{ExecError, LoadError, Loaded, Loss, ModelSource, Outage};
+use keeper::Processes;
+use parking_lot::Mutex;
 use protocol::{Done, Load, LoadBlock, Packed, Range, Run, fits, receive, send};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How to run a model's engine in a process of its own.
@@ -40,24 +42,30 @@ pub struct Isolation {
     pub args: Vec<String>,
     /// The most bytes of address space that it may take.
     pub memory_limit: Option<u64>,
+    /// The longest that it may take over a batch before it is taken for hung, and killed.
+    pub task_limit: Duration,
+}
+
+impl Isolation {
+    /// What [`Isolation::task_limit`] is unless somebody knows better: no batch that clients wait for takes so long.
+    pub const TASK_LIMIT: Duration = Duration::from_secs(60);
 }
 
 /// Whether a runner's last batch failed because there is no process to run it, and when there may be one again.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outage(Arc<AtomicU64>);
+pub(crate) struct Down(Arc<Mutex<Option<Loss>>>);
 
-impl Outage {
+impl Down {
     pub(crate) fn clear(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        *self.0.lock() = None;
     }
 
-    fn set(&self, for_about: Duration) {
-        self.0.store((for_about.as_millis() as u64).max(1), Ordering::Relaxed);
+    fn set(&self, loss: Loss) {
+        *self.0.lock() = Some(loss);
     }
 
-    pub(crate) fn get(&self) -> Option<Duration> {
-        let millis = self.0.load(Ordering::Relaxed);
-        (millis > 0).then(|| Duration::from_millis(millis))
+    pub(crate) fn get(&self) -> Option<Loss> {
+        *self.0.lock()
     }
 }
 
@@ -77,8 +85,12 @@ pub(crate) struct Isolated {
 }
 
 impl Own for Isolated {
-    fn outage(&self) -> Option<Duration> {
+    fn outage(&self) -> Option<Outage> {
         self.processes.outage()
+    }
+
+    fn restarts(&self) -> Option<u64> {
+        Some(self.processes.restarts())
     }
 }
 
@@ -123,13 +135,13 @@ pub(crate) fn prepare(loaded: &dyn Loaded) -> Option<Result<Ready, ExecError>> {
     let runner = Proxy {
         plan: Arc::clone(&plan),
         processes: Arc::clone(&model.own.processes),
-        connection: None,
-        outage: Outage::default(),
+        down: Down::default(),
+        batches: 0,
         least_rows: model.own.least_rows,
     };
-    let outage = runner.outage.clone();
+    let down = runner.down.clone();
     Some(match model.own.processes.attach() {
-        Ok(()) => Ok(Ready { plan, runner: Box::new(runner), outage }),
+        Ok(()) => Ok(Ready { plan, runner: Box::new(runner), down }),
         Err(cause) => Err(ExecError(cause.to_string())),
     })
 }
@@ -138,29 +150,32 @@ pub(crate) fn prepare(loaded: &dyn Loaded) -> Option<Result<Ready, ExecError>> {
 struct Proxy {
     plan: Arc<Plan>,
     processes: Arc<Processes>,
-    connection: Option<Connection>,
-    outage: Outage,
+    down: Down,
+    /// So far; each has the next number.
+    batches: u64,
     least_rows: usize,
 }
 
 impl Proxy {
     fn exchange(&mut self, run: &Run) -> Result<Done, ExecError> {
-        let connection = self.connection.take().filter(Connection::is_open).or_else(|| self.processes.take());
-        let Some(mut connection) = connection else {
-            self.outage.set(self.processes.outage().unwrap_or_default());
-            return Err(ExecError("the process of the model's engine has ended and is being started again".to_owned()));
-        };
-        let outcome = send(&mut connection.socket, run).and_then(|()| receive(&mut connection.socket));
-        match outcome {
+        let connection = self.processes.take().map_err(|outage| {
+            self.down.set(Loss { retry_after: outage.retry_after, inside: false });
+            ExecError(format!("{}; it is being started again", outage.cause))
+        })?;
+        let mut talk = connection.talk();
+        let outcome = send(&mut talk, run).and_then(|()| receive::<Done>(&mut talk));
+        let nonsense = |done: &Done| io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number));
+        match outcome.and_then(|done| if done.number == run.number { Ok(done) } else { Err(nonsense(&done)) }) {
             Ok(done) => {
-                self.connection = Some(connection);
+                self.processes.put_back(connection);
                 Ok(done)
             }
             Err(cause) => {
-                // Its keeper sees the end, of the process or of what it says.
-                drop(connection);
-                self.outage.set(self.processes.outage().unwrap_or(keeper::FIRST_PAUSE));
-                Err(ExecError(format!("the process of the model's engine ended: {cause}")))
+                let end = connection.give_up(&cause);
+                self.down.set(Loss { retry_after: self.processes.back_in(), inside: true });
+                Err(ExecError(format!(
+                    "the process of the model's engine ended with the batch that the request was in: {end}"
+                )))
             }
         }
     }
@@ -173,7 +188,8 @@ impl Runner for Proxy {
 
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
         let inputs = call.inputs.iter().map(Packed::of_input).collect();
-        let run = Run { block: call.block as u32, rows: call.rows as u64, inputs };
+        self.batches += 1;
+        let run = Run { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
         fits(&run).map_err(ExecError)?;
         let mut done = self.exchange(&run)?;
         if let Some(cause) = done.error {
@@ -197,6 +213,6 @@ impl Runner for Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.processes.leave(self.connection.take());
+        self.processes.detach();
     }
 }

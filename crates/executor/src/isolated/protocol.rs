@@ -64,6 +64,9 @@ pub(super) struct Run {
     pub(super) rows: u64,
     #[prost(message, repeated, tag = "3")]
     pub(super) inputs: Vec<Packed>,
+    /// Which one it is.
+    #[prost(uint64, tag = "4")]
+    pub(super) number: u64,
 }
 
 /// What became of it, or of loading: nothing to say, or the error.
@@ -73,6 +76,9 @@ pub(super) struct Done {
     pub(super) error: Option<String>,
     #[prost(message, repeated, tag = "2")]
     pub(super) outputs: Vec<Packed>,
+    /// Which batch: no answer must be taken for another one's.
+    #[prost(uint64, tag = "3")]
+    pub(super) number: u64,
 }
 
 /// A tensor; the first dimension is the rows of the batch.
@@ -163,7 +169,7 @@ mod tests {
     fn run() -> Run {
         let data = Bytes::from_static(&[1, 2, 3, 4]);
         let tensor = Packed { name: "x".to_owned(), datatype: number(DataType::Fp32), shape: vec![1, 1], data };
-        Run { block: 1, rows: 1, inputs: vec![tensor] }
+        Run { block: 1, rows: 1, inputs: vec![tensor], number: 7 }
     }
 
     #[test]

@@ -234,3 +234,19 @@ save("plus_huge", [helper.make_node("Add", ["n", "huge"], ["y"])], [number("n")]
 save("square", [helper.make_node("Mul", ["n", "n"], ["y"])], [number("n")], [number("y")])
 size = tensor("n", TensorProto.INT64, [2])
 save("zeros_of", [helper.make_node("ConstantOfShape", ["n"], ["y"])], [size], [floats("y", [None, None])])
+
+# Adds a sum of zeros, as many as the square of the largest number in the batch: a size that one request chooses for all.
+scratch = [
+    helper.make_node("ReduceMax", ["n"], ["top"], keepdims=0),
+    helper.make_node("Unsqueeze", ["top", "front"], ["side"]),
+    helper.make_node("Concat", ["side", "side"], ["shape"], axis=0),
+    helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+    helper.make_node("ReduceSum", ["zeros"], ["total"], keepdims=0),
+    helper.make_node("Cast", ["n"], ["real"], to=TensorProto.FLOAT),
+    helper.make_node("Add", ["real", "total"], ["y"]),
+]
+save("scratch", scratch, [number("n")], [floats("y", ["batch", 1])], [("front", np.array([0]))])
+
+# What ONNX Runtime's division does not survive: the least number by minus one.
+least = ("least", np.array(-(1 << 63)))
+save("quotient", [helper.make_node("Div", ["least", "n"], ["y"])], [number("n")], [number("y")], [least])

@@ -1,12 +1,12 @@
 //! Engines in processes of their own: what kills one fails what ran in it, and nothing else.
 
 use crate::common::*;
-use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
+use ripieno_base::{ModelId, RequestSlot};
 use ripieno_executor::*;
 use ripieno_model::DataType;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// An argument that nobody else gives to this program: a filter that leaves out nothing.
@@ -23,7 +23,8 @@ fn engine_process() {
 fn isolation() -> Isolation {
     let args = ["isolated::engine_process", "--exact", "--nocapture", STARTED_BY_A_KEEPER];
     let args = args.map(str::to_owned).to_vec();
-    Isolation { program: std::env::current_exe().unwrap(), args, memory_limit: None }
+    let program = std::env::current_exe().unwrap();
+    Isolation { program, args, memory_limit: None, task_limit: Isolation::TASK_LIMIT }
 }
 
 /// An engine all of whose models run in processes.
@@ -44,16 +45,19 @@ impl Engine for Isolating {
     }
 }
 
-/// Answers with so many zeros as a request asks for, of which it cannot have 11,000 squared.
-fn greedy() -> ModelSource {
+/// An engine, a model, and what kills a process that runs it: a size that it cannot have, a division that it does not survive.
+fn killers() -> [(Box<dyn Engine>, ModelSource, i64, &'static str); 2] {
     let range = InputRange { tensor: "n".to_owned(), least: 0.0, most: 11_000.0 };
-    let isolation = Isolation { memory_limit: Some(1 << 29), ..isolation() };
-    ModelSource { ranges: vec![range], isolation: Some(isolation), ..files(&["zeros_of"]) }
+    let isolated = || Some(Isolation { memory_limit: Some(1 << 29), ..isolation() });
+    let scratch = ModelSource { ranges: vec![range], isolation: isolated(), ..files(&["scratch"]) };
+    let quotient = ModelSource { isolation: Some(isolation()), ..files(&["quotient"]) };
+    [(cpu().engine, scratch, 11_000, "signal: 6"), (onnxruntime().engine, quotient, -1, "signal: 8")]
 }
 
-fn size(rows: i64, columns: i64) -> Tensor {
-    let data: Vec<u8> = [rows, columns].iter().flat_map(|size| size.to_le_bytes()).collect();
-    Tensor { name: "n".into(), datatype: DataType::Int64, shape: vec![1, 2], data: data.into() }
+fn number(slot: u32, n: i64) -> Member {
+    let data = n.to_le_bytes().to_vec();
+    let tensor = Tensor { name: "n".into(), datatype: DataType::Int64, shape: vec![1, 1], data: data.into() };
+    Member::new(RequestSlot(slot), 1, entry(tensor))
 }
 
 fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
@@ -63,52 +67,109 @@ fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
             Some(value) => return value,
             None => assert!(begun.elapsed() < PATIENCE, "it never came"),
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::yield_now();
     }
+}
+
+/// A process that says that it has loaded its model, and then does as the shell says.
+fn shell(script: &str) -> ModelSource {
+    let args = vec!["-c".to_owned(), format!("printf '\\0\\0\\0\\0' >&0; {script}")];
+    let task_limit = Duration::from_millis(300);
+    let isolation = Isolation { program: "/bin/sh".into(), args, memory_limit: None, task_limit };
+    ModelSource { isolation: Some(isolation), ..files(&["mlp"]) }
+}
+
+/// How a task of one member failed.
+fn failure(result: TaskResult) -> (String, Option<Loss>) {
+    (result.outcome.unwrap_err().to_string(), result.lost)
+}
+
+fn ask(stand: &Stand, model: u16, members: Vec<Member>) -> TaskResult {
+    stand.device.submit(Task { model: ModelId(model), ..task(0, 0, members) }).unwrap();
+    stand.result()
 }
 
 #[test]
 fn a_model_that_takes_its_process_down_is_back_soon() {
-    for engine in [cpu().engine, onnxruntime().engine] {
-        let stand = Stand::new(&*engine, &greedy());
+    for (engine, source, killer, how) in killers() {
+        let stand = Stand::new(&*engine, &source);
         stand.device.attach(ModelId(1), engine.load(&files(&["mlp"])).unwrap());
-        for round in 0..2 {
-            let ask = |n: Tensor| {
-                let member = Member::new(RequestSlot(0), 1, entry(n));
-                stand.device.submit(task(round, 0, vec![member])).unwrap();
-                stand.result()
-            };
-            let good = until(|| ask(size(2, 3)).outcome.ok());
-            assert_eq!(good[0].outputs[0].shape, [1, 2, 3]);
-            assert_eq!(stand.model.outage(), None);
-            let died = ask(size(11_000, 11_000));
-            let cause = died.outcome.unwrap_err().to_string();
-            // An engine may see that it cannot have so much, and say so.
-            if died.outage.is_none() {
-                println!("{}: {cause}", engine.name());
-                continue;
-            }
-            assert!(cause.contains("the process of the model's engine ended"), "{cause}");
+        for round in 0..3 {
+            until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
+            assert_eq!((stand.model.outage(), stand.model.restarts()), (None, Some(round)));
+            let (cause, lost) = failure(ask(&stand, 0, vec![number(0, killer)]));
+            assert!(lost.unwrap().inside && cause.contains("the process of the model's engine ended"), "{cause}");
+            assert!(cause.contains(how), "{cause}");
             // The neighbour knows nothing of it.
             let row = numbers(4, 7);
-            let member = request(1, &row);
-            let beside = Task { model: ModelId(1), ..task(9, 0, vec![member]) };
-            stand.device.submit(beside).unwrap();
-            assert_close(&floats(&stand.result().outcome.unwrap()[0].outputs[0]), &mlp(&row));
+            let beside = ask(&stand, 1, vec![request(1, &row)]);
+            assert_close(&floats(&beside.outcome.unwrap()[0].outputs[0]), &mlp(&row));
         }
-        until(|| stand.ask(size(1, 1)).ok());
+        until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
     }
 }
 
 #[test]
-fn the_built_in_engine_is_taken_down_by_what_it_cannot_have() {
-    let stand = Stand::new(&*cpu().engine, &greedy());
-    let member = Member::new(RequestSlot(0), 1, entry(size(11_000, 11_000)));
-    stand.device.submit(task(0, 0, vec![member])).unwrap();
-    let result = stand.result();
-    assert!(result.outcome.is_err() && result.outage.is_some(), "{result:?}");
-    until(|| stand.model.outage());
-    until(|| stand.model.outage().is_none().then_some(()));
+fn whoever_shares_the_batch_is_lost_with_it_and_nobody_is_run_again() {
+    for (engine, source, killer, how) in killers() {
+        let stand = Stand::new(&*engine, &source);
+        assert!(stand.model.batched());
+        let members = (0..4).map(|slot| number(slot, if slot == 2 { killer } else { 7 })).collect();
+        let result = ask(&stand, 0, members);
+        assert!(result.again.is_none());
+        let (cause, lost) = failure(result);
+        assert!(lost.unwrap().inside && cause.contains(how), "{cause}");
+        // What comes before the process is back is not suspected of anything.
+        let next = ask(&stand, 0, vec![number(0, 3)]);
+        if next.outcome.is_err() {
+            let (cause, lost) = failure(next);
+            assert!(!lost.unwrap().inside && cause.contains("it is being started again"), "{cause}");
+        }
+        until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
+    }
+}
+
+#[test]
+fn a_process_that_says_nothing_or_nonsense_is_killed() {
+    let scripts = [
+        ("exec sleep 1000", "killed after 300ms without an answer"),
+        ("printf '\\005\\0\\0\\0hello' >&0; exec sleep 1000", "killed for an answer that is none"),
+        ("printf '\\0\\0\\0\\0' >&0; exec sleep 1000", "killed for an answer that is none: to batch 0"),
+        ("printf '\\377\\377\\377\\377' >&0; exec sleep 1000", "killed for an answer that is none"),
+        ("exec sleep 1000 <&-", "signal: 9"),
+        ("exit 3", "exit status: 3"),
+    ];
+    for (script, expected) in scripts {
+        let stand = Stand::new(&*cpu().engine, &shell(script));
+        let (cause, lost) = failure(ask(&stand, 0, vec![request(0, &numbers(4, 1))]));
+        // One that ends by itself may have done so before the batch came.
+        assert!(cause.contains(expected) && lost.is_some(), "{script}: {cause}");
+    }
+}
+
+#[test]
+fn lanes_share_the_processes_that_are_left() {
+    let folder = Folder::new();
+    // The second process to be started says nothing more, and the others serve.
+    let program = std::env::current_exe().unwrap();
+    let serve = format!("exec {} {}", program.display(), isolation().args.join(" "));
+    let mute = "exec sleep 1000";
+    let script = format!(
+        "cd {}; mkdir first 2>/dev/null && {{ {serve}; }}; mkdir second 2>/dev/null && \
+         {{ printf '\\0\\0\\0\\0' >&0; {mute}; }}; {mute}",
+        folder.0.display()
+    );
+    let args = vec!["-c".to_owned(), script];
+    let isolation = Isolation { program: "/bin/sh".into(), args, task_limit: Duration::from_secs(2), ..isolation() };
+    let source = ModelSource { isolation: Some(isolation), ..files(&["mlp"]) };
+    let stand = Stand::of_lanes(&*cpu().engine, &source, 2);
+    // One of the two is found out; the third never loads. From then on both lanes use the one that is left.
+    let row = numbers(4, 1);
+    let answers: Vec<_> = (0..8).map(|_| stand.run(0, vec![request(0, &row)])).collect();
+    let bad = answers.iter().filter(|answer| answer.is_err()).count();
+    assert!(bad <= 1, "{answers:?}");
+    answers.into_iter().flatten().for_each(|answer| assert_close(&floats(&answer[0].outputs[0]), &mlp(&row)));
+    assert_eq!(stand.model.outage(), None);
 }
 
 #[test]
@@ -120,7 +181,7 @@ fn an_error_of_the_engine_is_no_outage() {
         Tensor { name: spec.name.as_str().into(), datatype: DataType::Int64, shape: vec![1, 1], data: data.into() };
     stand.device.submit(task(0, 0, vec![Member::new(RequestSlot(0), 1, entry(tensor))])).unwrap();
     let result = stand.result();
-    assert!(result.outcome.is_err() && result.outage.is_none(), "{result:?}");
+    assert!(result.outcome.is_err() && result.lost.is_none(), "{result:?}");
 }
 
 #[test]
@@ -140,29 +201,50 @@ fn what_cannot_be_loaded_or_started_says_so() {
     assert!(refused(isolation(), "unknown_operator").contains("rten cannot load it"));
 }
 
+/// A folder of its own, for as long as it is held.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ripieno-isolated-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 #[test]
-fn a_process_goes_with_its_model() {
-    let (sender, results) = channel();
+fn a_process_goes_with_its_model_even_if_it_is_stopped() {
+    for stopped in [false, true] {
+        let folder = Folder::new();
+        let stop = if stopped { "kill -STOP $$; " } else { "" };
+        let script = format!("echo $$ >{}/pid; printf '\\0\\0\\0\\0' >&0; {stop}exec sleep 1000", folder.0.display());
+        let isolation = Isolation { program: "/bin/sh".into(), args: vec!["-c".to_owned(), script], ..isolation() };
+        let source = ModelSource { isolation: Some(isolation), ..files(&["mlp"]) };
+        let stand = Stand::new(&*cpu().engine, &source);
+        let pid = std::fs::read_to_string(folder.0.join("pid")).unwrap();
+        let process = Path::new("/proc").join(pid.trim());
+        assert!(process.exists());
+        drop(stand);
+        until(|| (!process.exists()).then_some(()));
+    }
+}
+
+#[test]
+fn a_model_that_is_attached_again_and_again_keeps_its_process() {
     let engine = Isolating(cpu().engine);
     let model = engine.load(&files(&["mlp"])).unwrap();
-    let device = engine.open(1, Arc::new(move |result| drop(sender.send(result)))).unwrap();
-    for id in 0..3 {
-        device.attach(ModelId(0), Arc::clone(&model));
+    for _ in 0..3 {
+        let stand = Stand::of_model(&engine, Arc::clone(&model), 2);
         let row = numbers(4, 1);
-        let task = Task {
-            id: TaskId(id),
-            model: ModelId(0),
-            block: BlockId(0),
-            lane: LaneId(0),
-            members: vec![request(0, &row)],
-            not_before: None,
-        };
-        device.submit(task).unwrap();
-        let result = results.recv_timeout(PATIENCE).unwrap();
-        assert_close(&floats(&result.outcome.unwrap()[0].outputs[0]), &mlp(&row));
-        device.detach(ModelId(0));
+        assert_close(&floats(&stand.ask(fp32("x", &[1, 4], &row)).unwrap()[0]), &mlp(&row));
     }
-    let gone = Arc::downgrade(&model);
-    drop((device, model));
-    assert!(gone.upgrade().is_none());
+    assert_eq!((model.outage(), model.restarts()), (None, Some(0)));
 }

@@ -7,7 +7,7 @@
 use super::borders;
 use super::config::{
     Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig,
-    ModelConfig, nearest,
+    ModelConfig, ProcessConfig, nearest,
 };
 use super::found::Found;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
@@ -69,16 +69,19 @@ impl Target {
     }
 
     /// How the engine of a model is run, if not in this process. An emulated model has nothing that could fail.
-    fn isolation(&self, config: &ModelConfig) -> Result<Option<Isolation>, String> {
+    fn isolation(&self, name: &str, config: &ModelConfig) -> Result<Option<Isolation>, String> {
         let Some(process) = config.isolation.filter(|_| !self.emulates()) else { return Ok(None) };
-        let Some(EngineProcess { program, args }) = self.engine_process.clone() else {
+        let Some(EngineProcess { program, mut args }) = self.engine_process.clone() else {
             return Err(format!(
                 "{}: isolation = \"process\": this program starts no processes for engines; serve the model with ripieno serve, or \
                  remove the key",
                 config.file
             ));
         };
-        Ok(Some(Isolation { program, args, memory_limit: process.memory_limit }))
+        // For whoever looks at the list of processes.
+        args.push(name.to_owned());
+        let ProcessConfig { memory_limit, task_limit } = process;
+        Ok(Some(Isolation { program, args, memory_limit, task_limit }))
     }
 
     /// Whether models are emulated from their latencies instead of run.
@@ -127,7 +130,7 @@ impl Plan {
             .collect::<Result<_, _>>()?;
         let mut source = ModelSource {
             ranges: config.ranges.clone(),
-            isolation: target.isolation(&config)?,
+            isolation: target.isolation(&found.name, &config)?,
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
             ..ModelSource::new(&found.name, blocks, max_batch)

@@ -50,6 +50,11 @@ pub(crate) fn onnxruntime_of_two_lanes() -> Fixture {
     onnxruntime().of_two_lanes()
 }
 
+/// The engines that run files, in this process and in others.
+pub(crate) fn engines() -> [Box<dyn Engine>; 4] {
+    [cpu().engine, onnxruntime().engine, isolated_cpu().engine, isolated_onnxruntime_of_two_lanes().engine]
+}
+
 pub(crate) fn isolated_cpu() -> Fixture {
     onnx(Box::new(Isolating(cpu().engine)))
 }

@@ -13,10 +13,11 @@ mod tests;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
-use ripieno_executor::InputRange;
+use ripieno_executor::{InputRange, Isolation};
 use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 use toml::de::DeTable;
 
 pub use cells::{CellConfig, CellsConfig};
@@ -41,14 +42,16 @@ const MOST_WEIGHT: usize = 1000;
 const MOST_INSTANCES: usize = 65_536;
 const LEAST_MEMORY_MB: usize = 64;
 const MOST_MEMORY_MB: usize = 1 << 24;
+const MOST_TASK_S: usize = 24 * 3600;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 27] = [
+const KEYS: [&str; 28] = [
     "slo_ms",
     "max_batch",
     "batching",
     "isolation",
     "memory_limit_mb",
+    "task_limit_s",
     "instances",
     "policy",
     "warm_up",
@@ -95,10 +98,12 @@ const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad",
 const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
 
 /// The process of a model's engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessConfig {
     /// The most bytes of address space that it may take.
     pub memory_limit: Option<u64>,
+    /// The longest that it may take over a batch.
+    pub task_limit: Duration,
 }
 
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
@@ -328,14 +333,18 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
 
 fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
     let process = keys.one_of("isolation", &[("none", false), ("process", true)])?.unwrap_or(false);
-    let limit = keys.whole("memory_limit_mb", LEAST_MEMORY_MB, MOST_MEMORY_MB)?;
-    if limit.is_some() && !process {
-        return Err(keys.wrong("memory_limit_mb", "is for a process of its own; add isolation = \"process\""));
+    let memory = keys.whole("memory_limit_mb", LEAST_MEMORY_MB, MOST_MEMORY_MB)?;
+    let task = keys.whole("task_limit_s", 1, MOST_TASK_S)?;
+    let limits = [("memory_limit_mb", memory), ("task_limit_s", task)];
+    if let Some((key, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !process) {
+        return Err(keys.wrong(key, "is for a process of its own; add isolation = \"process\""));
     }
     if process && read_granularity(keys)? != Granularity::Whole {
         return Err(keys.wrong("isolation", "runs files as they are; remove granularity and stages"));
     }
-    Ok(process.then_some(ProcessConfig { memory_limit: limit.map(|limit| (limit as u64) << 20) }))
+    let memory_limit = memory.map(|limit| (limit as u64) << 20);
+    let task_limit = task.map_or(Isolation::TASK_LIMIT, |limit| Duration::from_secs(limit as u64));
+    Ok(process.then_some(ProcessConfig { memory_limit, task_limit }))
 }
 
 /// A request that is to be answered late must not be dropped for being late.
