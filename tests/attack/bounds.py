@@ -154,6 +154,7 @@ async def processes(bench):
         for name, square in (("cube", False), ("square", True)):
             models.put(folder, name, models.allocator(square), models.BATCHED.replace("max_batch = 32", "max_batch = 2"))
         models.put(folder, "apart", models.doubled(), 'isolation = "process"\n' + models.BATCHED)
+        models.put(folder, "stuck", models.doubled(), 'isolation = "process"\ntask_limit_s = 2\n' + models.BATCHED)
         greedy = 'isolation = "process"\nmemory_limit_mb = 512\n[[input]]\nname = "n"\nmin = 1\nmax = 11000\n'
         models.put(folder, "greedy", models.allocator(True), models.BATCHED.replace("max_batch = 32", "max_batch = 2") + greedy)
         async with bench.server(folder) as server:
@@ -164,6 +165,8 @@ async def processes(bench):
             await bench.row(server, "C10", what, lambda: engine_dies(bench, server))
             what = "a request takes down the process of its model's engine (ConstantOfShape of 484 MB, 512 MiB allowed in all)"
             await bench.row(server, "C10", what, lambda: engine_is_taken_down(bench, server))
+            what = "the process of a model's engine is stopped in the midst of a batch"
+            await bench.row(server, "C10", what, lambda: engine_hangs(bench, server))
             hostile = {
                 "a chain of 6,000 Relu": models.relu_chain(6000),
                 "30 nested If": models.nested_ifs(30),
@@ -219,6 +222,21 @@ async def engine_is_taken_down(bench, server):
     await client.close()
     back = await comes_back(bench, server, "greedy", shape[1])
     return back and status == 503 and neighbour == 200, f"status {status}, a neighbour {neighbour}, back: {back}"
+
+
+async def engine_hangs(bench, server):
+    """Clients have their answers, be they errors; the neighbour waits, but not for ever; the model is back."""
+    for process in server.children("stuck"):
+        os.kill(process, signal.SIGSTOP)
+    client = bench.client(server)
+    begun = asyncio.get_running_loop().time()
+    row = ("x", "FP32", [1, 2], [1, 2])
+    status = await client.status(wire.infer("stuck", row), "stuck")
+    took = asyncio.get_running_loop().time() - begun
+    neighbour = await client.status(wire.infer("doubled", row), "neighbour")
+    await client.close()
+    back = await comes_back(bench, server, "stuck", row)
+    return back and status == 503 and neighbour == 200, f"status {status} after {took:.1f} s, a neighbour {neighbour}, back: {back}"
 
 
 async def comes_back(bench, server, name, tensor):

@@ -21,7 +21,7 @@ const LOADING_STACK: usize = 256 << 20;
 
 /// Serves the process that started this one, over standard input, until it is gone. Returns only with an error.
 pub fn serve_engine() -> io::Result<()> {
-    end_with_the_server();
+    end_before_the_server();
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let load: Load = receive(&mut socket)?;
     let served = match limit(load.memory_limit).and_then(|()| load_deeply(&load)) {
@@ -43,11 +43,15 @@ fn failed(number: u64, cause: String) -> Done {
     Done { error: Some(cause), outputs: Vec::new(), number }
 }
 
-/// Even if it is stopped, or hangs: the end of its connection might go unnoticed then.
-fn end_with_the_server() {
-    // If the server has ended before this, so has the connection, before anything could hang.
+/// Ends with the server even if it hangs then, and before the server where the machine runs out of memory. Both are Linux's;
+/// elsewhere a process that hangs may outlive a server that is killed.
+fn end_before_the_server() {
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    {
+        // If the server has ended before this, so has the connection, before anything could hang.
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    }
 }
 
 /// On a thread whose stack is deep, but takes no more than its part of what is allowed.

@@ -150,20 +150,19 @@ fn a_process_that_says_nothing_or_nonsense_is_killed() {
 #[test]
 fn lanes_share_the_processes_that_are_left() {
     let folder = Folder::new();
-    // The second process to be started says nothing more, and the others serve.
+    // The first process serves, the second one never answers, and all others end at once.
     let program = std::env::current_exe().unwrap();
-    let serve = format!("exec {} {}", program.display(), isolation().args.join(" "));
-    let mute = "exec sleep 1000";
+    let serve = format!("exec '{}' {}", program.display(), isolation().args.join(" "));
     let script = format!(
         "cd {}; mkdir first 2>/dev/null && {{ {serve}; }}; mkdir second 2>/dev/null && \
-         {{ printf '\\0\\0\\0\\0' >&0; {mute}; }}; {mute}",
+         {{ printf '\\0\\0\\0\\0' >&0; exec sleep 1000; }}; exit 3",
         folder.0.display()
     );
     let args = vec!["-c".to_owned(), script];
     let isolation = Isolation { program: "/bin/sh".into(), args, task_limit: Duration::from_secs(2), ..isolation() };
     let source = ModelSource { isolation: Some(isolation), ..files(&["mlp"]) };
     let stand = Stand::of_lanes(&*cpu().engine, &source, 2);
-    // One of the two is found out; the third never loads. From then on both lanes use the one that is left.
+    // Once the second one is found out, both lanes use the one that is left.
     let row = numbers(4, 1);
     let answers: Vec<_> = (0..8).map(|_| stand.run(0, vec![request(0, &row)])).collect();
     let bad = answers.iter().filter(|answer| answer.is_err()).count();

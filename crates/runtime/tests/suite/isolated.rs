@@ -67,7 +67,8 @@ fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> T
     while answered < count {
         while asked < count && asked - answered < 8 {
             let (number, sender) = (asked, sender.clone());
-            submit(engine, model, 1, input(number), Box::new(move |answer| drop(sender.send((number, answer))))).unwrap();
+            submit(engine, model, 1, input(number), Box::new(move |answer| drop(sender.send((number, answer)))))
+                .unwrap();
             asked += 1;
         }
         let (number, answer) = answers.recv_timeout(PATIENCE).expect("every request is answered");

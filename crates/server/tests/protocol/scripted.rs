@@ -5,8 +5,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_runtime::{
-    Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
-    Step,
+    Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot, Step,
 };
 use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use ripieno_server::{Backend, Withdraw};
