@@ -156,14 +156,14 @@ async def processes(bench):
         models.put(folder, "apart", models.doubled(), 'isolation = "process"\n' + models.BATCHED)
         models.put(folder, "stuck", models.doubled(), 'isolation = "process"\ntask_limit_s = 2\n' + models.BATCHED)
         greedy = 'isolation = "process"\nmemory_limit_mb = 512\n[[input]]\nname = "n"\nmin = 1\nmax = 11000\n'
-        models.put(folder, "greedy", models.allocator(True), models.BATCHED.replace("max_batch = 32", "max_batch = 2") + greedy)
+        models.put(folder, "greedy", models.counter(), models.BATCHED.replace("max_batch = 32", "max_batch = 2") + greedy)
         async with bench.server(folder) as server:
             for name, value in (("cube", 2_000_000_000), ("square", 47_000)):
                 what = f"ConstantOfShape of 8 GB from the request ({'[n, n]' if name == 'square' else '[n]'})"
                 await bench.row(server, "C10", what, lambda: allocates(bench, server, name, value))
             what = "the process of a model's engine is killed, under load"
             await bench.row(server, "C10", what, lambda: engine_dies(bench, server))
-            what = "a request takes down the process of its model's engine (ConstantOfShape of 484 MB, 512 MiB allowed in all)"
+            what = "a request takes down the process of its model's engine (Range of 484 MB, 512 MiB allowed in all)"
             await bench.row(server, "C10", what, lambda: engine_is_taken_down(bench, server))
             what = "the process of a model's engine is stopped in the midst of a batch"
             await bench.row(server, "C10", what, lambda: engine_hangs(bench, server))

@@ -235,17 +235,15 @@ save("square", [helper.make_node("Mul", ["n", "n"], ["y"])], [number("n")], [num
 size = tensor("n", TensorProto.INT64, [2])
 save("zeros_of", [helper.make_node("ConstantOfShape", ["n"], ["y"])], [size], [floats("y", [None, None])])
 
-# Adds a sum of zeros, as many as the square of the largest number in the batch: a size that one request chooses for all.
+# Adds the least of 0, 1, …, of as many as the square of the batch's largest number: a size that one request chooses for all.
 scratch = [
     helper.make_node("ReduceMax", ["n"], ["top"], keepdims=0),
-    helper.make_node("Unsqueeze", ["top", "front"], ["side"]),
-    helper.make_node("Concat", ["side", "side"], ["shape"], axis=0),
-    helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
-    helper.make_node("ReduceSum", ["zeros"], ["total"], keepdims=0),
-    helper.make_node("Cast", ["n"], ["real"], to=TensorProto.FLOAT),
-    helper.make_node("Add", ["real", "total"], ["y"]),
+    helper.make_node("Mul", ["top", "top"], ["count"]),
+    helper.make_node("Range", ["start", "count", "step"], ["all"]),
+    helper.make_node("ReduceMin", ["all"], ["none"], keepdims=0),
+    helper.make_node("Add", ["n", "none"], ["y"]),
 ]
-save("scratch", scratch, [number("n")], [floats("y", ["batch", 1])], [("front", np.array([0]))])
+save("scratch", scratch, [number("n")], [number("y")], [("start", np.array(0)), ("step", np.array(1))])
 
 # What ONNX Runtime's division does not survive: the least number by minus one.
 least = ("least", np.array(-(1 << 63)))

@@ -36,7 +36,7 @@ fn greedy() -> ModelSource {
     let args = ["isolated::engine_process", "--exact", "--nocapture", STARTED_BY_A_KEEPER].map(str::to_owned).to_vec();
     let (program, task_limit) = (std::env::current_exe().unwrap(), Isolation::TASK_LIMIT);
     let isolation = Isolation { program, args, memory_limit: Some(1 << 29), task_limit };
-    let range = InputRange { tensor: "n".to_owned(), least: 0.0, most: KILLER as f64 };
+    let range = InputRange { tensor: "n".to_owned(), least: 1.0, most: KILLER as f64 };
     ModelSource { ranges: vec![range], isolation: Some(isolation), ..source("scratch") }
 }
 
