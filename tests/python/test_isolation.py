@@ -232,7 +232,7 @@ def test_the_memory_of_a_process_is_bounded_and_its_environment_bare(tmp_path, m
         limits = pathlib.Path(f"/proc/{child}/limits").read_text()
         bounds = next(line for line in limits.splitlines() if line.startswith("Max address space")).split()[3:5]
         assert bounds == [str(LIMIT_MIB << 20)] * 2
-        assert answers(server, 5000), "what fits is had"
+        assert answers(server, 2000), "what fits is had"
         status = pathlib.Path(f"/proc/{child}/status").read_text()
         assert int(next(line for line in status.splitlines() if line.startswith("VmPeak")).split()[1]) <= LIMIT_MIB * 1024
         assert pathlib.Path(f"/proc/{child}/oom_score_adj").read_text().strip() == "1000"

@@ -13,6 +13,9 @@ use std::io::{self, Read, Write};
 /// No batch is so large, nor what is made of it.
 const MAX_FRAME: usize = 1 << 30;
 
+/// The most room that is made for a frame before it comes.
+const MOST_AHEAD: usize = 64 << 20;
+
 /// Which engine, and what it is to load. Each block is a model of its own for it.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Load {
@@ -140,8 +143,8 @@ pub(super) fn receive<M: Message + Default>(from: &mut impl Read) -> io::Result<
     if length > MAX_FRAME {
         return Err(too_large(length));
     }
-    // What does not come takes no room.
-    let mut frame = Vec::new();
+    // What does not come takes no room: no page of a large buffer is there before it is written.
+    let mut frame = Vec::with_capacity(length.min(MOST_AHEAD));
     from.take(length as u64).read_to_end(&mut frame)?;
     if frame.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
