@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import os
+import signal
 import struct
 
 import tritonclient.grpc.aio as grpc_client
@@ -151,10 +153,20 @@ async def processes(bench):
         models.put(folder, "doubled", models.doubled())
         for name, square in (("cube", False), ("square", True)):
             models.put(folder, name, models.allocator(square), models.BATCHED.replace("max_batch = 32", "max_batch = 2"))
+        models.put(folder, "apart", models.doubled(), 'isolation = "process"\n' + models.BATCHED)
+        models.put(folder, "stuck", models.doubled(), 'isolation = "process"\ntask_limit_s = 2\n' + models.BATCHED)
+        greedy = 'isolation = "process"\nmemory_limit_mb = 512\n[[input]]\nname = "n"\nmin = 1\nmax = 11000\n'
+        models.put(folder, "greedy", models.counter(), models.BATCHED.replace("max_batch = 32", "max_batch = 2") + greedy)
         async with bench.server(folder) as server:
             for name, value in (("cube", 2_000_000_000), ("square", 47_000)):
                 what = f"ConstantOfShape of 8 GB from the request ({'[n, n]' if name == 'square' else '[n]'})"
                 await bench.row(server, "C10", what, lambda: allocates(bench, server, name, value))
+            what = "the process of a model's engine is killed, under load"
+            await bench.row(server, "C10", what, lambda: engine_dies(bench, server))
+            what = "a request takes down the process of its model's engine (Range of 484 MB, 512 MiB allowed in all)"
+            await bench.row(server, "C10", what, lambda: engine_is_taken_down(bench, server))
+            what = "the process of a model's engine is stopped in the midst of a batch"
+            await bench.row(server, "C10", what, lambda: engine_hangs(bench, server))
             hostile = {
                 "a chain of 6,000 Relu": models.relu_chain(6000),
                 "30 nested If": models.nested_ifs(30),
@@ -172,6 +184,72 @@ def remove(folder):
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
+
+
+async def engine_dies(bench, server):
+    """Whoever was in it may send again; the neighbour knows nothing of it; the model is back."""
+    over, answers = asyncio.Event(), {"apart": [], "doubled": []}
+
+    async def ask(name):
+        client = bench.client(server)
+        while not over.is_set():
+            answers[name].append(await client.ask(wire.infer(name, ("x", "FP32", [1, 2], [1, 2])), "engine dies"))
+        await client.close()
+
+    asking = [asyncio.create_task(ask(name)) for name in answers for _ in range(8)]
+    killed = 0
+    for _ in range(3):
+        await asyncio.sleep(1.5)
+        for process in server.children():
+            os.kill(process, signal.SIGKILL)
+            killed += 1
+    await asyncio.sleep(1.5)
+    over.set()
+    await asyncio.gather(*asking)
+    statuses = {name: [answer.status for answer in of_model] for name, of_model in answers.items()}
+    refused = [answer for answer in answers["apart"] if answer.status == 503]
+    retry = all("retry-after" in answer.headers for answer in refused)
+    back = await comes_back(bench, server, "apart", ("x", "FP32", [1, 2], [1, 2]))
+    held = killed >= 3 and back and retry and set(statuses["apart"]) <= {200, 503} and set(statuses["doubled"]) == {200}
+    return held, f"{killed} killed: {tally(statuses['apart'])}; the neighbour: {tally(statuses['doubled'])}"
+
+
+async def engine_is_taken_down(bench, server):
+    client = bench.client(server)
+    shape = [("n", "INT64", [1, 1], [value]) for value in (11000, 2)]
+    status = await client.status(wire.infer("greedy", shape[0]), "taken down")
+    neighbour = await client.status(wire.infer("doubled", ("x", "FP32", [1, 2], [1, 2])), "neighbour")
+    await client.close()
+    back = await comes_back(bench, server, "greedy", shape[1])
+    return back and status == 503 and neighbour == 200, f"status {status}, a neighbour {neighbour}, back: {back}"
+
+
+async def engine_hangs(bench, server):
+    """Clients have their answers, be they errors; the neighbour waits, but not for ever; the model is back."""
+    for process in server.children("stuck"):
+        os.kill(process, signal.SIGSTOP)
+    client = bench.client(server)
+    begun = asyncio.get_running_loop().time()
+    row = ("x", "FP32", [1, 2], [1, 2])
+    status = await client.status(wire.infer("stuck", row), "stuck")
+    took = asyncio.get_running_loop().time() - begun
+    neighbour = await client.status(wire.infer("doubled", row), "neighbour")
+    await client.close()
+    back = await comes_back(bench, server, "stuck", row)
+    return back and status == 503 and neighbour == 200, f"status {status} after {took:.1f} s, a neighbour {neighbour}, back: {back}"
+
+
+async def comes_back(bench, server, name, tensor):
+    """Whether a model answers again soon."""
+    client = bench.client(server)
+    for _ in range(100):
+        if await client.status(wire.infer(name, tensor), "back") == 200:
+            break
+        await asyncio.sleep(0.2)
+    else:
+        return False
+    await client.close()
+    return True
 
 
 async def allocates(bench, server, name, value):

@@ -123,6 +123,19 @@ def allocator(square):
     return graph(nodes, [("n", INT64, ["batch", 1])], [("y", FLOAT, ["batch", 1])], [ints("front", [0])])
 
 
+def counter():
+    """Counts up to the square of the largest number of the batch, and adds where it began."""
+    nodes = [
+        node("ReduceMax", ["n"], ["top"], keepdims=0),
+        node("Mul", ["top", "top"], ["count"]),
+        node("Range", ["start", "count", "step"], ["all"]),
+        node("ReduceMin", ["all"], ["none"], keepdims=0),
+        node("Add", ["n", "none"], ["y"]),
+    ]
+    numbers = [numpy_helper.from_array(np.array(value), name) for name, value in (("start", 0), ("step", 1))]
+    return graph(nodes, *INTEGER, numbers)
+
+
 def verbose():
     """A number in, a million out: the answer is a million times its request."""
     shape = ints("shape", [1, 1 << 20])

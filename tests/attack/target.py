@@ -98,6 +98,17 @@ class Target:
             return pages * resource.getpagesize() / MIB
         return 0.0
 
+    def children(self, model=""):
+        """The processes that it has started and that run, or those of a model."""
+        found = []
+        for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, parent = status.read_text().rpartition(")")[2].split()[:2]
+                words = (status.parent / "cmdline").read_bytes().split(b"\0")
+                if int(parent) == self.process.pid and state != "Z" and (not model or model.encode() in words):
+                    found.append(int(status.parent.name))
+        return found
+
     def cpu_us(self):
         """Processor time that its threads have had, in microseconds."""
         tasks = pathlib.Path(f"/proc/{self.process.pid}/task").iterdir()

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use ripieno_executor::{
     CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Engine, OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
-use ripieno_server::repository::Target;
+use ripieno_server::repository::{EngineProcess, Target};
 use ripieno_workload::zoo::ZooDevice;
 use std::fmt;
 use std::path::PathBuf;
@@ -120,6 +120,14 @@ impl DeviceArgs {
             Device::Emulated(zoo) => zoo,
             Device::Cpu => None,
         };
-        Ok(Target { zoo, devices: usize::from(self.devices), ..Target::new(engine) })
+        let args = vec!["engine-process".to_owned()];
+        let engine_process = Some(EngineProcess { program: own_program()?, args });
+        Ok(Target { zoo, devices: usize::from(self.devices), engine_process, ..Target::new(engine) })
     }
+}
+
+/// This very program, even if another has been installed over it since.
+fn own_program() -> anyhow::Result<PathBuf> {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { Ok(running) } else { std::env::current_exe().context("this program's own file is not known") }
 }

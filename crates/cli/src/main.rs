@@ -55,6 +55,13 @@ enum Command {
     Goodput(goodput::GoodputArgs),
     Plan(plan::PlanArgs),
     Reproduce(reproduce::ReproduceArgs),
+    /// Runs the engine of one model for the server that started this.
+    #[command(hide = true)]
+    EngineProcess {
+        /// Its name, for whoever looks at the list of processes.
+        #[arg(allow_hyphen_values = true)]
+        model: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -74,6 +81,7 @@ fn main() -> ExitCode {
         Command::Goodput(args) => goodput::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
+        Command::EngineProcess { .. } => ripieno_executor::serve_engine().map_err(Into::into),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,7 +12,7 @@ use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Loads models for one kind of device. Shared by all threads; loading one model does not hold up another.
 pub trait Engine: Send + Sync {
@@ -79,6 +79,16 @@ pub trait Loaded: Send + Sync {
     /// A request of about this length, to try the model with and to measure it; none where requests neither unfold nor differ
     /// in length, or none can be made up.
     fn example(&self, _length: u32) -> Option<Vec<Tensor>> {
+        None
+    }
+
+    /// If its engine runs in processes of its own, and none of them is there: why, and when there may be one again.
+    fn outage(&self) -> Option<Outage> {
+        None
+    }
+
+    /// How often a process of its engine has been started again; none if its engine runs in this one.
+    fn restarts(&self) -> Option<u64> {
         None
     }
 
@@ -234,6 +244,24 @@ impl Entry {
     }
 }
 
+/// No process is there that runs a model's engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outage {
+    /// How the last one ended, or why it could not be started.
+    pub cause: String,
+    /// In how long there may be another.
+    pub retry_after: Duration,
+}
+
+/// A task failed for want of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// In how long there may be one.
+    pub retry_after: Duration,
+    /// Whether the process ended with the task in it: then one of its members may be the cause.
+    pub inside: bool,
+}
+
 /// The end of a task.
 #[derive(Debug)]
 pub struct TaskResult {
@@ -244,6 +272,8 @@ pub struct TaskResult {
     pub outcome: Result<Vec<Progress>, ExecError>,
     /// If the batch failed and parts of it were run again.
     pub again: Option<Again>,
+    /// If it failed because a process of its model's engine has ended. Its members may be sent again.
+    pub lost: Option<Loss>,
     /// When the device began with it.
     pub started: Instant,
     /// When it was done.

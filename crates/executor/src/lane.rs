@@ -8,6 +8,7 @@
 //! device has fewer threads than lanes, so many batches run at once and the others take their turns.
 
 use crate::abort::Abort;
+use crate::isolated;
 use crate::mailbox::{Mailbox, Message};
 use crate::parts::caught;
 use crate::turns::Turns;
@@ -109,7 +110,7 @@ impl Device for Lanes {
     fn attach(&self, id: ModelId, model: Arc<dyn Loaded>) {
         let attachment = self.attachments.fetch_add(1, Ordering::Relaxed);
         for (at, lane) in self.lanes.iter().enumerate() {
-            let ready = (self.prepare)(&*model, at);
+            let ready = isolated::prepare(&*model).unwrap_or_else(|| (self.prepare)(&*model, at));
             if let Err(cause) = &ready {
                 tracing::error!(model = id.0, %cause, "a model cannot be attached");
             }
@@ -186,7 +187,8 @@ impl Body {
         }
         let started = Instant::now();
         if let Err(cancelled) = waited {
-            return TaskResult { id: task.id, outcome: Err(cancelled), again: None, started, finished: started };
+            let outcome = Err(cancelled);
+            return TaskResult { id: task.id, outcome, again: None, lost: None, started, finished: started };
         }
         // The worker takes the state of a task's walks out before it runs them, so a panic leaves none half done.
         let done = caught(|| self.worker.execute(task, ready, &|| abort.is_stopped(task.id)));
@@ -194,7 +196,8 @@ impl Body {
             Ok(Done { progress, again }) => (Ok(progress), again),
             Err(cause) => (Err(cause), None),
         };
-        TaskResult { id: task.id, outcome, again, started, finished: Instant::now() }
+        let lost = self.worker.lost(task.model).filter(|_| outcome.is_err());
+        TaskResult { id: task.id, outcome, again, lost, started, finished: Instant::now() }
     }
 }
 

@@ -15,6 +15,7 @@ mod emulated;
 mod error;
 mod flow;
 mod independence;
+mod isolated;
 mod lane;
 mod leaving;
 mod mailbox;
@@ -34,13 +35,14 @@ mod values;
 mod worker;
 
 pub use contract::{
-    Again, Device, Engine, Entry, InputLengths, Loaded, Member, Progress, Sink, Spent, Task, TaskResult,
+    Again, Device, Engine, Entry, InputLengths, Loaded, Loss, Member, Outage, Progress, Sink, Spent, Task, TaskResult,
 };
 pub use cpu::{CpuEngine, CpuOptions};
 pub use curve::Step;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use independence::{Rows, check_rows};
+pub use isolated::{Isolation, serve_engine};
 pub use leaving::{Comparison, Condition, May, Row, Rule, Verdict};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measured, Measurement, check_padding, measure, run_example};

@@ -3,7 +3,7 @@
 use crate::plan::{BlockIo, Plan, as_one_row};
 use crate::value_checks::ValueCheck;
 use crate::values::{Block, Known, Limits, check_request};
-use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, RequestError, Tensor};
+use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, Outage, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use ripieno_onnx::Declared;
@@ -11,13 +11,26 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
+/// What an engine keeps for a model.
+pub(crate) trait Own: Send + Sync + 'static {
+    /// As [`Loaded::outage`].
+    fn outage(&self) -> Option<Outage> {
+        None
+    }
+
+    /// As [`Loaded::restarts`].
+    fn restarts(&self) -> Option<u64> {
+        None
+    }
+}
+
 /// The [`Loaded`] of every engine here; `T` is the engine's own part.
 pub(crate) struct LoadedModel<T> {
     pub(crate) plan: Arc<Plan>,
     pub(crate) own: T,
 }
 
-impl<T: Send + Sync + 'static> LoadedModel<T> {
+impl<T: Own> LoadedModel<T> {
     /// The model behind `loaded`, if the same engine has loaded it.
     pub(crate) fn of<'a>(loaded: &'a dyn Loaded, engine: &str) -> Result<&'a LoadedModel<T>, ExecError> {
         let cause =
@@ -26,7 +39,7 @@ impl<T: Send + Sync + 'static> LoadedModel<T> {
     }
 }
 
-impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
+impl<T: Own> Loaded for LoadedModel<T> {
     fn inputs(&self) -> &[TensorSpec] {
         &self.plan.inputs
     }
@@ -82,6 +95,14 @@ impl<T: Send + Sync + 'static> Loaded for LoadedModel<T> {
             (None, Some(padding)) => padding.example(length),
             (None, None) => None,
         }
+    }
+
+    fn outage(&self) -> Option<Outage> {
+        self.own.outage()
+    }
+
+    fn restarts(&self) -> Option<u64> {
+        self.own.restarts()
     }
 
     fn as_any(&self) -> &dyn Any {

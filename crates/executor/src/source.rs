@@ -4,6 +4,7 @@
 //! its blocks together by the names of their tensors and needs no [`Link`]; a walk that unfolds names the origin of each
 //! tensor, because one name means another value at each step.
 
+use crate::Isolation;
 use crate::Unfold;
 use crate::leaving::{Condition, Rule};
 use ripieno_base::BlockId;
@@ -39,6 +40,8 @@ pub struct ModelSource {
     pub ranges: Vec<InputRange>,
     /// How long a block that runs until its end may go on.
     pub limit: StepLimit,
+    /// Has a process of its own run its engine, if any.
+    pub isolation: Option<Isolation>,
     /// Decides who leaves a chain on the way, beside the rules of the blocks.
     pub condition: Option<Arc<dyn Condition>>,
     /// Makes the graph of each request by code, in a model of walk `graph`; then requests bring no tables of nodes.
@@ -61,6 +64,7 @@ impl ModelSource {
             lengths: LengthDims::default(),
             ranges: Vec::new(),
             limit: StepLimit::default(),
+            isolation: None,
             condition: None,
             unfold: None,
         }

@@ -8,10 +8,11 @@
 
 use crate::buffer::AlignedBuffer;
 use crate::cells;
+use crate::isolated::Down;
 use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
-use crate::{Again, ExecError, Member, Progress, Spent, Task, Tensor, Verdict};
+use crate::{Again, ExecError, Loss, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
@@ -48,6 +49,15 @@ pub(crate) struct Call<'a> {
 pub(crate) struct Ready {
     pub(crate) plan: Arc<Plan>,
     pub(crate) runner: Box<dyn Runner>,
+    /// Set by a runner whose process has ended.
+    pub(crate) down: Down,
+}
+
+impl Ready {
+    /// In the server's own process.
+    pub(crate) fn new(plan: Arc<Plan>, runner: Box<dyn Runner>) -> Ready {
+        Ready { plan, runner, down: Down::default() }
+    }
 }
 
 /// The models on one lane, and the walks on its device.
@@ -160,6 +170,11 @@ impl Worker {
         }
     }
 
+    /// If the model's last task failed for want of a process.
+    pub(crate) fn lost(&self, model: ModelId) -> Option<Loss> {
+        self.models.get(&model)?.as_ref().ok()?.ready.down.get()
+    }
+
     /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see [`parts`](crate::parts).
     pub(crate) fn execute(
         &mut self,
@@ -174,7 +189,11 @@ impl Worker {
         };
         let plan = Arc::clone(&attached.ready.plan);
         let block = check_task(&plan, task)?;
-        let terms = Terms { ready, until: &|at| task.members[at].until, stopped };
+        let down = attached.ready.down.clone();
+        down.clear();
+        // Whoever takes a process down would take down the next one when it is run again.
+        let stopped = || stopped() || down.get().is_some();
+        let terms = Terms { ready, until: &|at| task.members[at].until, stopped: &stopped };
         if let Some(cells) = &plan.cells {
             let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
             return cells::execute(&plan, cells, engine, task, &terms, &self.account);

@@ -4,11 +4,11 @@
 //! scheduler thread, and everything behind the door is bounded by the number of slots. A [`Permit`] holds all that was
 //! taken and gives it back when it is dropped; there is no other way to give back.
 
-use crate::metrics::{ModelMetrics, ModelSnapshot};
+use crate::metrics::{Ending, ModelMetrics, ModelSnapshot};
 use crate::{Refused, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
-use ripieno_executor::Loaded;
+use ripieno_executor::{Loaded, Outage};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -138,6 +138,13 @@ fn take(taken: &AtomicUsize, amount: usize, bound: usize) -> bool {
 }
 
 impl ModelEntry {
+    /// Refuses requests while no process of the model's engine is there: they would only take turns from other models.
+    pub(crate) fn check_outage(&self) -> Result<(), Refused> {
+        let Some(Outage { cause, retry_after }) = self.loaded.outage() else { return Ok(()) };
+        self.metrics.on_failure(Ending::Outage, Nanos(0));
+        Err(Refused::Outage { cause: format!("{cause}; it is being started again"), retry_after })
+    }
+
     pub(crate) fn new(served: &ServedModel) -> ModelEntry {
         let model = &served.model;
         // A batch of a cell may hold several nodes of one request, so it can be larger than one of whole requests.

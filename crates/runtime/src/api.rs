@@ -70,6 +70,15 @@ pub struct Answered {
     pub late: bool,
 }
 
+/// The processes that run a model's engine, where it has some of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processes {
+    /// Whether one is there.
+    pub up: bool,
+    /// How often one was started again.
+    pub restarts: u64,
+}
+
 /// Why an accepted job ends without outputs.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Failure {
@@ -90,6 +99,14 @@ pub enum Failure {
     /// The engine failed on its batch.
     #[error("inference failed: {0}")]
     Failed(String),
+    /// The process that runs its model's engine ended with its batch, or is not back yet.
+    #[error("{cause}; retry after {retry_after:?}")]
+    Outage {
+        /// What happened to the process.
+        cause: String,
+        /// When there may be another.
+        retry_after: Duration,
+    },
     /// Its model was unloaded while it waited.
     #[error("the model was unloaded")]
     Unloaded,
@@ -130,6 +147,14 @@ pub enum Refused {
     /// The inputs are not what the model's walk takes: too long, no tree, an unknown token.
     #[error("{0}")]
     Invalid(String),
+    /// The process that runs the model's engine has ended, and is not back yet.
+    #[error("{cause}; retry after {retry_after:?}")]
+    Outage {
+        /// What happened to the process.
+        cause: String,
+        /// When there may be another.
+        retry_after: Duration,
+    },
     /// No such model is loaded.
     #[error("the model is not loaded")]
     NotLoaded,

@@ -13,7 +13,7 @@ use crate::offences::Offences;
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
 use crate::scheduler_thread::SchedulerThread;
-use crate::{Clock, Job, Refused, ServedModel, split, suitable};
+use crate::{Clock, Job, Processes, Refused, ServedModel, split, suitable};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
@@ -250,6 +250,7 @@ impl Engine {
         let model = self.0.registry.get(job.model).ok_or(Refused::NotLoaded)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         self.0.admission.check(&model, job.rows, bytes)?;
+        model.check_outage()?;
         let parts = parts(&job, &model)?;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let permit = self.0.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
@@ -268,6 +269,7 @@ impl Engine {
             done: 0,
             in_core: 0,
             cancel_read: false,
+            lost: None,
             class: RequestClass { client: job.client, priority: job.priority, ..RequestClass::default() },
             permit,
         };
@@ -309,6 +311,12 @@ impl Engine {
     /// The numbers of a model.
     pub fn model_metrics(&self, id: ModelId) -> Option<ModelSnapshot> {
         self.0.registry.get(id).map(|entry| entry.snapshot())
+    }
+
+    /// The processes of a model's engine; none if it has none of its own, or is not loaded.
+    pub fn model_processes(&self, id: ModelId) -> Option<Processes> {
+        let loaded = &self.0.registry.get(id)?.loaded;
+        loaded.restarts().map(|restarts| Processes { up: loaded.outage().is_none(), restarts })
     }
 
     /// The numbers of all models served, by id.

@@ -9,7 +9,7 @@ use crate::jobs::{Call, JobTable, Stage};
 use crate::metrics::DeviceMetrics;
 use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{Again, Device, Member, Progress, Task, TaskResult};
+use ripieno_executor::{Again, Device, Loss, Member, Progress, Task, TaskResult};
 use ripieno_model::{Block, Due, Job, Steps};
 use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
@@ -92,6 +92,8 @@ pub(crate) struct Landed {
     pub(crate) expected: Time,
     /// Whether the batch failed and was run again in parts.
     pub(crate) again: bool,
+    /// If it failed for want of a process.
+    pub(crate) lost: Option<Loss>,
     /// What ran.
     pub(crate) ran: Ran,
 }
@@ -174,7 +176,7 @@ impl Fleet {
 
     /// Takes in a result: outputs or error go to the members, times to the metrics.
     pub(crate) fn land(&mut self, now: Time, result: TaskResult, jobs: &mut JobTable) -> Landed {
-        let TaskResult { id: task, outcome, again, started, finished } = result;
+        let TaskResult { id: task, outcome, again, lost, started, finished } = result;
         let flying = self.flying.remove(&task).expect("a device reports each task once");
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
         // A task that waited in the lane's queue could not begin before the one ahead of it ended.
@@ -187,7 +189,7 @@ impl Fleet {
         };
         let alone = self.ran_alone(device, flying.lane, started);
         self.landings += 1;
-        let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings };
+        let times = Times { started, execution: finished - started, rows: flying.rows, landing: self.landings, lost };
         self.metrics[device].on_batch(self.coverage[device].add(started, finished));
         self.ended.clear();
         self.skips.clear();
@@ -210,7 +212,7 @@ impl Fleet {
         nodes.clear();
         self.spare_nodes.push(nodes);
         let ran = Ran { block, rows, length, took: times.execution, alone };
-        Landed { task, outcome, members, model, expected, again: again.is_some(), ran }
+        Landed { task, outcome, members, model, expected, again: again.is_some(), lost, ran }
     }
 
     /// Whether no other lane of the device has worked since `started`. One that holds a task may be at it already.
@@ -269,7 +271,8 @@ impl Fleet {
                 for &slot in members {
                     let (call, part) = complete_member(slot, times, jobs);
                     let first = failed(call, part, text.clone());
-                    if first && members.len() == 1 {
+                    call.lost = call.lost.or(times.lost.filter(|_| first));
+                    if first && members.len() == 1 && times.lost.is_none() {
                         self.culprits.push(slot);
                     }
                 }
@@ -307,6 +310,8 @@ struct Times {
     execution: Nanos,
     rows: usize,
     landing: u64,
+    /// If the task failed for want of a process.
+    lost: Option<Loss>,
 }
 
 /// The member of a task for the part in `slot`.

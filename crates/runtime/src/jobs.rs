@@ -10,7 +10,7 @@ use crate::Answer;
 use crate::admission::{ModelEntry, Permit};
 use crate::answer::Answerer;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Entry, Tensor};
+use ripieno_executor::{Entry, Loss, Tensor};
 use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -35,6 +35,8 @@ pub(crate) struct Call {
     pub(crate) in_core: usize,
     /// Whether the mail of its cancellation has been read.
     pub(crate) cancel_read: bool,
+    /// If a part of it failed for want of a process.
+    pub(crate) lost: Option<Loss>,
     /// What the core is told of its parts.
     pub(crate) class: RequestClass,
     pub(crate) permit: Permit,

@@ -30,7 +30,7 @@ mod suitable;
 mod testing;
 mod wakeup;
 
-pub use api::{Answer, Answered, Failure, Job, OnStep, Refused, ServedModel, Step};
+pub use api::{Answer, Answered, Failure, Job, OnStep, Processes, Refused, ServedModel, Step};
 pub use clock::Clock;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
 pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot, TallySnapshot};

@@ -73,6 +73,8 @@ pub enum Ending {
     Cancelled,
     /// The engine failed on it.
     Failed,
+    /// There was no process of its model's engine, or it ended with it.
+    Outage,
     /// Not accepted: a queue bound was hit.
     Refused,
     /// Its model was unloaded.
@@ -83,7 +85,7 @@ pub enum Ending {
 
 impl Ending {
     /// Every ending.
-    pub const ALL: [Ending; 10] = [
+    pub const ALL: [Ending; 11] = [
         Ending::Ok,
         Ending::Late,
         Ending::Expired,
@@ -91,6 +93,7 @@ impl Ending {
         Ending::Share,
         Ending::Cancelled,
         Ending::Failed,
+        Ending::Outage,
         Ending::Refused,
         Ending::Unloaded,
         Ending::ShuttingDown,
@@ -101,7 +104,7 @@ impl Ending {
         match self {
             Ending::Ok => Some(true),
             Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Share | Ending::Refused => Some(false),
-            Ending::Cancelled | Ending::Failed | Ending::Unloaded | Ending::ShuttingDown => None,
+            Ending::Cancelled | Ending::Failed | Ending::Outage | Ending::Unloaded | Ending::ShuttingDown => None,
         }
     }
 
@@ -115,6 +118,7 @@ impl Ending {
             Ending::Share => "share",
             Ending::Cancelled => "cancelled",
             Ending::Failed => "failed",
+            Ending::Outage => "outage",
             Ending::Refused => "refused",
             Ending::Unloaded => "unloaded",
             Ending::ShuttingDown => "shutting_down",

@@ -81,6 +81,11 @@ impl Offences {
         record.failed = record.failed.saturating_add(ONE);
     }
 
+    /// A process of the model's engine ended with a request in it, perhaps by its doing: the client runs alone at once.
+    pub(crate) fn on_death(&mut self, now: Time, model: ModelId, client: u16) {
+        (0..MANY / ONE).for_each(|_| self.on_failure(now, model, client));
+    }
+
     /// The model has gone, and its id may be another's.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.records.retain(|&(of, _), _| of != model);
@@ -128,6 +133,17 @@ mod tests {
         }
         assert_eq!((0..100).map(|_| send(s(200), 12, 6)).max(), Some(12));
         assert_eq!(send(s(200), 12, 6), 12);
+    }
+
+    #[test]
+    fn who_was_in_a_process_that_ended_runs_alone_at_once() {
+        let mut offences = Offences::default();
+        offences.on_death(s(1), MODEL, 7);
+        assert!(offences.on_request(s(1), MODEL, 7) && !offences.on_request(s(1), MODEL, 8));
+        assert!(!offences.on_request(s(11), MODEL, 7), "and no longer if nothing more happens");
+        offences.on_death(s(20), MODEL, UNKNOWN);
+        let alone = (0..100).filter(|_| offences.on_request(s(20), MODEL, UNKNOWN)).count();
+        assert!((8..16).contains(&alone), "{alone} of those that nobody tells apart");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::registry::Registry;
 use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::TaskResult;
+use ripieno_executor::{Loss, TaskResult};
 use ripieno_model::{Model, Profile};
 use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, TaskDone, Why};
 use std::sync::Arc;
@@ -171,12 +171,12 @@ impl SchedulerThread {
     }
 
     fn land(&mut self, now: Time, result: TaskResult) {
-        let Landed { task, outcome, members, model, expected, again, ran } =
+        let Landed { task, outcome, members, model, expected, again, lost, ran } =
             self.fleet.land(now, result, &mut self.jobs);
         let resident = self.residents[model.index()].as_mut().expect("a model stays while its tasks fly");
         resident.tasks -= 1;
-        // A batch that was stopped, or run more than once, says nothing about how late batches end.
-        if outcome != Outcome::Cancelled && !again {
+        // A batch that was stopped, run more than once or lost says nothing about how late batches end.
+        if outcome != Outcome::Cancelled && !again && lost.is_none() {
             resident.learnt.on_end(now - expected);
         }
         let better = (outcome == Outcome::Ok && !again).then(|| resident.learnt.on_task(now, &ran)).flatten();
@@ -192,6 +192,9 @@ impl SchedulerThread {
             self.correct(model, ran.block, better);
         }
         self.convict(now, outcome);
+        if lost.is_some_and(|lost| lost.inside) {
+            self.suspect(now, &members);
+        }
         self.jobs.release_landed(&members);
         self.fleet.recycle(members);
     }
@@ -207,10 +210,23 @@ impl SchedulerThread {
             call.model.metrics.on_bad_request();
             self.offences.on_failure(now, call.id, call.class.client);
             if call.model.unfolds && outcome == Outcome::Ok {
-                let failure = Failure::Failed(reason(call, part));
+                let failure = failure(call, part);
                 self.fail(now, lead, failure);
             }
         }
+    }
+
+    /// A process ended with these in it. Nobody knows whose fault it was, so they run alone for a while: whoever does it again
+    /// harms nobody beside.
+    fn suspect(&mut self, now: Time, members: &[RequestSlot]) {
+        let mut clients: Vec<(ModelId, u16)> = Vec::with_capacity(members.len());
+        clients.extend(members.iter().map(|&slot| {
+            let (_, call, _) = self.jobs.owner(slot);
+            (call.id, call.class.client)
+        }));
+        clients.sort_unstable();
+        clients.dedup();
+        clients.into_iter().for_each(|(model, client)| self.offences.on_death(now, model, client));
     }
 
     fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
@@ -332,7 +348,7 @@ impl SchedulerThread {
         } else if let (lead, call, part) = self.jobs.owner(slot)
             && !matches!(call.parts[part].result, Some(Ok(_)))
         {
-            let failure = Failure::Failed(reason(call, part));
+            let failure = failure(call, part);
             self.fail(now, lead, failure);
         }
         self.jobs.release_if_over(lead);
@@ -351,7 +367,7 @@ impl SchedulerThread {
             Why::Share => Failure::Share(self.jobs.call(lead).model.retry_after()),
             Why::Failed => {
                 let (_, call, part) = self.jobs.owner(slot);
-                Failure::Failed(reason(call, part))
+                failure(call, part)
             }
         };
         self.fail(now, lead, failure);
@@ -443,11 +459,15 @@ impl SchedulerThread {
     }
 }
 
-/// What the engine said of a part that it failed on.
-fn reason(call: &Call, part: usize) -> String {
-    match &call.parts[part].result {
+/// What the engine said of a part that it failed on, or was lost with.
+fn failure(call: &Call, part: usize) -> Failure {
+    let cause = match &call.parts[part].result {
         Some(Err(text)) => text.clone(),
         _ => "the engine ended the request without outputs".to_owned(),
+    };
+    match call.lost {
+        Some(Loss { retry_after, .. }) => Failure::Outage { cause, retry_after },
+        None => Failure::Failed(cause),
     }
 }
 
@@ -457,6 +477,7 @@ fn ending(failure: &Failure) -> Ending {
         Failure::Hopeless => Ending::Hopeless,
         Failure::Cancelled => Ending::Cancelled,
         Failure::Failed(_) => Ending::Failed,
+        Failure::Outage { .. } => Ending::Outage,
         Failure::Share(_) => Ending::Share,
         Failure::Unloaded => Ending::Unloaded,
         Failure::ShuttingDown => Ending::ShuttingDown,

@@ -1,7 +1,7 @@
 //! What the front end needs of whoever executes: in one process the runtime's engine, in a cluster a scheduler elsewhere.
 
 use ripieno_base::ModelId;
-use ripieno_runtime::{DeviceSnapshot, Engine, Job, ModelSnapshot, Refused, SchedulerSnapshot};
+use ripieno_runtime::{DeviceSnapshot, Engine, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot};
 
 /// Withdraws a job; does nothing once it was answered.
 pub type Withdraw = Box<dyn FnOnce() + Send>;
@@ -13,6 +13,9 @@ pub trait Backend: Send + Sync {
 
     /// The numbers of a model; none if it is not loaded.
     fn model(&self, id: ModelId) -> Option<ModelSnapshot>;
+
+    /// How the processes of a model's engine are; none if it has none of its own, or is not loaded.
+    fn processes(&self, id: ModelId) -> Option<Processes>;
 
     /// The numbers of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
@@ -29,6 +32,10 @@ impl Backend for Engine {
 
     fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
         self.model_metrics(id)
+    }
+
+    fn processes(&self, id: ModelId) -> Option<Processes> {
+        self.model_processes(id)
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {

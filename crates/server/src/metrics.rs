@@ -7,7 +7,7 @@ use crate::registry::ServedEntry;
 use crate::state::State;
 use ripieno_executor::Spent;
 use ripieno_report::{Reading, Rule};
-use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot};
+use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot, Processes, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use std::sync::Arc;
 struct Row {
     labels: String,
     model: ModelSnapshot,
+    processes: Option<Processes>,
     entry: Arc<ServedEntry>,
 }
 
@@ -26,12 +27,14 @@ pub(crate) fn render(state: &State) -> String {
         .into_iter()
         .filter_map(|entry| {
             let labels = format!("model=\"{}\",version=\"{}\"", escape(&entry.name), escape(&entry.version));
-            state.backend.model(entry.id).map(|model| Row { labels, model, entry })
+            let processes = state.backend.processes(entry.id);
+            state.backend.model(entry.id).map(|model| Row { labels, model, processes, entry })
         })
         .collect();
     let mut text = Text(String::with_capacity(4096 + 8192 * rows.len()));
     build_info(&mut text, state);
     requests(&mut text, &rows);
+    processes(&mut text, &rows);
     histograms(&mut text, &rows);
     devices(&mut text, state);
     scheduler(&mut text, state);
@@ -112,6 +115,19 @@ fn requests(text: &mut Text, rows: &[Row]) {
     text.per_model(("ripieno_live_requests", "gauge", help), rows, |row| row.model.live);
     let help = "The latency target.";
     text.per_model(("ripieno_slo_seconds", "gauge", help), rows, |row| row.entry.slo.as_secs_f64());
+}
+
+/// Of models whose engine runs in processes of its own.
+fn processes(text: &mut Text, rows: &[Row]) {
+    let known = || rows.iter().filter_map(|row| Some((row, row.processes?)));
+    if known().next().is_none() {
+        return;
+    }
+    let help = "How often a process of the model's engine was started again.";
+    text.family("ripieno_engine_restarts_total", "counter", help);
+    known().for_each(|(row, processes)| text.sample("ripieno_engine_restarts_total", &row.labels, processes.restarts));
+    text.family("ripieno_engine_up", "gauge", "Whether a process of the model's engine is there.");
+    known().for_each(|(row, processes)| text.sample("ripieno_engine_up", &row.labels, u8::from(processes.up)));
 }
 
 fn ended(row: &Row, wanted: Ending) -> u64 {

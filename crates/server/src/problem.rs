@@ -115,6 +115,10 @@ impl From<Failure> for Problem {
                 let problem = Problem::new(Kind::Overloaded, failure.to_string());
                 return Problem { retry_after: Some(retry_after), ..problem };
             }
+            Failure::Outage { retry_after, .. } => {
+                let problem = Problem::new(Kind::Unavailable, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
             Failure::Expired | Failure::Hopeless => Kind::Expired,
             Failure::Cancelled => Kind::Cancelled,
             Failure::Failed(_) => Kind::Internal,
@@ -131,6 +135,9 @@ impl Problem {
         match refused {
             Refused::QueueFull { retry_after, .. } | Refused::NodesFull { retry_after, .. } => {
                 Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Overloaded, message) }
+            }
+            Refused::Outage { retry_after, .. } => {
+                Problem { retry_after: Some(retry_after), ..Problem::new(Kind::Unavailable, message) }
             }
             Refused::TooLarge { .. } => Problem::new(Kind::TooLarge, format!("model '{model}': {message}")),
             Refused::Invalid(_) => Problem::invalid(format!("model '{model}': {message}")),
@@ -157,5 +164,13 @@ mod tests {
         };
         assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
         assert_eq!(Problem::of_refusal(Refused::NotLoaded, "m").retry_after_s(), None);
+        let (cause, retry_after) = ("its process ended".to_owned(), Duration::from_millis(100));
+        let lost = Problem::from(Failure::Outage { cause: cause.clone(), retry_after });
+        let refused = Problem::of_refusal(Refused::Outage { cause, retry_after }, "m");
+        for outage in [lost, refused] {
+            assert_eq!((outage.kind.http_status(), outage.retry_after_s()), (503, Some(1)));
+            assert_eq!(outage.kind.grpc_code(), tonic::Code::Unavailable);
+            assert!(outage.message.starts_with("its process ended; retry after"));
+        }
     }
 }

@@ -61,7 +61,8 @@ impl State {
     /// Whether a model can be asked; an error if nobody knows it.
     pub(crate) fn is_model_ready(&self, name: &str, version: &str) -> Result<bool, Problem> {
         match self.registry.get(name, version) {
-            Ok(_) => Ok(true),
+            // Without a process for its engine it answers nothing but "retry".
+            Ok(entry) => Ok(self.backend.processes(entry.id).is_none_or(|processes| processes.up)),
             Err(LookupError::Loading(_) | LookupError::Unavailable { .. }) => Ok(false),
             Err(unknown) => Err(unknown.into()),
         }

@@ -11,8 +11,9 @@
 
 mod convert;
 
+use crate::isolated::{self, Kind};
 use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
-use crate::model::{LoadedModel, read_blocks};
+use crate::model::{LoadedModel, Own, read_blocks};
 use crate::plan::Plan;
 use crate::rows::Batch;
 use crate::values::Limits;
@@ -29,6 +30,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const NAME: &str = "cpu";
 /// rten orders the operators of a graph recursively, on threads whose stacks are 2 MiB; 6,000 in a row are too many for them.
 const DEEPEST: usize = 2000;
+/// rten multiplies one row by a matrix in another order of sums than several rows.
+const LEAST_ROWS: usize = 2;
 /// rten computes `Relu` and `Clip` by comparisons that NaN always fails. To have them right, as `Max` and `Min`, took 1.6 ns for an
 /// element instead of 0.3, and 3.5; every model would pay for requests that hardly any client sends. So NaN is refused where it
 /// comes in. What becomes NaN inside (infinity minus infinity) is still lost.
@@ -80,6 +83,11 @@ impl Engine for CpuEngine {
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
         let read = read_blocks(source, NAME, LIMITS)?;
+        if let Some(isolation) = &source.isolation {
+            let kind =
+                Kind { onnxruntime: false, library: None, threads: self.options.threads, least_rows: LEAST_ROWS };
+            return isolated::load(isolation, kind, source, read);
+        }
         let blocks = read.blocks.iter().map(|(path, io)| Block::load(path, io)).collect::<Result<_, _>>()?;
         let own = RtenModel { blocks: Arc::new(blocks) };
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))
@@ -111,12 +119,14 @@ fn prepare(loaded: &dyn Loaded, pool: &Arc<ThreadPool>) -> Result<Ready, ExecErr
         plan: Arc::clone(&model.plan),
         blocks,
     };
-    Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
+    Ok(Ready::new(Arc::clone(&model.plan), Box::new(runner)))
 }
 
 struct RtenModel {
     blocks: Arc<Vec<Block>>,
 }
+
+impl Own for RtenModel {}
 
 /// One block in rten: the nodes of its inputs and outputs in the file's order.
 struct Block {
@@ -183,9 +193,8 @@ struct RtenRunner {
 }
 
 impl Runner for RtenRunner {
-    /// rten multiplies one row by a matrix in another order of sums than several rows.
     fn least_rows(&self) -> usize {
-        2
+        LEAST_ROWS
     }
 
     fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {

@@ -13,7 +13,7 @@ mod sharing;
 
 use crate::abort::Abort;
 use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
-use crate::model::LoadedModel;
+use crate::model::{LoadedModel, Own};
 use crate::plan::{BlockIo, Plan, as_one_row};
 use crate::rows::{Batch, Input};
 use crate::worker::{Call, Ready, Runner};
@@ -84,7 +84,7 @@ impl Engine for EmulatedEngine {
                 let model = LoadedModel::<Costs>::of(loaded, NAME)?;
                 let (plan, costs) = (Arc::clone(&model.plan), model.own.0.clone());
                 let runner = EmulatedRunner { plan: Arc::clone(&plan), costs, sharing: Arc::clone(&sharing), lane };
-                Ok(Ready { plan, runner: Box::new(runner) })
+                Ok(Ready::new(plan, Box::new(runner)))
             }),
             enter: Arc::new(|body| body()),
             at_once: aborts.len(),
@@ -107,6 +107,8 @@ fn unconditional(source: &ModelSource) -> ModelSource {
 
 /// What each block costs.
 struct Costs(Vec<Block>);
+
+impl Own for Costs {}
 
 fn cost(source: &ModelSource, block: &BlockSource) -> Result<Block, LoadError> {
     let (model, name) = (&source.name, &block.name);

@@ -32,6 +32,8 @@ impl Runner for Obedient {
     }
 }
 
+impl crate::model::Own for () {}
+
 fn model() -> LoadedModel<()> {
     let spec = |name: &str| vec![TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
     let source = ModelSource::new("obedient", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
@@ -54,7 +56,7 @@ fn lane() -> (Box<dyn Device>, Receiver<TaskResult>) {
     let (sender, results) = channel();
     let prepare: Prepare = Box::new(|loaded, _| {
         let plan = Arc::clone(&LoadedModel::<()>::of(loaded, "obedient")?.plan);
-        Ok(Ready { plan, runner: Box::new(Obedient) })
+        Ok(Ready::new(plan, Box::new(Obedient)))
     });
     let device = Lanes::open(options(prepare), Arc::new(move |result| drop(sender.send(result)))).unwrap();
     device.attach(ModelId(0), Arc::new(model()));

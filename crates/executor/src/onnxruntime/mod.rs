@@ -15,8 +15,9 @@
 mod library;
 mod tensors;
 
+use crate::isolated::{self, Kind};
 use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
-use crate::model::{LoadedModel, read_blocks};
+use crate::model::{LoadedModel, Own, read_blocks};
 use crate::plan::Plan;
 use crate::rows::Batch;
 use crate::values::Limits;
@@ -52,6 +53,8 @@ impl Default for OnnxRuntimeOptions {
 /// Engine "onnxruntime".
 pub struct OnnxRuntimeEngine {
     library: &'static Library,
+    /// What was asked for, for processes that load it themselves.
+    path: Option<PathBuf>,
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
@@ -66,6 +69,7 @@ impl OnnxRuntimeEngine {
         let threads = options.threads.max(1);
         Ok(OnnxRuntimeEngine {
             library,
+            path: options.library,
             threads,
             depth: DEFAULT_DEPTH,
             opened: AtomicUsize::new(0),
@@ -91,6 +95,10 @@ impl Engine for OnnxRuntimeEngine {
 
     fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
         let read = read_blocks(source, NAME, Limits::default())?;
+        if let Some(isolation) = &source.isolation {
+            let kind = Kind { onnxruntime: true, library: self.path.clone(), threads: self.threads, least_rows: 1 };
+            return isolated::load(isolation, kind, source, read);
+        }
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
         let at_once = Arc::clone(&self.at_once);
         let (library, threads) = (self.library, self.threads);
@@ -129,7 +137,7 @@ impl Claim {
         let model = LoadedModel::<Arc<SessionPool>>::of(loaded, NAME)?;
         model.own.grow().map_err(|cause| ExecError(cause.to_string()))?;
         let runner = OrtRunner { plan: Arc::clone(&model.plan), pool: Arc::clone(&model.own) };
-        Ok(Ready { plan: Arc::clone(&model.plan), runner: Box::new(runner) })
+        Ok(Ready::new(Arc::clone(&model.plan), Box::new(runner)))
     }
 }
 
@@ -149,6 +157,8 @@ struct SessionPool {
     stock: Mutex<Stock>,
     given_back: Condvar,
 }
+
+impl Own for Arc<SessionPool> {}
 
 #[derive(Default)]
 struct Stock {

@@ -234,3 +234,17 @@ save("plus_huge", [helper.make_node("Add", ["n", "huge"], ["y"])], [number("n")]
 save("square", [helper.make_node("Mul", ["n", "n"], ["y"])], [number("n")], [number("y")])
 size = tensor("n", TensorProto.INT64, [2])
 save("zeros_of", [helper.make_node("ConstantOfShape", ["n"], ["y"])], [size], [floats("y", [None, None])])
+
+# Adds the least of 0, 1, …, of as many as the square of the batch's largest number: a size that one request chooses for all.
+scratch = [
+    helper.make_node("ReduceMax", ["n"], ["top"], keepdims=0),
+    helper.make_node("Mul", ["top", "top"], ["count"]),
+    helper.make_node("Range", ["start", "count", "step"], ["all"]),
+    helper.make_node("ReduceMin", ["all"], ["none"], keepdims=0),
+    helper.make_node("Add", ["n", "none"], ["y"]),
+]
+save("scratch", scratch, [number("n")], [number("y")], [("start", np.array(0)), ("step", np.array(1))])
+
+# What ONNX Runtime's division does not survive: the least number by minus one.
+least = ("least", np.array(-(1 << 63)))
+save("quotient", [helper.make_node("Div", ["least", "n"], ["y"])], [number("n")], [number("y")], [least])

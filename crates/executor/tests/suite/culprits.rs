@@ -10,10 +10,6 @@ use std::sync::Arc;
 const ROWS: usize = 100;
 const NEIGHBOURS: usize = 12;
 
-fn engines() -> [Box<dyn Engine>; 2] {
-    [cpu().engine, onnxruntime().engine]
-}
-
 /// Brings a number that looks up a row. It is no id that a client sends, so nobody sees beforehand that no row has it.
 fn pick(slot: usize, row: usize, input: &str) -> Member {
     Member::new(RequestSlot(slot as u32), 1, entry(fp32(input, &[1], &[row as f32])))

@@ -88,6 +88,7 @@ fn thousands_of_operators_in_a_row_are_run_or_refused() {
     let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(|| {
         run(&*cpu().engine, 2000).unwrap();
         run(&onnxruntime_engine(), 6000).unwrap();
+        run(&*isolated_onnxruntime_of_two_lanes().engine, 6000).unwrap();
         let refused = run(&*cpu().engine, 6000).unwrap_err().to_string();
         assert!(refused.contains("more than 2000 others") && refused.contains("use --engine onnxruntime"), "{refused}");
     });

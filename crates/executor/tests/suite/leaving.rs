@@ -68,7 +68,7 @@ fn drive(stand: &Stand, members: Vec<Member>) -> Vec<Vec<Tensor>> {
 
 #[test]
 fn each_goes_its_way_and_the_others_stay_as_they_are() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in engines() {
         for lanes in [1, 2] {
             let stand = Stand::of_lanes(&*engine, &ways(), lanes);
             assert_eq!(stand.model.outputs().iter().map(|spec| &*spec.name).collect::<Vec<_>>(), ["y"]);
@@ -153,7 +153,7 @@ fn an_embedder_brings_a_condition_of_its_own() {
     let mut source = ModelSource { condition: Some(Arc::new(LargestFirst)), ..files(BLOCKS) };
     source.blocks[0].hidden = vec!["confidence".to_owned()];
     source.blocks[0].exit_outputs = vec![("y".to_owned(), "early".to_owned())];
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in engines() {
         let stand = Stand::new(&*engine, &source);
         let many: Vec<Vec<f32>> = (0..16).map(|seed| numbers(4, seed)).collect();
         let members: Vec<Member> = (0..).zip(&many).map(|(slot, row)| request(slot, row)).collect();

@@ -99,7 +99,7 @@ fn every_answer_is_that_of_the_request_alone(engine: &dyn Engine, blocks: &[&str
 
 #[test]
 fn a_padded_batch_answers_as_each_request_alone() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in engines() {
         every_answer_is_that_of_the_request_alone(&*engine, WHOLE);
         every_answer_is_that_of_the_request_alone(&*engine, CHAIN);
     }
@@ -157,7 +157,7 @@ fn an_emulated_batch_takes_as_long_as_its_longest_member() {
 
 #[test]
 fn what_a_block_leaves_is_not_padded_again() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in engines() {
         let stand = Stand::new(&*engine, &pool(CHAIN));
         let members: Vec<Member> =
             [3, 5, 2, 5].iter().zip(0..).map(|(&length, slot)| request_of(slot, 1, length, slot as usize)).collect();
@@ -220,7 +220,7 @@ fn requests_of_no_length_or_two_are_refused_before_they_wait() {
 
 #[test]
 fn a_model_that_padding_changes_is_found_out() {
-    for engine in [cpu().engine, onnxruntime().engine] {
+    for engine in engines() {
         let check = |source: &ModelSource| {
             let checked = check_padding(&*engine, &engine.load(source).unwrap());
             checked.map_err(|error| error.to_string())

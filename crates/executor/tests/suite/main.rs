@@ -6,6 +6,7 @@ mod contract;
 mod culprits;
 mod deep;
 mod engines;
+mod isolated;
 mod leaving;
 mod lengths;
 mod unbatched;

@@ -6,10 +6,6 @@ use ripieno_executor::*;
 use ripieno_model::DataType;
 use std::sync::Arc;
 
-fn engines() -> [Box<dyn Engine>; 2] {
-    [cpu().engine, onnxruntime().engine]
-}
-
 /// A request as devices get it: one row, before the shape of the file.
 fn whole(tensors: Vec<Tensor>) -> Vec<Member> {
     vec![Member::new(RequestSlot(0), 1, Some(Arc::new(Entry::of(tensors.into()))))]

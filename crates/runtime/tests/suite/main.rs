@@ -8,6 +8,7 @@ mod culprits;
 mod deadlines;
 mod diversity;
 mod idle;
+mod isolated;
 mod policies;
 mod profiles;
 mod replay;

@@ -63,7 +63,8 @@ fn check_cells(target: &Target, plan: &Plan) -> Result<(), String> {
     for block in &plan.source.blocks {
         let Some(path) = &block.path else { continue };
         let cell = BlockSource { path: Some(path.clone()), ..BlockSource::new(&block.name) };
-        let source = ModelSource::new(&block.name, vec![cell], plan.source.max_batch);
+        let isolation = plan.source.isolation.clone();
+        let source = ModelSource { isolation, ..ModelSource::new(&block.name, vec![cell], plan.source.max_batch) };
         let loaded = target.engine.load(&source).map_err(|error| error.to_string())?;
         if let Rows::Mixed(how) = check_rows(&*target.engine, &loaded, source.max_batch) {
             return Err(format!(

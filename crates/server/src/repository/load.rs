@@ -138,8 +138,10 @@ impl Loader {
         if let Some(given) = plan.given_profiles() {
             return Ok((Some(given), "given"));
         }
-        let engine = &self.target.engine;
-        let key = ProfileKey::new(&engine.device_key(), &plan.files(), plan.source.max_batch)?
+        // The way to a process and back takes its time.
+        let place = if plan.source.isolation.is_some() { "/process" } else { "" };
+        let device = format!("{}{place}", self.target.engine.device_key());
+        let key = ProfileKey::new(&device, &plan.files(), plan.source.max_batch)?
             .with_lengths(loaded.lengths().map(|lengths| lengths.max));
         let cache = ProfileCache::beside(&plan.folder);
         if profiling != Profiling::Always

@@ -31,5 +31,5 @@ mod warm_up;
 pub use inspect::{inspect, profile};
 pub use live::{Host, LiveRepository};
 pub use load::{Loader, Prepared, Profiling};
-pub use plan::Target;
+pub use plan::{EngineProcess, Target};
 pub use report::{ModelReport, ProfileReport, Progress};

@@ -7,12 +7,12 @@
 use super::borders;
 use super::config::{
     Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig,
-    ModelConfig, nearest,
+    ModelConfig, ProcessConfig, nearest,
 };
 use super::found::Found;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockProfile, BlockSource, Engine, Loaded, ModelSource};
+use ripieno_executor::{BlockProfile, BlockSource, Engine, Isolation, Loaded, ModelSource};
 use ripieno_model::{Lengths, Profile, TensorSpec};
 use ripieno_workload::zoo::{ZooDevice, ZooModel};
 use std::path::{Path, PathBuf};
@@ -39,6 +39,17 @@ pub struct Target {
     pub slo: Option<Nanos>,
     /// Whether links in a repository may lead out of it.
     pub allow_symlinks: bool,
+    /// How to start a process for an engine; none where no model may have one.
+    pub engine_process: Option<EngineProcess>,
+}
+
+/// A program that calls `ripieno_executor::serve_engine`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineProcess {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
 }
 
 impl Target {
@@ -48,12 +59,29 @@ impl Target {
     /// One device of this engine, outside a server.
     pub fn new(engine: Arc<dyn Engine>) -> Target {
         let (measure_for, allow_symlinks) = (Target::MEASURE_FOR, false);
-        Target { engine, zoo: None, policy: None, devices: 1, measure_for, slo: None, allow_symlinks }
+        let engine_process = None;
+        Target { engine, zoo: None, policy: None, devices: 1, measure_for, slo: None, allow_symlinks, engine_process }
     }
 
     /// Refuses a file of a model that lies outside of its repository, unless that is allowed.
     fn check_border(&self, found: &Found, file: &Path) -> Result<(), String> {
         if self.allow_symlinks { Ok(()) } else { borders::check(found, file) }
+    }
+
+    /// How the engine of a model is run, if not in this process. An emulated model has nothing that could fail.
+    fn isolation(&self, name: &str, config: &ModelConfig) -> Result<Option<Isolation>, String> {
+        let Some(process) = config.isolation.filter(|_| !self.emulates()) else { return Ok(None) };
+        let Some(EngineProcess { program, mut args }) = self.engine_process.clone() else {
+            return Err(format!(
+                "{}: isolation = \"process\": this program starts no processes for engines; serve the model with ripieno serve, or \
+                 remove the key",
+                config.file
+            ));
+        };
+        // For whoever looks at the list of processes.
+        args.push(name.to_owned());
+        let ProcessConfig { memory_limit, task_limit } = process;
+        Ok(Some(Isolation { program, args, memory_limit, task_limit }))
     }
 
     /// Whether models are emulated from their latencies instead of run.
@@ -102,6 +130,7 @@ impl Plan {
             .collect::<Result<_, _>>()?;
         let mut source = ModelSource {
             ranges: config.ranges.clone(),
+            isolation: target.isolation(&found.name, &config)?,
             inputs: config.inputs.clone(),
             outputs: config.outputs.clone(),
             ..ModelSource::new(&found.name, blocks, max_batch)

@@ -38,7 +38,7 @@ async fn describes_server_and_models() {
     let mut client = server.grpc().await;
     assert!(client.server_live(ServerLiveRequest {}).await.unwrap().into_inner().live);
     assert!(client.server_ready(ServerReadyRequest {}).await.unwrap().into_inner().ready);
-    for (name, ready) in [("simple", true), ("broken", false), ("nobody", false)] {
+    for (name, ready) in [("simple", true), ("broken", false), ("down", false), ("nobody", false)] {
         let request = ModelReadyRequest { name: name.into(), version: String::new() };
         assert_eq!(client.model_ready(request).await.unwrap().into_inner().ready, ready, "{name}");
     }
@@ -87,6 +87,7 @@ async fn failures_have_their_codes() {
         ("cancelled", Code::Cancelled),
         ("full", Code::ResourceExhausted),
         ("leaving", Code::Unavailable),
+        ("down", Code::Unavailable),
         ("nobody", Code::NotFound),
         ("two", Code::InvalidArgument),
     ];

@@ -28,6 +28,17 @@ async fn health_has_bodies_and_statuses() {
 }
 
 #[tokio::test]
+async fn a_model_without_its_process_is_not_ready_but_the_server_is() {
+    let server = start().await;
+    let model = server.get("/v2/models/down/ready").await;
+    assert_eq!(
+        (model.status, model.json()),
+        (StatusCode::SERVICE_UNAVAILABLE, json!({"name": "down", "ready": false}))
+    );
+    assert_eq!(server.get("/v2/health/ready").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
 async fn one_broken_model_matters_only_if_asked_to() {
     assert_eq!(start().await.get("/v2/health/ready").await.status, StatusCode::OK);
     let strict = ripieno_server::ServerConfig { strict_readiness: true, ..config() };

@@ -113,6 +113,7 @@ async fn failures_have_their_statuses() {
         ("failing", 500, "inference failed: device on fire"),
         ("unloaded", 503, "the model was unloaded"),
         ("leaving", 503, "the server is shutting down"),
+        ("down", 503, "its process ended: signal: 6; retry after 2.5s"),
         ("cancelled", 499, "the request was cancelled"),
         ("broken", 503, "Request for unknown model: 'broken' has no available versions: model.onnx: not an ONNX file"),
         ("nobody", 404, "Request for unknown model: 'nobody' is not found"),
@@ -124,6 +125,8 @@ async fn failures_have_their_statuses() {
     let full = server.infer("full", &floats()).await;
     assert_eq!((full.status.as_u16(), full.headers["retry-after"].to_str().unwrap()), (429, "2"));
     assert!(full.error().starts_with("Exceeds maximum queue size"));
+    let down = server.infer("down", &floats()).await;
+    assert_eq!(down.headers["retry-after"], "3");
     assert_eq!(server.infer("simple", &json!({"inputs": []})).await.status, StatusCode::BAD_REQUEST);
     assert_eq!(server.post("/v2/models/simple/infer", &[], "{").await.status, StatusCode::BAD_REQUEST);
 }

@@ -5,7 +5,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_runtime::{
-    Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Refused, SchedulerSnapshot, Step,
+    Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot, Step,
 };
 use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use ripieno_server::{Backend, Withdraw};
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 type Act = fn(Job, &Scripted) -> Result<(), Refused>;
 
 /// What the models do; their ids are positions here. Besides, there is one identity model for each datatype.
-pub(crate) const MODELS: [(&str, Act); 15] = [
+pub(crate) const MODELS: [(&str, Act); 16] = [
     ("simple", |job, _| answer(job, echo)),
     ("two", |job, _| answer(job, echo)),
     ("expired", |job, _| answer(job, |_| Err(Failure::Expired))),
@@ -26,6 +26,10 @@ pub(crate) const MODELS: [(&str, Act); 15] = [
     ("cancelled", |job, _| answer(job, |_| Err(Failure::Cancelled))),
     ("full", |_, _| Err(Refused::QueueFull { bound: 7, retry_after: Duration::from_millis(1200) })),
     ("leaving", |_, _| Err(Refused::ShuttingDown)),
+    ("down", |_, _| {
+        let (cause, retry_after) = ("its process ended: signal: 6".to_owned(), Duration::from_millis(2500));
+        Err(Refused::Outage { cause, retry_after })
+    }),
     ("stuck", |job, scripted| {
         scripted.stuck.lock().push(job);
         let _ = scripted.events.try_send(Event::Submitted);
@@ -115,6 +119,12 @@ impl Backend for Scripted {
 
     fn model(&self, _: ModelId) -> Option<ModelSnapshot> {
         None
+    }
+
+    /// Of a model that is named so, none is there.
+    fn processes(&self, id: ModelId) -> Option<Processes> {
+        let (name, _) = MODELS.get(id.index())?;
+        (*name == "down").then_some(Processes { up: false, restarts: 7 })
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {

@@ -16,10 +16,6 @@ use std::sync::Arc;
 const WALKS: [Walk; 6] =
     [Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode, Walk::Tree, Walk::Graph];
 
-fn engines() -> [Box<dyn Engine>; 2] {
-    [cpu().engine, onnxruntime().engine]
-}
-
 #[track_caller]
 fn check(walk: Walk, sent: &Sent, outputs: &[Tensor]) {
     let expected = sent.expected(walk);

@@ -1,5 +1,6 @@
 //! What the tests of all engines share: the models, what they must answer, and a device that is easy to ask.
 
+use crate::isolated::Isolating;
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
 use ripieno_executor::*;
@@ -47,6 +48,19 @@ pub(crate) fn cpu_of_two_lanes() -> Fixture {
 
 pub(crate) fn onnxruntime_of_two_lanes() -> Fixture {
     onnxruntime().of_two_lanes()
+}
+
+/// The engines that run files, in this process and in others.
+pub(crate) fn engines() -> [Box<dyn Engine>; 4] {
+    [cpu().engine, onnxruntime().engine, isolated_cpu().engine, isolated_onnxruntime_of_two_lanes().engine]
+}
+
+pub(crate) fn isolated_cpu() -> Fixture {
+    onnx(Box::new(Isolating(cpu().engine)))
+}
+
+pub(crate) fn isolated_onnxruntime_of_two_lanes() -> Fixture {
+    onnx(Box::new(Isolating(onnxruntime().engine))).of_two_lanes()
 }
 
 pub(crate) fn emulated_of_two_lanes() -> Fixture {

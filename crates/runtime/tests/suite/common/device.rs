@@ -170,7 +170,7 @@ impl Worker {
             0 => Err(ExecError("the device stumbled".to_owned())),
             _ => Ok(self.execute(task)),
         };
-        (self.sink)(TaskResult { id, outcome, again: None, started, finished: Instant::now() });
+        (self.sink)(TaskResult { id, outcome, again: None, lost: None, started, finished: Instant::now() });
     }
 
     fn execute(&mut self, task: Task) -> Vec<Progress> {

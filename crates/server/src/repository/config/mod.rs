@@ -13,10 +13,11 @@ mod tests;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
-use ripieno_executor::InputRange;
+use ripieno_executor::{InputRange, Isolation};
 use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 use toml::de::DeTable;
 
 pub use cells::{CellConfig, CellsConfig};
@@ -39,12 +40,18 @@ const MOST_WARM_UP: usize = 1000;
 const MOST_QUEUED: usize = 1_000_000;
 const MOST_WEIGHT: usize = 1000;
 const MOST_INSTANCES: usize = 65_536;
+const LEAST_MEMORY_MB: usize = 64;
+const MOST_MEMORY_MB: usize = 1 << 24;
+const MOST_TASK_S: usize = 24 * 3600;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 28] = [
     "slo_ms",
     "max_batch",
     "batching",
+    "isolation",
+    "memory_limit_mb",
+    "task_limit_s",
     "instances",
     "policy",
     "warm_up",
@@ -90,6 +97,15 @@ const BLOCK_KEYS: [&str; 17] = [
 const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
 const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
 
+/// The process of a model's engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessConfig {
+    /// The most bytes of address space that it may take.
+    pub memory_limit: Option<u64>,
+    /// The longest that it may take over a batch.
+    pub task_limit: Duration,
+}
+
 /// What a `model.toml` says; none where it says nothing and the default depends on the device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -101,6 +117,8 @@ pub struct ModelConfig {
     pub max_batch: Option<usize>,
     /// Whether requests share batches.
     pub batching: Batching,
+    /// Whether its engine runs in a process of its own.
+    pub isolation: Option<ProcessConfig>,
     /// The most batches of this model that run at once.
     pub instances: usize,
     /// The policy that the model was set up for; the server must run it.
@@ -275,6 +293,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
         batching: read_batching(keys)?,
+        isolation: read_isolation(keys)?,
         instances: keys.whole("instances", 1, MOST_INSTANCES)?.unwrap_or(usize::MAX),
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
@@ -310,6 +329,22 @@ fn read_batching(keys: &Keys<'_>) -> Result<Batching, String> {
         (Batching::Off, Some(2..)) => Err(keys.wrong("batching", "contradicts max_batch; remove one of the two")),
         _ => Ok(batching),
     }
+}
+
+fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
+    let process = keys.one_of("isolation", &[("none", false), ("process", true)])?.unwrap_or(false);
+    let memory = keys.whole("memory_limit_mb", LEAST_MEMORY_MB, MOST_MEMORY_MB)?;
+    let task = keys.whole("task_limit_s", 1, MOST_TASK_S)?;
+    let limits = [("memory_limit_mb", memory), ("task_limit_s", task)];
+    if let Some((key, _)) = limits.into_iter().find(|(_, limit)| limit.is_some() && !process) {
+        return Err(keys.wrong(key, "is for a process of its own; add isolation = \"process\""));
+    }
+    if process && read_granularity(keys)? != Granularity::Whole {
+        return Err(keys.wrong("isolation", "runs files as they are; remove granularity and stages"));
+    }
+    let memory_limit = memory.map(|limit| (limit as u64) << 20);
+    let task_limit = task.map_or(Isolation::TASK_LIMIT, |limit| Duration::from_secs(limit as u64));
+    Ok(process.then_some(ProcessConfig { memory_limit, task_limit }))
 }
 
 /// A request that is to be answered late must not be dropped for being late.

@@ -128,6 +128,18 @@ fn a_model_in_one_file_is_cut_as_its_owner_says() {
 }
 
 #[test]
+fn an_engine_may_have_a_process_of_its_own() {
+    let isolation = |text: &str| parse(text).unwrap().isolation;
+    assert_eq!((isolation(""), isolation("isolation = \"none\"")), (None, None));
+    let process = ProcessConfig { memory_limit: None, task_limit: Duration::from_secs(60) };
+    assert_eq!(isolation("isolation = \"process\""), Some(process));
+    let limited = ProcessConfig { memory_limit: Some(1 << 30), task_limit: Duration::from_secs(5) };
+    assert_eq!(isolation("isolation = \"process\"\nmemory_limit_mb = 1024\ntask_limit_s = 5"), Some(limited));
+    assert!(error("isolation = \"thread\"").contains("must be"));
+    assert!(error("isolation = \"process\"\nmemory_limit_mb = 1").contains("memory_limit_mb = 1: must be"));
+}
+
+#[test]
 fn keys_that_contradict_each_other_are_refused() {
     let cases = [
         ("late = \"answer\"\ndrop = \"expired\"", ":2: drop = \"expired\": contradicts late = \"answer\""),
@@ -136,6 +148,12 @@ fn keys_that_contradict_each_other_are_refused() {
         ("alpha_ms = 0\nbeta_ms = 0.0", ":1: alpha_ms = 0: alpha_ms and beta_ms cannot both be 0"),
         ("latency_ms = [1]\nalpha_ms = 1\nbeta_ms = 1", ":1: latency_ms = [1]: stands beside alpha_ms"),
         ("max_batch = 4\nlatency_ms = [1, 2]", ":1: max_batch = 4: latency_ms has 2 numbers"),
+        ("memory_limit_mb = 512", ":1: memory_limit_mb = 512: is for a process of its own; add isolation"),
+        ("task_limit_s = 5", ":1: task_limit_s = 5: is for a process of its own; add isolation"),
+        (
+            "isolation = \"process\"\ngranularity = \"layers\"",
+            ":1: isolation = \"process\": runs files as they are; remove granularity",
+        ),
         ("walk = \"chain\"", ":1: walk = \"chain\": needs the chain's parts"),
         ("latency_ms = [1]\n[[block]]\nname = \"a\"", ":1: latency_ms = [1]: belongs into each [[block]]"),
         ("walk = \"whole\"\n[[block]]\nname = \"a\"\n[[block]]\nname = \"b\"", ":1: walk = \"whole\": a model of"),

@@ -1,0 +1,261 @@
+//! Engines in processes of their own: what kills one fails what ran in it, and nothing else.
+
+use crate::common::*;
+use ripieno_base::{ModelId, RequestSlot};
+use ripieno_executor::*;
+use ripieno_model::DataType;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// An argument that nobody else gives to this program: a filter that leaves out nothing.
+const STARTED_BY_A_KEEPER: &str = "--skip=started-by-a-keeper";
+
+/// Not a test, but what [`isolation`] starts.
+#[test]
+fn engine_process() {
+    if std::env::args().any(|arg| arg == STARTED_BY_A_KEEPER) {
+        serve_engine().unwrap();
+    }
+}
+
+fn isolation() -> Isolation {
+    let args = ["isolated::engine_process", "--exact", "--nocapture", STARTED_BY_A_KEEPER];
+    let args = args.map(str::to_owned).to_vec();
+    let program = std::env::current_exe().unwrap();
+    Isolation { program, args, memory_limit: None, task_limit: Isolation::TASK_LIMIT }
+}
+
+/// An engine all of whose models run in processes.
+pub(crate) struct Isolating(pub(crate) Box<dyn Engine>);
+
+impl Engine for Isolating {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    fn device_key(&self) -> String {
+        self.0.device_key()
+    }
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+        self.0.load(&ModelSource { isolation: Some(isolation()), ..source.clone() })
+    }
+    fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
+        self.0.open(lanes, sink)
+    }
+}
+
+/// An engine, a model, and what kills a process that runs it: a size that it cannot have, a division that it does not survive.
+fn killers() -> [(Box<dyn Engine>, ModelSource, i64, &'static str); 2] {
+    let range = InputRange { tensor: "n".to_owned(), least: 1.0, most: 11_000.0 };
+    let isolated = || Some(Isolation { memory_limit: Some(1 << 29), ..isolation() });
+    let scratch = ModelSource { ranges: vec![range], isolation: isolated(), ..files(&["scratch"]) };
+    let quotient = ModelSource { isolation: Some(isolation()), ..files(&["quotient"]) };
+    [(cpu().engine, scratch, 11_000, "signal: 6"), (onnxruntime().engine, quotient, -1, "signal: 8")]
+}
+
+fn number(slot: u32, n: i64) -> Member {
+    let data = n.to_le_bytes().to_vec();
+    let tensor = Tensor { name: "n".into(), datatype: DataType::Int64, shape: vec![1, 1], data: data.into() };
+    Member::new(RequestSlot(slot), 1, entry(tensor))
+}
+
+fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        match act() {
+            Some(value) => return value,
+            None => assert!(begun.elapsed() < PATIENCE, "it never came"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A process that says that it has loaded its model, and then does as the shell says.
+fn shell(script: &str) -> ModelSource {
+    let args = vec!["-c".to_owned(), format!("printf '\\0\\0\\0\\0' >&0; {script}")];
+    let task_limit = Duration::from_millis(300);
+    let isolation = Isolation { program: "/bin/sh".into(), args, memory_limit: None, task_limit };
+    ModelSource { isolation: Some(isolation), ..files(&["mlp"]) }
+}
+
+/// How a task of one member failed.
+fn failure(result: TaskResult) -> (String, Option<Loss>) {
+    (result.outcome.unwrap_err().to_string(), result.lost)
+}
+
+fn ask(stand: &Stand, model: u16, members: Vec<Member>) -> TaskResult {
+    stand.device.submit(Task { model: ModelId(model), ..task(0, 0, members) }).unwrap();
+    stand.result()
+}
+
+#[test]
+fn a_model_that_takes_its_process_down_is_back_soon() {
+    for (engine, source, killer, how) in killers() {
+        let stand = Stand::new(&*engine, &source);
+        stand.device.attach(ModelId(1), engine.load(&files(&["mlp"])).unwrap());
+        for round in 0..3 {
+            until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
+            assert_eq!((stand.model.outage(), stand.model.restarts()), (None, Some(round)));
+            let (cause, lost) = failure(ask(&stand, 0, vec![number(0, killer)]));
+            assert!(lost.unwrap().inside && cause.contains("the process of the model's engine ended"), "{cause}");
+            assert!(cause.contains(how), "{cause}");
+            // The neighbour knows nothing of it.
+            let row = numbers(4, 7);
+            let beside = ask(&stand, 1, vec![request(1, &row)]);
+            assert_close(&floats(&beside.outcome.unwrap()[0].outputs[0]), &mlp(&row));
+        }
+        until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
+    }
+}
+
+#[test]
+fn whoever_shares_the_batch_is_lost_with_it_and_nobody_is_run_again() {
+    for (engine, source, killer, how) in killers() {
+        let stand = Stand::new(&*engine, &source);
+        assert!(stand.model.batched());
+        let members = (0..4).map(|slot| number(slot, if slot == 2 { killer } else { 7 })).collect();
+        let result = ask(&stand, 0, members);
+        assert!(result.again.is_none());
+        let (cause, lost) = failure(result);
+        assert!(lost.unwrap().inside && cause.contains(how), "{cause}");
+        // What comes before the process is back is not suspected of anything.
+        let next = ask(&stand, 0, vec![number(0, 3)]);
+        if next.outcome.is_err() {
+            let (cause, lost) = failure(next);
+            assert!(!lost.unwrap().inside && cause.contains("it is being started again"), "{cause}");
+        }
+        until(|| ask(&stand, 0, vec![number(0, 3)]).outcome.ok());
+    }
+}
+
+#[test]
+fn a_process_that_says_nothing_or_nonsense_is_killed() {
+    let scripts = [
+        ("exec sleep 1000", "killed after 300ms without an answer"),
+        ("printf '\\005\\0\\0\\0hello' >&0; exec sleep 1000", "killed for an answer that is none"),
+        ("printf '\\0\\0\\0\\0' >&0; exec sleep 1000", "killed for an answer that is none: to batch 0"),
+        ("printf '\\377\\377\\377\\377' >&0; exec sleep 1000", "killed for an answer that is none"),
+        ("exec sleep 1000 <&-", "signal: 9"),
+        ("exit 3", "exit status: 3"),
+    ];
+    for (script, expected) in scripts {
+        let engine = cpu().engine;
+        let model = match engine.load(&shell(script)) {
+            Ok(model) => model,
+            // Whoever hangs up may do so before it has been told what to load.
+            Err(cause) => {
+                assert!(
+                    !script.contains("&0") && cause.to_string().contains("ended while it loaded"),
+                    "{script}: {cause}"
+                );
+                continue;
+            }
+        };
+        let stand = Stand::of_model(&*engine, model, 1);
+        let (cause, lost) = failure(ask(&stand, 0, vec![request(0, &numbers(4, 1))]));
+        // One that ends by itself may have done so before the batch came.
+        assert!(cause.contains(expected) && lost.is_some(), "{script}: {cause}");
+    }
+}
+
+#[test]
+fn lanes_share_the_processes_that_are_left() {
+    let folder = Folder::new();
+    // The first process serves, the second one never answers, and all others end at once.
+    let program = std::env::current_exe().unwrap();
+    let serve = format!("exec '{}' {}", program.display(), isolation().args.join(" "));
+    let script = format!(
+        "cd {}; mkdir first 2>/dev/null && {{ {serve}; }}; mkdir second 2>/dev/null && \
+         {{ printf '\\0\\0\\0\\0' >&0; exec sleep 1000; }}; exit 3",
+        folder.0.display()
+    );
+    let args = vec!["-c".to_owned(), script];
+    let isolation = Isolation { program: "/bin/sh".into(), args, task_limit: Duration::from_secs(2), ..isolation() };
+    let source = ModelSource { isolation: Some(isolation), ..files(&["mlp"]) };
+    let stand = Stand::of_lanes(&*cpu().engine, &source, 2);
+    // Once the second one is found out, both lanes use the one that is left.
+    let row = numbers(4, 1);
+    let answers: Vec<_> = (0..8).map(|_| stand.run(0, vec![request(0, &row)])).collect();
+    let bad = answers.iter().filter(|answer| answer.is_err()).count();
+    assert!(bad <= 1, "{answers:?}");
+    answers.into_iter().flatten().for_each(|answer| assert_close(&floats(&answer[0].outputs[0]), &mlp(&row)));
+    assert_eq!(stand.model.outage(), None);
+}
+
+#[test]
+fn an_error_of_the_engine_is_no_outage() {
+    let stand = Stand::new(&Isolating(cpu().engine), &files(&["gather"]));
+    let spec = stand.model.inputs()[0].clone();
+    let data = 1_000_000_i64.to_le_bytes().to_vec();
+    let tensor =
+        Tensor { name: spec.name.as_str().into(), datatype: DataType::Int64, shape: vec![1, 1], data: data.into() };
+    stand.device.submit(task(0, 0, vec![Member::new(RequestSlot(0), 1, entry(tensor))])).unwrap();
+    let result = stand.result();
+    assert!(result.outcome.is_err() && result.lost.is_none(), "{result:?}");
+}
+
+#[test]
+fn what_cannot_be_loaded_or_started_says_so() {
+    let engine = cpu().engine;
+    let refused = |isolation: Isolation, file: &str| {
+        let source = ModelSource { isolation: Some(isolation), ..files(&[file]) };
+        engine.load(&source).map(|_| ()).unwrap_err().to_string()
+    };
+    let nowhere = Isolation { program: Path::new("/no/such/program").to_owned(), ..isolation() };
+    assert!(refused(nowhere, "mlp").contains("/no/such/program cannot be started"));
+    let other = Isolation { program: "/bin/true".into(), ..isolation() };
+    let error = refused(other, "mlp");
+    assert!(error.contains("ended while it loaded the model"), "{error}");
+    let tight = Isolation { memory_limit: Some(1 << 20), ..isolation() };
+    assert!(refused(tight, "mlp").contains("model 'mlp'"));
+    assert!(refused(isolation(), "unknown_operator").contains("rten cannot load it"));
+}
+
+/// A folder of its own, for as long as it is held.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ripieno-isolated-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_process_goes_with_its_model_even_if_it_is_stopped() {
+    for stopped in [false, true] {
+        let folder = Folder::new();
+        let stop = if stopped { "kill -STOP $$; " } else { "" };
+        let script = format!("echo $$ >{}/pid; printf '\\0\\0\\0\\0' >&0; {stop}exec sleep 1000", folder.0.display());
+        let isolation = Isolation { program: "/bin/sh".into(), args: vec!["-c".to_owned(), script], ..isolation() };
+        let source = ModelSource { isolation: Some(isolation), ..files(&["mlp"]) };
+        let stand = Stand::new(&*cpu().engine, &source);
+        let pid = std::fs::read_to_string(folder.0.join("pid")).unwrap();
+        let process = Path::new("/proc").join(pid.trim());
+        assert!(process.exists());
+        drop(stand);
+        until(|| (!process.exists()).then_some(()));
+    }
+}
+
+#[test]
+fn a_model_that_is_attached_again_and_again_keeps_its_process() {
+    let engine = Isolating(cpu().engine);
+    let model = engine.load(&files(&["mlp"])).unwrap();
+    for _ in 0..3 {
+        let stand = Stand::of_model(&engine, Arc::clone(&model), 2);
+        let row = numbers(4, 1);
+        assert_close(&floats(&stand.ask(fp32("x", &[1, 4], &row)).unwrap()[0]), &mlp(&row));
+    }
+    assert_eq!((model.outage(), model.restarts()), (None, Some(0)));
+}
