@@ -153,10 +153,7 @@ pub(super) async fn decode(state: &State, message: Bytes) -> (String, Result<Inf
 }
 
 fn parse(message: ModelInferRequest, room: Reservation) -> Result<InferRequest, Problem> {
-    let is_raw = !message.raw_input_contents.is_empty();
-    let request = grpc::parse_infer(message)?;
-    // Raw tensors are slices of the message, which has its own reservation.
-    if is_raw { Ok(request) } else { decoded::keep(request, room) }
+    decoded::keep(grpc::parse_infer(message)?, room)
 }
 
 /// A message for the client, with its share of the budget until it is sent.

@@ -1,7 +1,7 @@
 //! Bytes: everything that clients make the server hold is within one budget, and is given back.
 
 use crate::grpc::infer_request;
-use crate::scripted::Event;
+use crate::scripted::{Event, answer, echo};
 use crate::support::{PATIENCE, Running, config, scripted, send};
 use bytes::Bytes;
 use flate2::Compression;
@@ -12,6 +12,8 @@ use hyper::client::conn::http2;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ripieno_server::ServerConfig;
+use ripieno_wire::proto::inference::infer_parameter::ParameterChoice;
+use ripieno_wire::proto::inference::{InferParameter, InferTensorContents};
 use std::convert::Infallible;
 use std::io::Write;
 use std::time::Duration;
@@ -149,6 +151,27 @@ async fn unfinished_messages_are_reserved_whole() {
     assert_eq!(third.code().await, Code::ResourceExhausted);
     assert_eq!(begin(&mut client, "ModelInfer", 9 * MIB).await.code().await, Code::InvalidArgument);
     drop((unary.pieces, stream.pieces));
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn typed_contents_are_held_whatever_their_parameters_say() {
+    let (server, backend, mut events) = scripted(small()).await;
+    let mut request = infer_request("stuck", "");
+    request.raw_input_contents.clear();
+    request.inputs[0].shape = vec![(MIB / 8) as i64, 2];
+    let contents = InferTensorContents { fp32_contents: vec![0.5; MIB / 4], ..Default::default() };
+    request.inputs[0].contents = Some(contents);
+    let size = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(MIB as i64)) };
+    request.inputs[0].parameters.insert("binary_data_size".into(), size);
+    let mut client = server.grpc().await;
+    let call = tokio::spawn(async move { client.model_infer(request).await });
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    // The answer's share comes on top.
+    assert!(held(&server).await >= 3 * MIB, "{}", held(&server).await);
+    let job = backend.stuck.lock().pop().unwrap();
+    answer(job, echo).unwrap();
+    assert!(tokio::time::timeout(PATIENCE, call).await.unwrap().unwrap().is_ok());
     until_free(&server).await;
 }
 
