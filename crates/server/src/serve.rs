@@ -19,7 +19,7 @@ use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::service::{Service, service_fn};
-use hyper::{HeaderMap, Request, Response, Version};
+use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use std::convert::Infallible;
@@ -169,14 +169,11 @@ where
     let door = Door { bind, is_metrics };
     let places = Places::new(&state.config);
     let mut open = JoinSet::new();
+    // Kept between the turns of the loop: who is accepted may wait for a place while others end.
+    let mut accepting = Box::pin(accept_one(&state, &listener, &places));
     loop {
-        let next = async {
-            let (stream, peer) = listener.accept().await?;
-            let connection = Connection::new(peer.ip(), &state.config);
-            Ok((stream, place(&places, &connection).await, connection))
-        };
-        let accepted: std::io::Result<_> = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = &mut accepting => accepted,
             Some(_) = open.join_next() => continue,
             () = state.drained() => break,
         };
@@ -194,9 +191,22 @@ where
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+        accepting.set(accept_one(&state, &listener, &places));
     }
+    drop(accepting);
     drop(listener);
     while open.join_next().await.is_some() {}
+}
+
+/// The next connection, with its place unless its peer has its share.
+async fn accept_one(
+    state: &State,
+    listener: &TcpListener,
+    places: &Arc<Places>,
+) -> std::io::Result<(TcpStream, Option<Place>, Arc<Connection>)> {
+    let (stream, peer) = listener.accept().await?;
+    let connection = Connection::new(peer.ip(), &state.config);
+    Ok((stream, place(places, &connection).await, connection))
 }
 
 /// A place for a connection, as soon as there is one; none for a peer that has its share.
@@ -243,7 +253,11 @@ where
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = facts.evicted.notified() => return,
+            // A call that began meanwhile is answered; then the connection ends.
+            () = facts.evicted.notified() => match facts.idle_since() {
+                Some(_) => return,
+                None => connection.as_mut().graceful_shutdown(),
+            },
             now = ticks.tick() => if let Some(why) = facts.overdue(now.into_std(), &state.config) {
                 tracing::debug!(peer = %facts.peer, "a connection is closed: {why}");
                 return;
@@ -272,10 +286,10 @@ where
     B: Body<Data = Bytes> + Unpin + Send,
 {
     service_fn(move |mut request: Request<Incoming>| {
-        let (http1, has_body) = (request.version() < Version::HTTP_2, !request.body().is_end_stream());
+        let (version, has_body) = (request.version(), !request.body().is_end_stream());
         let call = match state.budget.enter() {
             Some(room) => {
-                let call = Call::begin(&connection, room, http1, has_body);
+                let call = Call::begin(&connection, room, version, has_body);
                 request.extensions_mut().insert(connection.clone());
                 Ok((call, service.call(request)))
             }

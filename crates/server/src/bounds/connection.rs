@@ -4,6 +4,7 @@
 //! [`Connection::overdue`]. A connection is idle while it has no call; only idle ones are closed to make room for others.
 
 use crate::config::ServerConfig;
+use hyper::Version;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -33,8 +34,10 @@ struct Facts {
     handling: usize,
     /// Calls whose body has not been read to its end.
     unread: usize,
-    /// HTTP/1.1, where a client may half-close and interim answers can be sent.
+    /// HTTP/1, where a client may half-close.
     http1: bool,
+    /// HTTP/1.1, where interim answers can be sent.
+    interim: bool,
     /// Whether any call has come.
     used: bool,
     /// Since when it has no call, and nothing to send.
@@ -62,6 +65,7 @@ impl Connection {
             handling: 0,
             unread: 0,
             http1: false,
+            interim: false,
             used: false,
             idle_since: Instant::now(),
             unsent: BTreeMap::new(),
@@ -73,14 +77,21 @@ impl Connection {
         Arc::new(Connection { peer, write_timeout, facts: Mutex::new(facts), evicted: Notify::new() })
     }
 
+    /// It has its place; the wait for that was not its client's fault.
+    pub(crate) fn placed(&self) {
+        self.facts.lock().idle_since = Instant::now();
+    }
+
     /// A call begins; its head has come.
-    pub(crate) fn begin(&self, http1: bool, has_body: bool) {
+    pub(crate) fn begin(&self, version: Version, has_body: bool) {
+        let http1 = version < Version::HTTP_2;
         let mut facts = self.facts.lock();
         facts.calls += 1;
         facts.handling += 1;
         // One after the other in HTTP/1: hyper may have thrown away what the last one left.
         facts.unread = usize::from(has_body) + if http1 { 0 } else { facts.unread };
         facts.http1 = http1;
+        facts.interim = version == Version::HTTP_11;
         facts.used = true;
     }
 
@@ -112,10 +123,10 @@ impl Connection {
         owes
     }
 
-    /// Whether nothing of the one answer that is owed has been written.
-    pub(crate) fn is_handling(&self) -> bool {
+    /// Whether nothing of the one answer that is owed has been written, and the client knows interim answers.
+    pub(crate) fn may_have_interim(&self) -> bool {
         let facts = self.facts.lock();
-        facts.http1 && facts.handling == 1 && facts.calls == 1
+        facts.interim && facts.handling == 1 && facts.calls == 1
     }
 
     /// Whether the body of the last call was left unread, so that the connection cannot go on.
