@@ -36,10 +36,10 @@ use tokio::time::MissedTickBehavior;
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// What hyper may read ahead on an HTTP/1 connection, which no budget counts; smaller buffers cut tensors into many pieces.
 const READ_BUFFER_BYTES: usize = 128 << 10;
-/// HTTP/2 flow control: what a client may send before it is read. A stream that is not read holds this much, so that a call
-/// that may pause its reading reserves it.
-pub(crate) const STREAM_WINDOW_BYTES: u32 = 512 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// HTTP/2 flow control: what a client may send before it is read, on one stream and on all of a connection. A connection with
+/// streams that are not read holds this much, so that a call that pauses its reading reserves it.
+const STREAM_WINDOW_BYTES: u32 = 512 << 10;
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
 /// What hyper may take of an answer before the client makes room for it.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// After a failed accept, typically for lack of file descriptors.
@@ -205,7 +205,7 @@ async fn accept_one(
     places: &Arc<Places>,
 ) -> std::io::Result<(TcpStream, Option<Place>, Arc<Connection>)> {
     let (stream, peer) = listener.accept().await?;
-    let connection = Connection::new(peer.ip(), &state.config);
+    let connection = Connection::new(peer.ip(), state.shares.of(peer.ip()), &state.config);
     Ok((stream, place(places, &connection).await, connection))
 }
 
@@ -238,7 +238,7 @@ where
     let Some((stream, service)) = greeted else { return };
     let socket = Socket::new(stream, facts.clone(), &state.config);
     let builder = builder(&state.config);
-    let service = counted(state.clone(), facts.clone(), service);
+    let service = counted(facts.clone(), service);
     let connection = builder.serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
     let mut ticks = tokio::time::interval(look_every(&state.config));
@@ -271,7 +271,6 @@ where
 
 /// A service whose calls have a share of the budget and are known to their connection.
 fn counted<S, B>(
-    state: Arc<State>,
     connection: Arc<Connection>,
     service: S,
 ) -> impl Service<
@@ -287,7 +286,7 @@ where
 {
     service_fn(move |mut request: Request<Incoming>| {
         let (version, has_body) = (request.version(), !request.body().is_end_stream());
-        let call = match state.budget.enter() {
+        let call = match connection.budget.enter() {
             Some(room) => {
                 let call = Call::begin(&connection, room, version, has_body);
                 request.extensions_mut().insert(connection.clone());

@@ -3,25 +3,36 @@
 //! Nothing here waits: calls, answers and the socket note what happens, and a tick of the connection's task asks
 //! [`Connection::overdue`]. A connection is idle while it has no call; only idle ones are closed to make room for others.
 
+use super::budget::{Budget, Reservation};
 use crate::config::ServerConfig;
+use crate::problem::Problem;
+use crate::serve::CONNECTION_WINDOW_BYTES;
 use hyper::Version;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// Bytes a second that a client must take of an answer, beyond the time that any answer may take.
 const LEAST_RATE: u64 = 256 << 10;
+/// Services whose health one connection may watch at once: every model of a large server.
+const MAX_WATCHES: usize = 64;
 
 /// A connection, shared by its task, its calls and its unsent answers.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) peer: IpAddr,
+    /// What its calls may hold.
+    pub(crate) budget: Arc<Budget>,
+    /// What its streams may leave unread, while any of them is not read.
+    window: Mutex<Weak<Reservation>>,
     write_timeout: Duration,
     facts: Mutex<Facts>,
+    /// Turns at watching the health of a service.
+    pub(crate) watches: Arc<Semaphore>,
     /// Told when its place is needed.
     pub(crate) evicted: Notify,
 }
@@ -59,7 +70,7 @@ pub(crate) struct Unsent {
 }
 
 impl Connection {
-    pub(crate) fn new(peer: IpAddr, config: &ServerConfig) -> Arc<Connection> {
+    pub(crate) fn new(peer: IpAddr, budget: Arc<Budget>, config: &ServerConfig) -> Arc<Connection> {
         let facts = Facts {
             calls: 0,
             handling: 0,
@@ -73,8 +84,20 @@ impl Connection {
             blocked_since: None,
             waits_for_end: None,
         };
-        let write_timeout = config.write_timeout;
-        Arc::new(Connection { peer, write_timeout, facts: Mutex::new(facts), evicted: Notify::new() })
+        let (window, facts, evicted) = (Mutex::default(), Mutex::new(facts), Notify::new());
+        let watches = Arc::new(Semaphore::new(MAX_WATCHES));
+        Arc::new(Connection { peer, budget, window, write_timeout: config.write_timeout, facts, watches, evicted })
+    }
+
+    /// Room for what may come while a stream is not read. Flow control bounds that for all streams together, so they share it.
+    pub(crate) fn pause(&self) -> Result<Arc<Reservation>, Problem> {
+        let mut window = self.window.lock();
+        if let Some(held) = window.upgrade() {
+            return Ok(held);
+        }
+        let held = Arc::new(self.budget.reserve(CONNECTION_WINDOW_BYTES as usize)?);
+        *window = Arc::downgrade(&held);
+        Ok(held)
     }
 
     /// It has its place; the wait for that was not its client's fault.

@@ -101,7 +101,7 @@ impl Drop for Place {
 }
 
 /// A peer's address; of IPv6 the network that one customer gets, because its addresses cost nothing.
-fn group(peer: IpAddr) -> u128 {
+pub(super) fn group(peer: IpAddr) -> u128 {
     match peer.to_canonical() {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits() >> 64,
@@ -111,6 +111,7 @@ fn group(peer: IpAddr) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounds::budget::Budget;
     use hyper::Version;
 
     fn places(bound: usize, per_peer: Option<usize>) -> (Arc<Places>, ServerConfig) {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     fn from(address: &str, config: &ServerConfig) -> Arc<Connection> {
-        Connection::new(address.parse().unwrap(), config)
+        Connection::new(address.parse().unwrap(), Budget::new(0), config)
     }
 
     #[test]
