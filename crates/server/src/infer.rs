@@ -1,7 +1,7 @@
 //! One inference, the same for every protocol: find the model, check, submit, wait, pick the outputs.
 
 use crate::backend::Withdraw;
-use crate::bounds::budget::{Budget, Reservation};
+use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::check::{Checked, check, wire_datatype};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
@@ -77,7 +77,16 @@ pub(crate) fn accept(
     let entry = state.registry.get(&request.model, &request.version)?;
     let id = request.id.clone();
     let client = request.client;
-    let Checked { inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
+    // A raw string is copied, because of the length that goes before it.
+    let has_strings = entry.inputs.first().is_some_and(|spec| wire_datatype(spec.datatype).size().is_none());
+    let copied =
+        request.raw_input.as_ref().filter(|_| has_strings).map(|raw| budget.reserve(raw.len() + 4)).transpose()?;
+    let Checked { mut inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
+    // Nobody else has them yet.
+    let copy = Arc::get_mut(&mut inputs).and_then(|inputs| inputs.first_mut());
+    if let (Some(room), Some(input)) = (copied, copy) {
+        input.data = hold(std::mem::take(&mut input.data), room);
+    }
     let room = budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
     let timeout = [timeout, own_timeout].into_iter().flatten().min();
     let (send, answer) = oneshot::channel();

@@ -1,7 +1,7 @@
 //! Bytes: everything that clients make the server hold is within one budget, and is given back.
 
 use crate::grpc::infer_request;
-use crate::scripted::{Event, answer, echo};
+use crate::scripted::{Event, MODELS, answer, echo, serve};
 use crate::support::{PATIENCE, Running, config, scripted, send};
 use bytes::Bytes;
 use flate2::Compression;
@@ -11,6 +11,7 @@ use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use ripieno_model::DataType;
 use ripieno_server::ServerConfig;
 use ripieno_wire::proto::inference::infer_parameter::ParameterChoice;
 use ripieno_wire::proto::inference::{InferParameter, InferTensorContents};
@@ -304,6 +305,23 @@ async fn typed_contents_are_held_whatever_their_parameters_say() {
     let job = backend.stuck.lock().pop().unwrap();
     answer(job, echo).unwrap();
     assert!(tokio::time::timeout(PATIENCE, call).await.unwrap().unwrap().is_ok());
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn a_raw_string_is_held_while_it_waits() {
+    let (server, backend, mut events) = scripted(small()).await;
+    let stuck = MODELS.iter().position(|(name, _)| *name == "stuck").unwrap();
+    serve(&server.registry, "texts", "1", stuck as u16, DataType::Bytes, &["x"]);
+    let request = format!(
+        "POST /v2/models/texts/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB}\r\nInference-Header-Content-Length: 0\r\n\r\n"
+    );
+    let mut stream = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
+    stream.write_all(&[request.into_bytes(), vec![b'a'; MIB]].concat()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    assert!(held(&server).await >= MIB);
+    backend.stuck.lock().clear();
+    drop(stream);
     until_free(&server).await;
 }
 
