@@ -7,7 +7,7 @@
 use crate::access::{AccessError, Door, Need};
 use crate::backend::Backend;
 use crate::bounds::call::{Answer, Call};
-use crate::bounds::connection::Connection;
+use crate::bounds::connection::{CONNECTION_WINDOW_BYTES, Connection};
 use crate::bounds::places::{NoPlace, Place, Places};
 use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
@@ -36,10 +36,8 @@ use tokio::time::MissedTickBehavior;
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// What hyper may read ahead on an HTTP/1 connection, which no budget counts; smaller buffers cut tensors into many pieces.
 const READ_BUFFER_BYTES: usize = 128 << 10;
-/// HTTP/2 flow control: what a client may send before it is read, on one stream and on all of a connection. A connection with
-/// streams that are not read holds this much, so that a call that pauses its reading reserves it.
+/// HTTP/2 flow control: what a client may send on one stream before it is read.
 const STREAM_WINDOW_BYTES: u32 = 512 << 10;
-pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
 /// What hyper may take of an answer before the client makes room for it.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// After a failed accept, typically for lack of file descriptors.

@@ -6,7 +6,6 @@
 use super::budget::{Budget, Reservation};
 use crate::config::ServerConfig;
 use crate::problem::Problem;
-use crate::serve::CONNECTION_WINDOW_BYTES;
 use hyper::Version;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -18,6 +17,9 @@ use tokio::sync::{Notify, Semaphore};
 
 /// Bytes a second that a client must take of an answer, beyond the time that any answer may take.
 const LEAST_RATE: u64 = 256 << 10;
+/// HTTP/2 flow control: what a client may send on all streams of a connection before it is read. A connection with streams that
+/// are not read holds this much, so that a call that pauses its reading reserves it.
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
 /// Services whose health one connection may watch at once: every model of a large server.
 const MAX_WATCHES: usize = 64;
 
