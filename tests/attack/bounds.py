@@ -2,11 +2,13 @@
 
 import asyncio
 import gzip
+import json
 import os
 import signal
 import struct
 
 import tritonclient.grpc.aio as grpc_client
+from tritonclient.grpc import service_pb2
 
 import http2
 import models
@@ -18,6 +20,21 @@ from bench import is_served, tally
 HELD_MIB, SHORT_HELD_MIB = 1024, 512
 SILENT_ADDRESS = "127.0.0.7"
 INFER_GRPC = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_GRPC = "/inference.GRPCInferenceService/ModelStreamInfer"
+WATCH_GRPC = "/grpc.health.v1.Health/Watch"
+# Holds a request for as long as its neighbours run; inputs may have any width.
+WIDE = """slo_ms = 60000
+max_batch = 1
+latency_ms = [1500]
+[[input]]
+name = "x"
+datatype = "FP32"
+shape = [-1, -1]
+[[output]]
+name = "y"
+datatype = "FP32"
+shape = [-1, -1]
+"""
 
 
 async def attack(bench):
@@ -45,7 +62,10 @@ async def memory(bench):
             bench, server, "doubled/generate", generate_body(True), 8 if bench.short else 16, compressed),
         "`generate` calls of 60 MiB, at once": lambda server: flood(
             bench, server, "doubled/generate", generate_body(False), 4 if bench.short else 12, []),
-        "gRPC messages of 60 MiB that never end": lambda server: unfinished(bench, server, many),
+        "gRPC messages that never end, until nothing more fits": lambda server: unfinished(bench, server, many),
+        "heads whose bodies never come": lambda server: heads(bench, server, 1200 if bench.short else 4000),
+        "2,048 streams on 2 connections that ask nothing": lambda server: silent_streams(bench, server, STREAM_GRPC, 2, b""),
+        "4,096 streams on 4 connections that watch": lambda server: silent_streams(bench, server, WATCH_GRPC, 4, bytes(5)),
         "answers of 4 MiB that nobody reads, over HTTP/2": lambda server: unread_streams(bench, server),
         "answers of 16 MiB that nobody reads, over HTTP/1": lambda server: unread_connections(bench, server),
     }
@@ -54,8 +74,20 @@ async def memory(bench):
         models.put(folder, "verbose", models.verbose())
         for what, call in calls.items():
             if bench.wanted("C9", what):
-                async with bench.server(folder, "--drain-timeout-s", "5", "--max-held-mib", str(held)) as server:
+                async with bench.server(folder, *held_flags(held)) as server:
                     await bench.row(server, "C9", what, lambda: call(server), limit=100)
+    what = "typed contents whose parameters say that they are binary"
+    if bench.wanted("C9", what):
+        with bench.repository() as folder:
+            (folder / "wide" / "1").mkdir(parents=True)
+            (folder / "wide" / "model.toml").write_text(WIDE)
+            async with bench.server(folder, *repositories.EMULATED, *held_flags(held)) as server:
+                await bench.row(server, "C9", what, lambda: typed(bench, server, 24 if bench.short else 48), limit=100)
+
+
+def held_flags(held):
+    """Loopback has no share unless one is set; the attackers are one peer, and their neighbour another."""
+    return ["--drain-timeout-s", "5", "--max-held-mib", str(held), "--max-held-mib-per-peer", str(held // 2)]
 
 
 def bombs():
@@ -69,10 +101,13 @@ def generate_body(compressed):
     return gzip.compress(body, 6) if compressed else body
 
 
-async def bounded(bench, server):
-    """What every one of these must leave: a peak within the budget, and a server that answers others."""
-    client = bench.client(server, patience=15)
-    status = await client.status(wire.infer("doubled", ("x", "FP32", [1, 2], [1, 2])), "neighbour")
+async def bounded(bench, server, model="doubled"):
+    """What every one of these must leave: a peak within the budget, and a server that answers others, with room to speak of."""
+    client = bench.client(server, patience=30)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1 << 18], "parameters": {"binary_data_size": 1 << 20}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = [f"Inference-Header-Content-Length: {len(head)}"]
+    status = await client.status(wire.post(f"/v2/models/{model}/infer", head + bytes(1 << 20), length), "neighbour")
     await client.close()
     grown, most = server.grown_mib(), 1.1 * (SHORT_HELD_MIB if bench.short else HELD_MIB)
     held = status == 200 and grown <= most
@@ -89,20 +124,80 @@ async def flood(bench, server, path, body, count, headers):
 
 
 async def unfinished(bench, server, streams):
-    """Each stream announces 60 MiB and sends all but the last byte, as far as the server lets it."""
-    opened = [await http2.Connection.open(server.grpc, source=SILENT_ADDRESS) for _ in range(max(1, streams // 8))]
-    await asyncio.sleep(0.2)
-    size = 60 << 20
-    message = b"\x00" + struct.pack(">I", size) + bytes(size - 1)
+    """Each stream announces a size and sends all but the last byte, as far as the server lets it: large ones first, then ever
+    smaller ones into what is left."""
+    opened, sent = [], 0
 
-    async def send(connection):
-        return await connection.data(connection.headers(INFER_GRPC, "application/grpc"), message, patience=3)
+    async def send(connection, message):
+        return await connection.data(connection.headers(INFER_GRPC, "application/grpc"), message, patience=2)
 
-    sent = await asyncio.gather(*(send(connection) for connection in opened for _ in range(8)))
+    for size, count in ((60 << 20, streams), (8 << 20, 16), (1 << 20, 16), (1 << 17, 32), (1 << 14, 64), (1 << 12, 64)):
+        message = b"\x00" + struct.pack(">I", size) + bytes(size - 1)
+        more = [await http2.Connection.open(server.grpc, source=SILENT_ADDRESS) for _ in range(max(1, count // 8))]
+        await asyncio.sleep(0.2)
+        sent += sum(await asyncio.gather(*(send(connection, message) for connection in more for _ in range(8))))
+        opened += more
     held, seen = await bounded(bench, server)
     for connection in opened:
         connection.close()
-    return held, f"{sum(sent) >> 20} MiB sent; {seen}"
+    return held, f"{sent >> 20} MiB sent; {seen}"
+
+
+async def heads(bench, server, count):
+    """As large as a body may be, and nothing of it."""
+    request = b"POST /v2/models/doubled/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 67000000\r\n\r\n"
+    opened = []
+    for _ in range(count // 100):
+        opened += await asyncio.gather(*(wire.connect(server.http, SILENT_ADDRESS) for _ in range(100)))
+    for _, writer in opened:
+        writer.write(request)
+    await settled(server)
+    held, seen = await bounded(bench, server)
+    for _, writer in opened:
+        writer.close()
+    return held, f"{len(opened)} heads; {seen}"
+
+
+async def silent_streams(bench, server, path, connections, message):
+    """As many as a connection may have, each with its first message at most."""
+    opened = [await http2.Connection.open(server.grpc, source=SILENT_ADDRESS) for _ in range(connections)]
+    await asyncio.sleep(0.2)
+    for connection in opened:
+        for _ in range(1024):
+            stream = connection.headers(path, "application/grpc")
+            if message:
+                await connection.data(stream, message, end=True, patience=2)
+    await settled(server)
+    held, seen = await bounded(bench, server)
+    begun = sum(len(connection.received) for connection in opened)
+    for connection in opened:
+        connection.close()
+    return held, f"{begun} streams begun to be answered; {seen}"
+
+
+async def typed(bench, server, count):
+    """32 MiB of numbers each, which take memory of their own once decoded, and wait for their turn."""
+    size = 32 << 20
+    request = service_pb2.ModelInferRequest(model_name="wide")
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, size // 4])
+    tensor.parameters["binary_data_size"].int64_param = size
+    tensor.contents.CopyFrom(service_pb2.InferTensorContents.FromString(b"\x32" + http2.varint(size) + bytes(size)))
+    message = request.SerializeToString()
+    message = b"\x00" + struct.pack(">I", len(message)) + message
+    opened = [await http2.Connection.open(server.grpc, source=SILENT_ADDRESS) for _ in range(count // 8)]
+    await asyncio.sleep(0.2)
+
+    async def send(connection):
+        stream = connection.headers(INFER_GRPC, "application/grpc")
+        return await connection.data(stream, message, end=True, patience=5)
+
+    for connection in opened:
+        for _ in range(8):
+            await send(connection)
+    held, seen = await bounded(bench, server, "wide")
+    for connection in opened:
+        connection.close()
+    return held, seen
 
 
 async def unread_streams(bench, server):

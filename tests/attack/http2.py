@@ -29,7 +29,12 @@ def integer(value):
     """A length with a prefix of seven bits."""
     if value < 127:
         return bytes([value])
-    out, value = bytearray([127]), value - 127
+    return b"\x7f" + varint(value - 127)
+
+
+def varint(value):
+    """Seven bits a byte, the lowest first, as HPACK and protobuf have it."""
+    out = bytearray()
     while value >= 128:
         out.append(value % 128 + 128)
         value //= 128

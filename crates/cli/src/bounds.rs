@@ -7,9 +7,14 @@ use std::time::Duration;
 #[derive(Args, Debug)]
 pub(crate) struct BoundArgs {
     /// The most memory of all requests, from their first byte, and of their answers, until they are sent, in MiB; beyond it
-    /// requests are refused with 429. The process takes this, the models and a tenth more.
+    /// requests are refused with 429. The process takes this, the models, a tenth more and its read buffers.
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_held_mib: u32,
+
+    /// The most of that for the calls of one address (of one /64 network in IPv6), in MiB [default: half of --max-held-mib, and
+    /// all of it for loopback].
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_held_mib_per_peer: Option<u32>,
 
     /// The most connections per port; when all are taken, the longest idle one is closed for a new one.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
@@ -40,7 +45,7 @@ pub(crate) struct BoundArgs {
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     write_timeout_s: u64,
 
-    /// How long a connection without calls is kept, in seconds.
+    /// How long a connection without calls, or a stream without requests, is kept, in seconds.
     #[arg(long, value_name = "S", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_timeout_s: u64,
 }
@@ -49,6 +54,7 @@ impl BoundArgs {
     pub(crate) fn over(&self, config: ServerConfig) -> ServerConfig {
         ServerConfig {
             max_bytes_in_flight: (self.max_held_mib as usize) << 20,
+            max_held_per_peer: self.max_held_mib_per_peer.map(|most| (most as usize) << 20),
             max_connections: self.max_connections as usize,
             max_connections_per_peer: self.max_connections_per_peer.map(|most| most as usize),
             max_concurrent_streams: self.max_concurrent_streams,

@@ -42,13 +42,13 @@ pub use curve::Step;
 pub use emulated::{EmulatedEngine, EmulatedOptions};
 pub use error::{ExecError, LoadError, RequestError};
 pub use independence::{Rows, check_rows};
-pub use isolated::{Isolation, serve_engine};
+pub use isolated::serve_engine;
 pub use leaving::{Comparison, Condition, May, Row, Rule, Verdict};
 pub use onnxruntime::{OnnxRuntimeEngine, OnnxRuntimeOptions};
 pub use profile::{BlockProfile, Measured, Measurement, check_padding, measure, run_example};
 pub use source::{
-    AnswerSource, BlockSource, Initial, InputLength, InputRange, LengthDims, Link, ModelSource, OutputLength, Source,
-    StepLimit, Take,
+    AnswerSource, BlockSource, Initial, InputLength, InputRange, Isolation, LengthDims, Link, ModelSource,
+    OutputLength, Source, StepLimit, Take,
 };
 pub use tensor::Tensor;
 pub use unfold::Unfold;

@@ -4,13 +4,13 @@
 //! its blocks together by the names of their tensors and needs no [`Link`]; a walk that unfolds names the origin of each
 //! tensor, because one name means another value at each step.
 
-use crate::Isolation;
 use crate::Unfold;
 use crate::leaving::{Condition, Rule};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Lengths, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What to load.
 #[derive(Clone, Debug)]
@@ -265,4 +265,22 @@ impl StepLimit {
     pub fn extent(self, length: u32) -> Extent {
         Extent { length, limit: self.of(length) }
     }
+}
+
+/// How to run a model's engine in a process of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Isolation {
+    /// The program to start; it calls [`serve_engine`](crate::serve_engine).
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// The most bytes of address space that it may take.
+    pub memory_limit: Option<u64>,
+    /// The longest that it may take over a batch before it is taken for hung, and killed.
+    pub task_limit: Duration,
+}
+
+impl Isolation {
+    /// What [`Isolation::task_limit`] is unless somebody knows better: no batch that clients wait for takes so long.
+    pub const TASK_LIMIT: Duration = Duration::from_secs(60);
 }

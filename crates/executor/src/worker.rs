@@ -8,7 +8,6 @@
 
 use crate::buffer::AlignedBuffer;
 use crate::cells;
-use crate::isolated::Down;
 use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
@@ -43,6 +42,24 @@ pub(crate) struct Call<'a> {
     pub(crate) ready: Instant,
     /// In the block's order.
     pub(crate) inputs: &'a [Input<'a>],
+}
+
+/// Whether a runner's last batch failed because there is no process to run it, and when there may be one again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Down(Arc<Mutex<Option<Loss>>>);
+
+impl Down {
+    pub(crate) fn clear(&self) {
+        *self.0.lock() = None;
+    }
+
+    pub(crate) fn set(&self, loss: Loss) {
+        *self.0.lock() = Some(loss);
+    }
+
+    pub(crate) fn get(&self) -> Option<Loss> {
+        *self.0.lock()
+    }
 }
 
 /// A model that can run on one device.

@@ -107,8 +107,14 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
         )));
     };
     let datatype = wire_datatype(spec.datatype);
-    let tensor =
-        |shape, data| WireTensor { name: spec.name.clone(), datatype, shape, data, parameters: Parameters::default() };
+    let tensor = |shape, data| WireTensor {
+        name: spec.name.clone(),
+        datatype,
+        shape,
+        data,
+        parameters: Parameters::default(),
+        is_slice: datatype.size().is_some(),
+    };
     let mut shape = entry.shape(spec).to_vec();
     if entry.batched {
         shape[0] = 1;

@@ -20,6 +20,9 @@ pub struct ServerConfig {
     /// The most bytes of all requests, from their first byte, and of their answers, until their last byte is sent; what does
     /// not fit is refused.
     pub max_bytes_in_flight: usize,
+    /// The most bytes that the calls of one address (of one /64 network in IPv6) may hold. None: half of all, and no limit for
+    /// loopback.
+    pub max_held_per_peer: Option<usize>,
     /// The most connections per listener. When all are taken, the longest idle one goes; if none is idle, further ones wait.
     pub max_connections: usize,
     /// The most connections of one address (of one /64 network in IPv6). None: a quarter of all, and no limit for loopback.
@@ -34,7 +37,7 @@ pub struct ServerConfig {
     pub body_timeout: Duration,
     /// The longest that a client may take none of what is sent to it; a large answer has more time, by its size.
     pub write_timeout: Duration,
-    /// How long a connection without calls is kept.
+    /// How long a connection without calls, and a stream without requests, is kept.
     pub idle_timeout: Duration,
     /// How often a peer of HTTP/2 is asked whether it is there, and how long it may take to say so.
     pub ping_interval: Duration,
@@ -58,6 +61,7 @@ impl Default for ServerConfig {
             server_name: "ripieno".to_owned(),
             max_body_bytes: 64 << 20,
             max_bytes_in_flight: 1 << 30,
+            max_held_per_peer: None,
             max_connections: 4096,
             max_connections_per_peer: None,
             max_concurrent_streams: 1024,

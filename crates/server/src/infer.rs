@@ -1,7 +1,7 @@
 //! One inference, the same for every protocol: find the model, check, submit, wait, pick the outputs.
 
 use crate::backend::Withdraw;
-use crate::bounds::budget::Reservation;
+use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::check::{Checked, check, wire_datatype};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
@@ -37,17 +37,18 @@ impl Inferred {
 /// caller that drops this future withdraws the request.
 pub(crate) async fn infer(
     state: &State,
+    budget: &Arc<Budget>,
     request: InferRequest,
     received: Instant,
     timeout: Option<Duration>,
 ) -> Result<Inferred, Problem> {
-    let mut accepted = accept(state, request, received, timeout, None)?;
+    let mut accepted = accept(state, budget, request, received, timeout, None)?;
     let answered = accepted.answer().await?;
     let Accepted { entry, outputs, .. } = &accepted;
     let outputs = outputs.iter().map(|&(index, binary)| output(entry, &answered.outputs, index, binary));
     let outputs = outputs.collect::<Result<_, _>>()?;
     let response = accepted.response(outputs);
-    let room = accepted.room.take().map_or_else(|| state.budget.reserve(0), Ok)?;
+    let room = accepted.room.take().map_or_else(|| budget.reserve(0), Ok)?;
     Ok(Inferred { response, entry: accepted.entry.clone(), room })
 }
 
@@ -67,6 +68,7 @@ pub(crate) struct Accepted {
 /// Checks a request and submits it; `on_step` receives its steps, if they are wanted.
 pub(crate) fn accept(
     state: &State,
+    budget: &Arc<Budget>,
     request: InferRequest,
     received: Instant,
     timeout: Option<Duration>,
@@ -75,8 +77,17 @@ pub(crate) fn accept(
     let entry = state.registry.get(&request.model, &request.version)?;
     let id = request.id.clone();
     let client = request.client;
-    let Checked { inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
-    let room = state.budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
+    // A raw string is copied, because of the length that goes before it.
+    let has_strings = entry.inputs.first().is_some_and(|spec| wire_datatype(spec.datatype).size().is_none());
+    let copied =
+        request.raw_input.as_ref().filter(|_| has_strings).map(|raw| budget.reserve(raw.len() + 4)).transpose()?;
+    let Checked { mut inputs, rows, timeout: own_timeout, priority, outputs } = check(&entry, request)?;
+    // Nobody else has them yet.
+    let copy = Arc::get_mut(&mut inputs).and_then(|inputs| inputs.first_mut());
+    if let (Some(room), Some(input)) = (copied, copy) {
+        input.data = hold(std::mem::take(&mut input.data), room);
+    }
+    let room = budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
     let timeout = [timeout, own_timeout].into_iter().flatten().min();
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client; then nobody wants the answer.

@@ -7,7 +7,7 @@
 use crate::access::{AccessError, Door, Need};
 use crate::backend::Backend;
 use crate::bounds::call::{Answer, Call};
-use crate::bounds::connection::Connection;
+use crate::bounds::connection::{CONNECTION_WINDOW_BYTES, Connection};
 use crate::bounds::places::{NoPlace, Place, Places};
 use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
@@ -20,7 +20,7 @@ use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::service::{Service, service_fn};
-use hyper::{HeaderMap, Request, Response, Version};
+use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use ripieno_base::Nanos;
@@ -39,10 +39,8 @@ use tokio::time::MissedTickBehavior;
 const MAX_HEAD_BYTES: usize = 64 << 10;
 /// What hyper may read ahead on an HTTP/1 connection, which no budget counts; smaller buffers cut tensors into many pieces.
 const READ_BUFFER_BYTES: usize = 128 << 10;
-/// HTTP/2 flow control: what a client may send before it is read. A stream that is not read holds this much, so that a call
-/// that may pause its reading reserves it.
-pub(crate) const STREAM_WINDOW_BYTES: u32 = 512 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// HTTP/2 flow control: what a client may send on one stream before it is read.
+const STREAM_WINDOW_BYTES: u32 = 512 << 10;
 /// What hyper may take of an answer before the client makes room for it.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// After a failed accept, typically for lack of file descriptors.
@@ -172,14 +170,11 @@ where
     let door = Door { bind, is_metrics };
     let places = Places::new(&state.config);
     let mut open = JoinSet::new();
+    // Kept between the turns of the loop: who is accepted may wait for a place while others end.
+    let mut accepting = Box::pin(accept_one(&state, &listener, &places));
     loop {
-        let next = async {
-            let (stream, peer) = listener.accept().await?;
-            let connection = Connection::new(peer.ip(), &state.config);
-            Ok((stream, place(&places, &connection).await, connection))
-        };
-        let accepted: std::io::Result<_> = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = &mut accepting => accepted,
             Some(_) = open.join_next() => continue,
             () = state.drained() => break,
         };
@@ -197,9 +192,22 @@ where
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+        accepting.set(accept_one(&state, &listener, &places));
     }
+    drop(accepting);
     drop(listener);
     while open.join_next().await.is_some() {}
+}
+
+/// The next connection, with its place unless its peer has its share.
+async fn accept_one(
+    state: &State,
+    listener: &TcpListener,
+    places: &Arc<Places>,
+) -> std::io::Result<(TcpStream, Option<Place>, Arc<Connection>)> {
+    let (stream, peer) = listener.accept().await?;
+    let connection = Connection::new(peer.ip(), state.shares.of(peer.ip()), &state.config);
+    Ok((stream, place(places, &connection).await, connection))
 }
 
 /// A place for a connection, as soon as there is one; none for a peer that has its share.
@@ -231,7 +239,7 @@ where
     let Some((stream, service)) = greeted else { return };
     let socket = Socket::new(stream, facts.clone(), &state.config);
     let builder = builder(&state.config);
-    let service = counted(state.clone(), facts.clone(), service);
+    let service = counted(facts.clone(), service);
     let connection = builder.serve_connection(TokioIo::new(socket), service);
     tokio::pin!(connection);
     let mut ticks = tokio::time::interval(look_every(&state.config));
@@ -246,7 +254,11 @@ where
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = facts.evicted.notified() => return,
+            // A call that began meanwhile is answered; then the connection ends.
+            () = facts.evicted.notified() => match facts.idle_since() {
+                Some(_) => return,
+                None => connection.as_mut().graceful_shutdown(),
+            },
             now = ticks.tick() => if let Some(why) = facts.overdue(now.into_std(), &state.config) {
                 tracing::debug!(peer = %facts.peer, "a connection is closed: {why}");
                 return;
@@ -260,7 +272,6 @@ where
 
 /// A service whose calls have a share of the budget and are known to their connection.
 fn counted<S, B>(
-    state: Arc<State>,
     connection: Arc<Connection>,
     service: S,
 ) -> impl Service<
@@ -275,10 +286,10 @@ where
     B: Body<Data = Bytes> + Unpin + Send,
 {
     service_fn(move |mut request: Request<Incoming>| {
-        let (http1, has_body) = (request.version() < Version::HTTP_2, !request.body().is_end_stream());
-        let call = match state.budget.enter() {
+        let (version, has_body) = (request.version(), !request.body().is_end_stream());
+        let call = match connection.budget.enter() {
             Some(room) => {
-                let call = Call::begin(&connection, room, http1, has_body);
+                let call = Call::begin(&connection, room, version, has_body);
                 request.extensions_mut().insert(connection.clone());
                 Ok((call, service.call(request)))
             }

@@ -3,7 +3,9 @@
 use crate::access::{Access, AccessError};
 use crate::backend::Backend;
 use crate::bounds::budget::Budget;
+use crate::bounds::connection::Connection;
 use crate::bounds::loads::Loads;
+use crate::bounds::shares::Shares;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
 use crate::registry::{LookupError, Registry, Repository, ServedEntry};
@@ -28,6 +30,7 @@ pub(crate) struct State {
     pub(crate) signals: LiveSignals,
     pub(crate) access: Access,
     pub(crate) budget: Arc<Budget>,
+    pub(crate) shares: Shares,
     pub(crate) loads: Loads,
     phase: watch::Sender<Phase>,
     /// Turns at work that keeps a core busy: inflating, and decoding what is large.
@@ -43,11 +46,17 @@ impl State {
     ) -> Result<State, AccessError> {
         let access = Access::open(config.access.clone())?;
         let budget = Budget::new(config.max_bytes_in_flight);
+        let shares = Shares::new(budget.clone(), &config);
         let loads = Loads::new(repository, config.max_loads);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (phase, workers) = (watch::Sender::new(Phase::Serving), Arc::new(Semaphore::new(cores)));
         let signals = LiveSignals::new();
-        Ok(State { config, backend, registry, signals, access, budget, loads, phase, workers })
+        Ok(State { config, backend, registry, signals, access, budget, shares, loads, phase, workers })
+    }
+
+    /// What the calls of a connection may hold.
+    pub(crate) fn budget_of<'a>(&'a self, connection: Option<&'a Arc<Connection>>) -> &'a Arc<Budget> {
+        connection.map_or(&self.budget, |connection| &connection.budget)
     }
 
     /// The server is ready while it is not going down and no model is still on its way.

@@ -5,6 +5,7 @@
 //! than any network delays, and to join steps into larger parts would only put off the same end. What a client reads too
 //! slowly is its own loss: nobody else waits, and nothing grows.
 
+use crate::bounds::budget::Budget;
 use crate::infer::{Accepted, MAX_UNREAD, accept, response_tensor};
 use crate::problem::{Kind, Problem};
 use crate::registry::ServedEntry;
@@ -44,6 +45,7 @@ impl Parts {
     /// Submits a request; as for [`infer`](crate::infer::infer).
     pub(crate) fn begin(
         state: &State,
+        budget: &Arc<Budget>,
         request: InferRequest,
         received: Instant,
         timeout: Option<Duration>,
@@ -58,7 +60,7 @@ impl Parts {
                 send = None;
             }
         });
-        let accepted = accept(state, request, received, timeout, Some(on_step))?;
+        let accepted = accept(state, budget, request, received, timeout, Some(on_step))?;
         Ok(Parts { accepted, steps, overflown, streamed: BTreeSet::new(), held: Vec::new(), over: false })
     }
 

@@ -64,7 +64,7 @@ pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError
 fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<WireTensor, WireError> {
     let InferInputTensor { name, datatype, shape, parameters: options, contents } = input;
     let datatype = Datatype::parse(&datatype, &name)?;
-    let parameters = parameters(options)?;
+    let (parameters, is_slice) = (parameters(options)?, raw.is_some());
     let data = match (raw, contents) {
         (Some(_), Some(_)) => {
             return Err(WireError::new(format!(
@@ -80,7 +80,7 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<WireTensor, Wir
         }
         (None, _) => Bytes::new(),
     };
-    Ok(WireTensor { name, datatype, shape, data, parameters })
+    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice })
 }
 
 /// Typed contents as bytes; the field must be the one of the datatype and hold as many elements as the shape.

@@ -39,6 +39,8 @@ pub struct WireTensor {
     pub data: Bytes,
     /// Parameters of the tensor.
     pub parameters: Parameters,
+    /// Whether the elements are a slice of the message, and take no memory of their own.
+    pub is_slice: bool,
 }
 
 /// An output that the client asks for.

@@ -23,51 +23,13 @@ pub use child::serve_engine;
 use crate::model::{LoadedModel, OnnxBlocks, Own};
 use crate::plan::Plan;
 use crate::rows::Batch;
-use crate::worker::{Call, Ready, Runner};
-use crate::{ExecError, LoadError, Loaded, Loss, ModelSource, Outage};
+use crate::worker::{Call, Down, Ready, Runner};
+use crate::{ExecError, Isolation, LoadError, Loaded, Loss, ModelSource, Outage};
 use keeper::Processes;
-use parking_lot::Mutex;
 use protocol::{Done, Load, LoadBlock, Packed, Range, Run, fits, receive, send};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// How to run a model's engine in a process of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Isolation {
-    /// The program to start; it calls [`serve_engine`].
-    pub program: PathBuf,
-    /// Its arguments.
-    pub args: Vec<String>,
-    /// The most bytes of address space that it may take.
-    pub memory_limit: Option<u64>,
-    /// The longest that it may take over a batch before it is taken for hung, and killed.
-    pub task_limit: Duration,
-}
-
-impl Isolation {
-    /// What [`Isolation::task_limit`] is unless somebody knows better: no batch that clients wait for takes so long.
-    pub const TASK_LIMIT: Duration = Duration::from_secs(60);
-}
-
-/// Whether a runner's last batch failed because there is no process to run it, and when there may be one again.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Down(Arc<Mutex<Option<Loss>>>);
-
-impl Down {
-    pub(crate) fn clear(&self) {
-        *self.0.lock() = None;
-    }
-
-    fn set(&self, loss: Loss) {
-        *self.0.lock() = Some(loss);
-    }
-
-    pub(crate) fn get(&self) -> Option<Loss> {
-        *self.0.lock()
-    }
-}
 
 /// Which engine a process is to be.
 pub(crate) struct Kind {

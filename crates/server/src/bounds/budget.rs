@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// What a call takes whatever it carries: heads, futures, and its place in its connection.
 const CALL_BYTES: usize = 4 << 10;
+/// The most that is set aside for a body of which nothing has come.
+const FIRST_BYTES: usize = 256 << 10;
 /// Calls may go this far beyond the bound, so that a full server can still say so and answer health checks.
 const CALLS_BEYOND: usize = 16;
 const LEAST_BEYOND: usize = 256 << 10;
@@ -20,6 +22,8 @@ const LEAST_BEYOND: usize = 256 << 10;
 pub(crate) struct Budget {
     held: AtomicUsize,
     bound: usize,
+    /// The budget that this is a part of; what is taken from the one is taken from the other.
+    whole: Option<Arc<Budget>>,
 }
 
 /// Bytes set aside until this is dropped.
@@ -31,7 +35,12 @@ pub(crate) struct Reservation {
 
 impl Budget {
     pub(crate) fn new(bound: usize) -> Arc<Budget> {
-        Arc::new(Budget { held: AtomicUsize::new(0), bound })
+        Arc::new(Budget { held: AtomicUsize::new(0), bound, whole: None })
+    }
+
+    /// A part of this budget, which may be used up by others before it is used up itself.
+    pub(crate) fn part(self: &Arc<Budget>, bound: usize) -> Arc<Budget> {
+        Arc::new(Budget { held: AtomicUsize::new(0), bound, whole: Some(self.clone()) })
     }
 
     /// Sets bytes aside, or says when to come again.
@@ -43,9 +52,29 @@ impl Budget {
 
     /// Room for one more call; none if even the reserve for saying no is used up.
     pub(crate) fn enter(self: &Arc<Budget>) -> Option<Reservation> {
-        let beyond = (self.bound / CALLS_BEYOND).max(LEAST_BEYOND);
+        self.take(CALL_BYTES, true).then(|| Reservation { budget: self.clone(), bytes: CALL_BYTES })
+    }
+
+    /// Takes from this and from what it is a part of, or from neither.
+    fn take(&self, bytes: usize, is_call: bool) -> bool {
+        let beyond = if is_call { (self.bound / CALLS_BEYOND).max(LEAST_BEYOND) } else { 0 };
         let bound = self.bound.saturating_add(beyond);
-        take(&self.held, CALL_BYTES, bound).then(|| Reservation { budget: self.clone(), bytes: CALL_BYTES })
+        let fits = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= bound);
+        if self.held.fetch_update(Relaxed, Relaxed, fits).is_err() {
+            return false;
+        }
+        let taken = self.whole.as_ref().is_none_or(|whole| whole.take(bytes, is_call));
+        if !taken {
+            self.held.fetch_sub(bytes, Relaxed);
+        }
+        taken
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, Relaxed);
+        if let Some(whole) = &self.whole {
+            whole.give_back(bytes);
+        }
     }
 
     /// Bytes that are reserved now.
@@ -57,42 +86,56 @@ impl Budget {
         self.bound
     }
 
-    fn full(&self, wanted: usize) -> Problem {
-        let held = self.held();
-        let bound = self.bound;
+    /// Says what is full: this, or what it is a part of.
+    fn full(&self, wanted: usize, more: usize) -> Problem {
+        let (held, bound) = (self.held(), self.bound);
+        let whole = self.whole.as_ref();
+        if let Some(whole) = whole.filter(|_| held.saturating_add(more) <= bound) {
+            return whole.full(wanted, more);
+        }
+        let who = whole.map_or("the server", |_| "one client (--max-held-mib-per-peer)");
         if wanted > bound {
             return Problem::new(
                 Kind::TooLarge,
-                format!(
-                    "the request or its answer takes {wanted} bytes, more than the {bound} that the server may hold"
-                ),
+                format!("the request or its answer takes {wanted} bytes, more than the {bound} that {who} may hold"),
             );
         }
         Problem {
             retry_after: Some(Duration::from_secs(1)),
             ..Problem::new(
                 Kind::Overloaded,
-                format!("the server holds {held} of {bound} bytes, and {wanted} more do not fit; retry later"),
+                format!("{who} holds {held} of {bound} bytes, and {more} more do not fit; retry later"),
             )
         }
     }
 }
 
-fn take(held: &AtomicUsize, bytes: usize, bound: usize) -> bool {
-    held.fetch_update(Relaxed, Relaxed, |held| held.checked_add(bytes).filter(|&sum| sum <= bound)).is_ok()
-}
-
 impl Reservation {
     /// Grows or shrinks; a growth that is refused changes nothing.
     pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Problem> {
-        if bytes > self.bytes && !take(&self.budget.held, bytes - self.bytes, self.budget.bound) {
-            return Err(self.budget.full(bytes));
+        if bytes > self.bytes && !self.budget.take(bytes - self.bytes, false) {
+            return Err(self.budget.full(bytes, bytes - self.bytes));
         }
         if bytes < self.bytes {
-            self.budget.held.fetch_sub(self.bytes - bytes, Relaxed);
+            self.budget.give_back(self.bytes - bytes);
         }
         self.bytes = bytes;
         Ok(())
+    }
+
+    /// Nothing yet, of the same budget.
+    pub(crate) fn beside(&self) -> Reservation {
+        Reservation { budget: self.budget.clone(), bytes: 0 }
+    }
+
+    /// Makes the first room in `buffer` for `declared` bytes: little, since they may never come, and such that doubling it
+    /// leads to just them.
+    pub(crate) fn begin(&mut self, buffer: &mut Vec<u8>, declared: usize) -> Result<(), Problem> {
+        let mut first = declared;
+        while first > FIRST_BYTES {
+            first = first.div_ceil(2);
+        }
+        self.grow(buffer, first, declared)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -119,7 +162,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.held.fetch_sub(self.bytes, Relaxed);
+        self.budget.give_back(self.bytes);
     }
 }
 
@@ -167,6 +210,25 @@ mod tests {
         assert_eq!((budget.held(), buffer.capacity()), (60, 60));
         drop(reservation);
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_declared_body_takes_little_before_it_comes_and_no_more_than_itself_in_the_end() {
+        for declared in [0, 1, FIRST_BYTES, FIRST_BYTES + 1, 3 * FIRST_BYTES, 67_000_000] {
+            // The last doubling is the most; halves are rounded up.
+            let budget = Budget::new(declared + declared.div_ceil(2) + 512);
+            let mut reservation = budget.reserve(0).unwrap();
+            let mut buffer = Vec::new();
+            reservation.begin(&mut buffer, declared).unwrap();
+            assert_eq!((budget.held(), buffer.capacity()), (buffer.capacity(), buffer.capacity()));
+            assert!(budget.held() <= FIRST_BYTES.min(declared));
+            while buffer.len() < declared {
+                let piece = (declared - buffer.len()).min(100_000);
+                reservation.grow(&mut buffer, piece, declared).unwrap();
+                buffer.resize(buffer.len() + piece, 0);
+            }
+            assert_eq!((budget.held(), buffer.capacity()), (declared, declared));
+        }
     }
 
     #[test]

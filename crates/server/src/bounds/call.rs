@@ -3,6 +3,7 @@
 use super::budget::Reservation;
 use super::connection::{Connection, Unsent};
 use bytes::Bytes;
+use hyper::Version;
 use hyper::body::{Body, Frame, SizeHint};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn begin(connection: &Arc<Connection>, room: Reservation, http1: bool, has_body: bool) -> Call {
-        connection.begin(http1, has_body);
+    pub(crate) fn begin(connection: &Arc<Connection>, room: Reservation, version: Version, has_body: bool) -> Call {
+        connection.begin(version, has_body);
         Call { connection: connection.clone(), handled: false, _room: room }
     }
 

@@ -3,24 +3,38 @@
 //! Nothing here waits: calls, answers and the socket note what happens, and a tick of the connection's task asks
 //! [`Connection::overdue`]. A connection is idle while it has no call; only idle ones are closed to make room for others.
 
+use super::budget::{Budget, Reservation};
 use crate::config::ServerConfig;
+use crate::problem::Problem;
+use hyper::Version;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// Bytes a second that a client must take of an answer, beyond the time that any answer may take.
 const LEAST_RATE: u64 = 256 << 10;
+/// HTTP/2 flow control: what a client may send on all streams of a connection before it is read. A connection with streams that
+/// are not read holds this much, so that a call that pauses its reading reserves it.
+pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// Services whose health one connection may watch at once: every model of a large server.
+const MAX_WATCHES: usize = 64;
 
 /// A connection, shared by its task, its calls and its unsent answers.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) peer: IpAddr,
+    /// What its calls may hold.
+    pub(crate) budget: Arc<Budget>,
+    /// What its streams may leave unread, while any of them is not read.
+    window: Mutex<Weak<Reservation>>,
     write_timeout: Duration,
     facts: Mutex<Facts>,
+    /// Turns at watching the health of a service.
+    pub(crate) watches: Arc<Semaphore>,
     /// Told when its place is needed.
     pub(crate) evicted: Notify,
 }
@@ -33,8 +47,10 @@ struct Facts {
     handling: usize,
     /// Calls whose body has not been read to its end.
     unread: usize,
-    /// HTTP/1.1, where a client may half-close and interim answers can be sent.
+    /// HTTP/1, where a client may half-close.
     http1: bool,
+    /// HTTP/1.1, where interim answers can be sent.
+    interim: bool,
     /// Whether any call has come.
     used: bool,
     /// Since when it has no call, and nothing to send.
@@ -56,12 +72,13 @@ pub(crate) struct Unsent {
 }
 
 impl Connection {
-    pub(crate) fn new(peer: IpAddr, config: &ServerConfig) -> Arc<Connection> {
+    pub(crate) fn new(peer: IpAddr, budget: Arc<Budget>, config: &ServerConfig) -> Arc<Connection> {
         let facts = Facts {
             calls: 0,
             handling: 0,
             unread: 0,
             http1: false,
+            interim: false,
             used: false,
             idle_since: Instant::now(),
             unsent: BTreeMap::new(),
@@ -69,18 +86,37 @@ impl Connection {
             blocked_since: None,
             waits_for_end: None,
         };
-        let write_timeout = config.write_timeout;
-        Arc::new(Connection { peer, write_timeout, facts: Mutex::new(facts), evicted: Notify::new() })
+        let (window, facts, evicted) = (Mutex::default(), Mutex::new(facts), Notify::new());
+        let watches = Arc::new(Semaphore::new(MAX_WATCHES));
+        Arc::new(Connection { peer, budget, window, write_timeout: config.write_timeout, facts, watches, evicted })
+    }
+
+    /// Room for what may come while a stream is not read. Flow control bounds that for all streams together, so they share it.
+    pub(crate) fn pause(&self) -> Result<Arc<Reservation>, Problem> {
+        let mut window = self.window.lock();
+        if let Some(held) = window.upgrade() {
+            return Ok(held);
+        }
+        let held = Arc::new(self.budget.reserve(CONNECTION_WINDOW_BYTES as usize)?);
+        *window = Arc::downgrade(&held);
+        Ok(held)
+    }
+
+    /// It has its place; the wait for that was not its client's fault.
+    pub(crate) fn placed(&self) {
+        self.facts.lock().idle_since = Instant::now();
     }
 
     /// A call begins; its head has come.
-    pub(crate) fn begin(&self, http1: bool, has_body: bool) {
+    pub(crate) fn begin(&self, version: Version, has_body: bool) {
+        let http1 = version < Version::HTTP_2;
         let mut facts = self.facts.lock();
         facts.calls += 1;
         facts.handling += 1;
         // One after the other in HTTP/1: hyper may have thrown away what the last one left.
         facts.unread = usize::from(has_body) + if http1 { 0 } else { facts.unread };
         facts.http1 = http1;
+        facts.interim = version == Version::HTTP_11;
         facts.used = true;
     }
 
@@ -112,10 +148,10 @@ impl Connection {
         owes
     }
 
-    /// Whether nothing of the one answer that is owed has been written.
-    pub(crate) fn is_handling(&self) -> bool {
+    /// Whether nothing of the one answer that is owed has been written, and the client knows interim answers.
+    pub(crate) fn may_have_interim(&self) -> bool {
         let facts = self.facts.lock();
-        facts.http1 && facts.handling == 1 && facts.calls == 1
+        facts.interim && facts.handling == 1 && facts.calls == 1
     }
 
     /// Whether the body of the last call was left unread, so that the connection cannot go on.

@@ -9,7 +9,11 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Notify;
+
+/// How often it is looked whether one of the connections that take all places has become idle.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) struct Places {
     bound: usize,
@@ -58,20 +62,21 @@ impl Places {
         } else if open.connections.len() >= self.bound {
             open.evict(|_| true).ok_or(NoPlace::Full)?;
         }
+        connection.placed();
         let ticket = open.next;
         open.next += 1;
         open.connections.insert(ticket, connection.clone());
         Ok(Place { places: self.clone(), ticket })
     }
 
-    /// Waits until a place may be free.
+    /// Waits until a place may be free, or a connection idle.
     pub(crate) async fn freed(&self) {
-        self.freed.notified().await;
+        let _ = tokio::time::timeout(LOOK_EVERY, self.freed.notified()).await;
     }
 
     /// Loopback is a proxy's or a test's address more often than one client's, so it has no share unless one is set.
     fn share(&self, peer: IpAddr) -> usize {
-        let unless_set = if peer.is_loopback() { self.bound } else { (self.bound / 4).max(1) };
+        let unless_set = if peer.to_canonical().is_loopback() { self.bound } else { (self.bound / 4).max(1) };
         self.per_peer.unwrap_or(unless_set)
     }
 }
@@ -96,7 +101,7 @@ impl Drop for Place {
 }
 
 /// A peer's address; of IPv6 the network that one customer gets, because its addresses cost nothing.
-fn group(peer: IpAddr) -> u128 {
+pub(super) fn group(peer: IpAddr) -> u128 {
     match peer.to_canonical() {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits() >> 64,
@@ -106,6 +111,9 @@ fn group(peer: IpAddr) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounds::budget::Budget;
+    use hyper::Version;
+    use std::time::Instant;
 
     fn places(bound: usize, per_peer: Option<usize>) -> (Arc<Places>, ServerConfig) {
         let config =
@@ -114,20 +122,42 @@ mod tests {
     }
 
     fn from(address: &str, config: &ServerConfig) -> Arc<Connection> {
-        Connection::new(address.parse().unwrap(), config)
+        Connection::new(address.parse().unwrap(), Budget::new(0), config)
     }
 
     #[test]
     fn the_longest_idle_goes_and_the_busy_stay() {
         let (places, config) = places(2, None);
         let (busy, idle, late) = (from("127.0.0.1", &config), from("127.0.0.1", &config), from("127.0.0.1", &config));
-        busy.begin(true, false);
+        busy.begin(Version::HTTP_11, false);
         let _places = (places.take(&busy).unwrap(), places.take(&idle).unwrap());
         let _third = places.take(&late).unwrap();
-        late.begin(true, false);
+        late.begin(Version::HTTP_11, false);
         assert_eq!(places.take(&from("127.0.0.1", &config)).err(), Some(NoPlace::Full));
         late.end();
         assert!(places.take(&from("127.0.0.1", &config)).is_ok());
+    }
+
+    #[test]
+    fn time_without_a_place_does_not_count() {
+        let (places, config) = places(1, None);
+        let connection = from("127.0.0.1", &config);
+        let made = connection.idle_since().unwrap();
+        while Instant::now() <= made {}
+        let _place = places.take(&connection).unwrap();
+        assert!(connection.idle_since().unwrap() > made);
+    }
+
+    #[test]
+    fn loopback_has_no_share_however_it_is_written() {
+        let (places, config) = places(8, None);
+        let mut taken = Vec::new();
+        for address in ["127.0.0.1", "::ffff:127.0.0.1", "::1"].into_iter().cycle().take(8) {
+            let connection = from(address, &config);
+            connection.begin(Version::HTTP_11, false);
+            taken.push(places.take(&connection).unwrap_or_else(|why| panic!("{address}: {why:?}")));
+        }
+        assert_eq!(places.take(&from("::ffff:127.0.0.1", &config)).err(), Some(NoPlace::Full));
     }
 
     #[test]
@@ -135,7 +165,7 @@ mod tests {
         let (places, config) = places(8, None);
         let busy = |address: &str| {
             let connection = from(address, &config);
-            connection.begin(false, false);
+            connection.begin(Version::HTTP_2, false);
             places.take(&connection)
         };
         let _two = (busy("192.0.2.1").unwrap(), busy("192.0.2.1").unwrap());

@@ -3,6 +3,7 @@
 //! A client that has sent its request may close its side and still wants the answer. TCP tells this no different from a client
 //! that is gone, whose work should be freed. So the end of input is kept back from hyper while an answer is owed, and an interim
 //! answer is sent ("100 Continue", which clients skip): who is gone answers that with a reset, and then the connection fails.
+//! HTTP/1.0 has no interim answers; there the work goes on, whether anybody waits for it or not.
 //!
 //! When the server closes while the client still sends, what comes is read and thrown away for a while: otherwise the kernel
 //! would reset the connection, and the client might never see the answer that said why.
@@ -62,7 +63,7 @@ impl Socket {
             if let Some(error) = take_error(&self.stream)? {
                 return Poll::Ready(Err(error));
             }
-            if self.interim.is_none() && !self.unflushed && self.connection.is_handling() {
+            if self.interim.is_none() && !self.unflushed && self.connection.may_have_interim() {
                 self.interim = Some(INTERIM);
             }
             if let Poll::Ready(Err(error)) = self.poll_interim(context) {

@@ -43,12 +43,13 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let (parts, body) = request.into_parts();
     let timeout = timeout::of(&parts.headers)?;
     let connection = parts.extensions.get::<Arc<Connection>>().cloned();
-    let message = Messages::new(&parts.headers, body, connection.clone())?.only(state).await?;
+    let message = Messages::new(state, &parts.headers, body, connection.clone())?.only(state).await?;
     let received = Instant::now();
-    let (_, request) = frames::decode(state, message).await;
+    let budget = state.budget_of(connection.as_ref());
+    let (_, request) = frames::decode(state, budget, message).await;
     let mut request = request?;
     request.client = client_of(&parts.extensions);
-    let mut inferred = infer(state, request, received, timeout).await?;
+    let mut inferred = infer(state, budget, request, received, timeout).await?;
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.
     let beside = 4096 + 256 * inferred.response.outputs.len();

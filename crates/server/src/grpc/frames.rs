@@ -1,9 +1,9 @@
 //! Messages of a gRPC call on the wire: five bytes of head (compressed or not, and how long), then the message.
 //!
 //! tonic reads and writes all calls but those that carry tensors. It buffers messages before anybody can object; here their
-//! bytes are reserved when their head has come, must come within a time, and are looked over before they are decoded.
+//! bytes are reserved as they come, must come within a time, and are looked over before they are decoded.
 
-use crate::bounds::budget::{Reservation, hold};
+use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::bounds::connection::Connection;
 use crate::decoded;
 use crate::http::PARSE_INLINE_BYTES;
@@ -20,6 +20,7 @@ use ripieno_wire::proto::inference::ModelInferRequest;
 use ripieno_wire::{InferRequest, grpc};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -32,11 +33,15 @@ pub(super) struct Messages {
     encoding: Encoding,
     /// What has come and belongs to the next message.
     rest: Bytes,
+    /// Whether part of the next message has come.
+    begun: Arc<AtomicBool>,
+    budget: Arc<Budget>,
     connection: Option<Arc<Connection>>,
 }
 
 impl Messages {
     pub(super) fn new(
+        state: &State,
         headers: &HeaderMap,
         body: Incoming,
         connection: Option<Arc<Connection>>,
@@ -46,7 +51,13 @@ impl Messages {
             let name = String::from_utf8_lossy(name);
             Problem::new(Kind::UnknownEncoding, format!("grpc-encoding {name:?} is not supported; use gzip or deflate"))
         })?;
-        Ok(Messages { body, encoding, rest: Bytes::new(), connection })
+        let budget = state.budget_of(connection.as_ref()).clone();
+        Ok(Messages { body, encoding, rest: Bytes::new(), begun: Arc::default(), budget, connection })
+    }
+
+    /// Tells whether part of the next message has come; for who waits for that and for something else.
+    pub(super) fn begun(&self) -> Arc<AtomicBool> {
+        self.begun.clone()
     }
 
     /// The only message of a call, which then has ended.
@@ -65,7 +76,10 @@ impl Messages {
         if self.rest.is_empty() && !self.more().await? {
             return Ok(None);
         }
-        self.next_until(state, Instant::now() + state.config.body_timeout).await
+        self.begun.store(true, Relaxed);
+        let message = self.next_until(state, Instant::now() + state.config.body_timeout).await;
+        self.begun.store(false, Relaxed);
+        message
     }
 
     async fn next_until(&mut self, state: &State, until: Instant) -> Result<Option<Bytes>, Problem> {
@@ -79,14 +93,14 @@ impl Messages {
         if length > state.config.max_body_bytes {
             return Err(too_large(state));
         }
-        let mut reserved = state.budget.reserve(0)?;
-        let mut message = Vec::new();
-        reserved.grow(&mut message, length, length)?;
+        let (mut reserved, mut message) = (self.budget.reserve(0)?, Vec::new());
+        reserved.begin(&mut message, length)?;
         while message.len() < length {
             if self.rest.is_empty() && !timeout_at(until, self.more()).await.map_err(|_| late())?? {
                 return Err(Problem::invalid("the call ended within a message"));
             }
             let take = self.rest.len().min(length - message.len());
+            reserved.grow(&mut message, take, length)?;
             message.extend_from_slice(&self.rest.split_to(take));
         }
         let encoding = match (compressed, self.encoding) {
@@ -134,8 +148,12 @@ impl Messages {
 }
 
 /// A request out of its message, and its id, even if nothing else can be made of it.
-pub(super) async fn decode(state: &State, message: Bytes) -> (String, Result<InferRequest, Problem>) {
-    let room = grpc::decoded_size(&message).map_err(Problem::from).and_then(|size| state.budget.reserve(size));
+pub(super) async fn decode(
+    state: &State,
+    budget: &Arc<Budget>,
+    message: Bytes,
+) -> (String, Result<InferRequest, Problem>) {
+    let room = grpc::decoded_size(&message).map_err(Problem::from).and_then(|size| budget.reserve(size));
     let room = match room {
         Ok(room) => room,
         Err(problem) => return (String::new(), Err(problem)),
@@ -153,10 +171,7 @@ pub(super) async fn decode(state: &State, message: Bytes) -> (String, Result<Inf
 }
 
 fn parse(message: ModelInferRequest, room: Reservation) -> Result<InferRequest, Problem> {
-    let is_raw = !message.raw_input_contents.is_empty();
-    let request = grpc::parse_infer(message)?;
-    // Raw tensors are slices of the message, which has its own reservation.
-    if is_raw { Ok(request) } else { decoded::keep(request, room) }
+    decoded::keep(grpc::parse_infer(message)?, room)
 }
 
 /// A message for the client, with its share of the budget until it is sent.

@@ -2,19 +2,32 @@
 //! other name is taken for a model's.
 
 use crate::access::Caller;
+use crate::bounds::connection::Connection;
 use crate::state::State;
 use ripieno_wire::proto::health::health_check_response::ServingStatus;
 use ripieno_wire::proto::health::{HealthCheckRequest, HealthCheckResponse, health_server};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 /// How often a watched service is looked at. Models change state in seconds, not milliseconds.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
-pub(super) struct Health(pub(super) Arc<State>);
+/// Watches at once: they need no token and last as long as their client wants.
+const MAX_WATCHES: usize = 1024;
+
+pub(super) struct Health {
+    state: Arc<State>,
+    watches: Arc<Semaphore>,
+}
+
+impl Health {
+    pub(super) fn new(state: Arc<State>) -> Health {
+        Health { state, watches: Arc::new(Semaphore::new(MAX_WATCHES)) }
+    }
+}
 
 const WHOLE_SERVER: [&str; 2] = ["", "inference.GRPCInferenceService"];
 
@@ -48,7 +61,7 @@ impl health_server::Health for Health {
     async fn check(&self, call: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         may_ask(&call, &call.get_ref().service)?;
         let service = call.into_inner().service;
-        match serving(&self.0, &service) {
+        match serving(&self.state, &service) {
             ServingStatus::ServiceUnknown => Err(Status::not_found(format!("unknown service or model '{service}'"))),
             known => Ok(Response::new(message(known))),
         }
@@ -56,9 +69,17 @@ impl health_server::Health for Health {
 
     async fn watch(&self, call: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         may_ask(&call, &call.get_ref().service)?;
-        let (state, service) = (self.0.clone(), call.into_inner().service);
+        let connection = call.extensions().get::<Arc<Connection>>();
+        let of_connection = connection.map(|connection| connection.watches.clone());
+        let turns = [Some(self.watches.clone()), of_connection].into_iter().flatten();
+        let turns: Result<Vec<_>, _> = turns.map(Semaphore::try_acquire_owned).collect();
+        let turns = turns.map_err(|_| {
+            Status::resource_exhausted("too many services are watched at once; ask with Check, or watch fewer")
+        })?;
+        let (state, service) = (self.state.clone(), call.into_inner().service);
         let (send, receive) = mpsc::channel(1);
         tokio::spawn(async move {
+            let _turns = turns;
             let mut last = None;
             loop {
                 let now = serving(&state, &service);

@@ -45,7 +45,7 @@ pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
         .max_encoding_message_size(usize::MAX)
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
-    let health = HealthServer::new(health::Health(state.clone())).max_decoding_message_size(SMALL_BYTES);
+    let health = HealthServer::new(health::Health::new(state.clone())).max_decoding_message_size(SMALL_BYTES);
     tonic::service::Routes::new(inference).add_service(health).prepare()
 }
 
@@ -73,7 +73,8 @@ pub(crate) async fn handle(
 /// A call that carries no tensors, read to its end, and the room for what it decodes to.
 async fn small(state: &State, request: Request<Incoming>) -> Result<(Request<Full<Bytes>>, Reservation), Problem> {
     let (head, mut body) = request.into_parts();
-    let (bytes, mut reserved) = collect(state, &mut body, SMALL_BYTES).await?;
+    let budget = state.budget_of(head.extensions.get());
+    let (bytes, mut reserved) = collect(state, budget, &mut body, SMALL_BYTES).await?;
     reserved.add(SMALL_GROWTH * bytes.len())?;
     Ok((Request::from_parts(head, Full::new(Bytes::from(bytes))), reserved))
 }

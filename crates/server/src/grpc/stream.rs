@@ -2,7 +2,8 @@
 //!
 //! Messages are worked on side by side, up to a bound, and answered as they are done, with their ids: order would make
 //! every answer wait for the slowest before it, and batching thrives on requests that are in flight together. Beyond the
-//! bound the stream is not read, so that back-pressure reaches the client through HTTP/2.
+//! bound the stream is not read, so that back-pressure reaches the client through HTTP/2. A stream without requests ends, as a
+//! connection without calls does.
 //!
 //! A model whose outputs grow step by step answers one request with many messages, as Triton's decoupled models do: one for
 //! each step, in order. The last one is marked `triton_final_response`. It is empty only if nothing that the client asked for
@@ -11,10 +12,8 @@
 use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
 use crate::access::client_of;
-use crate::bounds::budget::Reservation;
 use crate::bounds::connection::Connection;
-use crate::problem::Problem;
-use crate::serve::STREAM_WINDOW_BYTES;
+use crate::problem::{Kind, Problem};
 use crate::state::State;
 use crate::stream::{Part, Parts};
 use bytes::Bytes;
@@ -26,6 +25,7 @@ use ripieno_wire::{InferRequest, grpc};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Sender};
 use tokio::task::JoinSet;
@@ -45,15 +45,13 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames
     let limit = timeout::of(&head.headers)?;
     let deadline = limit.map(|limit| (Instant::now(), limit));
     let connection = head.extensions.get::<Arc<Connection>>().cloned();
-    let incoming = Messages::new(&head.headers, body, connection.clone())?;
-    // What the client may send while this is not reading.
-    let window = state.budget.reserve(STREAM_WINDOW_BYTES as usize)?;
+    let incoming = Messages::new(&state, &head.headers, body, connection.clone())?;
     let (send, receive) = mpsc::channel(UNSENT);
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
     let client = client_of(&head.extensions);
     let stream = Stream { state, send, connection, ends_on_error, deadline, client };
-    tokio::spawn(stream.run(incoming, window));
+    tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
 
@@ -68,7 +66,7 @@ struct Stream {
 }
 
 impl Stream {
-    async fn run(self, incoming: Messages, _window: Reservation) {
+    async fn run(self, incoming: Messages) {
         let ended = tokio::select! {
             ended = self.answer_all(incoming) => ended,
             problem = self.state.dismissed() => status(problem),
@@ -81,9 +79,20 @@ impl Stream {
     async fn answer_all(&self, incoming: Messages) -> Status {
         let mut tasks: JoinSet<Ends> = JoinSet::new();
         // Kept between the turns of the loop: part of a message may have come.
+        let begun = incoming.begun();
         let mut reading = Some(Box::pin(next(self.state.clone(), incoming)));
+        // Room for what the client may send while this is not reading.
+        let mut window = None;
         while reading.is_some() || !tasks.is_empty() {
             let may_read = reading.is_some() && tasks.len() < self.state.config.max_stream_in_flight.max(1);
+            window = match (&self.connection, window) {
+                (Some(connection), None) if reading.is_some() && !may_read => match connection.pause() {
+                    Ok(room) => Some(room),
+                    Err(problem) => return status(problem),
+                },
+                (_, held) => held.filter(|_| !may_read),
+            };
+            let idle = tokio::time::sleep(self.state.config.idle_timeout);
             let ends = tokio::select! {
                 (incoming, message) = when_read(reading.as_mut()), if may_read => match message {
                     Ok(Some(message)) => {
@@ -99,6 +108,11 @@ impl Stream {
                     Err(problem) => Some(status(problem)),
                 },
                 Some(Ok(ends)) = tasks.join_next() => ends,
+                () = idle, if reading.is_some() && tasks.is_empty() => {
+                    let seconds = self.state.config.idle_timeout.as_secs_f64();
+                    let why = format!("no request came for {seconds} s (--idle-timeout-s); open another stream");
+                    (!begun.load(Relaxed)).then(|| status(Problem::new(Kind::TooSlow, why)))
+                }
                 () = self.send.closed() => Some(Status::cancelled("the client has gone")),
                 () = self.state.drained(), if reading.is_some() => {
                     reading = None;
@@ -118,7 +132,8 @@ impl Stream {
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
         let (connection, client) = (self.connection.clone(), self.client);
         tasks.spawn(async move {
-            let (id, request) = frames::decode(&state, message).await;
+            let budget = state.budget_of(connection.as_ref());
+            let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
                 let mut request = request?;
                 request.client = client;
@@ -132,7 +147,7 @@ impl Stream {
                     let error_message = problem.message;
                     let failure = ModelStreamInferResponse { error_message, infer_response: Some(response) };
                     // Small, and sent even if there is room for nothing else.
-                    let room = state.budget.enter();
+                    let room = budget.enter();
                     let message = room.map(|room| frames::encode(&failure, room, connection.as_ref()));
                     match message {
                         Some(Ok(message)) => {
@@ -172,7 +187,8 @@ async fn answer(
     connection: Option<&Arc<Connection>>,
 ) -> Result<(), Problem> {
     let wants_empty = request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
-    let mut parts = Parts::begin(state, request, received, timeout)?;
+    let budget = state.budget_of(connection);
+    let mut parts = Parts::begin(state, budget, request, received, timeout)?;
     while let Some(part) = parts.next().await {
         let Part { response, last } = part?;
         if last && response.outputs.is_empty() && wants_empty != Some(true) {
@@ -181,7 +197,7 @@ async fn answer(
         let begun = Instant::now();
         let message = grpc::encode_infer(response);
         let message = ModelStreamInferResponse { error_message: String::new(), infer_response: Some(message) };
-        let room = state.budget.reserve(message.encoded_len())?;
+        let room = budget.reserve(message.encoded_len())?;
         let message = frames::encode(&message, room, connection)?;
         parts.entry().stats.encoding.add(begun.elapsed());
         if send.send(Ok(Frame::data(message))).await.is_err() {

@@ -2,7 +2,7 @@
 //!
 //! Bytes are reserved before they are read or inflated, and stay reserved until the last tensor that is a slice of them is gone.
 
-use crate::bounds::budget::{Reservation, hold};
+use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::bounds::connection::Connection;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
@@ -41,8 +41,10 @@ impl Encoding {
 /// The body of a request; it is marked as read on its connection.
 pub(super) async fn read(state: &State, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
     let encoding = encoding(request.headers())?;
-    let (bytes, reserved) = collect(state, request.body_mut(), state.config.max_body_bytes).await?;
-    if let Some(connection) = request.extensions().get::<Arc<Connection>>() {
+    let connection = request.extensions().get::<Arc<Connection>>().cloned();
+    let budget = state.budget_of(connection.as_ref());
+    let (bytes, reserved) = collect(state, budget, request.body_mut(), state.config.max_body_bytes).await?;
+    if let Some(connection) = connection {
         connection.body_read();
     }
     inflate(state, encoding, bytes, reserved).await
@@ -68,23 +70,30 @@ pub(crate) fn too_large(state: &State) -> Problem {
 /// A whole body of at most `most` bytes, within the time that a body has.
 pub(crate) async fn collect(
     state: &State,
+    budget: &Arc<Budget>,
     body: &mut Incoming,
     most: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
     let timeout = state.config.body_timeout;
-    tokio::time::timeout(timeout, collect_all(state, body, most)).await.map_err(|_| {
+    tokio::time::timeout(timeout, collect_all(state, budget, body, most)).await.map_err(|_| {
         Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
     })?
 }
 
-async fn collect_all(state: &State, body: &mut Incoming, most: usize) -> Result<(Vec<u8>, Reservation), Problem> {
-    let declared = body.size_hint().exact().unwrap_or(0);
-    if declared > most as u64 {
-        return Err(too_large(state));
-    }
-    let (mut reserved, mut whole) = (state.budget.reserve(0)?, Vec::new());
-    // What is declared is reserved at once, so that a body that was begun can also be finished.
-    reserved.grow(&mut whole, declared as usize, most)?;
+async fn collect_all(
+    state: &State,
+    budget: &Arc<Budget>,
+    body: &mut Incoming,
+    most: usize,
+) -> Result<(Vec<u8>, Reservation), Problem> {
+    let declared = body.size_hint().exact();
+    let most = match declared {
+        Some(declared) if declared > most as u64 => return Err(too_large(state)),
+        Some(declared) => declared as usize,
+        None => most,
+    };
+    let (mut reserved, mut whole) = (budget.reserve(0)?, Vec::new());
+    reserved.begin(&mut whole, declared.map_or(0, |_| most))?;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
@@ -107,7 +116,7 @@ pub(crate) async fn inflate(
     if encoding == Encoding::Identity {
         return Ok(hold(bytes, reserved));
     }
-    let (most, room) = (state.config.max_body_bytes, state.budget.reserve(0)?);
+    let (most, room) = (state.config.max_body_bytes, reserved.beside());
     let inflated = state.work(move || {
         let inflated = match encoding {
             Encoding::Gzip => read_reserved(GzDecoder::new(bytes.as_slice()), room, most),

@@ -40,14 +40,15 @@ pub(super) async fn generate(
     request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
     let (parsed, received) = read(state, &target, request).await?;
-    let mut inferred = infer(state, parsed, received, None).await?;
+    let caller = send::caller(request);
+    let mut inferred = infer(state, state.budget_of(caller.as_ref()), parsed, received, None).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
     let Inferred { response, entry, room } = inferred;
     let body = json::encode_generate(&response)?;
     drop(response);
     entry.stats.encoding.add(answered.elapsed());
-    Ok(reply(StatusCode::OK, "application/json", send::bytes(&send::caller(request), body, room)?))
+    Ok(reply(StatusCode::OK, "application/json", send::bytes(&caller, body, room)?))
 }
 
 pub(super) async fn generate_stream(
@@ -56,10 +57,11 @@ pub(super) async fn generate_stream(
     request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
     let (parsed, received) = read(state, &target, request).await?;
-    let mut parts = Parts::begin(state, parsed, received, None)?;
+    let caller = send::caller(request);
+    let mut parts = Parts::begin(state, state.budget_of(caller.as_ref()), parsed, received, None)?;
     let first = parts.next().await.ok_or_else(|| Problem::new(Kind::Internal, "the request was lost"))??;
     let (send, receive) = mpsc::channel(UNSENT);
-    let (state, caller) = (state.clone(), send::caller(request));
+    let state = state.clone();
     tokio::spawn(async move {
         tokio::select! {
             () = send_all(&state, &caller, parts, first, &send) => {}
@@ -89,7 +91,7 @@ async fn send_all(
     while let Some(next) = part {
         let encoded: Result<Bytes, Problem> = next.and_then(|Part { response, .. }| {
             let begun = Instant::now();
-            let room = state.budget.reserve(2 * json::encoded_size(&response))?;
+            let room = state.budget_of(caller.as_ref()).reserve(2 * json::encoded_size(&response))?;
             let encoded = event(&json::encode_generate(&response)?);
             parts.entry().stats.encoding.add(begun.elapsed());
             send::bytes(caller, encoded, room)
@@ -122,7 +124,8 @@ async fn read(
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
     // Beside the tensors: a value that is no array is put into one, and read from there.
-    let room = state.budget.reserve(json::decoded_size(&bytes) + bytes.len())?;
+    let caller = send::caller(request);
+    let room = state.budget_of(caller.as_ref()).reserve(json::decoded_size(&bytes) + bytes.len())?;
     let (version, length) = (target.version.clone(), bytes.len());
     let work = move || parse(&entry, &version, &bytes);
     let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };

@@ -3,6 +3,7 @@
 use super::path::Target;
 use super::{Answer, body, reply, send};
 use crate::access::client_of;
+use crate::bounds::budget::Budget;
 use crate::decoded;
 use crate::infer::{Inferred, infer as run};
 use crate::problem::Problem;
@@ -30,16 +31,18 @@ pub(super) async fn infer(
     state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    let mut parsed = parse(state, target, bytes, json_length).await?;
+    let caller = send::caller(request);
+    let budget = state.budget_of(caller.as_ref());
+    let mut parsed = parse(state, budget, target, bytes, json_length).await?;
     parsed.client = client_of(request.extensions());
-    let mut inferred = run(state, parsed, received, None).await?;
+    let mut inferred = run(state, budget, parsed, received, None).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
     let Inferred { response, entry, room } = inferred;
     let encoded = json::encode_infer(&response)?;
     drop(response);
     entry.stats.encoding.add(answered.elapsed());
-    let body = send::bytes(&send::caller(request), encoded.body, room)?;
+    let body = send::bytes(&caller, encoded.body, room)?;
     let Some(json_length) = encoded.json_length else { return Ok(reply(StatusCode::OK, "application/json", body)) };
     let mut answer = reply(StatusCode::OK, "application/octet-stream", body);
     answer.headers_mut().insert(JSON_LENGTH, HeaderValue::from(json_length));
@@ -58,13 +61,14 @@ fn json_length(headers: &HeaderMap) -> Result<Option<usize>, Problem> {
 
 async fn parse(
     state: &State,
+    budget: &Arc<Budget>,
     target: Target,
     body: Bytes,
     json_length: Option<usize>,
 ) -> Result<InferRequest, Problem> {
     let Target { name, version } = target;
     let length = json_length.unwrap_or(body.len()).min(body.len());
-    let room = state.budget.reserve(json::decoded_size(&body[..length]))?;
+    let room = budget.reserve(json::decoded_size(&body[..length]))?;
     let work = move || Ok(json::parse_infer(&name, &version, &body, json_length)?);
     let parsed: Result<InferRequest, Problem> =
         if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };

@@ -1,6 +1,6 @@
 //! The calls about models: their state, metadata, configuration and statistics, and the repository.
 
-use super::{Answer, body, json as answer, ok_if, reply};
+use super::{Answer, body, json as answer, ok_if, reply, send};
 use crate::bounds::loads::Change;
 use crate::describe;
 use crate::problem::Problem;
@@ -90,6 +90,7 @@ async fn parse<T: DeserializeOwned + Default>(state: &State, request: &mut Reque
         return Ok(T::default());
     }
     // Small calls: their parameters alone are kept, and are bounded in number.
-    let _decoded = state.budget.reserve(json::decoded_size(&received))?;
+    let caller = send::caller(request);
+    let _decoded = state.budget_of(caller.as_ref()).reserve(json::decoded_size(&received))?;
     serde_json::from_slice(&received).map_err(|error| Problem::invalid(format!("the body is not valid: {error}")))
 }

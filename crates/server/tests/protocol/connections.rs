@@ -144,6 +144,95 @@ async fn who_stops_sending_after_a_request_is_answered() {
 }
 
 #[tokio::test]
+async fn a_client_of_http_1_0_that_stops_sending_gets_the_answer_and_nothing_before_it() {
+    let (server, backend, mut events) = scripted(config()).await;
+    let mut stream = connect(server.addresses.http).await;
+    stream.write_all(request("stuck").replace("HTTP/1.1", "HTTP/1.0").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    stream.shutdown().await.unwrap();
+    // Long enough for the server to see the end of input, and to be wrong about it.
+    let withdrawn = tokio::time::timeout(Duration::from_millis(100), events.recv()).await;
+    assert!(withdrawn.is_err(), "the request was withdrawn");
+    let job = backend.stuck.lock().pop().unwrap();
+    (job.on_answer)(echo(&job.inputs));
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.0 200") && answer.contains("[1.0,2.0]"), "{answer}");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_place_gets_the_one_that_becomes_free() {
+    let few = ServerConfig { max_connections: 2, ..config() };
+    let (server, _backend, mut events) = scripted(few).await;
+    let mut busy = std::collections::VecDeque::new();
+    for _ in 0..2 {
+        busy.push_back(stuck(&server, &mut events).await);
+    }
+    for turn in 0..16 {
+        let mut third = connect(server.addresses.http).await;
+        third.write_all(request("stuck").as_bytes()).await.unwrap();
+        // Time to be accepted, so that it waits for its place only.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        drop(busy.pop_front());
+        assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn), "{turn}");
+        let next = tokio::time::timeout(PATIENCE, events.recv()).await.expect("the third has its place");
+        assert_eq!(next, Some(Event::Submitted), "{turn}");
+        busy.push_back(third);
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_a_place_gets_that_of_a_connection_that_becomes_idle() {
+    let few = ServerConfig { max_connections: 1, ..config() };
+    let (server, backend, mut events) = scripted(few).await;
+    let mut busy = stuck(&server, &mut events).await;
+    let mut second = connect(server.addresses.http).await;
+    second.write_all(LIVE.as_bytes()).await.unwrap();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    let job = backend.stuck.lock().pop().unwrap();
+    (job.on_answer)(echo(&job.inputs));
+    assert!(status(&mut second).await.starts_with("HTTP/1.1 200"));
+    assert!(rest(&mut busy).await.contains("[1.0,2.0]"));
+}
+
+#[tokio::test]
+async fn a_call_that_has_begun_outlives_the_loss_of_its_place() {
+    let few = ServerConfig { max_connections: 1, ..config() };
+    let (server, backend, mut events) = scripted(few).await;
+    for turn in 0..32 {
+        let mut first = connect(server.addresses.http).await;
+        first.write_all(LIVE.as_bytes()).await.unwrap();
+        assert!(status(&mut first).await.starts_with("HTTP/1.1 200"));
+        // Both within one turn of the runtime: the request of an idle connection, and somebody who takes its place.
+        let sent = std::net::TcpStream::connect(server.addresses.http.unwrap()).unwrap();
+        first.try_write(request("stuck").as_bytes()).unwrap();
+        let mut second = sent;
+        std::io::Write::write_all(&mut second, LIVE.as_bytes()).unwrap();
+        let begun = tokio::time::timeout(Duration::from_millis(100), events.recv()).await;
+        if begun.is_err() {
+            // It was closed before the request was read, as any idle connection may be.
+            continue;
+        }
+        let job = backend.stuck.lock().pop().unwrap();
+        (job.on_answer)(echo(&job.inputs));
+        let answer = rest(&mut first).await;
+        assert!(answer.contains("[1.0,2.0]"), "{turn}: {answer:?}");
+        while events.try_recv().is_ok() {}
+    }
+}
+
+/// A connection with a call that is not answered.
+async fn stuck(server: &Running, events: &mut tokio::sync::mpsc::Receiver<Event>) -> TcpStream {
+    let mut stream = connect(server.addresses.http).await;
+    stream.write_all(request("stuck").as_bytes()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    stream
+}
+
+#[tokio::test]
 async fn every_request_of_a_pipeline_that_ends_in_a_half_close_is_answered() {
     let (server, ..) = scripted(config()).await;
     let mut stream = connect(server.addresses.http).await;

@@ -33,6 +33,27 @@ pub(crate) fn infer_request(model: &str, id: &str) -> ModelInferRequest {
 }
 
 #[tokio::test]
+async fn watches_of_a_connection_are_bounded() {
+    let server = start().await;
+    let mut client = HealthClient::new(server.channel().await);
+    let mut watches = Vec::new();
+    let refused = loop {
+        match client.watch(HealthCheckRequest::default()).await {
+            Ok(watch) => watches.push(watch),
+            Err(refused) => break refused,
+        }
+        assert!(watches.len() <= 64);
+    };
+    assert_eq!((refused.code(), watches.len()), (Code::ResourceExhausted, 64));
+    // Others may still watch, and this one again when it has left one.
+    let mut other = HealthClient::new(server.channel().await);
+    assert!(other.watch(HealthCheckRequest::default()).await.is_ok());
+    watches.pop();
+    let again = async { while client.watch(HealthCheckRequest::default()).await.is_err() {} };
+    tokio::time::timeout(PATIENCE, again).await.unwrap();
+}
+
+#[tokio::test]
 async fn describes_server_and_models() {
     let server = start().await;
     let mut client = server.grpc().await;

@@ -1,7 +1,7 @@
 //! Bytes: everything that clients make the server hold is within one budget, and is given back.
 
 use crate::grpc::infer_request;
-use crate::scripted::Event;
+use crate::scripted::{Event, MODELS, answer, echo, serve};
 use crate::support::{PATIENCE, Running, config, scripted, send};
 use bytes::Bytes;
 use flate2::Compression;
@@ -11,7 +11,10 @@ use hyper::body::Frame;
 use hyper::client::conn::http2;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use ripieno_model::DataType;
 use ripieno_server::ServerConfig;
+use ripieno_wire::proto::inference::infer_parameter::ParameterChoice;
+use ripieno_wire::proto::inference::{InferParameter, InferTensorContents};
 use std::convert::Infallible;
 use std::io::Write;
 use std::time::Duration;
@@ -25,6 +28,8 @@ const MIB: usize = 1 << 20;
 const BUDGET: usize = 8 * MIB;
 /// What calls take beside their bodies.
 const CALLS: usize = 64 << 10;
+/// What 7 MiB are halved to, so that no more is reserved before they come.
+const PIECE: usize = 7 * MIB / 32;
 
 fn small() -> ServerConfig {
     ServerConfig { max_bytes_in_flight: BUDGET, max_body_bytes: 64 * MIB, ..config() }
@@ -137,18 +142,186 @@ impl Slow {
 }
 
 #[tokio::test]
-async fn unfinished_messages_are_reserved_whole() {
+async fn messages_are_reserved_as_they_come() {
     let (server, ..) = scripted(small()).await;
     let mut client = http2(server.addresses.grpc.unwrap(), 65_535).await;
-    let unary = begin(&mut client, "ModelInfer", 3 * MIB).await;
-    let stream = begin(&mut client, "ModelStreamInfer", 4 * MIB).await;
-    let reserved = async { while held(&server).await < 7 * MIB {} };
+    let mut begun = Vec::new();
+    for path in ["ModelInfer", "ModelStreamInfer"].repeat(4) {
+        begun.push(begin(&mut client, path, 7 * MIB).await);
+    }
+    let reserved = async { while held(&server).await < 8 * PIECE {} };
     tokio::time::timeout(PATIENCE, reserved).await.unwrap();
-    // There is no room for another one, and it is told so although its message has not come.
-    let third = begin(&mut client, "ModelInfer", 3 * MIB).await;
-    assert_eq!(third.code().await, Code::ResourceExhausted);
-    assert_eq!(begin(&mut client, "ModelInfer", 9 * MIB).await.code().await, Code::InvalidArgument);
-    drop((unary.pieces, stream.pieces));
+    assert!(held(&server).await < 8 * PIECE + CALLS, "no more is held than may soon come");
+    assert_eq!(begin(&mut client, "ModelInfer", 65 * MIB).await.code().await, Code::InvalidArgument);
+    // One after the other they take what there is; then one is refused, and the others can go on.
+    let pieces = begun.iter().map(|call| call.pieces.clone()).collect::<Vec<_>>();
+    for (at, call) in pieces.iter().enumerate() {
+        if call.send(Bytes::from(vec![0; 2 * MIB])).await.is_err() {
+            break;
+        }
+        if at < 2 {
+            let reserved = async { while held(&server).await < 2 * MIB * (at + 1) {} };
+            tokio::time::timeout(PATIENCE, reserved).await.unwrap();
+        }
+    }
+    drop(pieces);
+    let mut answered = tokio::task::JoinSet::new();
+    for Slow { pieces, answer } in begun {
+        answered.spawn(async move {
+            let headers = answer.await.unwrap();
+            drop(pieces);
+            Code::from_bytes(headers["grpc-status"].as_bytes())
+        });
+    }
+    let first = tokio::time::timeout(PATIENCE, answered.join_next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(first, Code::ResourceExhausted);
+    assert!(held(&server).await <= BUDGET + CALLS);
+    drop(answered);
+    drop(client);
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn heads_without_bodies_leave_room_for_others() {
+    let (server, ..) = scripted(small()).await;
+    let head = format!("POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 7 * MIB);
+    let mut silent = Vec::new();
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        silent.push(stream);
+    }
+    let reserved = async { while held(&server).await < 8 * PIECE {} };
+    tokio::time::timeout(PATIENCE, reserved).await.unwrap();
+    let raw = [("Inference-Header-Content-Length", "0")];
+    let neighbour = server.post("/v2/models/simple/infer", &raw, vec![0; 2 * MIB]).await;
+    assert_eq!(neighbour.status, StatusCode::BAD_REQUEST);
+    drop(silent);
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn a_body_in_pieces_arrives_whole() {
+    let (server, ..) = scripted(small()).await;
+    let size = 300_000 * 8;
+    let request = binary(size);
+    let mut stream = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
+    let (mut read, mut write) = stream.split();
+    let send = async {
+        for piece in request.chunks(70_001) {
+            write.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        write.shutdown().await.unwrap();
+    };
+    let mut answer = Vec::new();
+    let receive = tokio::time::timeout(PATIENCE, read.read_to_end(&mut answer));
+    let ((), received) = tokio::join!(send, receive);
+    received.unwrap().unwrap();
+    assert!(answer.windows(12).any(|part| part == b"HTTP/1.1 200"));
+    assert!(answer.len() > size);
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn idle_streams_hold_next_to_nothing() {
+    let (server, ..) = scripted(small()).await;
+    let mut client = http2(server.addresses.grpc.unwrap(), 65_535).await;
+    let mut idle = Vec::new();
+    for _ in 0..40 {
+        let (pieces, receive) = mpsc::channel(1);
+        let path = "http://x/inference.GRPCInferenceService/ModelStreamInfer";
+        let request = Request::post(path).body(body(receive)).unwrap();
+        let answer = tokio::time::timeout(PATIENCE, client.send_request(request)).await.unwrap().unwrap();
+        assert!(!answer.headers().contains_key("grpc-status"), "{answer:?}");
+        idle.push((pieces, answer));
+    }
+    assert!(held(&server).await < 41 * 4096 + CALLS);
+    drop(idle);
+    drop(client);
+    until_free(&server).await;
+}
+
+/// Waits until so many jobs are stuck, and then until the streams that sent them have seen that they may not go on.
+async fn until_paused(server: &Running, events: &mut mpsc::Receiver<Event>, jobs: usize) {
+    for _ in 0..jobs {
+        assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    }
+    let paused = async { while held(server).await < 2 * MIB {} };
+    tokio::time::timeout(PATIENCE, paused).await.expect("what may wait is reserved");
+}
+
+#[tokio::test]
+async fn what_may_wait_while_streams_are_not_read_is_reserved_once_a_connection() {
+    let narrow = ServerConfig { max_stream_in_flight: 1, ..small() };
+    let (server, backend, mut events) = scripted(narrow).await;
+    let client = server.grpc().await;
+    let mut streams = Vec::new();
+    for _ in 0..5 {
+        let (send, receive) = mpsc::channel(4);
+        send.send(infer_request("stuck", "")).await.unwrap();
+        let answers = client.clone().model_stream_infer(ReceiverStream::new(receive)).await.unwrap();
+        streams.push((send, answers.into_inner()));
+    }
+    until_paused(&server, &mut events, 5).await;
+    assert!(held(&server).await < 4 * MIB, "one window for all of them");
+    // Two more connections nearly fill the budget, so that the last one has no room to pause.
+    let mut others = Vec::new();
+    for at in 2..5 {
+        let (send, receive) = mpsc::channel(4);
+        send.send(infer_request("stuck", "")).await.unwrap();
+        let call = server.grpc().await.model_stream_infer(ReceiverStream::new(receive)).await;
+        others.push((send, call.unwrap().into_inner()));
+        let paused = async { while at < 4 && held(&server).await < at * 2 * MIB {} };
+        tokio::time::timeout(PATIENCE, paused).await.unwrap();
+    }
+    let last = tokio::time::timeout(PATIENCE, others[2].1.message()).await.unwrap();
+    assert_eq!(last.unwrap_err().code(), Code::ResourceExhausted);
+    drop(others);
+    let jobs = std::mem::take(&mut *backend.stuck.lock());
+    jobs.into_iter().for_each(|job| answer(job, echo).unwrap());
+    for (_, answers) in &mut streams {
+        let answer = tokio::time::timeout(PATIENCE, answers.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(answer.error_message, "");
+    }
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn typed_contents_are_held_whatever_their_parameters_say() {
+    let (server, backend, mut events) = scripted(small()).await;
+    let mut request = infer_request("stuck", "");
+    request.raw_input_contents.clear();
+    request.inputs[0].shape = vec![(MIB / 8) as i64, 2];
+    let contents = InferTensorContents { fp32_contents: vec![0.5; MIB / 4], ..Default::default() };
+    request.inputs[0].contents = Some(contents);
+    let size = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(MIB as i64)) };
+    request.inputs[0].parameters.insert("binary_data_size".into(), size);
+    let mut client = server.grpc().await;
+    let call = tokio::spawn(async move { client.model_infer(request).await });
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    // The answer's share comes on top.
+    assert!(held(&server).await >= 3 * MIB, "{}", held(&server).await);
+    let job = backend.stuck.lock().pop().unwrap();
+    answer(job, echo).unwrap();
+    assert!(tokio::time::timeout(PATIENCE, call).await.unwrap().unwrap().is_ok());
+    until_free(&server).await;
+}
+
+#[tokio::test]
+async fn a_raw_string_is_held_while_it_waits() {
+    let (server, backend, mut events) = scripted(small()).await;
+    let stuck = MODELS.iter().position(|(name, _)| *name == "stuck").unwrap();
+    serve(&server.registry, "texts", "1", stuck as u16, DataType::Bytes, &["x"]);
+    let request = format!(
+        "POST /v2/models/texts/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB}\r\nInference-Header-Content-Length: 0\r\n\r\n"
+    );
+    let mut stream = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
+    stream.write_all(&[request.into_bytes(), vec![b'a'; MIB]].concat()).await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    assert!(held(&server).await >= MIB);
+    backend.stuck.lock().clear();
+    drop(stream);
     until_free(&server).await;
 }
 
@@ -261,6 +434,7 @@ async fn a_call_that_waits_for_its_body_gives_its_share_back_when_it_is_left() {
     let mut stream = TcpStream::connect(server.addresses.http.unwrap()).await.unwrap();
     let head = format!("POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{{", 5 * MIB);
     stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![b' '; 5 * MIB - 2]).await.unwrap();
     let reserved = async { while held(&server).await < 5 * MIB {} };
     tokio::time::timeout(PATIENCE, reserved).await.unwrap();
     let refused = server.post("/v2/models/simple/infer", &[], vec![b' '; 4 * MIB]).await;

@@ -142,8 +142,10 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 
 /// Makes a model ready.
 pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, datatype: DataType, tensors: &[&str]) {
+    // A raw string is one element.
+    let width = if name == "texts" { 1 } else { 2 };
     let specs = |of: &dyn Fn(&str) -> String| -> Vec<TensorSpec> {
-        tensors.iter().map(|t| spec(&of(t), datatype, &[-1, 2])).collect()
+        tensors.iter().map(|t| spec(&of(t), datatype, &[-1, width])).collect()
     };
     let mut outputs = specs(&|name| name.replace('x', "y"));
     outputs.extend((name == "counting").then(|| spec("z", datatype, &[-1, 1])));

@@ -4,11 +4,14 @@ use crate::grpc::infer_request;
 use crate::scripted::Event;
 use crate::support::{PATIENCE, Running, config, scripted, start};
 use hyper::StatusCode;
+use ripieno_server::ServerConfig;
 use ripieno_wire::proto::inference::infer_parameter::ParameterChoice;
 use ripieno_wire::proto::inference::model_infer_request::InferRequestedOutputTensor;
 use ripieno_wire::proto::inference::*;
 use serde_json::{Value, json};
+use std::time::Duration;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 
 /// Every message that one request leads to.
 async fn stream(server: &Running, request: ModelInferRequest) -> Vec<ModelStreamInferResponse> {
@@ -150,4 +153,29 @@ async fn a_reader_of_events_that_goes_away_withdraws_its_request() {
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
     call.abort();
     assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Withdrawn));
+}
+
+#[tokio::test]
+async fn an_idle_stream_is_ended_and_one_that_waits_for_answers_is_not() {
+    let hasty = ServerConfig { idle_timeout: Duration::from_millis(200), ..config() };
+    let (server, backend, mut events) = scripted(hasty).await;
+    let mut client = server.grpc().await;
+    let (busy, receive) = tokio::sync::mpsc::channel(1);
+    busy.send(infer_request("stuck", "7")).await.unwrap();
+    let mut busy_answers = client.model_stream_infer(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    assert_eq!(tokio::time::timeout(PATIENCE, events.recv()).await.unwrap(), Some(Event::Submitted));
+    let (_idle, receive) = tokio::sync::mpsc::channel::<ModelInferRequest>(1);
+    let mut idle_answers = client.model_stream_infer(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    let ended = tokio::time::timeout(PATIENCE, idle_answers.message()).await.expect("it is ended").unwrap_err();
+    assert_eq!(ended.code(), Code::DeadlineExceeded);
+    assert!(ended.message().contains("--idle-timeout-s"), "{ended}");
+    // The other has waited for longer.
+    assert!(events.try_recv().is_err(), "the request was withdrawn");
+    let job = backend.stuck.lock().pop().unwrap();
+    crate::scripted::answer(job, crate::scripted::echo).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, busy_answers.message()).await.unwrap().unwrap().unwrap();
+    assert_eq!(answer.infer_response.unwrap().id, "7");
+    // Idle from now on.
+    let ended = tokio::time::timeout(PATIENCE, busy_answers.message()).await.expect("it is ended").unwrap_err();
+    assert_eq!(ended.code(), Code::DeadlineExceeded);
 }

@@ -86,6 +86,7 @@ fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError>
     let Input { name, shape, datatype, parameters, data } = input;
     let datatype = Datatype::parse(&datatype, &name)?;
     let shape = shape.0;
+    let mut is_slice = false;
     let data = match (data, parameters.get("binary_data_size")) {
         (Some(_), Some(_)) => {
             return Err(WireError::new(format!("input '{name}' has both data and binary_data_size; send one of them")));
@@ -94,6 +95,7 @@ fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError>
         (None, Some(size)) => {
             let data = take(&name, size, binary)?;
             check_bytes(&name, datatype, &shape, &data)?;
+            is_slice = true;
             data
         }
         (None, None) if parameters.get("shared_memory_region").is_some() => Bytes::new(),
@@ -101,7 +103,7 @@ fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError>
             return Err(WireError::new(format!("input '{name}' has no data; send data or binary_data_size")));
         }
     };
-    Ok(WireTensor { name, datatype, shape, data, parameters })
+    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice })
 }
 
 /// Cuts the next tensor off the binary part of the body, without a copy.
