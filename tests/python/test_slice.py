@@ -100,7 +100,8 @@ def test_a_cut_model_is_served_at_once_and_one_is_cut_at_load(tmp_path):
         (repository / name / "model.toml").write_text(toml)
     tensor = next(node.output[0] for node in model.graph.node if node.op_type == "Add")
     cut(repository / "whole" / "1" / "model.onnx", repository / "before", "--at", tensor, "--estimate")
-    (repository / "before" / "model.toml").write_text("slo_ms = 20000\n")
+    told = repository / "before" / "model.toml"
+    told.write_text("slo_ms = 20000\n" + told.read_text())
     assert len(list((repository / "before" / "1").iterdir())) == 2
     for _ in range(2):  # The second time from what the first one kept.
         with Server(repository) as server:
