@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long whoever loses a connection waits to hear why. It is there at once, unless the system is still writing a core dump.
-const OBITUARY: Duration = Duration::from_secs(1);
+const CAUSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Whether a process lives, and how it ended.
 pub(super) struct Life {
@@ -110,7 +110,7 @@ impl Connection {
             _ => None,
         };
         self.life.kill(why);
-        self.life.end(OBITUARY).unwrap_or_else(|| cause.to_string())
+        self.life.end(CAUSE_WITHIN).unwrap_or_else(|| cause.to_string())
     }
 }
 

@@ -84,6 +84,14 @@ struct Note {
     thought: Option<i64>,
 }
 
+/// What a request asks for: whose share it takes, how much work it is, and whether it would be late on an idle device.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    flow: u32,
+    work: i64,
+    futile: bool,
+}
+
 /// What is kept of a request.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -176,11 +184,11 @@ impl Admission {
     }
 
     /// Why a request is not let in, if it is not.
-    fn judge(&mut self, now: Time, request: &Request, flow: u32, work: i64) -> Option<Why> {
+    fn judge(&mut self, now: Time, request: &Request, ask: Ask) -> Option<Why> {
+        let Ask { flow, work, futile } = ask;
         let served =
             self.models[request.model.index()].as_ref().expect("the driver sends requests of loaded models only");
         let corrected = served.cost.corrected(work);
-        let futile = served.is_futile(now, request);
         // What cannot be in time anyway is no demand: whoever sends it must not take others' share.
         if !futile && !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
@@ -238,7 +246,8 @@ impl Admission {
         (self.backlog - self.devices.running(now).0).max(0)
     }
 
-    fn enter(&mut self, now: Time, request: &Request, flow: u32, work: i64) {
+    fn enter(&mut self, now: Time, request: &Request, ask: Ask) {
+        let Ask { flow, work, futile } = ask;
         let devices = self.devices.present();
         let entry = Entry {
             model: request.model,
@@ -250,7 +259,7 @@ impl Admission {
             deadline: request.deadline,
             state: State::Inside,
             waits: true,
-            futile: self.models[request.model.index()].as_ref().is_some_and(|served| served.is_futile(now, request)),
+            futile,
         };
         self.entries[request.slot.index()] = entry;
         self.live += 1;
@@ -435,16 +444,16 @@ impl Scheduler for Admission {
         let served = self.models[request.model.index()].as_mut();
         let served = served.expect("the driver sends requests of loaded models only");
         let flow = Shares::flow(request.model, request.class.client);
-        let work = served.cost.work(request);
+        let ask = Ask { flow, work: served.cost.work(request), futile: served.is_futile(now, request) };
         served.asked = Some(now);
         let brings_graph = served.cost.model().walk.brings_graph();
         self.tightest = self.tightest.min(served.cost.model().slo);
         if divided {
             self.tightest = self.find_tightest(now);
         }
-        match self.judge(now, request, flow, work) {
+        match self.judge(now, request, ask) {
             None => {
-                self.enter(now, request, flow, work);
+                self.enter(now, request, ask);
                 self.policy.on_request(now, request);
             }
             Some(why) => {
