@@ -22,9 +22,10 @@ pub(crate) struct RecordingArgs {
     /// policy or --policy, with the margins and the door of a server.
     ///
     /// Models, requests, their rows, lengths, graphs and time limits are as recorded, and the pauses of the machine, too: a
-    /// request reaches the scheduler as late as it did, the end of a task as late as one that ended about then. The first line of the result is what was measured. Approximations: models count in their latest form and from
-    /// the start; nobody goes away, no device fails; a request that got no answer walks as far as an answered one of its
-    /// model, in turn. Requests that were refused before the scheduler saw them (full queues, bad inputs) are not in a recording.
+    /// request reaches the scheduler as late as it did, the end of a task as late as one that ended about then. The first line
+    /// of the result is what was measured. Approximations: models count in their latest form and from the start; nobody goes
+    /// away, no device fails; a request that got no answer walks as far as an answered one of its model, in turn. Requests that
+    /// were refused before the scheduler saw them (full queues, bad inputs) are not in a recording.
     #[arg(long, value_name = "FILE")]
     pub(crate) recording: Option<PathBuf>,
 

@@ -1,8 +1,9 @@
 //! Measuring ℓ(b): how long a batch takes on each block of a model, on a device opened for it.
 //!
 //! Measured through the same contract that serving uses, so that gathering and scattering count. Batch sizes double;
-//! in between the profile is a straight line. How that stands a machine that stalls is in curve.rs. Sizes for which no time is left are extrapolated, so that a slow model loads in bounded time too.
-//! Where requests differ in length, all of it is done at several lengths, the longest first.
+//! in between the profile is a straight line. How that stands a machine that stalls is in curve.rs. Sizes for which no time is
+//! left are extrapolated, so that a slow model loads in bounded time too. Where requests differ in length, all of it is done at
+//! several lengths, the longest first.
 
 use crate::buffer::bytes_of;
 use crate::curve::{Bench, Step, measure_curve};

@@ -2,9 +2,9 @@
 //!
 //! The state of a walk lives under the slots of its members, from its first block to its last, for all lanes of a device. A task
 //! takes the state of its members out and puts it back only if it succeeds and the walk goes on, so nothing is left behind by a
-//! walk that ended or failed, and no lock is held while a block runs. One that was given up between blocks leaves its state until its slot runs a first block
-//! again or its model is detached: there are never more states than slots. Where walks unfold, `cells` keeps their state
-//! instead, with the model, for all of its devices.
+//! walk that ended or failed, and no lock is held while a block runs. One that was given up between blocks leaves its state
+//! until its slot runs a first block again or its model is detached: there are never more states than slots. Where walks
+//! unfold, `cells` keeps their state instead, with the model, for all of its devices.
 
 use crate::buffer::AlignedBuffer;
 use crate::cells;

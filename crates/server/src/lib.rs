@@ -4,8 +4,9 @@
 //! against the model, submit it to a [`Backend`], wait, encode. Nothing here decides who runs when.
 //!
 //! Where servers of this protocol differ, Ripieno chooses so: health and readiness carry JSON bodies beside the status;
-//! ModelStreamInfer speaks Triton's messages, and so does generate_stream; refusals for load are 429 with Retry-After (RESOURCE_EXHAUSTED), missed
-//! deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not only the queue.
+//! ModelStreamInfer speaks Triton's messages, and so does generate_stream; refusals for load are 429 with Retry-After
+//! (RESOURCE_EXHAUSTED), missed deadlines 504 (DEADLINE_EXCEEDED), and `timeout` bounds the whole time in the server and not
+//! only the queue.
 
 mod access;
 mod backend;

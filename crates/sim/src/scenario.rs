@@ -2,7 +2,8 @@
 //!
 //! The keys are a contract (see the user guide); unknown keys are errors, since a misspelt key that is ignored gives a
 //! wrong answer with a straight face. Every error names the file, the key, the value and the fix. What `[[model]]` says
-//! is read in `model.rs`, `blocks.rs`, `costs.rs`, `routes.rs` and `walks.rs`; what can be read and yet has no answer is refused in `check.rs`.
+//! is read in `model.rs`, `blocks.rs`, `costs.rs`, `routes.rs` and `walks.rs`; what can be read and yet has no answer is
+//! refused in `check.rs`.
 
 mod blocks;
 mod check;

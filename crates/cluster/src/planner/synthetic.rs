@@ -1,9 +1,9 @@
 //! The workload of Appendix A.2, and the baseline that it compares with.
 //!
-//! The paper draws variants of the models of its zoo, with exponential rates, and gives neither sizes nor bounds. Sizes here are those that
-//! Keras Applications lists for the published models, each variant up to a tenth smaller or larger; a model needs a quarter
-//! of its size again while it runs; a sub-cluster may have a fifth more than the average rate, and a tenth more than the
-//! average memory beyond the largest runtime memory. These choices are ours.
+//! The paper draws variants of the models of its zoo, with exponential rates, and gives neither sizes nor bounds. Sizes here
+//! are those that Keras Applications lists for the published models, each variant up to a tenth smaller or larger; a model
+//! needs a quarter of its size again while it runs; a sub-cluster may have a fifth more than the average rate, and a tenth more
+//! than the average memory beyond the largest runtime memory. These choices are ours.
 
 use super::partition::Partition;
 use super::search::Dice;

@@ -3,10 +3,11 @@
 //!
 //! Three harms are prevented that no engine reports. An engine that computes INT64 in 32 bits cuts off what is larger, and answers.
 //! One whose `Relu` and `Clip` take NaN for less than any number answers with that number; so requests with NaN in an input that such
-//! an operator may see are refused, unless the model looks for NaN itself. And an operator that makes a tensor as large as a number in
-//! the request says (`ConstantOfShape`, `Range`, …) lets one client allocate until the process ends. So bounds of all numbers are followed through the graph: from constants, from what requests
-//! may hold, and operator by operator. What stems from shapes alone is left alone, since a request's size bounds it; that keeps
-//! ordinary models, which compute with shapes and look up ids, out of it.
+//! an operator may see are refused, unless the model looks for NaN itself. And an operator that makes a tensor as large as a
+//! number in the request says (`ConstantOfShape`, `Range`, …) lets one client allocate until the process ends. So bounds of all
+//! numbers are followed through the graph: from constants, from what requests may hold, and operator by operator. What stems
+//! from shapes alone is left alone, since a request's size bounds it; that keeps ordinary models, which compute with shapes and
+//! look up ids, out of it.
 //!
 //! The analysis is coarse where it does not matter: what an unknown operator gives may be any number of its type, and what a
 //! `Loop` hands from turn to turn is taken to fit unless it stems from the request.

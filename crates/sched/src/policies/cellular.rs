@@ -13,8 +13,8 @@
 //!    once; those steps run and are waste.
 //!
 //! State: a queue a cell type, counters a sequence, an arena of nodes for trees and graphs. Knobs: `order`, `max_tasks`,
-//! `max_batch`, `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines (but for the
-//! drop rule) and what a batch costs.
+//! `max_batch`, `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines
+//! (but for the drop rule) and what a batch costs.
 //!
 //! Choices where the paper leaves freedom: queues are in the order of arrival, also for what is released later. Ready nodes
 //! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.

@@ -255,8 +255,8 @@ impl Matchmaker {
         Grant { model: id, token: DeviceToken(device), percent, class }
     }
 
-    /// When to ask for grants again if nothing happens: the next exec, if a device is free to take it; else the moment from which on the most urgent candidate may be sent
-    /// ahead.
+    /// When to ask for grants again if nothing happens: the next exec, if a device is free to take it; else the moment from
+    /// which on the most urgent candidate may be sent ahead.
     pub fn next_wakeup(&self) -> Time {
         let exec = || self.pending.peek().map_or(Time::NEVER, |(exec, _)| exec);
         let ahead = || self.ready.peek().and_then(|(_, model)| self.send_ahead_to(model)).map(|(from, _)| from);

@@ -239,8 +239,8 @@ impl Served {
         first.deadline - guard - self.profile.latency(rows + more + 1) - rate.gather_time(more + 1)
     }
 
-    /// Whether the head of the queue has waited for a device for so long that a further request can no longer join it in time, though one
-    /// could have when it came.
+    /// Whether the head of the queue has waited for a device for so long that a further request can no longer join it in time,
+    /// though one could have when it came.
     pub(crate) fn is_late(&self, requests: &Requests, now: Time) -> bool {
         if now <= self.asked {
             return false;

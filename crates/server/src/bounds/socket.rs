@@ -1,4 +1,5 @@
-//! A client's stream, inside TLS if it is on, that tells its [`Connection`] how it fares, and is patient with clients that stop sending.
+//! A client's stream, inside TLS if it is on, that tells its [`Connection`] how it fares, and is patient with clients that stop
+//! sending.
 //!
 //! A client that has sent its request may close its side and still wants the answer. TCP tells this no different from a client
 //! that is gone, whose work should be freed. So the end of input is kept back from hyper while an answer is owed, and an interim

@@ -2,8 +2,8 @@
 //!
 //! The checkers panic when a promise breaks: each request ends exactly once, no device holds more than its depth, wake-ups
 //! lie ahead, walks are in order (also of those that leave a chain early or skip a block), and a batch that has begun is
-//! padded alike. Beyond them: where lengths cost, a batch is padded no further than its longest member; equal inputs give equal outputs, and a policy that drops what is hopeless
-//! starts nothing that ends late on devices whose speed is known.
+//! padded alike. Beyond them: where lengths cost, a batch is padded no further than its longest member; equal inputs give equal
+//! outputs, and a policy that drops what is hopeless starts nothing that ends late on devices whose speed is known.
 
 use crate::common::{fault, options};
 use proptest::prelude::*;

@@ -16,10 +16,11 @@
 //!
 //! Choices where the paper leaves freedom. Newcomers are admitted as the longest prefix of one model's queue that passes, the
 //! model whose head came first being asked first; a table never holds more rows of a model than the largest batch that each of
-//! its nodes allows, so that every merge fits. A request that is late already lets nobody preempt it. An empty table takes as many as fit, late or not
-//! (`issue = "all"`). T_wait and the times of Equation 2 are those at first issue (`estimator = "equation"`); `"remaining"`
-//! counts what has passed and what is left. In an encoder the sub-batch waits for its longest member; in the last block each
-//! leaves at its own end. Requests that cannot be punctual run unless `drop` says otherwise, as in the paper.
+//! its nodes allows, so that every merge fits. A request that is late already lets nobody preempt it. An empty table takes as
+//! many as fit, late or not (`issue = "all"`). T_wait and the times of Equation 2 are those at first issue (`estimator =
+//! "equation"`); `"remaining"` counts what has passed and what is left. In an encoder the sub-batch waits for its longest
+//! member; in the last block each leaves at its own end. Requests that cannot be punctual run unless `drop` says otherwise, as
+//! in the paper.
 //!
 //! One addition of ours, `preempt = "gain"`: with slack alone newcomers preempt as long as there is any, also a batch that is
 //! almost done, until the slack of all is used up. So they also have to pay: the stack is played to its end with them on
