@@ -74,7 +74,8 @@ pub fn choose(models: &[Kind], objective: Objective) -> Choice {
 }
 
 /// The options with which the server runs a policy that somebody chose, over those that were given: the objective where the
-/// policy has one, and where whole batches are formed by deadlines, a rule for them that stands overload.
+/// policy has one, where whole batches are formed by deadlines, a rule for them that stands overload, and where buckets have
+/// turns, short ones: a model that always fills its batches would keep its turn for ever.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
     let mut set = |name: &str, value: &str| {
         options.entry(name.to_owned()).or_insert_with(|| OptionValue::Text(value.to_owned()));
@@ -83,6 +84,8 @@ pub fn served_options(policy: &Policy, mut options: Options, objective: Objectiv
         set("objective", objective.name());
     } else if policy.is_sharded() {
         set("gather", "priced");
+    } else if policy.has("turn") {
+        set("turn", "one");
     }
     options
 }

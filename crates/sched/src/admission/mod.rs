@@ -137,6 +137,8 @@ const ABSENT: Entry = Entry {
 const IN_USE: Nanos = Nanos::from_millis(10_000);
 /// Who takes more than its share leaves so much of the tightest latency target to others, in hundredths.
 const LEFT_TO_OTHERS: u64 = 30;
+/// And so much of its own to the model's other clients.
+const LEFT_TO_CLIENTS: u64 = 10;
 /// A batch that grows by less than such a part of the latency target delays nobody who is in it.
 const SMALL: i64 = 64;
 
@@ -186,37 +188,58 @@ impl Admission {
     /// Why a request is not let in, if it is not.
     fn judge(&mut self, now: Time, request: &Request, ask: Ask) -> Option<Why> {
         let Ask { flow, work, futile } = ask;
-        let served =
-            self.models[request.model.index()].as_ref().expect("the driver sends requests of loaded models only");
-        let corrected = served.cost.corrected(work);
+        let served = self.served(request.model);
+        let (corrected, may_be_late) = (served.cost.corrected(work), served.may_be_late());
         // What cannot be in time anyway is no demand: whoever sends it must not take others' share.
         if !futile && !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
-        if self.keeps_deadlines || served.may_be_late() || self.live == 0 {
+        if may_be_late || self.live == 0 {
             return None;
         }
-        if futile {
-            return Some(Why::Hopeless);
-        }
-        let devices = self.devices.present().max(1) as i64;
-        let own = served.reckon(devices as usize, request.rows as usize, work) - served.backlog;
-        let waiting = self.waiting(now).saturating_add(own);
-        let alone = served.cost.alone(request, served.together(devices as usize) + request.rows as usize);
-        // Cells: it waits for those before it to be started, then shares each step with those that were.
-        let before =
-            if served.cost.model().walk.is_unfolded() { self.waiting(now) - served.begun(devices as usize) } else { 0 };
-        let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices);
-        let due = served.cost.due(request);
-        let grown = self.grown_batch(now, served, request);
-        let patient = self.shares.is_held(flow) || self.shares.is_outranked(flow, request.class.priority);
-        let room = self.tightest.scale(100 - LEFT_TO_OTHERS, 100);
-        let crowds = patient && waiting / devices > room.0;
-        if !(end > due || grown || crowds) {
-            return None;
-        }
+        let patient = self.shares.is_greedy(flow) || self.shares.is_outranked(flow, request.class.priority);
+        let why = match (patient && self.crowds(now, request, work), self.keeps_deadlines, futile) {
+            (true, ..) => Why::Share,
+            (false, true, _) => return None,
+            (false, false, true) => return Some(Why::Hopeless),
+            (false, false, false) => self.delays(now, request, work, patient)?,
+        };
         self.shares.on_loss(flow, corrected);
-        Some(Why::Hopeless)
+        Some(why)
+    }
+
+    /// Whether so much waits that a request of one who asks for more than its share takes the room of others. A policy that goes by
+    /// deadlines passes over this model's queue for another, so that only the model's own other clients stand behind it.
+    fn crowds(&self, now: Time, request: &Request, work: i64) -> bool {
+        let served = self.served(request.model);
+        let target = if self.keeps_deadlines { served.cost.model().slo } else { self.tightest };
+        let each = self.waiting_with(now, request, work) / self.devices.present().max(1) as i64;
+        each > target.scale(100 - LEFT_TO_OTHERS, 100).0
+    }
+
+    /// Why a request is refused for its own deadline, or that of others of its model. The patient leave some of the time to clients
+    /// who ask for less.
+    fn delays(&self, now: Time, request: &Request, work: i64, patient: bool) -> Option<Why> {
+        let (served, devices) = (self.served(request.model), self.devices.present().max(1));
+        let waiting = self.waiting_with(now, request, work);
+        let alone = served.cost.alone(request, served.together(devices) + request.rows as usize);
+        // Cells: it waits for those before it to be started, then shares each step with those that were.
+        let before = if served.cost.model().walk.is_unfolded() { self.waiting(now) - served.begun(devices) } else { 0 };
+        let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices as i64);
+        let left = if patient { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
+        let late = end + left > served.cost.due(request) || self.grown_batch(now, served, request);
+        late.then_some(if patient { Why::Share } else { Why::Hopeless })
+    }
+
+    fn served(&self, model: ModelId) -> &Served {
+        self.models[model.index()].as_ref().expect("the driver sends requests of loaded models only")
+    }
+
+    /// Device time that everything in the policy is still to take, this request among it.
+    fn waiting_with(&self, now: Time, request: &Request, work: i64) -> i64 {
+        let served = self.served(request.model);
+        let own = served.reckon(self.devices.present().max(1), request.rows as usize, work) - served.backlog;
+        self.waiting(now).saturating_add(own)
     }
 
     /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who is

@@ -2,10 +2,11 @@
 //! between its clients.
 //!
 //! A *flow* is what one client sends to one model. Its demand is the device time a second that its requests ask for, in a
-//! window of about a second. While all demands together fit, or nobody who asks for little, or has little, loses requests, nobody
-//! is held back. When they do not fit and somebody is hurt, the devices are divided for a minute from then on:
-//! models in proportion to their weights, clients of a model equally, and what somebody does not need goes to the others.
-//! Who asks for less than the share is let in whole; who asks for more, at the rate of the share, by a token bucket.
+//! window of about a second. While all demands together fit, nobody is held back. When they do not, each has a share of the
+//! devices: models in proportion to their weights, clients of a model equally, and what somebody does not need goes to the others.
+//! Who asks for less than the share is let in whole. Who asks for more is *greedy*: it leaves room in the queue for the others.
+//! If somebody who asks for little, or has little, loses requests all the same, the greedy are let in at the rate of their shares,
+//! by a token bucket, for a minute from then on.
 //!
 //! How much fits is reckoned from profiles and corrected by what is seen: when flows that are let in whole lose requests
 //! all the same, less is given to the others.
@@ -29,6 +30,8 @@ const SECOND_NS: i128 = 1_000_000_000;
 /// The part of the devices that is divided, in parts of 1024: at most all, at least half.
 const ALL: i64 = 1024;
 const LEAST: i64 = 512;
+/// One, as a fraction of a second that a flow is known.
+const WHOLE: i64 = 1 << 20;
 /// One lost request in so many of those who may not lose any is too much.
 const LOSS: i64 = 64;
 /// Of so many refused requests of a lower priority in a row, one is let in.
@@ -57,8 +60,12 @@ pub(crate) struct Shares {
 struct Flow {
     /// Device time asked for, fading: in a steady state that of a second.
     demand: i64,
+    /// The part of a second that it stands for, in parts of [`WHOLE`]: less than all as long as the flow is young.
+    known: i64,
     /// The same of what was answered in time.
     had: i64,
+    /// Whether it asks for more than its share.
+    greedy: bool,
     /// Nanoseconds a second that it may have; none: as much as it asks for.
     allowed: Option<i64>,
     tokens: i64,
@@ -112,9 +119,9 @@ impl Shares {
         (model.index() * CLIENTS + usize::from(client) % CLIENTS) as u32
     }
 
-    /// Whether a flow is held back to its share.
-    pub(crate) fn is_held(&self, flow: u32) -> bool {
-        self.flows[flow as usize].allowed.is_some()
+    /// Whether a flow asks for more than its share, so that others cannot have all of theirs.
+    pub(crate) fn is_greedy(&self, flow: u32) -> bool {
+        self.flows[flow as usize].greedy
     }
 
     /// Whether requests of a higher priority than this have come lately.
@@ -170,6 +177,7 @@ impl Shares {
         }
         self.tick = tick;
         if !self.active.is_empty() {
+            self.grow(passed.min(64));
             self.adapt();
             self.divide(now, devices as i64);
             self.fade(passed.min(64));
@@ -177,16 +185,20 @@ impl Shares {
         true
     }
 
-    /// Gives the others less when those who ask for little lose requests.
-    fn adapt(&mut self) {
-        let (mut passed, mut lost, mut held) = (0_i64, 0_i64, false);
-        for flow in self.active.iter().map(|&flow| &self.flows[flow as usize]) {
-            match flow.allowed {
-                Some(_) => held = true,
-                None => (passed, lost) = (passed.saturating_add(flow.passed), lost.saturating_add(flow.lost)),
-            }
+    /// Demands have been seen for so many ticks more.
+    fn grow(&mut self, ticks: i64) {
+        for &flow in &self.active {
+            let known = &mut self.flows[flow as usize].known;
+            (0..ticks).for_each(|_| *known += (WHOLE - *known) / FADE);
         }
-        let hurt = held && lost.saturating_mul(LOSS) > passed;
+    }
+
+    /// Gives the others less when one who asks for little loses requests.
+    fn adapt(&mut self) {
+        let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
+        let held = flows().any(|flow| flow.allowed.is_some());
+        let loses = |flow: &Flow| flow.allowed.is_none() && flow.lost.saturating_mul(LOSS) > flow.passed;
+        let hurt = held && flows().any(loses);
         self.divided = if hurt { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
     }
 
@@ -195,7 +207,7 @@ impl Shares {
         let Shares { flows, active, weights, claims, parts, .. } = self;
         claims.clear();
         for &flow in active.iter() {
-            let (model, demand) = (flow / CLIENTS as u32, flows[flow as usize].demand);
+            let (model, demand) = (flow / CLIENTS as u32, flows[flow as usize].rate());
             match claims.iter_mut().find(|claim| claim.name == model) {
                 Some(claim) => claim.demand = claim.demand.saturating_add(demand),
                 None => claims.push(Claim { demand, weight: weights[model as usize], name: model }),
@@ -203,23 +215,24 @@ impl Shares {
         }
         self.capacity = (i128::from(devices) * SECOND_NS) as i64;
         let capacity = (i128::from(self.capacity) * i128::from(self.divided) / i128::from(ALL)) as i64;
-        let contended =
-            (active.len() > 1 && self.tick < self.hurt_until) || active.iter().any(|&flow| flows[flow as usize].mixed);
-        let level = if contended { fill(claims, capacity) } else { None };
+        let (several, mixed) = (active.len() > 1, active.iter().any(|&flow| flows[flow as usize].mixed));
+        let contended = mixed || (several && self.tick < self.hurt_until);
+        let level = if several || mixed { fill(claims, capacity) } else { None };
         for claim in claims.iter() {
             let own = active.iter().filter(|&&flow| flow / CLIENTS as u32 == claim.name);
             let share = level.map(|level| level.share(claim)).filter(|&share| share < claim.demand);
             let level = share.and_then(|share| {
                 parts.clear();
-                let part = |&flow: &u32| Claim { demand: flows[flow as usize].demand, weight: 1, name: flow };
+                let part = |&flow: &u32| Claim { demand: flows[flow as usize].rate(), weight: 1, name: flow };
                 parts.extend(own.clone().map(part));
                 fill(parts, share)
             });
             for &flow in own {
                 let known = &mut flows[flow as usize];
-                let claim = Claim { demand: known.demand, weight: 1, name: flow };
+                let claim = Claim { demand: known.rate(), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
-                known.allow(now, share);
+                known.greedy = share.is_some();
+                known.allow(now, share.filter(|_| contended));
             }
         }
     }
@@ -242,6 +255,11 @@ impl Shares {
 }
 
 impl Flow {
+    /// Device time asked for in a second.
+    fn rate(&self) -> i64 {
+        (i128::from(self.demand) * i128::from(WHOLE) / i128::from(self.known.max(WHOLE / FADE))) as i64
+    }
+
     fn rank(&mut self, priority: u8) {
         self.mixed |= self.ranked && priority != self.top;
         self.ranked = true;

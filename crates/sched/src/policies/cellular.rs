@@ -25,7 +25,8 @@
 //!
 //! One addition of ours, `order = "waiting"`: with the paper's fixed priorities, later cells first, an idle device always finds
 //! a later cell with a row or two, so that earlier ones are starved and no batch fills. So the rows that a cell type has ready
-//! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. Of a chain, whose blocks run
+//! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. One that has had no turn for a
+//! quarter of its model's latency target counts as full, so that a light model has its turn beside one that always fills. Of a chain, whose blocks run
 //! once, the latest block goes first: a batch runs to its end before the next one begins. `"priority"` is the paper.
 //!
 //! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
@@ -80,6 +81,12 @@ const EARLY_LEAVE: Knob = Knob {
     help: "whether a request is answered, and gives its row up, at its own end; false = with the last of those that began \
            in the same batch",
 };
+
+/// A small batch has its turn beside full ones after this part of the latency target.
+const PATIENCE: i64 = 4;
+
+/// Which cell types of a model may go next.
+type Eligible<'a> = dyn Fn(&Served, &Cell) -> bool + 'a;
 
 /// Tasks that are submitted in one go unless told.
 const TASKS: usize = 5;
@@ -145,23 +152,25 @@ pub(super) struct Algorithm1 {
 
 impl Choose for Algorithm1 {
     fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
-        let full = |cell: &Cell| cell.ready(device) >= cell.max;
-        let quiet = |cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
-        let ready = |cell: &Cell| cell.ready(device) > 0;
-        let best = |eligible: &dyn Fn(&Cell) -> bool| self.best(now, cells, device, eligible);
+        let full = |served: &Served, cell: &Cell| {
+            cell.ready(device) >= cell.max || self.is_kept_waiting(now, served, cell, device)
+        };
+        let quiet = |_: &Served, cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
+        let ready = |_: &Served, cell: &Cell| cell.ready(device) > 0;
+        let best = |eligible: &Eligible<'_>| self.best(now, cells, device, eligible);
         best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))
     }
 }
 
 impl Algorithm1 {
+    /// Whether a cell type has had no turn for so long that it counts as one with a full batch.
+    fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, device: DeviceId) -> bool {
+        let patience = Nanos(served.model.slo.0 / PATIENCE);
+        self.order == Order::Waiting && cell.ready(device) > 0 && now - cell.chosen_at >= patience
+    }
+
     /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago.
-    fn best(
-        &self,
-        now: Time,
-        cells: &Cells,
-        device: DeviceId,
-        eligible: &dyn Fn(&Cell) -> bool,
-    ) -> Option<(ModelId, BlockId)> {
+    fn best(&self, now: Time, cells: &Cells, device: DeviceId, eligible: &Eligible<'_>) -> Option<(ModelId, BlockId)> {
         // Behind what runs stands only what goes on in steps: a batch of a whole model would miss who comes meanwhile.
         let behind = cells.holds(device) > 0;
         let may_run = |served: &Served| served.may_run_on(device) && (!behind || served.model.walk.is_unfolded());
@@ -174,11 +183,12 @@ impl Algorithm1 {
     }
 
     /// The cell type of a model that goes first; of equal ones the one that was chosen the longest ago.
-    fn first(&self, now: Time, served: &Served, device: DeviceId, eligible: &dyn Fn(&Cell) -> bool) -> Option<usize> {
+    fn first(&self, now: Time, served: &Served, device: DeviceId, eligible: &Eligible<'_>) -> Option<usize> {
         let cells = &served.cells;
+        let eligible = |cell: &Cell| eligible(served, cell);
         if self.order == Order::Waiting && !served.model.walk.is_unfolded() {
             let latest = || cells.iter().rposition(|cell| cell.ready(device) > 0);
-            return cells.iter().any(eligible).then(latest).flatten();
+            return cells.iter().any(|cell| eligible(cell)).then(latest).flatten();
         }
         let weight = |cell: &Cell| match self.order {
             Order::Waiting => {

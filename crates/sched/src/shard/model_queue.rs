@@ -207,7 +207,8 @@ impl Served {
             Start::Priced(_) => self.pays_until(now, first, terms.guard, candidate.rows, terms.to_start),
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
-        let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest };
+        // Who will hardly find a free device later goes before whoever holds devices for long.
+        let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest - terms.guard };
         Window { exec: exec.max(now), latest, rank, lead: self.rule.network.lead(candidate.rows) }
     }
 

@@ -2,7 +2,7 @@
 
 use super::model_queue::{Candidate, ModelQueue};
 use super::scarcity::{Scarcity, Terms, WHOLE};
-use super::{Candidates, Class, Grant, Price, Rules, Start};
+use super::{Candidates, Class, Gather, Grant, Price, Rules, Start};
 use crate::parts::models::Models;
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
@@ -192,24 +192,25 @@ impl Queues {
         Candidates { punctual: window, overdue_since }
     }
 
-    /// What a candidate of this model is weighed by.
+    /// What a candidate of this model is weighed by. Published rules weigh nothing.
     fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
         let queue = self.models.get_mut(id);
-        let cost = queue.target_cost();
-        let Start::Priced(price) = queue.rule.start else {
-            return Terms { to_skip: self.scarcity.price_of_skip(now, cost), ..Terms::default() };
-        };
+        let (cost, rule) = (queue.target_cost(), queue.rule);
+        let to_skip = self.scarcity.price_of_skip(now, cost);
+        if rule.gather != Gather::Priced && !matches!(rule.start, Start::Priced(_)) {
+            return Terms { to_skip, ..Terms::default() };
+        }
         self.loads.set(id, queue.load(now));
         // Loads fall while nobody asks for their model, so each time another one is looked at, too.
         let other = self.loads.next();
         if let Some(served) = self.models.find_mut(other) {
             self.loads.set(other, served.load(now));
         }
-        let to_start = match price {
-            Price::Full => WHOLE,
-            Price::Measured => self.scarcity.price_of_start(now, cost, self.loads.total, devices),
+        let to_start = match rule.start {
+            Start::Priced(Price::Measured) => self.scarcity.price_of_start(now, cost, self.loads.total, devices),
+            _ => WHOLE,
         };
-        Terms { to_start, to_skip: self.scarcity.price_of_skip(now, cost), guard: self.loads.guard(id, devices) }
+        Terms { to_start, to_skip, guard: self.loads.guard(id, devices) }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.

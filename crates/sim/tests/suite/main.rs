@@ -10,6 +10,7 @@ mod common;
 mod contract;
 mod dvabatch_examples;
 mod dvabatch_loads;
+mod fairness;
 mod graph_batching;
 mod idle;
 mod lazy_examples;
