@@ -16,6 +16,8 @@ use ripieno_base::Nanos;
 use ripieno_executor::{InputRange, Isolation};
 use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 use toml::de::DeTable;
@@ -231,11 +233,22 @@ impl Latency {
     }
 }
 
+/// A description is read whole, and takes several hundred times its size while it is: what is longer is none.
+const LONGEST_FILE: u64 = 256 << 10;
+
 impl ModelConfig {
     /// Reads a file. The error names the file, the line, the key and the fix.
     pub fn read(path: &Path) -> Result<ModelConfig, String> {
         let file = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|error| format!("{file}: cannot be read: {error}"))?;
+        let mut bytes = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(LONGEST_FILE + 1).read_to_end(&mut bytes));
+        read.map_err(|error| format!("{file}: cannot be read: {error}"))?;
+        if bytes.len() as u64 > LONGEST_FILE {
+            return Err(format!(
+                "{file}: is longer than {} KiB; leave out what is measured at load (latency_ms, by_length)",
+                LONGEST_FILE >> 10
+            ));
+        }
         let text = String::from_utf8(bytes).map_err(|error| {
             let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|&&b| b == b'\n').count();
             format!("{file}:{line}: the file is not UTF-8 text; save it in that encoding")

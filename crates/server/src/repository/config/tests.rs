@@ -99,6 +99,17 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
 }
 
 #[test]
+fn a_file_too_long_to_be_a_description_is_not_read_to_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.toml");
+    let comment = |bytes: u64| "# a note\n".repeat(bytes as usize / 9);
+    std::fs::write(&file, comment(super::LONGEST_FILE)).unwrap();
+    assert!(ModelConfig::read(&file).is_ok());
+    std::fs::write(&file, comment(2 * super::LONGEST_FILE)).unwrap();
+    assert!(ModelConfig::read(&file).unwrap_err().contains("model.toml: is longer than 256 KiB; leave out"));
+}
+
+#[test]
 fn an_error_is_one_line_whatever_it_quotes() {
     let error_of_a_value = error("latency_ms = [1.0,\n0, 3.0]");
     assert!(error_of_a_value.starts_with("m/model.toml:1: latency_ms = [1.0, 0, 3.0]: "), "{error_of_a_value}");
