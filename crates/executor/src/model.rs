@@ -134,7 +134,8 @@ pub(crate) fn read_blocks<'a>(
         if source.walk.is_unfolded() {
             known = Known::nothing();
         }
-        known.follow(Block { path, bytes, inputs: &io.inputs }, &source.ranges, limits)?;
+        let ranges = block.ranges(&io.inputs, &source.ranges);
+        known.follow(Block { path, bytes, inputs: &io.inputs }, &ranges, limits)?;
         blocks.push((path, io));
     }
     check_ranges(source, &blocks)?;

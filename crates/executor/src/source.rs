@@ -153,6 +153,21 @@ pub struct BlockSource {
 }
 
 impl BlockSource {
+    /// What is declared of the request's tensors, by the names of the inputs that take them.
+    pub fn ranges(&self, inputs: &[TensorSpec], declared: &[InputRange]) -> Vec<InputRange> {
+        let taken = |input: &str| match self.links.iter().find(|link| link.input == input).map(|link| &link.from) {
+            None => Some(input.to_owned()),
+            Some(Source::Request(tensor)) => Some(tensor.clone()),
+            Some(_) => None,
+        };
+        let of_input = |spec: &TensorSpec| {
+            let tensor = taken(&spec.name)?;
+            let range = declared.iter().find(|range| range.tensor == tensor)?;
+            Some(InputRange { tensor: spec.name.clone(), ..range.clone() })
+        };
+        inputs.iter().filter_map(of_input).collect()
+    }
+
     /// A block that a request runs once, without a file or a profile.
     pub fn new(name: impl Into<String>) -> BlockSource {
         BlockSource {

@@ -67,12 +67,11 @@ pub(crate) fn load(
         path.to_str().map(str::to_owned).ok_or_else(|| LoadError(format!("{}: its name is no UTF-8", path.display())))
     };
     let block = |(block, (path, io)): (&crate::BlockSource, &(&std::path::Path, ripieno_onnx::Declared))| {
-        let own = source.ranges.iter().filter(|range| io.inputs.iter().any(|input| input.name == range.tensor));
-        let range =
-            |range: &crate::InputRange| Range { tensor: range.tensor.clone(), least: range.least, most: range.most };
+        let own = block.ranges(&io.inputs, &source.ranges);
+        let range = |range: crate::InputRange| Range { tensor: range.tensor, least: range.least, most: range.most };
         // The process has the same working directory, but what it is told should not hang on that.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-        Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.map(range).collect() })
+        Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.into_iter().map(range).collect() })
     };
     let blocks = source.blocks.iter().zip(&read.blocks).map(block).collect::<Result<_, LoadError>>()?;
     let message = Load {

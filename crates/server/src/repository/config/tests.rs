@@ -1,4 +1,5 @@
 use super::*;
+use crate::repository::fixture::Folder;
 use ripieno_base::BlockId;
 use ripieno_executor::{Comparison, InputRange, Rule};
 
@@ -100,12 +101,11 @@ fn a_wrong_value_names_what_was_written_and_what_to_write() {
 
 #[test]
 fn a_file_too_long_to_be_a_description_is_not_read_to_its_end() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.toml");
+    let folder = Folder::new();
     let comment = |bytes: u64| "# a note\n".repeat(bytes as usize / 9);
-    std::fs::write(&file, comment(super::LONGEST_FILE)).unwrap();
+    let file = folder.write("model.toml", comment(super::LONGEST_FILE));
     assert!(ModelConfig::read(&file).is_ok());
-    std::fs::write(&file, comment(2 * super::LONGEST_FILE)).unwrap();
+    folder.write("model.toml", comment(2 * super::LONGEST_FILE));
     assert!(ModelConfig::read(&file).unwrap_err().contains("model.toml: is longer than 256 KiB; leave out"));
 }
 

@@ -63,3 +63,17 @@ fn an_emulated_model_may_be_without_batches() {
     let report = one(inspect(folder.path(), emulated()));
     assert_eq!((report.error, report.max_batch, &*report.inputs[0]), (None, Some(1), "x FP32 [3, 4]"));
 }
+
+#[test]
+fn a_cell_may_calculate_with_whole_numbers_whose_range_is_declared() {
+    let cell = "walk = \"repeat\"\n[[block]]\nname = \"square\"\n[[output]]\nname = \"y\"\nfrom = \"square.y\"\n";
+    let declared = "[block.inputs]\nn = \"request:ids\"\n[[input]]\nname = \"ids\"\nmin = 0\nmax = 40000\n";
+    let renamed = cell.replacen("[[output]]", &format!("{declared}[[output]]"), 1);
+    for (text, refused) in [(cell.to_owned(), true), (renamed, false)] {
+        let folder = Folder::new();
+        folder.write("m/1/square.onnx", onnx("square.onnx"));
+        folder.write("m/model.toml", text);
+        let error = one(inspect(folder.path(), cpu())).error;
+        assert_eq!(error.is_some(), refused, "{error:?}");
+    }
+}

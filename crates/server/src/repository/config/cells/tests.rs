@@ -40,12 +40,12 @@ fn a_decoder_takes_up_where_its_encoder_ends() {
     let previous = |output: &str| Source::Previous(output.into());
     assert_eq!(
         encoder.links,
-        [link("h", previous("h_next"), None), link("token", Source::Request("text".into()), None)]
+        [link("token", Source::Request("text".into()), None), link("h", previous("h_next"), None)]
     );
     let h = Some(Initial::Last(BlockId(0), "h_next".into()));
     assert_eq!(
         decoder.links,
-        [link("h", previous("h_next"), h), link("token", previous("token_next"), Some(Initial::Number(2.0)))]
+        [link("token", previous("token_next"), Some(Initial::Number(2.0))), link("h", previous("h_next"), h)]
     );
     let answer =
         AnswerSource { name: "tokens".into(), block: Some(BlockId(1)), tensor: "token_next".into(), take: Take::Every };
