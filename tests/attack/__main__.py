@@ -43,13 +43,21 @@ async def run(bench, sections):
         await SECTIONS[name].attack(bench)
 
 
+def sections(text):
+    """Letters of sections; anything else is said to be wrong."""
+    unknown = set(text) - set(SECTIONS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no section {min(unknown)!r}; they are {chr(44).join(SECTIONS)}")
+    return text
+
+
 def parse():
     parser = argparse.ArgumentParser(prog="cargo xtask attack", description="Attacks a server and says what held.")
     target = os.environ.get("RIPIENO_TARGET", ROOT / "target")
     parser.add_argument("--binary", default=pathlib.Path(target) / "release" / "ripieno", help="the server")
     parser.add_argument("--short", action="store_true", help="the quick form of each attack, without those that the clock judges")
     parser.add_argument("--format", choices=("table", "json"), default="table")
-    parser.add_argument("--sections", default="ABCDEO", help="which: A isolation, B sharing, C bounds, D doors, E endings, O odd requests")
+    parser.add_argument("--sections", default="ABCDEO", type=sections, help="which: A isolation, B sharing, C bounds, D doors, E endings, O odd requests")
     parser.add_argument("only", nargs="*", help="only attacks whose item or text has one of these words")
     return parser.parse_args()
 

@@ -24,6 +24,9 @@ CAPACITY = ROWS / BATCH_MS * 1000
 SLO_MS = 400
 LIGHT_RATE = 20
 MODEST_RATE = 0.1 * CAPACITY
+CALM_SLO_MS = 3000
+# Ten times the 20 ms of work of a lone request.
+PROMPT_MS = 200
 # A client that shares two cores with the server may be late itself.
 GRACE_S = 0.15
 # Of the capacity, and of what a modest asker asks for.
@@ -35,7 +38,7 @@ X = ("x", "FP32", [1, 2], [1.0, 2.0])
 def repository_of(folder):
     repositories.emulated(folder, "heavy", f"slo_ms = {SLO_MS}\nmax_batch = {ROWS}\nalpha_ms = 12\nbeta_ms = 12\n")
     repositories.emulated(folder, "light", f"slo_ms = {SLO_MS}\nmax_batch = 8\nalpha_ms = 0.01\nbeta_ms = 0.1\n")
-    repositories.emulated(folder, "calm", "slo_ms = 3000\nmax_batch = 8\nalpha_ms = 5\nbeta_ms = 15\n")
+    repositories.emulated(folder, "calm", f"slo_ms = {CALM_SLO_MS}\nmax_batch = 8\nalpha_ms = 5\nbeta_ms = 15\n")
 
 
 async def attack(bench):
@@ -63,7 +66,9 @@ async def one_policy(bench, extra):
             await bench.row(server, "B8a", f"the first request of all under {name}", lambda: lone(bench, server, 1))
             await overloads(bench, server, name)
             what = f"few requests after a burst on another model under {name}"
-            await bench.row(server, "B8a", what, lambda: lone_after_burst(bench, server), tries=2)
+            # With this objective batches wait for as long as that saves device time; they must be in time.
+            most = CALM_SLO_MS if name == "efficiency" else PROMPT_MS
+            await bench.row(server, "B8a", what, lambda: lone_after_burst(bench, server, most), tries=2)
 
 
 async def overloads(bench, server, name):
@@ -93,7 +98,7 @@ async def fair(bench, statuses):
 
 
 async def overload(bench, server, factor):
-    """Three open loops at once; what counts is the middle of the run, where the queue is full and latencies are learnt."""
+    """Three open loops at once. Of the overloaded model the middle of the run counts, where the queue is full; of the others all."""
     seconds, skip = 10, 2
     main, modest = bench.client(server), bench.client(server, source=MODEST_ADDRESS)
     runs = await asyncio.gather(
@@ -110,8 +115,8 @@ async def overload(bench, server, factor):
     return {
         "good": good / (seconds - skip),
         "heavy": tally(status for _, status, _ in heavy),
-        "light": [status if in_time((at, status, took)) else -status for at, status, took in runs[1] if at >= skip],
-        "modest": [status if in_time((at, status, took)) else -status for at, status, took in runs[2] if at >= skip],
+        "light": [status if in_time((at, status, took)) else -status for at, status, took in runs[1]],
+        "modest": [status if in_time((at, status, took)) else -status for at, status, took in runs[2]],
     }
 
 
@@ -132,10 +137,10 @@ async def lone(bench, server, count):
         await asyncio.sleep(0.3)
     await client.close()
     slow = sorted(took)[len(took) // 2]
-    return set(statuses) == {200} and slow < 200, f"median {slow:.0f} ms for 20 ms of work; {tally(statuses)}"
+    return set(statuses) == {200} and slow < PROMPT_MS, f"median {slow:.0f} ms for 20 ms of work; {tally(statuses)}"
 
 
-async def lone_after_burst(bench, server):
+async def lone_after_burst(bench, server, most_ms):
     """A device that was nearly full just now and is idle: what was measured then must not hold up who comes now."""
     client = bench.client(server)
     await open_loop(client, wire.infer("heavy", X), arrivals(0.95 * CAPACITY, 2, 6), "burst")
@@ -143,7 +148,7 @@ async def lone_after_burst(bench, server):
     runs = await open_loop(client, wire.infer("calm", X), arrivals(15, 2, 7), "after a burst")
     await client.close()
     took = sorted(seconds * 1000 for _, _, seconds in runs)
-    held = all(status == 200 for _, status, _ in runs) and took[len(took) // 2] < 200
+    held = all(status == 200 for _, status, _ in runs) and took[len(took) // 2] < most_ms
     seen = f"median {took[len(took) // 2]:.0f} ms for 20 ms of work at 30 % of the device; {tally(status for _, status, _ in runs)}"
     return held, seen
 

@@ -2,7 +2,7 @@
 
 use crate::python::{CLIENTS, Environment};
 use crate::steps::{cargo, step};
-use crate::{deny, test, tidy};
+use crate::{attack, deny, test, tidy};
 use anyhow::{Result, anyhow};
 
 /// Runs everything; stops at the first failure. The packages of the Python clients are fetched meanwhile: that waits for the
@@ -12,7 +12,13 @@ pub(crate) fn run() -> Result<()> {
         let packages = scope.spawn(|| Environment::prepare(&CLIENTS));
         checks()?;
         packages.join().map_err(|_| anyhow!("fetching the Python packages panicked"))??;
-        test::run(test::Which::All)
+        test::run(test::Which::Rust)?;
+        // Both wait for clocks most of the time.
+        let attacks = scope.spawn(attack::short);
+        test::run(test::Which::Python)?;
+        let table = attacks.join().map_err(|_| anyhow!("the attacks panicked"))??;
+        println!("\n=== attacks, short form\n{table}");
+        Ok(())
     })
 }
 
