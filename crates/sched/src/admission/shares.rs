@@ -2,9 +2,9 @@
 //! between its clients.
 //!
 //! A *flow* is what one client sends to one model. Its demand is the device time a second that its requests ask for, in a
-//! window of about a second. While all demands together fit, nobody is held back. When they do not, each has a share of the
-//! devices: models in proportion to their weights, clients of a model equally, and what somebody does not need goes to the others.
-//! Who asks for less than the share is let in whole. Who asks for more is *greedy*: it leaves room in the queue for the others.
+//! window of about a second, and of a quarter of one. While all demands together fit in both, nobody is held back. When they do
+//! not, each has a share of the devices: models in proportion to their weights, clients of a model equally, and what somebody
+//! does not need goes to the others. Who asks for less than the share is let in whole. Who asks for more is *greedy*: it leaves room in the queue for the others.
 //! If somebody who asks for little, or has little, loses requests all the same, the greedy are let in at the rate of their shares,
 //! by a token bucket, for a minute from then on.
 //!
@@ -32,6 +32,8 @@ const ALL: i64 = 1024;
 const LEAST: i64 = 512;
 /// One, as a fraction of a second that a flow is known.
 const WHOLE: i64 = 1 << 20;
+/// Recent demands stand for one part in so many of a second.
+const RECENT: i64 = 4;
 /// One lost request in so many of those who may not lose any is too much.
 const LOSS: i64 = 64;
 /// Of so many refused requests of a lower priority in a row, one is let in.
@@ -62,6 +64,8 @@ struct Flow {
     demand: i64,
     /// The part of a second that it stands for, in parts of [`WHOLE`]: less than all as long as the flow is young.
     known: i64,
+    /// What was asked for, fading faster: in a steady state that of a quarter of a second.
+    recent: i64,
     /// The same of what was answered in time.
     had: i64,
     /// Whether it asks for more than its share.
@@ -85,6 +89,9 @@ struct Flow {
     mixed: bool,
     starved: u8,
 }
+
+/// What a flow asks for in a second.
+type Demand = fn(&Flow) -> i64;
 
 /// Somebody's demand, weight, and name.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +143,7 @@ impl Shares {
             self.active.push(flow);
         }
         known.demand = known.demand.saturating_add(work);
+        known.recent = known.recent.saturating_add(work);
         known.rank(priority);
         let may = known.take(now, work, priority);
         if may {
@@ -202,39 +210,54 @@ impl Shares {
         self.divided = if hurt { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
     }
 
-    /// Max-min fair shares: between models by weight, then between the clients of each model that is held back.
+    /// Max-min fair shares: between models by weight, then between the clients of each model that asks for more.
     fn divide(&mut self, now: Time, devices: i64) {
-        let Shares { flows, active, weights, claims, parts, .. } = self;
-        claims.clear();
-        for &flow in active.iter() {
-            let (model, demand) = (flow / CLIENTS as u32, flows[flow as usize].rate());
-            match claims.iter_mut().find(|claim| claim.name == model) {
-                Some(claim) => claim.demand = claim.demand.saturating_add(demand),
-                None => claims.push(Claim { demand, weight: weights[model as usize], name: model }),
-            }
-        }
         self.capacity = (i128::from(devices) * SECOND_NS) as i64;
-        let capacity = (i128::from(self.capacity) * i128::from(self.divided) / i128::from(ALL)) as i64;
-        let (several, mixed) = (active.len() > 1, active.iter().any(|&flow| flows[flow as usize].mixed));
+        let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
+        let (several, mixed) = (self.active.len() > 1, flows().any(|flow| flow.mixed));
         let contended = mixed || (several && self.tick < self.hurt_until);
-        let level = if several || mixed { fill(claims, capacity) } else { None };
+        // What fits over a second may not fit now: a load that has just begun fills the queue within less than that.
+        let mut demand: Demand = Flow::rate;
+        let mut level = self.level(demand);
+        let steps_up = level.is_none();
+        if steps_up {
+            demand = |flow| flow.recent.saturating_mul(RECENT);
+            level = self.level(demand);
+        }
+        let level = level.filter(|_| several || mixed);
+        let Shares { flows, active, claims, parts, .. } = self;
         for claim in claims.iter() {
             let own = active.iter().filter(|&&flow| flow / CLIENTS as u32 == claim.name);
             let share = level.map(|level| level.share(claim)).filter(|&share| share < claim.demand);
             let level = share.and_then(|share| {
                 parts.clear();
-                let part = |&flow: &u32| Claim { demand: flows[flow as usize].rate(), weight: 1, name: flow };
+                let part = |&flow: &u32| Claim { demand: demand(&flows[flow as usize]), weight: 1, name: flow };
                 parts.extend(own.clone().map(part));
                 fill(parts, share)
             });
             for &flow in own {
                 let known = &mut flows[flow as usize];
-                let claim = Claim { demand: known.rate(), weight: 1, name: flow };
+                let claim = Claim { demand: demand(known), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
                 known.greedy = share.is_some();
-                known.allow(now, share.filter(|_| contended));
+                known.allow(now, share.filter(|_| contended && !steps_up));
             }
         }
+    }
+
+    /// How much each model may have if their demands do not all fit; leaves the claims in order.
+    fn level(&mut self, demand: Demand) -> Option<Level> {
+        let Shares { flows, active, weights, claims, .. } = self;
+        claims.clear();
+        for &flow in active.iter() {
+            let (name, demand) = (flow / CLIENTS as u32, demand(&flows[flow as usize]));
+            match claims.iter_mut().find(|claim| claim.name == name) {
+                Some(claim) => claim.demand = claim.demand.saturating_add(demand),
+                None => claims.push(Claim { demand, weight: weights[name as usize], name }),
+            }
+        }
+        let capacity = (i128::from(self.capacity) * i128::from(self.divided) / i128::from(ALL)) as i64;
+        fill(claims, capacity)
     }
 
     fn fade(&mut self, ticks: i64) {
@@ -243,6 +266,7 @@ impl Shares {
             let known = &mut flows[flow as usize];
             for _ in 0..ticks {
                 known.demand -= (known.demand + FADE - 1) / FADE;
+                known.recent /= 2;
                 known.had -= (known.had + FADE - 1) / FADE;
             }
             known.age(ticks);
