@@ -34,7 +34,7 @@ use cost::Cost;
 use devices::DeviceTimes;
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model};
-use shares::Shares;
+use shares::{Shares, Yields};
 
 /// A policy behind a door.
 pub(crate) struct Admission {
@@ -197,38 +197,43 @@ impl Admission {
         if may_be_late || self.live == 0 {
             return None;
         }
-        let patient = self.shares.is_greedy(flow) || self.shares.is_outranked(flow, request.class.priority);
-        let why = match (patient && self.crowds(now, request, work), self.keeps_deadlines, futile) {
+        let outranked = self.shares.is_outranked(flow, request.class.priority);
+        let yields = if outranked { Yields::ToClients } else { self.shares.yields(flow) };
+        let why = match (self.crowds(now, request, work, yields), self.keeps_deadlines, futile) {
             (true, ..) => Why::Share,
             (false, true, _) => return None,
             (false, false, true) => return Some(Why::Hopeless),
-            (false, false, false) => self.delays(now, request, work, patient)?,
+            (false, false, false) => self.delays(now, request, work, yields)?,
         };
         self.shares.on_loss(flow, corrected);
         Some(why)
     }
 
-    /// Whether so much waits that a request of one who asks for more than its share takes the room of others. A policy that goes by
-    /// deadlines passes over this model's queue for another, so that only the model's own other clients stand behind it.
-    fn crowds(&self, now: Time, request: &Request, work: i64) -> bool {
-        let served = self.served(request.model);
-        let target = if self.keeps_deadlines { served.cost.model().slo } else { self.tightest };
+    /// Whether so much waits that a request takes the room of those to whom its flow gives way. A policy that goes by deadlines passes
+    /// over this model's queue for another, so that only the model's own other clients stand behind it.
+    fn crowds(&self, now: Time, request: &Request, work: i64, yields: Yields) -> bool {
+        let target = match (yields, self.keeps_deadlines) {
+            (Yields::ToNobody, _) | (Yields::ToModels, true) => return false,
+            (Yields::ToClients, true) => self.served(request.model).cost.model().slo,
+            (Yields::ToModels | Yields::ToClients, false) => self.tightest,
+        };
         let each = self.waiting_with(now, request, work) / self.devices.present().max(1) as i64;
         each > target.scale(100 - LEFT_TO_OTHERS, 100).0
     }
 
-    /// Why a request is refused for its own deadline, or that of others of its model. The patient leave some of the time to clients
-    /// who ask for less.
-    fn delays(&self, now: Time, request: &Request, work: i64, patient: bool) -> Option<Why> {
+    /// Why a request is refused for its own deadline, or that of others of its model. Some of the time is left to clients who ask for
+    /// less.
+    fn delays(&self, now: Time, request: &Request, work: i64, yields: Yields) -> Option<Why> {
         let (served, devices) = (self.served(request.model), self.devices.present().max(1));
         let waiting = self.waiting_with(now, request, work);
         let alone = served.cost.alone(request, served.together(devices) + request.rows as usize);
         // Cells: it waits for those before it to be started, then shares each step with those that were.
         let before = if served.cost.model().walk.is_unfolded() { self.waiting(now) - served.begun(devices) } else { 0 };
         let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices as i64);
-        let left = if patient { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
+        let to_clients = yields == Yields::ToClients;
+        let left = if to_clients { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
         let late = end + left > served.cost.due(request) || self.grown_batch(now, served, request);
-        late.then_some(if patient { Why::Share } else { Why::Hopeless })
+        late.then_some(if to_clients { Why::Share } else { Why::Hopeless })
     }
 
     fn served(&self, model: ModelId) -> &Served {

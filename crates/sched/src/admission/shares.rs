@@ -68,8 +68,8 @@ struct Flow {
     recent: i64,
     /// The same of what was answered in time.
     had: i64,
-    /// Whether it asks for more than its share.
-    greedy: bool,
+    /// To whom it gives way.
+    yields: Yields,
     /// Nanoseconds a second that it may have; none: as much as it asks for.
     allowed: Option<i64>,
     tokens: i64,
@@ -88,6 +88,18 @@ struct Flow {
     /// Whether it has had several priorities lately.
     mixed: bool,
     starved: u8,
+}
+
+/// Who asks for less than the share, seen from a flow that asks for more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Yields {
+    /// Nobody, or it does not ask for more itself.
+    #[default]
+    ToNobody,
+    /// Other models.
+    ToModels,
+    /// Other clients of its model, perhaps other models as well.
+    ToClients,
 }
 
 /// What a flow asks for in a second.
@@ -126,9 +138,9 @@ impl Shares {
         (model.index() * CLIENTS + usize::from(client) % CLIENTS) as u32
     }
 
-    /// Whether a flow asks for more than its share, so that others cannot have all of theirs.
-    pub(crate) fn is_greedy(&self, flow: u32) -> bool {
-        self.flows[flow as usize].greedy
+    /// To whom a flow gives way since it asks for more than its share.
+    pub(crate) fn yields(&self, flow: u32) -> Yields {
+        self.flows[flow as usize].yields
     }
 
     /// Whether requests of a higher priority than this have come lately.
@@ -239,8 +251,25 @@ impl Shares {
                 let known = &mut flows[flow as usize];
                 let claim = Claim { demand: demand(known), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
-                known.greedy = share.is_some();
+                known.yields = if share.is_some() { Yields::ToClients } else { Yields::ToNobody };
                 known.allow(now, share.filter(|_| contended && !steps_up));
+            }
+        }
+        self.find_modest();
+    }
+
+    /// Who asks for more gives way only to those who do not, where there are any.
+    fn find_modest(&mut self) {
+        let Shares { flows, active, claims, .. } = self;
+        let modest = |flows: &[Flow], flow: u32| flows[flow as usize].yields == Yields::ToNobody;
+        let most = match active.iter().any(|&flow| modest(flows, flow)) {
+            true => Yields::ToModels,
+            false => Yields::ToNobody,
+        };
+        for claim in claims.iter() {
+            let own = || active.iter().copied().filter(|flow| flow / CLIENTS as u32 == claim.name);
+            if !own().any(|flow| modest(flows, flow)) {
+                own().for_each(|flow| flows[flow as usize].yields = most);
             }
         }
     }
