@@ -213,12 +213,16 @@ impl Shares {
         }
     }
 
-    /// Gives the others less when one who asks for little loses requests.
+    /// Gives the others less when those who ask for little lose requests.
     fn adapt(&mut self) {
-        let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
-        let held = flows().any(|flow| flow.allowed.is_some());
-        let loses = |flow: &Flow| flow.allowed.is_none() && flow.lost.saturating_mul(LOSS) > flow.passed;
-        let hurt = held && flows().any(loses);
+        let (mut passed, mut lost, mut held) = (0_i64, 0_i64, false);
+        for flow in self.active.iter().map(|&flow| &self.flows[flow as usize]) {
+            match flow.allowed {
+                Some(_) => held = true,
+                None => (passed, lost) = (passed.saturating_add(flow.passed), lost.saturating_add(flow.lost)),
+            }
+        }
+        let hurt = held && lost.saturating_mul(LOSS) > passed;
         self.divided = if hurt { self.divided - self.divided / 64 } else { self.divided + 2 }.clamp(LEAST, ALL);
     }
 

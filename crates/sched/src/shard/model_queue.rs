@@ -207,8 +207,9 @@ impl Served {
             Start::Priced(_) => self.pays_until(now, first, terms.guard, candidate.rows, terms.to_start),
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
-        // Who will hardly find a free device later goes before whoever holds devices for long.
-        let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest - terms.guard };
+        // A light model finds no free device later where others hold them for long. Among the others nobody goes ahead: beyond
+        // the peak whoever came after would have all of the losses.
+        let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest - terms.ahead };
         Window { exec: exec.max(now), latest, rank, lead: self.rule.network.lead(candidate.rows) }
     }
 

@@ -15,7 +15,8 @@ use ripieno_model::{Model, Profile};
 struct Loads {
     /// By model, thousandths of a device that its load needs in batches of its target size, and how long such a batch takes.
     loads: Vec<(u64, Nanos)>,
-    /// The sum of the loads, and of each load times its batch, in microseconds.
+    /// Models that have any, the sum of the loads, and of each load times its batch, in microseconds.
+    asking: u64,
     total: u64,
     weighted: u64,
     /// Whose load is looked at next.
@@ -24,12 +25,13 @@ struct Loads {
 
 impl Loads {
     fn new(models: usize) -> Loads {
-        Loads { loads: vec![(0, Nanos::ZERO); models], total: 0, weighted: 0, turn: 0 }
+        Loads { loads: vec![(0, Nanos::ZERO); models], asking: 0, total: 0, weighted: 0, turn: 0 }
     }
 
     fn set(&mut self, id: ModelId, load: (u64, Nanos)) {
         let weight = |(load, batch): (u64, Nanos)| load * (batch.0 / 1_000) as u64;
         let old = std::mem::replace(&mut self.loads[id.index()], load);
+        self.asking = self.asking - u64::from(old.0 > 0) + u64::from(load.0 > 0);
         self.total = self.total - old.0 + load.0;
         self.weighted = self.weighted - weight(old) + weight(load);
     }
@@ -37,6 +39,11 @@ impl Loads {
     fn next(&mut self) -> ModelId {
         self.turn = (self.turn + 1) % self.loads.len();
         ModelId(self.turn as u16)
+    }
+
+    /// Whether a model keeps less busy than a quarter of what each would if all kept the same.
+    fn is_light(&self, id: ModelId) -> bool {
+        4 * self.loads[id.index()].0 * self.asking < self.total
     }
 
     /// Twice the time in which a device falls free, of the devices that run batches of other models.
@@ -210,7 +217,8 @@ impl Queues {
             Start::Priced(Price::Measured) => self.scarcity.price_of_start(now, cost, self.loads.total, devices),
             _ => WHOLE,
         };
-        Terms { to_start, to_skip, guard: self.loads.guard(id, devices) }
+        let guard = self.loads.guard(id, devices);
+        Terms { to_start, to_skip, guard, ahead: if self.loads.is_light(id) { guard } else { Nanos::ZERO } }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.

@@ -36,8 +36,10 @@ pub(crate) struct Terms {
     /// What device time is worth, in parts of [`WHOLE`], where a batch may wait and where requests may be passed over.
     pub(crate) to_start: u64,
     pub(crate) to_skip: u64,
-    /// How long a device may be kept busy by other models when this one wants it: so much earlier it asks, and goes first.
+    /// How long a device may be kept busy by other models when this one wants it: so much earlier it asks.
     pub(crate) guard: Nanos,
+    /// By how much it goes before others, as if it were due so much earlier.
+    pub(crate) ahead: Nanos,
 }
 
 impl Scarcity {
