@@ -34,6 +34,10 @@ pub(crate) struct ReproduceArgs {
     #[arg(long)]
     full: bool,
 
+    /// Peaks from runs twice as long as those that settled them: none should differ by more than 2 %.
+    #[arg(long, conflicts_with = "quick")]
+    double: bool,
+
     /// Beside the simulation, measure cells with a state of 1,024 and random weights on this machine, where the item says
     /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine. With --models, real
     /// models of lazybatching and dvabatch, too.
@@ -102,6 +106,7 @@ fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {
     let jobs = args.jobs.map_or(cores, NonZeroUsize::get);
     let queue = Queue::new(args.out.join("cache"), jobs)?;
     Ok(Context::new(effort, args.seeds, queue, Box::new(ThisMachine))
+        .with_doublings(u32::from(args.double))
         .measuring(args.measured.map(|engine| engine.to_string()))
         .with_models(args.models.clone(), args.what == "all"))
 }

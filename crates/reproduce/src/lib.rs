@@ -17,6 +17,7 @@ mod lazybatching;
 mod machine;
 mod measured;
 mod outcome;
+mod peak;
 mod played;
 mod print;
 mod queue;

@@ -1,7 +1,7 @@
 //! Figures 9 and 11: where the time goes, and what the spread of lengths does.
 
 use super::SOURCE;
-use super::lstm::peak_row;
+use super::lstm::noted_peak_rows;
 use super::workload::{Case, EUROPARL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep};
 use crate::context::Context;
 use crate::item::{Item, Report, Row};
@@ -99,7 +99,7 @@ fn figure_11(context: &Context) -> anyhow::Result<Report> {
         }
         let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
         for (case, peak) in cases.iter().zip(&found) {
-            rows.push(peak_row(format!("{}, {name}: peak", case.contender.name), peak, None, name));
+            rows.extend(noted_peak_rows(&case.contender.name, name, peak, None));
         }
         if *name == "one length" {
             let bound = 512.0 / (0.784e-3 * 24.0);

@@ -2,12 +2,18 @@
 
 use crate::case::Contender;
 use crate::context::Context;
+use crate::item::Row;
 use crate::job::{Answer, Question};
+use crate::peak::{Known, Peak};
+use ripieno_report::number;
 use ripieno_report::plot::{Axis, Content, Look, Panel, Series};
 use std::fmt::Write;
 
 /// Nothing is dropped or late: the papers count latency and throughput.
 const SLO_MS: f64 = 1e6;
+
+/// The note of a peak that a quick call does not look for.
+const UNKNOWN: &str = "Known from long runs only: without --quick.";
 
 /// Beyond this a curve ends, as in the paper's text.
 pub(super) const STEEP_MS: f64 = 500.0;
@@ -145,10 +151,37 @@ pub(super) fn sweep(context: &Context, cases: &[Case], rates: &[f64]) -> anyhow:
     Ok(answers.chunks(rates.len()).map(<[Answer]>::to_vec).collect())
 }
 
-/// The highest rate that each case carries.
-pub(super) fn peaks(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Answer>> {
+/// What each case carries; nothing is known of it from the few requests of a quick call.
+pub(super) fn peaks(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Peak>> {
+    if context.is_quick() {
+        return Ok(vec![Peak::default(); cases.len()]);
+    }
     let jobs: Vec<_> = cases.iter().map(|case| (case.contender.name.clone(), case.toml(1000.0))).collect();
-    context.ask(Question::Peak, &jobs)
+    let answers = context.ask(Question::Peak { doublings: context.doublings() }, &jobs)?;
+    Ok(answers.into_iter().filter_map(|answer| answer.peak).collect())
+}
+
+/// The two rows of a peak, and the paper's number for both, since no text says which of them it is.
+pub(super) fn peak_rows(who: &str, peak: &Peak, paper: Option<f64>) -> [Row; 2] {
+    let Peak { sustained, p90_ms, saturated } = *peak;
+    let row = |what: &str, known: Known, more: String| {
+        let note = match (known.rps, known.requests) {
+            (Some(_), requests) => format!("{} requests; {more}.", number(requests as f64)),
+            (None, 0) => UNKNOWN.to_owned(),
+            (None, requests) => format!("Did not settle within {} requests.", number(requests as f64)),
+        };
+        Row::new(format!("{who}: {what}"), "requests/s", known.rps()).paper(paper).note(note.replace("; .", "."))
+    };
+    [
+        row("sustained", sustained, format!("p90 there {} ms", number(p90_ms))),
+        row("saturated", saturated, String::new()),
+    ]
+}
+
+/// What one peak is over another, sustained and saturated.
+pub(super) fn over(peak: &Peak, other: &Peak) -> [(&'static str, f64); 2] {
+    let ratio = |of: fn(&Peak) -> Known| of(peak).rps() / of(other).rps();
+    [("sustained", ratio(|peak| peak.sustained)), ("saturated", ratio(|peak| peak.saturated))]
 }
 
 /// Latency over throughput, up to where it becomes steep.
