@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 /// Rerun a figure or table of a paper: prints the paper's value, ours and their ratio, and writes a plot.
 ///
+/// Rows marked "fitted" hang on a constant that was chosen so that a result of the paper comes out: they are no evidence.
 /// Every run is a simulation with the scheduling code of the live server; equal seeds give equal results. Runs are kept
 /// in DIR/cache, so that a call that was interrupted goes on where it stopped. Only symphony/figure13-left is measured on a
 /// wall clock, and what --measured adds.

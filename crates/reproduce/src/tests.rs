@@ -96,6 +96,30 @@ fn figures_of_cells_have_their_rows() {
 }
 
 #[test]
+fn rows_that_hang_on_fitted_costs_are_marked() {
+    let folder = Folder::new("fitted");
+    let rows = |id: &str| (item(id).run)(&folder.context()).unwrap().rows;
+    assert!(rows("batchmaker/figure15").iter().all(|row| row.fitted));
+    for row in rows("batchmaker/figure9") {
+        assert_eq!(row.fitted, row.name.starts_with("cellular"), "{}", row.name);
+    }
+    assert!(rows("symphony/example").iter().all(|row| !row.fitted));
+    let text = item("batchmaker/figure9").reproduce(&folder.context(), &folder.0).unwrap().to_string();
+    let marked = |name: &str| text.lines().any(|line| line.contains(name) && line.contains("fitted"));
+    assert!(marked("cellular: p99 of queueing") && !marked("bucketed, width 10: p99 of queueing"), "{text}");
+}
+
+/// What a few requests do not tell is not told.
+#[test]
+fn a_quick_call_prints_no_peak() {
+    let report = (item("batchmaker/figure15").run)(&Folder::new("no-peak").context()).unwrap();
+    check(&report);
+    let peaks = |row: &&Row| row.name.ends_with("sustained") || row.name.ends_with("saturated");
+    assert_eq!(report.rows.iter().filter(peaks).count(), 8);
+    assert!(report.rows.iter().filter(peaks).all(|row| row.ours.is_nan()));
+}
+
+#[test]
 fn what_lazybatching_says_of_its_examples_is_exact() {
     let folder = Folder::new("lazybatching");
     for id in ["lazybatching/figure4", "lazybatching/figure6", "lazybatching/figure8", "lazybatching/figure10"] {
@@ -186,7 +210,7 @@ fn ids_are_unique_and_say_their_paper() {
 fn a_row_prints_as_the_contract_says() {
     let row = |paper: Option<f64>| serde_json::to_value(Row::new("a", "ms", 3.0).paper(paper).note("so")).unwrap();
     let expected = serde_json::json!(
-        { "name": "a", "unit": "ms", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "note": "so" }
+        { "name": "a", "unit": "ms", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "fitted": false, "note": "so" }
     );
     assert_eq!(row(Some(2.0)), expected);
     assert_eq!(row(None)["ratio"], serde_json::Value::Null);

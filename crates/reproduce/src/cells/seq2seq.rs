@@ -25,7 +25,7 @@ fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
     rows[ours].measured = Some(cellular.peak_rps);
     rows[padded].measured = Some(bucketed.peak_rps);
     let ratio = rows[ours].ours / rows[padded].ours;
-    let row = Row::new("2 devices, cellular 256,256 over bucketed, saturated", "ratio", ratio);
+    let row = Row::new("2 devices, cellular 256,256 over bucketed, saturated", "ratio", ratio).fitted(true);
     rows.push(row.measured(cellular.peak_rps / bucketed.peak_rps).note(format!(
         "{note} The decoder chooses among 16,384 tokens, takes three times as long as the encoder, and gives as many tokens as the \
          input has."
@@ -43,7 +43,7 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         let cases = [
             case(cellular("cellular 512,256", Look::solid(0)), seq2seq(512, 256, FITTED_US, true)),
             case(cellular("cellular 256,256", Look::dashed(0)), seq2seq(256, 256, FITTED_US, true)),
-            case(cellular("cellular 512,256, nothing fitted", Look::solid(2)), seq2seq(512, 256, 0.0, true)),
+            case(cellular("cellular 512,256, decoder as published", Look::solid(2)), seq2seq(512, 256, 0.0, true)),
             case(bucketed("bucketed, width 10", 10, "drain", Look::solid(1)), seq2seq(256, 256, FITTED_US, false)),
         ];
         let shares = context.points(&[0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0], 3);
@@ -52,11 +52,11 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         for (at, (case, peak)) in cases.iter().zip(&found).enumerate() {
             let (paper, note) = match at {
                 0 => (Some(paper), "2.4 us a decoded row are fitted to 8.5K on two devices."),
-                2 => (Some(paper), "The published costs alone."),
+                2 => (Some(paper), "The published costs, and what scheduling and gathering add."),
                 _ => (None, ""),
             };
-            let who = format!("{devices} devices, {}", case.contender.name);
-            rows.extend(peak_rows(&who, peak, paper).map(|row| row.note(note)));
+            let named = |row: Row| Row { name: format!("{devices} devices, {}", row.name), ..row };
+            rows.extend(peak_rows(case, "", peak, paper).map(|row| named(row).note(note)));
         }
         if devices == 2 {
             beside(
@@ -67,7 +67,9 @@ fn run(context: &Context) -> anyhow::Result<Report> {
         for (what, ratio) in over(&found[0], &found[1]) {
             let name = format!("{devices} devices: gain by an encoder of 512, {what}");
             rows.push(
-                Row::new(name, "%", (ratio - 1.0) * 100.0).note("The paper says 3.5 to 6; each is found to 1 %."),
+                Row::new(name, "%", (ratio - 1.0) * 100.0)
+                    .fitted(true)
+                    .note("The paper says 3.5 to 6; each is found to 1 %."),
             );
         }
         let lines =
