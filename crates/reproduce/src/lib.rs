@@ -21,6 +21,7 @@ mod peak;
 mod played;
 mod print;
 mod queue;
+mod results;
 mod symphony;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use item::{Done, Item, Report, Row};
 pub use machine::{Carried, Compared, Machine, Stress};
 pub use print::{list_as_json, list_as_text};
 pub use queue::Queue;
+pub use results::{Maker, Results};
 
 use anyhow::bail;
 

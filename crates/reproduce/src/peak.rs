@@ -42,7 +42,7 @@ const RESOLUTION: f64 = 0.003;
 const AGREEMENT: f64 = 0.01;
 /// The shortest run, and the longest that we can afford.
 const FIRST: u64 = 50_000;
-const LONGEST: u64 = 6_400_000;
+const LONGEST: u64 = 1_600_000;
 /// A search that takes more runs has lost its way.
 const MOST_RUNS: usize = 40;
 /// How much is offered for saturation, over the bound.

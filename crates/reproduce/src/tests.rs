@@ -1,5 +1,5 @@
 use super::item::Row;
-use super::{Carried, Compared, Context, Effort, Item, Machine, Queue, Report, Stress};
+use super::{Carried, Compared, Context, Effort, Item, Machine, Maker, Queue, Report, Results, Stress};
 use std::path::{Path, PathBuf};
 
 /// None of these tests measures; those of the binary, which has the live driver, do.
@@ -189,6 +189,28 @@ fn finished_runs_are_used_again() {
     assert!(kept > 0);
     let again = (item("symphony/figure6a").run)(&folder.context()).unwrap();
     assert_eq!((folder.kept(), first.figure.svg()), (kept, again.figure.svg()));
+}
+
+#[test]
+fn results_of_the_same_program_are_not_made_again() {
+    let folder = Folder::new("results");
+    let file = folder.0.join("results.jsonl");
+    let maker = |program: &str| Maker { commit: None, program: program.to_owned(), effort: "usual", seeds: None };
+    let (first, second) = (item("symphony/example"), item("batchmaker/figure5"));
+    let mut results = Results::open(file.clone(), &maker("a")).unwrap();
+    for item in [second, first] {
+        assert!(results.line(item).is_none());
+        results.put(&item.reproduce(&folder.context(), &folder.0).unwrap()).unwrap();
+    }
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(text.find(first.id) < text.find(second.id), "in the order of the list");
+    let line = Results::open(file.clone(), &maker("a")).unwrap().line(first).cloned().unwrap();
+    assert_eq!(line["rows"][0]["paper"], 2.25);
+    assert!(Results::open(file.clone(), &maker("b")).unwrap().line(first).is_none(), "another program's");
+    std::fs::write(&file, text + "half a li").unwrap();
+    let error = Results::open(file, &maker("a")).unwrap_err().to_string();
+    assert!(error.starts_with("line 3 of ") && error.contains("run again"), "{error}");
 }
 
 #[test]
