@@ -10,6 +10,8 @@
 mod case;
 mod cells;
 mod context;
+#[cfg(test)]
+mod docs;
 mod dvabatch;
 mod item;
 mod job;
