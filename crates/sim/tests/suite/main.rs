@@ -13,6 +13,9 @@ mod dvabatch_loads;
 mod graph_batching;
 mod idle;
 mod lazy_examples;
+#[path = "../../examples/meta_operations.rs"]
+mod meta_operations;
+mod meta_operations_run;
 mod objective;
 mod overload;
 mod profiles;
