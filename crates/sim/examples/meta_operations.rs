@@ -16,21 +16,21 @@ use ripieno_workload::{stream, unit};
 /// The conditions that the user defines.
 #[derive(Clone, Copy)]
 struct Conditions {
-    /// Whether newcomers may join a batch that has begun.
-    stretch: bool,
+    /// Newcomers may join a batch that has begun and stands before this stage or an earlier one.
+    stretch: Option<usize>,
     /// Before this stage a batch of more than so many is halved.
     split: Option<(usize, u16)>,
 }
 
 /// How often each was done.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Done {
+pub(crate) struct Done {
     /// Batches made.
-    pub new: u32,
+    pub(crate) new: u32,
     /// Times that newcomers joined one.
-    pub stretch: u32,
+    pub(crate) stretch: u32,
     /// Times that one was halved.
-    pub split: u32,
+    pub(crate) split: u32,
 }
 
 /// Tables are made once, as large as the limits say.
@@ -92,7 +92,7 @@ impl Mine {
         // None while a part of it is under way, as newcomers are.
         let Some(before) = table.border(id) else { return };
         let size = table.row(id).bs;
-        if conditions.stretch && before > 0 && newcomers > 0 {
+        if conditions.stretch.is_some_and(|last| 0 < before && before <= last) && newcomers > 0 {
             table.stretch(id, newcomers as u16, false);
             members[id.index()].extend(waiting.drain(..newcomers));
             done.stretch += 1;
@@ -209,7 +209,7 @@ fn model() -> Model {
 }
 
 /// What was done, and the mean latency in milliseconds; with every promise of a scheduler checked.
-pub fn run(stretch: bool, split: Option<(usize, u16)>) -> (Done, f64) {
+pub(crate) fn run(stretch: Option<usize>, split: Option<(usize, u16)>) -> (Done, f64) {
     let limits = Limits { requests: REQUESTS, models: 1, devices: 1, lanes: 1, depth: 1, batch: MOST, nodes: 0 };
     let setup = Setup { models: vec![model()], devices: 1, limits };
     let (mut random, mut at) = (stream(1, 0), Time::ORIGIN);
@@ -226,12 +226,12 @@ pub fn run(stretch: bool, split: Option<(usize, u16)>) -> (Done, f64) {
 }
 
 /// Prints what each set of conditions comes to.
-pub fn main() {
+pub(crate) fn main() {
     for (name, stretch, split) in [
-        ("new", false, None),
-        ("new, stretch", true, None),
-        ("new, split", false, Some((2, 4))),
-        ("all three", true, Some((2, 4))),
+        ("new", None, None),
+        ("new, stretch", Some(1), None),
+        ("new, split", None, Some((2, 4))),
+        ("all three", Some(1), Some((2, 4))),
     ] {
         let (done, mean_ms) = run(stretch, split);
         println!("{name:<14}{mean_ms:>7.2} ms on average  {done:?}");

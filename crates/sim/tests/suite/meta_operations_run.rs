@@ -6,10 +6,13 @@ const SPLIT: Option<(usize, u16)> = Some((2, 4));
 
 #[test]
 fn a_policy_of_ones_own_does_each_operation_where_it_is_told_to() {
-    let (new, alone) = run(false, None);
+    let (new, _) = run(None, None);
     assert!(new.new > 0 && new.stretch == 0 && new.split == 0, "{new:?}");
-    let (all, together) = run(true, SPLIT);
-    assert!(all.new > 0 && all.stretch > 100 && all.split > 100, "{all:?}");
-    assert!(together < alone, "joining and splitting pay on these stages: {together} ms against {alone}");
+    let (stretched, _) = run(Some(1), None);
+    assert!(stretched.new < new.new && stretched.stretch > 100 && stretched.split == 0, "{stretched:?}");
+    let (halved, _) = run(None, SPLIT);
+    assert!(halved.new > 0 && halved.stretch == 0 && halved.split > 100, "{halved:?}");
+    let (all, mean_ms) = run(Some(1), SPLIT);
+    assert!(all.stretch > 100 && all.split > 100 && mean_ms > 9.5, "nobody is faster than the stages: {all:?}");
     main();
 }
