@@ -91,7 +91,7 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
             done.push(line.clone());
             continue;
         }
-        context.head(item, place, count);
+        context.head(item.id, place, count);
         let report = item.reproduce(&context, &args.out)?;
         if let Some(results) = &mut results {
             results.put(&report)?;

@@ -1,7 +1,6 @@
 //! What an item may ask for: how much effort, and the answers of simulations.
 
 use super::case::Case;
-use super::item::Item;
 use super::job::{Answer, Job, Question};
 use super::machine::Machine;
 use super::measured::Measured;
@@ -68,8 +67,8 @@ impl Context {
     }
 
     /// The same for an item of so many: the progress bar says which.
-    pub fn head(&self, item: &Item, place: usize, count: usize) {
-        self.queue.head(format!("{} ({place} of {count}) ", item.id));
+    pub fn head(&self, item: &str, place: usize, count: usize) {
+        self.queue.head(format!("{item} ({place} of {count}) "));
     }
 
     /// The real models to measure, if the user wants that and all of these are in his repository.

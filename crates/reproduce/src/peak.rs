@@ -120,7 +120,7 @@ fn highest(
 }
 
 /// The 90th percentile of the second half, if this rate is sustained.
-fn sustains(scenario: &Scenario, rate: f64, requests: u64) -> anyhow::Result<Option<f64>> {
+pub(super) fn sustains(scenario: &Scenario, rate: f64, requests: u64) -> anyhow::Result<Option<f64>> {
     let Summary { total, unfolded, .. } = run(scenario, rate, requests, 0.5)?;
     let answered_rps = unfolded.unwrap_or_default().answered_rps;
     let half_s = 0.5 * requests as f64 / rate;

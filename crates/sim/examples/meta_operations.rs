@@ -187,7 +187,7 @@ impl Observer for Latency {
     fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
         if end == End::Finished {
             self.answered += 1;
-            self.total = self.total + (now - request.arrived);
+            self.total += now - request.arrived;
         }
     }
 }
