@@ -9,7 +9,7 @@ use crate::output;
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_reproduce::{
-    Carried, Compared, Context, Effort, Machine, Queue, Stress, chosen, list_as_json, list_as_text,
+    Carried, Compared, Context, Effort, Machine, Maker, Queue, Results, Stress, chosen, list_as_json, list_as_text,
 };
 use ripieno_sched::Options;
 use std::num::NonZeroUsize;
@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 /// Rerun a figure or table of a paper: prints the paper's value, ours and their ratio, and writes a plot.
 ///
+/// Rows marked "fitted" hang on a constant that was chosen so that a result of the paper comes out: they are no evidence.
 /// Every run is a simulation with the scheduling code of the live server; equal seeds give equal results. Runs are kept
 /// in DIR/cache, so that a call that was interrupted goes on where it stopped. Only symphony/figure13-left is measured on a
 /// wall clock, and what --measured adds.
@@ -34,13 +35,17 @@ pub(crate) struct ReproduceArgs {
     #[arg(long)]
     full: bool,
 
+    /// Peaks from runs twice as long as those that settled them: none should differ by more than 2 %.
+    #[arg(long, conflicts_with = "quick")]
+    double: bool,
+
     /// Beside the simulation, measure cells with a state of 1,024 and random weights on this machine, where the item says
     /// how (batchmaker/figure7a, figure13, figure14); a minute or two each, on an otherwise idle machine. With --models, real
     /// models of lazybatching and dvabatch, too.
     #[arg(long, value_name = "ENGINE", num_args = 0..=1, default_missing_value = "cpu")]
     measured: Option<EngineName>,
 
-    /// Folder for plots and finished runs.
+    /// Folder for plots, finished runs, and the rows of all items in results.jsonl, by which `all` goes on where it stopped.
     #[arg(long, value_name = "DIR", default_value = "reproduce")]
     out: PathBuf,
 
@@ -76,10 +81,21 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
         };
     }
     let items = chosen(&args.what)?;
-    let context = context(args)?;
-    let mut done = Vec::new();
-    for item in items {
+    let queue = queue(args)?;
+    let mut results = results(args, queue.program())?;
+    let context = context(args, queue);
+    let (mut done, count, all) = (Vec::new(), items.len(), args.what == "all");
+    for (place, item) in (1..).zip(items) {
+        if let Some((results, line)) = results.as_ref().filter(|_| all).and_then(|it| Some((it, it.line(item)?))) {
+            eprintln!("{} ({place} of {count}) is in {} already", item.id, results.file().display());
+            done.push(line.clone());
+            continue;
+        }
+        context.head(item.id, place, count);
         let report = item.reproduce(&context, &args.out)?;
+        if let Some(results) = &mut results {
+            results.put(&report)?;
+        }
         if args.format == Format::Table {
             output::print(&report)?;
         }
@@ -92,18 +108,43 @@ pub(crate) fn run(args: &ReproduceArgs) -> anyhow::Result<()> {
     }
 }
 
-fn context(args: &ReproduceArgs) -> anyhow::Result<Context> {
+fn queue(args: &ReproduceArgs) -> anyhow::Result<Queue> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    Queue::new(args.out.join("cache"), args.jobs.map_or(cores, NonZeroUsize::get))
+}
+
+/// Where the results go; those of a quick call, whose numbers are rough, or with what this machine gave, go nowhere.
+fn results(args: &ReproduceArgs, program: &str) -> anyhow::Result<Option<Results>> {
+    if args.quick || args.double || args.measured.is_some() {
+        return Ok(None);
+    }
+    let effort = if args.full { "full" } else { "usual" };
+    let maker = Maker { commit: commit(), program: program.to_owned(), effort, seeds: args.seeds };
+    Ok(Some(Results::open(args.out.join("results.jsonl"), &maker)?))
+}
+
+/// The commit of the checkout that this runs in, if it is one.
+fn commit() -> Option<String> {
+    let git = |words: &[&str]| {
+        let output =
+            std::process::Command::new("git").args(words).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok()
+    };
+    let id = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let differs = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|changes| !changes.is_empty());
+    Some(format!("{}{}", id.trim(), if differs { ", changed" } else { "" }))
+}
+
+fn context(args: &ReproduceArgs, queue: Queue) -> Context {
     let effort = match (args.quick, args.full) {
         (true, _) => Effort::Quick,
         (_, true) => Effort::Full,
         _ => Effort::Usual,
     };
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let jobs = args.jobs.map_or(cores, NonZeroUsize::get);
-    let queue = Queue::new(args.out.join("cache"), jobs)?;
-    Ok(Context::new(effort, args.seeds, queue, Box::new(ThisMachine))
+    Context::new(effort, args.seeds, queue, Box::new(ThisMachine))
+        .with_doublings(u32::from(args.double))
         .measuring(args.measured.map(|engine| engine.to_string()))
-        .with_models(args.models.clone(), args.what == "all"))
+        .with_models(args.models.clone(), args.what == "all")
 }
 
 impl Machine for ThisMachine {

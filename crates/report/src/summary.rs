@@ -43,6 +43,8 @@ pub struct Figures {
 pub struct UnfoldedFigures {
     /// Requests answered within the observed window, a second; late ones too, whenever they arrived.
     pub answered_rps: f64,
+    /// When the last request was answered, in seconds since the start of the run.
+    pub last_answer_s: f64,
     /// From arrival to the start of the first cell: the median.
     pub p50_queue_ms: Option<f64>,
     /// Its 90th percentile.

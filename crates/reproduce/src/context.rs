@@ -34,6 +34,8 @@ pub struct Context {
     models: Option<PathBuf>,
     /// Whether an item is one of many, whose models need not all lie in one repository.
     one_of_many: bool,
+    /// Doublings of the runs that settle a peak.
+    doublings: u32,
 }
 
 /// A number from several seeds.
@@ -47,12 +49,26 @@ pub(super) struct Spread {
 impl Context {
     /// With so many seeds a point instead of the item's own number, if any.
     pub fn new(effort: Effort, seeds: Option<u64>, queue: Queue, machine: Box<dyn Machine>) -> Context {
-        Context { effort, seeds, measured: None, machine, queue, models: None, one_of_many: false }
+        Context { effort, seeds, measured: None, machine, queue, models: None, one_of_many: false, doublings: 0 }
     }
 
     /// The same, with a repository of real models; none of its models is missed in a run of many items.
     pub fn with_models(self, models: Option<PathBuf>, one_of_many: bool) -> Context {
         Context { models, one_of_many, ..self }
+    }
+
+    /// The same, with peaks from runs so many times doubled beyond those that settle them.
+    pub fn with_doublings(self, doublings: u32) -> Context {
+        Context { doublings, ..self }
+    }
+
+    pub(super) fn doublings(&self) -> u32 {
+        self.doublings
+    }
+
+    /// The same for an item of so many: the progress bar says which.
+    pub fn head(&self, item: &str, place: usize, count: usize) {
+        self.queue.head(format!("{item} ({place} of {count}) "));
     }
 
     /// The real models to measure, if the user wants that and all of these are in his repository.

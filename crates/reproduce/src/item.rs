@@ -45,6 +45,8 @@ pub struct Row {
     pub measured: Option<f64>,
     /// The lowest and highest of several seeds, and how many.
     pub seeds: Option<(f64, f64, u64)>,
+    /// Whether it hangs on a constant that was chosen so that a result of the paper comes out: then it is no evidence.
+    pub fitted: bool,
     /// Why they differ, or what to know about the number; may be empty.
     pub note: String,
 }
@@ -79,7 +81,8 @@ impl Done {
 
 impl Row {
     pub(super) fn new(name: impl Into<String>, unit: &'static str, ours: f64) -> Row {
-        Row { name: name.into(), unit, paper: None, ours, measured: None, seeds: None, note: String::new() }
+        let (name, note) = (name.into(), String::new());
+        Row { name, unit, paper: None, ours, measured: None, seeds: None, fitted: false, note }
     }
 
     /// With what the paper says, if it does.
@@ -95,6 +98,11 @@ impl Row {
     /// With the range over several seeds.
     pub(super) fn seeds(self, low: f64, high: f64, count: u64) -> Row {
         Row { seeds: (count > 1).then_some((low, high, count)), ..self }
+    }
+
+    /// With the mark of what hangs on a fitted constant, if it does.
+    pub(super) fn fitted(self, fitted: bool) -> Row {
+        Row { fitted, ..self }
     }
 
     /// With a sentence about it; several are joined.
@@ -123,13 +131,15 @@ impl Serialize for Row {
             #[serde(skip_serializing_if = "Option::is_none")]
             measured: Option<f64>,
             ratio: Option<f64>,
+            fitted: bool,
             note: &'a str,
         }
-        let Row { name, unit, paper, ours, measured, seeds, note } = self;
+        let Row { name, unit, paper, ours, measured, seeds, fitted, note } = self;
         let range = seeds.map(|(low, high, count)| format!("{count} seeds: {} to {}.", number(low), number(high)));
         let note = &[range.as_deref().unwrap_or(""), note].join(" ");
         let note = note.trim();
         let ratio = self.ratio();
-        Fields { name, unit, paper: *paper, ours: *ours, measured: *measured, ratio, note }.serialize(serializer)
+        let (&paper, &ours, &measured, &fitted) = (paper, ours, measured, fitted);
+        Fields { name, unit, paper, ours, measured, ratio, fitted, note }.serialize(serializer)
     }
 }

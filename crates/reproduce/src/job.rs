@@ -1,5 +1,6 @@
 //! One simulation, or one search over simulations: the unit that runs on a core and is kept.
 
+use super::peak::{Peak, peak};
 use ripieno_report::{Search, Summary, WindowFigures, search};
 use ripieno_sim::{Scenario, SimError, Trace, simulate, simulate_at};
 use serde::{Deserialize, Serialize};
@@ -27,8 +28,9 @@ pub(super) enum Question {
     Devices,
     /// How does it fare, and how are the times before and after the first start distributed?
     Delays,
-    /// What is the highest rate at which 97 % are answered and the 90th percentile is at most half a second?
-    Peak,
+    /// What is the highest rate that is sustained, and what is answered when saturated, with so many doublings of the run beyond
+    /// those that settle it?
+    Peak { doublings: u32 },
 }
 
 /// The answer. What the question does not ask for is left at 0 or empty.
@@ -61,6 +63,7 @@ pub(super) struct Answer {
     /// Tasks with the members of the one before, as a share.
     pub(super) without_copy: f64,
     pub(super) windows: Vec<Interval>,
+    pub(super) peak: Option<Peak>,
 }
 
 /// What happened between two looks of an autoscaler.
@@ -83,8 +86,6 @@ const LIMIT: f64 = 0.01;
 /// The load at which distributions are looked at: close to what is possible and safely below it.
 const KNEE: f64 = 0.97;
 const MOST_DEVICES: usize = 4096;
-/// Beyond this a rate is not carried.
-const PEAK_P90_MS: f64 = 500.0;
 /// A goodput below this share of the bound counts as 0: so slow a run would last for ages of virtual time.
 const HOPELESS: f64 = 1e-3;
 
@@ -102,7 +103,9 @@ impl Job {
             Question::Knee => self.knee(),
             Question::Devices => self.devices(),
             Question::Delays => self.delays(),
-            Question::Peak => self.peak(),
+            Question::Peak { doublings } => {
+                Ok(Answer { peak: Some(peak(&self.parse()?, doublings)?), ..Answer::default() })
+            }
         }
     }
 
@@ -149,25 +152,6 @@ impl Job {
         let csv = trace.requests_csv();
         let (delays_ms, computing_ms) = (quantiles(spans(&csv, 3, 2)), quantiles(spans(&csv, 2, 1)));
         Ok(Answer { delays_ms, computing_ms, ..summary.into() })
-    }
-
-    /// Halves the distance between a rate that is carried and one that is not, until they are 1 % apart.
-    fn peak(&self) -> anyhow::Result<Answer> {
-        let scenario = self.parse()?;
-        let carried = |rate: f64| {
-            let answer: Answer = simulate_at(&scenario, rate, None)?.into();
-            anyhow::Ok(Some(answer).filter(|answer| answer.p90_ms <= PEAK_P90_MS && answer.answered_rps >= 0.97 * rate))
-        };
-        let (mut low, mut high) = (0.0, scenario.bound_rps() * 1.05);
-        let mut best = Answer::default();
-        while high - low > 0.01 * high {
-            let rate = f64::midpoint(low, high);
-            match carried(rate)? {
-                Some(answer) => (low, best) = (rate, Answer { goodput_rps: rate, ..answer }),
-                None => high = rate,
-            }
-        }
-        Ok(best)
     }
 
     /// Doubles the devices until they are enough, then halves the difference; 0 if no number was enough.

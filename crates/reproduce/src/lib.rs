@@ -10,6 +10,8 @@
 mod case;
 mod cells;
 mod context;
+#[cfg(test)]
+mod docs;
 mod dvabatch;
 mod item;
 mod job;
@@ -17,9 +19,11 @@ mod lazybatching;
 mod machine;
 mod measured;
 mod outcome;
+mod peak;
 mod played;
 mod print;
 mod queue;
+mod results;
 mod symphony;
 #[cfg(test)]
 mod tests;
@@ -29,6 +33,7 @@ pub use item::{Done, Item, Report, Row};
 pub use machine::{Carried, Compared, Machine, Stress};
 pub use print::{list_as_json, list_as_text};
 pub use queue::Queue;
+pub use results::{Maker, Results};
 
 use anyhow::bail;
 

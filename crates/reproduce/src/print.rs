@@ -50,13 +50,15 @@ fn table(rows: &[Row], notes: &[&str]) -> Table {
     let optional = |value: Option<f64>| value.map_or("–".to_owned(), exact);
     for row in rows {
         let note = notes.iter().position(|&note| note == row.note).map(|index| format!("[{}]", index + 1));
-        let ratio = row.ratio().map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
+        let ratio =
+            row.ratio().filter(|ratio| ratio.is_finite()).map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
         let (paper, ours) = (optional(row.paper), exact(row.ours));
         let range = row.seeds.map(|(low, high, _)| format!("{} to {}", exact(low), exact(high)));
         let measured = is_measured.then(|| optional(row.measured));
-        let (range, note) = (range.unwrap_or_default(), note.unwrap_or_default());
+        let (range, mark) = (range.unwrap_or_default(), row.fitted.then(|| "fitted".to_owned()));
+        let note: Vec<_> = mark.into_iter().chain(note).collect();
         let first = [row.name.clone(), row.unit.to_owned(), paper, ours, range];
-        table.row(first.into_iter().chain(measured).chain([ratio, note]));
+        table.row(first.into_iter().chain(measured).chain([ratio, note.join(" ")]));
     }
     table
 }

@@ -19,6 +19,8 @@ pub struct Queue {
     jobs: usize,
     /// The hash of this program.
     program: String,
+    /// What the progress bar says in front.
+    heading: Mutex<String>,
 }
 
 /// A kept answer, with its scenario for whoever wants to run it alone.
@@ -35,7 +37,17 @@ impl Queue {
         std::fs::create_dir_all(&cache).with_context(|| format!("cannot make the folder {}", cache.display()))?;
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
-        Ok(Queue { cache, jobs, program: hex(&Sha256::digest(bytes)) })
+        Ok(Queue { cache, jobs, program: hex(&Sha256::digest(bytes)), heading: Mutex::default() })
+    }
+
+    /// The hash of the running program, which tells the answers of one version from those of another.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// What the progress bar says in front from now on.
+    pub(super) fn head(&self, heading: String) {
+        *self.heading.lock().unwrap_or_else(PoisonError::into_inner) = heading;
     }
 
     /// The answers, in the order of the jobs. The first error ends all.
@@ -49,8 +61,9 @@ impl Queue {
         inputs: &[I],
         run: impl Fn(&I) -> anyhow::Result<O> + Sync,
     ) -> anyhow::Result<Vec<O>> {
-        let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {eta} left")?;
-        let bar = ProgressBar::new(inputs.len() as u64).with_style(style);
+        let style = ProgressStyle::with_template("{msg}{bar:40} {pos}/{len} runs, {eta} left")?;
+        let heading = self.heading.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bar = ProgressBar::new(inputs.len() as u64).with_style(style).with_message(heading);
         let next = AtomicUsize::new(0);
         let outputs: Vec<_> = inputs.iter().map(|_| Mutex::new(None)).collect();
         let work = || {

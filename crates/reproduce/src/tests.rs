@@ -1,5 +1,5 @@
 use super::item::Row;
-use super::{Carried, Compared, Context, Effort, Item, Machine, Queue, Report, Stress};
+use super::{Carried, Compared, Context, Effort, Item, Machine, Maker, Queue, Report, Results, Stress};
 use std::path::{Path, PathBuf};
 
 /// None of these tests measures; those of the binary, which has the live driver, do.
@@ -96,6 +96,30 @@ fn figures_of_cells_have_their_rows() {
 }
 
 #[test]
+fn rows_that_hang_on_fitted_costs_are_marked() {
+    let folder = Folder::new("fitted");
+    let rows = |id: &str| (item(id).run)(&folder.context()).unwrap().rows;
+    assert!(rows("batchmaker/figure15").iter().all(|row| row.fitted));
+    for row in rows("batchmaker/figure9") {
+        assert_eq!(row.fitted, row.name.starts_with("cellular"), "{}", row.name);
+    }
+    assert!(rows("symphony/example").iter().all(|row| !row.fitted));
+    let text = item("batchmaker/figure9").reproduce(&folder.context(), &folder.0).unwrap().to_string();
+    let marked = |name: &str| text.lines().any(|line| line.contains(name) && line.contains("fitted"));
+    assert!(marked("cellular: p99 of queueing") && !marked("bucketed, width 10: p99 of queueing"), "{text}");
+}
+
+/// What a few requests do not tell is not told.
+#[test]
+fn a_quick_call_prints_no_peak() {
+    let report = (item("batchmaker/figure15").run)(&Folder::new("no-peak").context()).unwrap();
+    check(&report);
+    let peaks = |row: &&Row| row.name.ends_with("sustained") || row.name.ends_with("saturated");
+    assert_eq!(report.rows.iter().filter(peaks).count(), 8);
+    assert!(report.rows.iter().filter(peaks).all(|row| row.ours.is_nan()));
+}
+
+#[test]
 fn what_lazybatching_says_of_its_examples_is_exact() {
     let folder = Folder::new("lazybatching");
     for id in ["lazybatching/figure4", "lazybatching/figure6", "lazybatching/figure8", "lazybatching/figure10"] {
@@ -168,6 +192,28 @@ fn finished_runs_are_used_again() {
 }
 
 #[test]
+fn results_of_the_same_program_are_not_made_again() {
+    let folder = Folder::new("results");
+    let file = folder.0.join("results.jsonl");
+    let maker = |program: &str| Maker { commit: None, program: program.to_owned(), effort: "usual", seeds: None };
+    let (first, second) = (item("symphony/example"), item("batchmaker/figure5"));
+    let mut results = Results::open(file.clone(), &maker("a")).unwrap();
+    for item in [second, first] {
+        assert!(results.line(item).is_none());
+        results.put(&item.reproduce(&folder.context(), &folder.0).unwrap()).unwrap();
+    }
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(text.find(first.id) < text.find(second.id), "in the order of the list");
+    let line = Results::open(file.clone(), &maker("a")).unwrap().line(first).cloned().unwrap();
+    assert_eq!(line["rows"][0]["paper"], 2.25);
+    assert!(Results::open(file.clone(), &maker("b")).unwrap().line(first).is_none(), "another program's");
+    std::fs::write(&file, text + "half a li").unwrap();
+    let error = Results::open(file, &maker("a")).unwrap_err().to_string();
+    assert!(error.starts_with("line 3 of ") && error.contains("run again"), "{error}");
+}
+
+#[test]
 fn distributions_and_curves_have_their_rows() {
     let folder = Folder::new("curves");
     for id in ["symphony/figure1", "symphony/figure12", "symphony/figure2", "symphony/figure10"] {
@@ -186,7 +232,7 @@ fn ids_are_unique_and_say_their_paper() {
 fn a_row_prints_as_the_contract_says() {
     let row = |paper: Option<f64>| serde_json::to_value(Row::new("a", "ms", 3.0).paper(paper).note("so")).unwrap();
     let expected = serde_json::json!(
-        { "name": "a", "unit": "ms", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "note": "so" }
+        { "name": "a", "unit": "ms", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "fitted": false, "note": "so" }
     );
     assert_eq!(row(Some(2.0)), expected);
     assert_eq!(row(None)["ratio"], serde_json::Value::Null);

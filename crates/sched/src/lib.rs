@@ -51,6 +51,7 @@ pub use knobs::{BuildError, Knob, OptionValue, Options};
 pub use limits::{Limits, Setup};
 pub use parts::calibration::{Calibration, Ran};
 pub use parts::margin::Margin;
+pub use policies::dvabatch::{BatchId, BatchTable, Item, Row};
 pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
 pub use serving::{Choice, Kind, Objective, choose, fit_batches, served_options};

@@ -122,6 +122,7 @@ impl Observer for Unfolding {
     fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
         let Some(started) = self.slots[request.slot.index()].started.filter(|_| end == End::Finished) else { return };
         self.recent.push(now);
+        self.figures.last_answer_s = (now - Time::ORIGIN).as_secs_f64();
         if request.arrived >= self.start {
             self.queue.record(started - request.arrived);
             self.compute.record(now - started);

@@ -3,7 +3,9 @@
 //! The paper's device and costs are not given in its text; the costs are those of BatchMaker's cell, so only ratios compare.
 
 use super::LATE_SOURCE;
-use super::workload::{Case, EUROPARL, bucketed, cellular_lstm, curve, padded_lstm, panel, peaks, sweep};
+use super::workload::{
+    Case, EUROPARL, bucketed, cellular_lstm, curve, over, padded_lstm, panel, peak_rows, peaks, sweep,
+};
 use crate::case::Contender;
 use crate::context::Context;
 use crate::item::{Item, Report, Row};
@@ -94,15 +96,16 @@ fn latency(context: &Context, lengths: Lengths, what: &str, of: impl Fn(&Answer)
     let low = sweep(context, &cases, &[5_000.0])?;
     let mut rows = Vec::new();
     for (case, low) in cases.iter().zip(&low) {
-        rows.push(Row::new(format!("{}: {what} at 5K/s", case.contender.name), "ms", of(&low[0])));
+        rows.push(case.row(&format!(": {what} at 5K/s"), "ms", of(&low[0])));
     }
     let less = (1.0 - of(&low[0][0]) / of(&low[3][0])) * 100.0;
     let name = "less than bucketed at 5K/s";
     rows.push(match lengths {
-        Lengths::Twenty => {
-            Row::new(name, "%", less).paper(32.5).note("The paper says roughly 25 to 40, below the peak; its middle.")
-        }
-        Lengths::Sentences => Row::new(name, "%", less),
+        Lengths::Twenty => Row::new(name, "%", less)
+            .fitted(true)
+            .paper(32.5)
+            .note("The paper says roughly 25 to 40, below the peak; its middle."),
+        Lengths::Sentences => Row::new(name, "%", less).fitted(true),
     });
     let lines = cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, &of));
     let panels = vec![panel("", "requests a second, answered", &format!("{what}, ms"), lines.collect())];
@@ -124,14 +127,12 @@ fn figure(context: &Context, title: &str, lengths: Lengths, panels: Vec<ripieno_
 fn figure_5(context: &Context) -> anyhow::Result<Report> {
     let (cases, rates) = (cases(context, Lengths::Sentences), rates(context));
     let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
-    let mut rows: Vec<_> = cases
-        .iter()
-        .zip(&found)
-        .map(|(case, peak)| Row::new(format!("{}: peak", case.contender.name), "requests/s", peak.goodput_rps))
-        .collect();
-    let gain = (found[0].goodput_rps / found[3].goodput_rps - 1.0) * 100.0;
+    let mut rows: Vec<_> = cases.iter().zip(&found).flat_map(|(case, peak)| peak_rows(case, "", peak, None)).collect();
     let note = "The paper says about 25 to 33; its middle. What a turn of the buckets is decides here.";
-    rows.push(Row::new("gain over bucketed", "%", gain).paper(29.0).note(note));
+    for (what, ratio) in over(&found[0], &found[3]) {
+        let row = Row::new(format!("gain over bucketed, {what}"), "%", (ratio - 1.0) * 100.0).fitted(true);
+        rows.push(row.paper(29.0).note(note));
+    }
     let line = |(case, answers): (&Case, &Vec<Answer>)| Series {
         name: case.contender.name.clone(),
         points: rates.iter().copied().zip(answers.iter().map(|answer| answer.answered_rps)).collect(),

@@ -3,12 +3,12 @@
 use super::SOURCE;
 use super::measured::{Measured, Network, measure};
 use super::workload::{
-    Case, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep,
+    Case, EUROPARL, LOG_NORMAL, bucketed, cellular, cellular_lstm, curve, over, padded_lstm, panel, peak_rows, peaks,
+    sweep,
 };
-use crate::case::Contender;
 use crate::context::Context;
 use crate::item::{Item, Report, Row};
-use crate::job::Answer;
+use crate::peak::Peak;
 use ripieno_report::number;
 use ripieno_report::plot::{Figure, Look};
 
@@ -36,12 +36,7 @@ pub(super) const FIGURE_8: Item = Item {
 const REQUESTS: u64 = 60_000;
 
 fn cases(context: &Context, max_batch: usize, lengths: &str) -> Vec<Case> {
-    let case = |contender: Contender, model: String| Case {
-        contender,
-        model,
-        devices: 1,
-        requests: context.requests(REQUESTS),
-    };
+    let case = |contender, model| Case { contender, model, devices: 1, requests: context.requests(REQUESTS) };
     vec![
         case(cellular("cellular", Look::solid(0)), cellular_lstm(max_batch, lengths)),
         case(bucketed("bucketed, turns drain", 10, "drain", Look::solid(1)), padded_lstm(max_batch, lengths)),
@@ -63,8 +58,11 @@ fn figure_7(context: &Context, max_batch: usize) -> anyhow::Result<Report> {
         let cases = cases(context, max_batch, lengths);
         let (answers, peaks) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
         for (case, peak) in cases.iter().zip(&peaks) {
-            let who = &case.contender.name;
-            rows.push(peak_row(format!("{who}, {name}: peak"), peak, paper_peak(who, wide), name));
+            rows.extend(noted_peak_rows(case, name, peak, paper_peak(&case.contender.name, wide)));
+        }
+        for (what, ratio) in over(&peaks[0], &peaks[1]) {
+            let row = Row::new(format!("cellular over bucketed, turns drain, {name}, {what}"), "ratio", ratio);
+            rows.push(row.fitted(true).paper(wide.then_some(20.0 / 16.0)));
         }
         if wide {
             rows.extend(low_load_rows(context, &cases, name)?);
@@ -103,10 +101,10 @@ fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
     let Some(Measured { given, half_rps, note }) = measured else { return };
     let who = ["cellular", "bucketed, turns drain", "bucketed, one batch a turn"];
     let at = |name: String| rows.iter().position(|row| row.name == name);
-    let peaks = who.map(|who| at(format!("{who}, sample: peak")));
+    let peaks = who.map(|who| at(format!("{who}, sample: saturated")));
     let lows = who.map(|who| at(format!("{who}, sample: p90 at 8K/s")));
     let ours = |at: Option<usize>| at.map_or(f64::NAN, |at| rows[at].ours);
-    let (peak, low) = (ours(peaks[0]) / ours(peaks[1]), ours(lows[0]) / ours(lows[1]));
+    let low = ours(lows[0]) / ours(lows[1]);
     for ((peak, low), given) in peaks.into_iter().zip(lows).zip(&given) {
         if let (Some(peak), Some(low)) = (peak, low) {
             rows[peak].measured = Some(given.peak_rps);
@@ -116,9 +114,11 @@ fn beside(rows: &mut Vec<Row>, measured: Option<Measured>) {
         }
     }
     let [cellular, bucketed, ..] = given[..] else { return };
-    let row = Row::new("cellular peak over bucketed's, sample", "ratio", peak).paper(20.0 / 16.0);
-    rows.push(row.measured(cellular.peak_rps / bucketed.peak_rps).note(&note));
-    let row = Row::new("cellular p90 over bucketed's at half of its peak, sample", "ratio", low);
+    let ratio = rows.iter_mut().find(|row| row.name == "cellular over bucketed, turns drain, sample, saturated");
+    if let Some(row) = ratio {
+        *row = row.clone().measured(cellular.peak_rps / bucketed.peak_rps).note(&note);
+    }
+    let row = Row::new("cellular p90 over bucketed's at half of its peak, sample", "ratio", low).fitted(true);
     rows.push(row.measured(cellular.p90_ms / bucketed.p90_ms).note(note));
 }
 
@@ -130,15 +130,16 @@ fn paper_peak(contender: &str, wide: bool) -> Option<f64> {
     }
 }
 
-pub(super) fn peak_row(name: String, peak: &Answer, paper: Option<f64>, lengths: &str) -> Row {
-    let mut row = Row::new(name.clone(), "requests/s", peak.goodput_rps).paper(paper);
-    if name.starts_with("cellular") && paper.is_some() {
-        row = row.note("The cost of gathering is fitted to this number.");
-    }
-    if name.starts_with("bucketed") && lengths == "log-normal" {
-        row = row.note("One sentence in a hundred is longer than 100 words: rare long buckets hold everything up.");
-    }
-    row.note(format!("p90 there {} ms.", number(peak.p90_ms)))
+/// The rows of a peak, with what is to be known of it.
+pub(super) fn noted_peak_rows(case: &Case, lengths: &str, peak: &Peak, paper: Option<f64>) -> [Row; 2] {
+    let note = match case.contender.policy == "cellular" {
+        true if paper.is_some() => "The cost of gathering is fitted to 20K.",
+        false if lengths == "log-normal" => {
+            "One sentence in a hundred is longer than 100 words: rare long buckets hold everything up."
+        }
+        _ => "",
+    };
+    peak_rows(case, &format!(", {lengths}"), peak, paper).map(|row| row.note(note))
 }
 
 /// Latency where there is little to do.
@@ -149,8 +150,7 @@ fn low_load_rows(context: &Context, cases: &[Case], name: &str) -> anyhow::Resul
         let is_cellular = case.contender.policy == "cellular";
         for (rate, answer) in ["1K", "5K", "8K"].iter().zip(answers) {
             let paper = if is_cellular { Some(12.0) } else { Some(25.0).filter(|_| *rate == "1K") };
-            let row =
-                Row::new(format!("{}, {name}: p90 at {rate}/s", case.contender.name), "ms", answer.p90_ms).paper(paper);
+            let row = case.row(&format!(", {name}: p90 at {rate}/s"), "ms", answer.p90_ms).paper(paper);
             rows.push(match (is_cellular, *rate) {
                 (false, "1K") => {
                     row.note("The paper's smallest. Not reproduced: in turn, a request waits for other buckets.")
@@ -180,16 +180,18 @@ fn figure_8(context: &Context) -> anyhow::Result<Report> {
     let at_2k = sweep(context, &cases, &[2_000.0])?;
     let mut rows = Vec::new();
     for ((case, peak), low) in cases.iter().zip(&peaks).zip(&at_2k) {
-        let who = &case.contender.name;
-        rows.push(Row::new(format!("{who}: peak"), "requests/s", peak.goodput_rps));
+        rows.extend(peak_rows(case, "", peak, None));
         let padding = format!("{} % of the rows are padding.", number(low[0].wasted * 100.0));
-        rows.push(Row::new(format!("{who}: p90 at 2K/s"), "ms", low[0].p90_ms).note(padding));
+        rows.push(case.row(": p90 at 2K/s", "ms", low[0].p90_ms).note(padding));
     }
-    let best = peaks[1..].iter().map(|peak| peak.goodput_rps).fold(0.0, f64::max);
-    let note = "Above 1: cellular carries more than every width.";
-    rows.push(
-        Row::new("cellular peak over the best width's", "ratio", peaks[0].goodput_rps / best).paper(1.25).note(note),
-    );
+    let ratios: Vec<_> = peaks[1..].iter().map(|peak| over(&peaks[0], peak)).collect();
+    for at in 0..2 {
+        // Not a number if any is not known.
+        let smaller = |least: f64, ratio: f64| if ratio.is_nan() || ratio < least { ratio } else { least };
+        let best = ratios.iter().map(|ratio| ratio[at].1).fold(f64::INFINITY, smaller);
+        let row = Row::new(format!("cellular over the best width, {}", ratios[0][at].0), "ratio", best);
+        rows.push(row.fitted(true).paper(1.25).note("Above 1: cellular carries more than every width."));
+    }
     let lines =
         cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));
     Ok(Report {

@@ -1,7 +1,7 @@
 //! Figures 9 and 11: where the time goes, and what the spread of lengths does.
 
 use super::SOURCE;
-use super::lstm::peak_row;
+use super::lstm::noted_peak_rows;
 use super::workload::{Case, EUROPARL, bucketed, cellular, cellular_lstm, curve, padded_lstm, panel, peaks, sweep};
 use crate::context::Context;
 use crate::item::{Item, Report, Row};
@@ -46,17 +46,13 @@ fn figure_9(context: &Context) -> anyhow::Result<Report> {
             true => (Some(1.38), "Five tasks of 250 us are 1.25 ms; jitter is not modelled."),
             false => (Some(100.0), "The paper says: more than 100."),
         };
-        rows.push(Row::new(format!("{who}: p99 of queueing"), "ms", answer.p99_queue_ms).paper(paper).note(note));
-        rows.push(Row::new(
-            format!("{who}: median of computing"),
-            "ms",
-            answer.computing_ms.get(50).copied().unwrap_or(0.0),
-        ));
+        rows.push(case.row(": p99 of queueing", "ms", answer.p99_queue_ms).paper(paper).note(note));
+        rows.push(case.row(": median of computing", "ms", answer.computing_ms.get(50).copied().unwrap_or(0.0)));
         if is_cellular {
             let note = "The paper says 64 most of the time; by Little's law 5,000 x 24 x 250 us is 30.";
-            rows.push(Row::new(format!("{who}: mean batch"), "rows", answer.mean_batch).paper(64.0).note(note));
+            rows.push(case.row(": mean batch", "rows", answer.mean_batch).paper(64.0).note(note));
             let note = "Tasks with the members of the one before, which copy nothing.";
-            rows.push(Row::new(format!("{who}: tasks without copy"), "%", answer.without_copy * 100.0).note(note));
+            rows.push(case.row(": tasks without copy", "%", answer.without_copy * 100.0).note(note));
         }
         let series = |values: &[f64]| Series {
             name: who.clone(),
@@ -99,7 +95,7 @@ fn figure_11(context: &Context) -> anyhow::Result<Report> {
         }
         let (answers, found) = (sweep(context, &cases, &rates)?, peaks(context, &cases)?);
         for (case, peak) in cases.iter().zip(&found) {
-            rows.push(peak_row(format!("{}, {name}: peak", case.contender.name), peak, None, name));
+            rows.extend(noted_peak_rows(case, name, peak, None));
         }
         if *name == "one length" {
             let bound = 512.0 / (0.784e-3 * 24.0);
@@ -108,11 +104,11 @@ fn figure_11(context: &Context) -> anyhow::Result<Report> {
             let note = "Saturated: offered twice the bound. The cost of gathering is fitted to this number.";
             let flood = Case { requests: context.requests(100_000), ..cases[0].clone() };
             let full = sweep(context, &[flood], &[2.0 * bound])?[0][0].answered_rps;
-            rows.push(Row::new("cellular with one length, of 27,136", "%", full / 271.36).paper(87.0).note(note));
+            rows.push(cases[0].row(" with one length, of 27,136", "%", full / 271.36).paper(87.0).note(note));
         }
         let low = sweep(context, &cases, &[1_000.0])?;
         for (case, answers) in cases.iter().zip(&low) {
-            rows.push(Row::new(format!("{}, {name}: p90 at 1K/s", case.contender.name), "ms", answers[0].p90_ms));
+            rows.push(case.row(&format!(", {name}: p90 at 1K/s"), "ms", answers[0].p90_ms));
         }
         let lines =
             cases.iter().zip(&answers).map(|(case, answers)| curve(&case.contender, answers, |answer| answer.p90_ms));

@@ -6,6 +6,8 @@
 //! three numbers there are fitted to three of the paper's. Every row that hangs on them says so.
 
 mod cost;
+#[cfg(test)]
+mod doubling;
 mod example;
 mod late;
 mod lstm;

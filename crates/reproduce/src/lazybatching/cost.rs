@@ -42,7 +42,12 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
         let name = network.name;
         let published = network.single_published().map(|single| single.as_millis_f64());
         let note = if published.is_some() { CALIBRATED } else { "The paper prints no number for this network." };
-        rows.push(Row::new(format!("{name}: one input"), "ms", latency_ms(network, 1)).paper(published).note(note));
+        rows.push(
+            Row::new(format!("{name}: one input"), "ms", latency_ms(network, 1))
+                .fitted(published.is_some())
+                .paper(published)
+                .note(note),
+        );
         let unscaled = network.single_unscaled().as_millis_f64();
         rows.push(Row::new(format!("{name}: one input before calibration"), "ms", unscaled).paper(published));
         let rate = |batch: usize| batch as f64 / latency_ms(network, batch) * 1e3;
@@ -88,7 +93,7 @@ fn figure_11(_context: &Context) -> anyhow::Result<Report> {
         let given = place == 0;
         for (most, published) in [(10, 0.16), (19, 0.70), (30, 0.90), (32, 0.90)] {
             let row = Row::new(format!("{name}: sentences of at most {most} words"), "share", share(most));
-            let row = if given { row.paper(published) } else { row };
+            let row = if given { row.fitted(true).paper(published) } else { row };
             rows.push(row.note(match (given, most) {
                 (true, 19 | 30) => "Fitted: two parameters, two numbers.",
                 (true, _) => "Not fitted; the paper gives 16 % and 90 % for translations.",

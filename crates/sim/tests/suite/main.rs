@@ -14,6 +14,9 @@ mod fairness;
 mod graph_batching;
 mod idle;
 mod lazy_examples;
+#[path = "../../examples/meta_operations.rs"]
+mod meta_operations;
+mod meta_operations_run;
 mod objective;
 mod overload;
 mod profiles;

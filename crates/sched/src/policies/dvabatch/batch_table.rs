@@ -5,38 +5,53 @@
 //! batch have been through a stage, those who stand before the next one are pushed there as one item. So newcomers catch up as
 //! an item of their own and are merged by nothing but this rule, and if the newcomers vanish on their way, the others go on.
 //!
+//! Public, so that a policy of one's own can be made of the same operations: `crates/sim/examples/meta_operations.rs`.
+//!
 //! Stages count from 0 here; the paper counts from 1. Who the queries are is not known here: `dvabatch/mod.rs` keeps them by
 //! the id of their row, in the order of their positions.
 
 use ripieno_base::Time;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// The identifier of a batch: its place in the table. Reused once the batch has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct BatchId(pub(super) u16);
+pub struct BatchId(pub(super) u16);
 
 impl BatchId {
-    pub(super) fn index(self) -> usize {
+    /// Its place in a table of what is kept of batches.
+    pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
 /// Queries of a batch that a stage is to run: `num` of them from position `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Item {
-    pub(super) id: BatchId,
-    pub(super) start: u16,
-    pub(super) num: u16,
+pub struct Item {
+    /// The batch.
+    pub id: BatchId,
+    /// The position of the first.
+    pub start: u16,
+    /// How many they are.
+    pub num: u16,
+}
+
+impl Item {
+    /// Their positions in the batch.
+    pub fn positions(self) -> Range<usize> {
+        usize::from(self.start)..usize::from(self.start) + usize::from(self.num)
+    }
 }
 
 /// A batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Row {
-    /// Its queries.
-    pub(super) bs: u16,
-    pub(super) created: Time,
+pub struct Row {
+    /// How many queries it has.
+    pub bs: u16,
+    /// When it was made; parts of a split, when the whole was.
+    pub created: Time,
     /// Whether a split awaits it, or it came from one: nobody may join any more.
-    pub(super) sealed: bool,
+    pub sealed: bool,
     /// Its place in the order of creation.
     order: u64,
 }
@@ -50,7 +65,7 @@ struct Count {
 
 /// The table and the queues.
 #[derive(Debug)]
-pub(super) struct BatchTable {
+pub struct BatchTable {
     stages: usize,
     rows: Vec<Option<Row>>,
     /// By row and stage, how many queries have been through, and how many have begun.
@@ -62,7 +77,7 @@ pub(super) struct BatchTable {
 
 impl BatchTable {
     /// A table for as many batches, and queries, as `capacity`; never allocates again.
-    pub(super) fn new(stages: usize, capacity: usize) -> BatchTable {
+    pub fn new(stages: usize, capacity: usize) -> BatchTable {
         assert!(stages > 0 && capacity > 0 && capacity <= usize::from(u16::MAX), "{stages} stages, {capacity} queries");
         BatchTable {
             stages,
@@ -74,48 +89,52 @@ impl BatchTable {
         }
     }
 
-    pub(super) fn row(&self, id: BatchId) -> &Row {
+    /// A batch of the table.
+    pub fn row(&self, id: BatchId) -> &Row {
         self.rows[id.index()].as_ref().expect("the batch is in the table")
     }
 
-    pub(super) fn contains(&self, id: BatchId) -> bool {
+    /// Whether it has not ended.
+    pub fn contains(&self, id: BatchId) -> bool {
         self.rows[id.index()].is_some()
     }
 
     /// The batches, in no order that means anything.
-    pub(super) fn ids(&self) -> impl Iterator<Item = BatchId> + '_ {
+    pub fn ids(&self) -> impl Iterator<Item = BatchId> + '_ {
         self.rows.iter().zip(0..).filter(|(row, _)| row.is_some()).map(|(_, id)| BatchId(id))
     }
 
-    pub(super) fn stages(&self) -> usize {
+    /// How many stages the model has.
+    pub fn stages(&self) -> usize {
         self.stages
     }
 
-    pub(super) fn queue(&self, stage: usize) -> &VecDeque<Item> {
+    /// What stands before a stage, the first in front.
+    pub fn queue(&self, stage: usize) -> &VecDeque<Item> {
         &self.queues[stage]
     }
 
     /// The batch that was created last, of those in the table.
-    pub(super) fn latest(&self) -> Option<BatchId> {
+    pub fn latest(&self) -> Option<BatchId> {
         self.ids().max_by_key(|&id| self.row(id).order)
     }
 
     /// The stage before which all of a batch stand, if none of it is under way.
-    pub(super) fn border(&self, id: BatchId) -> Option<usize> {
+    pub fn border(&self, id: BatchId) -> Option<usize> {
         let bs = self.row(id).bs;
         let stage = self.counts(id).iter().position(|count| count.begun < bs)?;
         self.queues[stage].contains(&Item { id, start: 0, num: bs }).then_some(stage)
     }
 
     /// *new*: a batch of `num` queries before the first stage.
-    pub(super) fn new_batch(&mut self, num: u16, now: Time, sealed: bool) -> BatchId {
+    pub fn new_batch(&mut self, num: u16, now: Time, sealed: bool) -> BatchId {
         let id = self.open(num, now, sealed);
         self.queues[0].push_back(Item { id, start: 0, num });
         id
     }
 
     /// A query leaves a batch that has not begun; the batch vanishes with its last one.
-    pub(super) fn shrink(&mut self, id: BatchId, sealed: bool) {
+    pub fn shrink(&mut self, id: BatchId, sealed: bool) {
         let Row { bs, .. } = *self.row(id);
         let whole = Item { id, start: 0, num: bs };
         let place = self.queues[0].iter().position(|&item| item == whole).expect("none of it has begun");
@@ -130,7 +149,7 @@ impl BatchTable {
 
     /// *stretch*: `num` queries join the latest batch, and catch up from the first stage on. Those that stand before a stage
     /// are taken back from its queue; they are pushed again together with the newcomers.
-    pub(super) fn stretch(&mut self, id: BatchId, num: u16, sealed: bool) {
+    pub fn stretch(&mut self, id: BatchId, num: u16, sealed: bool) {
         assert_eq!(self.latest(), Some(id), "only the latest batch is stretched");
         for queue in &mut self.queues {
             queue.retain(|item| item.id != id);
@@ -145,7 +164,7 @@ impl BatchTable {
 
     /// *split*: a batch of which all stand before `stage` becomes two, the first `at` of it and the others, which take its
     /// place in the queue in this order. The id of the second.
-    pub(super) fn split(&mut self, id: BatchId, stage: usize, at: u16) -> BatchId {
+    pub fn split(&mut self, id: BatchId, stage: usize, at: u16) -> BatchId {
         let Row { bs, created, .. } = *self.row(id);
         assert!(0 < at && at < bs, "both parts have queries");
         let whole = Item { id, start: 0, num: bs };
@@ -161,7 +180,7 @@ impl BatchTable {
     }
 
     /// Queries that skip: `num` of them, who have left their batch, become one that stands before `stage`.
-    pub(super) fn skip_to(&mut self, stage: usize, num: u16, now: Time) -> BatchId {
+    pub fn skip_to(&mut self, stage: usize, num: u16, now: Time) -> BatchId {
         let id = self.open(num, now, true);
         self.passed(id, stage, num);
         self.queues[stage].push_back(Item { id, start: 0, num });
@@ -169,7 +188,7 @@ impl BatchTable {
     }
 
     /// The stage's executor takes the item at `place` of its queue.
-    pub(super) fn pull(&mut self, stage: usize, place: usize) -> Item {
+    pub fn pull(&mut self, stage: usize, place: usize) -> Item {
         let item = self.queues[stage].remove(place).expect("an item stands there");
         self.counts_mut(item.id)[stage].begun += item.num;
         item
@@ -177,7 +196,7 @@ impl BatchTable {
 
     /// *update*: an item has been through a stage, and `left` of its queries have left the batch. Where the batch goes on
     /// now, if all of it have been through.
-    pub(super) fn update(&mut self, item: Item, stage: usize, left: u16) -> Option<usize> {
+    pub fn update(&mut self, item: Item, stage: usize, left: u16) -> Option<usize> {
         assert!(left <= item.num, "no more leave than there are: {item:?}");
         let counts = self.counts_mut(item.id);
         for count in &mut counts[..stage] {
@@ -214,7 +233,7 @@ impl BatchTable {
     }
 
     /// Forgets everything.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.queues.iter_mut().for_each(VecDeque::clear);
         for at in 0..self.rows.len() {
             if self.rows[at].is_some() {

@@ -38,6 +38,7 @@ mod stage_executors;
 #[cfg(test)]
 mod tests;
 
+pub use batch_table::{BatchId, BatchTable, Item, Row};
 pub(crate) use options::POLICY;
 
 use crate::parts::devices::Devices;

@@ -1,0 +1,37 @@
+//! The peaks of the results file hold over runs of twice the length, to 2 %: three of them here, all of them by
+//! `ripieno reproduce ITEM --double`.
+
+use super::workload::{Case, EUROPARL, Model, bucketed, cellular_lstm, padded_lstm};
+use crate::case::Contender;
+use crate::docs::results;
+use crate::peak::sustains;
+use ripieno_report::plot::Look;
+use ripieno_sim::Scenario;
+
+/// The rate of a row, and how many requests the run had that settled it.
+fn published(item: &str, row: &str) -> (f64, u64) {
+    let results = results();
+    let row = results[item].iter().find(|found| found["name"] == row).unwrap();
+    let requests = row["note"].as_str().unwrap().split(" requests").next().unwrap().replace(',', "");
+    (row["ours"].as_f64().unwrap(), requests.parse().unwrap())
+}
+
+fn holds(item: &str, row: &str, contender: Contender, model: Model) {
+    let (rps, requests) = published(item, row);
+    let case = Case { contender, model, devices: 1, requests };
+    let scenario = Scenario::parse(&case.toml(rps), "a peak").unwrap();
+    let carried = |share: f64| sustains(&scenario, share * rps, 2 * requests).unwrap().is_some();
+    assert!(carried(0.98), "{item}, {row}: 98 % of {rps} are not sustained over {} requests", 2 * requests);
+    assert!(!carried(1.02), "{item}, {row}: 102 % of {rps} are sustained over {} requests", 2 * requests);
+}
+
+#[test]
+fn twice_the_length_changes_no_peak_by_more_than_2_percent() {
+    let buckets = |turn| (bucketed("", 10, turn, Look::solid(0)), padded_lstm(512, EUROPARL));
+    let (drain, padded) = buckets("drain");
+    holds("batchmaker/figure8", "bucketed, width 10: sustained", drain, padded);
+    let (one, padded) = buckets("one");
+    holds("batchmaker/figure7a", "bucketed, one batch a turn, sample: sustained", one, padded);
+    let late = Contender::new("", "cellular", &[("max_tasks", "1"), ("early_start", "false")], Look::solid(0));
+    holds("late-batching/figure5", "without early start: sustained", late, cellular_lstm(512, EUROPARL));
+}
