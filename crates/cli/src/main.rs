@@ -11,6 +11,7 @@ mod demo;
 mod devices;
 mod goodput;
 mod logs;
+mod migrate;
 mod models;
 mod output;
 mod overrides;
@@ -44,6 +45,7 @@ enum Command {
     Demo(demo::DemoArgs),
     Serve(serve::ServeArgs),
     Models(models::ModelsArgs),
+    Migrate(migrate::MigrateArgs),
     Profile(models::ProfileArgs),
     Slice(slice::SliceArgs),
     Bench(bench::BenchArgs),
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Models(args) => models::list(&args),
+        Command::Migrate(args) => migrate::run(&args),
         Command::Profile(args) => models::measure(&args),
         Command::Slice(args) => slice::run(&args),
         Command::Bench(args) => bench::run(args),
