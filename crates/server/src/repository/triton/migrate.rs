@@ -3,7 +3,8 @@
 use super::{Finding, TritonConfig};
 use crate::repository::scan::{CONFIG_FILE, scan};
 use serde::Serialize;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// A model and its `config.pbtxt`.
@@ -60,15 +61,27 @@ fn written(read: &TritonConfig) -> String {
     format!("# Written by ripieno migrate. It goes before the config.pbtxt beside it.\n{settings}")
 }
 
+fn ignore_absent(error: io::Error) -> io::Result<()> {
+    if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
 impl Migration {
     /// Writes the `model.toml`; one that is there already is replaced only if that is asked for.
     pub fn write(&self, replace: bool) -> Result<(), String> {
         let Some(text) = &self.model_toml else { return Ok(()) };
         let shown = self.target.display();
-        if self.target.exists() && !replace {
-            return Err(format!("{shown}: is there already, and goes before config.pbtxt; --force replaces it"));
+        let unwritable = |error: io::Error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                format!("{shown}: is there already, and goes before config.pbtxt; --force replaces it")
+            }
+            _ => format!("{shown}: cannot be written: {error}"),
+        };
+        if replace {
+            fs::remove_file(&self.target).or_else(ignore_absent).map_err(unwritable)?;
         }
-        fs::write(&self.target, text).map_err(|error| format!("{shown}: cannot be written: {error}"))
+        // Never through a link, which in somebody else's repository could lead anywhere.
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&self.target).map_err(unwritable)?;
+        file.write_all(text.as_bytes()).map_err(unwritable)
     }
 }
 
@@ -106,5 +119,11 @@ mod tests {
         assert!(!folder.path().join("b/model.toml").exists() && !folder.path().join("d/model.toml").exists());
         assert!(models[0].write(false).unwrap_err().contains("a/model.toml: is there already"));
         models[0].write(true).unwrap();
+        let (link, outside) = (folder.path().join("a/model.toml"), folder.path().join("outside"));
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        assert!(models[0].write(false).is_err() && !outside.exists());
+        models[0].write(true).unwrap();
+        assert!(!outside.exists() && fs::symlink_metadata(&link).unwrap().is_file());
     }
 }
