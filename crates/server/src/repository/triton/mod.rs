@@ -1,6 +1,6 @@
 //! `config.pbtxt`: a model as Triton's users configure it, served as it stands.
 //!
-//! Every field that the format knows has a row in [`rules`]: honoured, mapped to a key of `model.toml`, not needed, without effect,
+//! Every field that the format knows has a row in `rules.rs`: honoured, mapped to a key of `model.toml`, not needed, without effect,
 //! or refused. Refused is what would change answers if it were passed over; what only changes their speed is said as a warning. So
 //! nothing in such a file is ignored in silence, and `ripieno migrate` prints what the loader does.
 
