@@ -5,6 +5,7 @@ use prost::Message;
 use ripieno_base::BlockId;
 use ripieno_model::Graph;
 use ripieno_onnx::Model;
+use ripieno_server::repository::TritonConfig;
 use ripieno_server::repository::config::ModelConfig;
 use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
@@ -23,12 +24,13 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "http_json", is_text: true, run: http_json },
     Target { name: "binary", is_text: true, run: binary },
     Target { name: "generate", is_text: true, run: generate },
     Target { name: "grpc", is_text: false, run: grpc_messages },
     Target { name: "model_toml", is_text: true, run: model_toml },
+    Target { name: "config_pbtxt", is_text: true, run: config_pbtxt },
     Target { name: "onnx", is_text: false, run: onnx },
     Target { name: "tree", is_text: false, run: tree },
 ];
@@ -98,6 +100,25 @@ fn model_toml(input: &[u8]) -> bool {
         }
         Err(message) => {
             assert!(message.starts_with("model.toml") && !message.contains('\n'), "one line: {message:?}");
+            false
+        }
+    }
+}
+
+fn config_pbtxt(input: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(input) else { return false };
+    match TritonConfig::parse("config.pbtxt", text, "m", &[1, 3]) {
+        Ok(read) => {
+            // What is migrated must be a configuration, whatever is refused of it.
+            let toml = read.settings.to_toml(read.model_file.as_deref());
+            let known = ModelConfig::parse("model.toml", &toml);
+            assert!(known.is_ok() || read.check().is_err(), "{known:?}\n{toml}");
+            let lines = read.check().err().into_iter().chain(read.warnings());
+            lines.for_each(|line| assert!(!line.contains('\n'), "one line: {line:?}"));
+            true
+        }
+        Err(message) => {
+            assert!(message.starts_with("config.pbtxt:") && !message.contains('\n'), "one line: {message:?}");
             false
         }
     }

@@ -45,6 +45,11 @@ fn model_toml() {
 }
 
 #[test]
+fn config_pbtxt() {
+    fuzz("config_pbtxt");
+}
+
+#[test]
 fn onnx() {
     fuzz("onnx");
 }

@@ -51,7 +51,7 @@ def timed_failure(wire, model, **options):
     with pytest.raises(InferenceServerException) as caught:
         infer(wire, model, **options)
     assert is_deadline_exceeded(caught.value), caught.value
-    assert "timeout expired" in caught.value.message()
+    assert "timeout expired" in caught.value.message() and "(the request's own timeout)" in caught.value.message()
     return time.monotonic() - begun
 
 

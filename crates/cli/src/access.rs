@@ -71,6 +71,14 @@ impl AccessArgs {
         }
     }
 
+    /// What curl needs beside the address.
+    pub(crate) fn curl_options(&self) -> String {
+        let asks = self.tokens.is_some() || std::env::var_os(TOKENS_VARIABLE).is_some();
+        let token = if asks { " -H \"Authorization: Bearer $TOKEN\"" } else { "" };
+        let certificate = self.tls_cert.as_ref().map_or(String::new(), |file| format!(" --cacert {}", file.display()));
+        format!("{certificate}{token}")
+    }
+
     pub(crate) fn config(&self) -> AccessConfig {
         let variable =
             || std::env::var_os(TOKENS_VARIABLE).map(|_| TokenSource::Environment(TOKENS_VARIABLE.to_owned()));

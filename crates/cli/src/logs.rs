@@ -4,17 +4,35 @@
 //! line that looks like one of ours, an escape code could rewrite the terminal. Control characters are escaped here, where
 //! every line passes, and not where lines are made, which would be forgotten once.
 
+use clap::ValueEnum;
 use std::fmt::{self, Write};
+use std::io::IsTerminal;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-/// Begins to log to stderr, as `RIPIENO_LOG` says.
-pub(crate) fn start() {
+/// How an event is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    #[default]
+    Text,
+    /// A JSON object on a line: timestamp, level, target, message and further fields.
+    Json,
+}
+
+/// Begins to log to stderr, as `RIPIENO_LOG` says; in colours on a terminal only.
+pub(crate) fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_env("RIPIENO_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).fmt_fields(OneLine).init();
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    match format {
+        LogFormat::Text => log.fmt_fields(OneLine).init(),
+        // JSON escapes what the format of lines has to.
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+    }
 }
 
 /// Writes fields as `name=value`, and the message as it is, without control characters.

@@ -1,6 +1,7 @@
 //! The `ripieno` binary: parses the command line, wires the crates together, prints results.
 
 mod access;
+mod address;
 mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
@@ -9,8 +10,11 @@ mod compare;
 mod corpus;
 mod demo;
 mod devices;
+mod documents;
+mod environment;
 mod goodput;
 mod logs;
+mod migrate;
 mod models;
 mod output;
 mod overrides;
@@ -25,15 +29,20 @@ mod simulate;
 mod slice;
 mod stages;
 mod tables;
+mod tried;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use logs::LogFormat;
 use std::process::ExitCode;
+
+/// The version, and the commit that it was built from.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("RIPIENO_BUILT_FROM"), ")");
 
 /// A DNN inference server whose product is batching: one number per model, the SLO, and it does the rest.
 ///
 /// Start with `ripieno demo`: it needs no accelerator, no network and no configuration.
 #[derive(Parser)]
-#[command(name = "ripieno", version, propagate_version = true)]
+#[command(name = "ripieno", version = VERSION, propagate_version = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -44,6 +53,7 @@ enum Command {
     Demo(demo::DemoArgs),
     Serve(serve::ServeArgs),
     Models(models::ModelsArgs),
+    Migrate(migrate::MigrateArgs),
     Profile(models::ProfileArgs),
     Slice(slice::SliceArgs),
     Bench(bench::BenchArgs),
@@ -55,6 +65,8 @@ enum Command {
     Goodput(goodput::GoodputArgs),
     Plan(plan::PlanArgs),
     Reproduce(reproduce::ReproduceArgs),
+    Completions(documents::CompletionsArgs),
+    Man(documents::ManArgs),
     /// Runs the engine of one model for the server that started this.
     #[command(hide = true)]
     EngineProcess {
@@ -64,12 +76,23 @@ enum Command {
     },
 }
 
+fn command() -> clap::Command {
+    environment::for_serve(Cli::command())
+}
+
 fn main() -> ExitCode {
-    logs::start();
-    let outcome = match Cli::parse().command {
+    let matches = command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let format = match &cli.command {
+        Command::Serve(args) => args.log_format,
+        _ => LogFormat::Text,
+    };
+    logs::start(format);
+    let outcome = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Models(args) => models::list(&args),
+        Command::Migrate(args) => migrate::run(&args),
         Command::Profile(args) => models::measure(&args),
         Command::Slice(args) => slice::run(&args),
         Command::Bench(args) => bench::run(args),
@@ -81,6 +104,8 @@ fn main() -> ExitCode {
         Command::Goodput(args) => goodput::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
+        Command::Completions(args) => documents::completions(&args, command()),
+        Command::Man(args) => documents::man(&args, command()),
         Command::EngineProcess { .. } => ripieno_executor::serve_engine().map_err(Into::into),
     };
     match outcome {

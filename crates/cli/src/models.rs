@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_server::repository::staging::stage;
 use ripieno_server::repository::{ModelReport, Target, inspect, profile};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// List what a repository holds: every model with its state, tensors and settings, or the one thing that is wrong with it.
 ///
@@ -85,7 +85,7 @@ pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
     } else {
         output::print(format!("{}\n\n{}", tables::models(&models), tables::tensors(&models)))?;
     }
-    fail_if_none(&models)
+    check_all(&args.repository, &models)
 }
 
 pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
@@ -104,7 +104,7 @@ pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
     } else {
         output::print(format!("{}\n\n{}", tables::models(&models), tables::profiles(&models)))?;
     }
-    fail_if_none(&models)
+    check_all(&args.repository, &models)
 }
 
 fn try_stages(args: &ProfileArgs, target: &Target) -> anyhow::Result<()> {
@@ -121,9 +121,46 @@ fn try_stages(args: &ProfileArgs, target: &Target) -> anyhow::Result<()> {
     }
 }
 
-fn fail_if_none(models: &[ModelReport]) -> anyhow::Result<()> {
-    if models.iter().all(|model| model.error.is_some()) {
-        bail!("no model can be served; the table says why");
+/// What to do about a repository without a model.
+pub(crate) fn nothing_in(repository: &Path) -> String {
+    let shown = repository.display();
+    format!(
+        "{shown} holds no models; put one at {shown}/NAME/1/model.onnx, or see `ripieno demo`, which brings its own"
+    )
+}
+
+/// Scripts go by the exit code: it tells of every model that cannot be served, and of a repository without one.
+pub(crate) fn check_all(repository: &Path, models: &[ModelReport]) -> anyhow::Result<()> {
+    if models.is_empty() {
+        bail!("{}", nothing_in(repository));
     }
-    Ok(())
+    match models.iter().filter(|model| model.error.is_some()).count() {
+        0 => Ok(()),
+        failed => bail!("{failed} of {} models cannot be served; it says above why", models.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::Device;
+    use std::fs;
+
+    #[test]
+    fn the_exit_code_tells_of_any_model_that_cannot_be_served() {
+        let folder = std::env::temp_dir().join(format!("ripieno-models-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let check = || {
+            let target = DeviceArgs { device: Device::Emulated(None), ..DeviceArgs::default() }.target().unwrap();
+            check_all(&folder, &inspect(&folder, target).unwrap()).map_err(|error| error.to_string())
+        };
+        assert!(check().unwrap_err().contains("holds no models; put one at"));
+        fs::create_dir_all(folder.join("good")).unwrap();
+        fs::write(folder.join("good/model.toml"), "alpha_ms = 1\nbeta_ms = 1\n").unwrap();
+        assert_eq!(check(), Ok(()));
+        fs::create_dir_all(folder.join("bad")).unwrap();
+        fs::write(folder.join("bad/model.toml"), "slo = 1\n").unwrap();
+        assert_eq!(check().unwrap_err(), "1 of 2 models cannot be served; it says above why");
+        fs::remove_dir_all(folder).unwrap();
+    }
 }

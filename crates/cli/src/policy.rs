@@ -47,11 +47,31 @@ pub(crate) fn option(text: &str) -> Result<(String, OptionValue), String> {
 /// The catalogue with all knobs, for `--help`.
 pub(crate) fn catalogue() -> String {
     let mut text = "Policies and their options:\n".to_owned();
+    let widest = |names: &mut dyn Iterator<Item = &'static str>| names.map(str::len).max().unwrap_or(0);
+    let names = widest(&mut CATALOGUE.iter().map(|policy| policy.name));
+    let knobs = widest(&mut CATALOGUE.iter().flat_map(|policy| policy.knobs).map(|knob| knob.name));
     for policy in CATALOGUE {
-        let _ = writeln!(text, "  {:<10}{} ({})", policy.name, policy.summary, policy.source);
+        let _ = writeln!(text, "  {:names$}  {} ({})", policy.name, policy.summary, policy.source);
         for knob in policy.knobs {
-            let _ = writeln!(text, "    {:<14}[{}] {}", knob.name, knob.default, knob.help);
+            let _ = writeln!(text, "    {:knobs$}  [{}] {}", knob.name, knob.default, knob.help);
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_the_catalogue_stand_apart_from_what_they_mean() {
+        let text = catalogue();
+        for policy in CATALOGUE {
+            let apart = text.lines().any(|line| {
+                let rest = line.strip_prefix("  ").and_then(|line| line.strip_prefix(policy.name));
+                rest.is_some_and(|rest| rest.starts_with("  ") && rest.trim_start().starts_with(policy.summary))
+            });
+            assert!(apart, "{}: {text}", policy.name);
+        }
+    }
 }

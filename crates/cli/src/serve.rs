@@ -1,44 +1,53 @@
 //! `ripieno serve`: serves a repository of models until it is told to stop.
 
 use crate::access::AccessArgs;
+use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::devices::DeviceArgs;
+use crate::logs::LogFormat;
+use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
 use crate::policy::{PolicyArgs, catalogue};
 use crate::service::{Running, Service};
 use crate::tables;
+use crate::tried::tried;
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_sched::{Choice, Kind, Options, choose, find, served_options};
 use ripieno_server::repository::ModelReport;
 use ripieno_server::{Addresses, ServerConfig, Walker};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
-/// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml) or one MODEL.onnx over HTTP and gRPC.
+const HELP: &str = "Example:\n  ripieno serve ./models/repository --device cpu\n\nEach flag may be given as a variable: --max-live as \
+                    RIPIENO_MAX_LIVE, --tokens as RIPIENO_TOKENS_FILE.\n";
+
+/// Serve a repository of models (NAME/VERSION/model.onnx, NAME/model.toml, NAME/config.pbtxt) or one MODEL.onnx over HTTP and gRPC.
 ///
 /// Speaks the Open Inference Protocol (KServe V2) with Triton's extensions, so stock Triton and KServe clients work
 /// unchanged. Each model has one setting that matters, slo_ms in its model.toml.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  ripieno serve ./models/repository --device cpu\n", after_long_help = catalogue())]
+#[command(after_help = HELP, after_long_help = format!("{HELP}\n{}", catalogue()))]
 pub(crate) struct ServeArgs {
     /// The model repository, or one ONNX file.
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
-    /// Where HTTP listens; port 0 takes a free one.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    /// Where HTTP listens: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", value_parser = listening)]
     http: SocketAddr,
 
     /// Where gRPC listens.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001", value_parser = listening)]
     grpc: SocketAddr,
 
     /// Where Prometheus finds /metrics.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
     metrics: SocketAddr,
 
     #[command(flatten)]
@@ -74,6 +83,19 @@ pub(crate) struct ServeArgs {
     /// The name in the server's metadata; tests of some clients expect "triton".
     #[arg(long, value_name = "NAME", default_value = "ripieno")]
     server_name: String,
+
+    /// Whether the server is not ready while a model of the repository cannot be served. A model that was unloaded does not count,
+    /// nor does one that serves what was loaded before.
+    #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
+    strict_readiness: bool,
+
+    /// End with exit code 1 if a model cannot be served at the start, or the repository holds none.
+    #[arg(long)]
+    exit_on_error: bool,
+
+    /// How the log is written, on stderr.
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
 
     /// Record every scheduling input and decision into this file, as JSON lines.
     #[arg(long, value_name = "FILE")]
@@ -147,6 +169,7 @@ impl ServeArgs {
                 server_name: self.server_name.clone(),
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
+                strict_readiness: self.strict_readiness,
                 access: self.access.config(),
                 ..self.bounds.over(ServerConfig::default())
             },
@@ -188,12 +211,14 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let Running { engine, repository, server, addresses, .. } = service.start().await?;
     let loads = repository.clone();
     let loading = tokio::task::spawn_blocking(move || loads.load_all());
-    let (format, scheme) = (args.format, args.access.scheme());
+    let (give_up, gave_up) = oneshot::channel();
     let announced = tokio::spawn(async move {
         let loaded = loading.await.map_err(anyhow::Error::from).and_then(|models| models.map_err(anyhow::Error::msg));
-        let announced = loaded.context("the repository cannot be read");
-        if let Err(error) = announced.and_then(|models| announce(&addresses, scheme, &models, format)) {
-            tracing::error!("{error:#}");
+        let loaded = loaded.context("the repository cannot be read");
+        match loaded.and_then(|models| begin(&args, &addresses, &models)) {
+            Ok(()) => {}
+            Err(error) if args.exit_on_error => return drop(give_up.send(error)),
+            Err(error) => tracing::error!("{error:#}"),
         }
         // From here on SIGHUP reloads; one that came before waits until now.
         while hangup.recv().await.is_some() {
@@ -201,11 +226,14 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
             report_reload(tokio::task::spawn_blocking(move || repository.reload()).await);
         }
     });
+    let failure = Arc::new(OnceLock::new());
+    let failed = failure.clone();
     let drained = server
         .run(async move {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                Ok(error) = gave_up => drop(failed.set(error)),
             }
             tracing::info!("shutting down: no new requests; those in flight are answered");
         })
@@ -220,6 +248,18 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
     if tokio::time::timeout(LAST_TASKS, stopped).await.is_err() {
         tracing::warn!("a device is still at work after {LAST_TASKS:?}; a recording may lack its end");
+    }
+    failure.get().map_or(Ok(()), |error: &anyhow::Error| bail!("{error:#}"))
+}
+
+/// What is served is printed. An error if not all is as it should be, and whoever started the server wants it to end then.
+fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
+    announce(args, addresses, models)?;
+    if args.exit_on_error {
+        return check_all(&args.repository, models);
+    }
+    if models.is_empty() {
+        tracing::warn!("{}; SIGHUP has it read again", nothing_in(&args.repository));
     }
     Ok(())
 }
@@ -238,13 +278,9 @@ fn report_reload(reloaded: Result<Result<Vec<ModelReport>, String>, tokio::task:
     }
 }
 
-fn announce(
-    addresses: &Addresses,
-    (scheme, of_metrics): (&str, &str),
-    models: &[ModelReport],
-    format: Format,
-) -> anyhow::Result<()> {
-    if format == Format::Json {
+fn announce(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
+    let (scheme, of_metrics) = args.access.scheme();
+    if args.format == Format::Json {
         return print_json(&serde_json::json!({
             "http": addresses.http,
             "grpc": addresses.grpc,
@@ -257,8 +293,9 @@ fn announce(
     output::print(format!("HTTP     {scheme}://{}", shown(addresses.http)))?;
     output::print(format!("gRPC     {}", shown(addresses.grpc)))?;
     output::print(format!("metrics  {of_metrics}://{}/metrics", shown(addresses.metrics)))?;
-    if let (Some(http), Some(model)) = (addresses.http, models.iter().find(|model| model.error.is_none())) {
-        output::print(format!("\ntry      curl {scheme}://{http}/v2/models/{}", model.name))?;
+    if let Some((http, tried)) = addresses.http.zip(tried(models)) {
+        let command = tried.command(&format!("{scheme}://{http}"), &args.access.curl_options());
+        output::print(format!("\ntry      {command}"))?;
     }
     // A load of sequences or trees needs to be told how long they are.
     let is_fixed = |model: &&ModelReport| model.error.is_none() && !model.inputs.iter().any(|input| has_length(input));

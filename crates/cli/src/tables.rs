@@ -27,7 +27,10 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
             model.name.clone(),
             model.version.clone(),
             model.state.clone(),
-            optional(model.slo_ms),
+            match (model.slo_ms, model.slo_is_derived) {
+                (Some(slo), Some(true)) => format!("~{}", number(slo)),
+                (slo, _) => optional(slo),
+            },
             match &model.unbatched {
                 Some(_) => "none".to_owned(),
                 None => model.max_batch.map_or("-".to_owned(), |batch| batch.to_string()),
@@ -41,6 +44,9 @@ pub(crate) fn models(models: &[ModelReport]) -> String {
         ]);
     }
     let mut text = table.to_string();
+    if models.iter().any(|model| model.slo_is_derived == Some(true)) {
+        text += "\n~ no slo_ms is named: derived from the profile; late requests are counted, and answered if late says nothing else";
+    }
     for model in models {
         if let Some(cells) = cells(model) {
             let _ = write!(text, "\n{}: cells {cells}", model.name);

@@ -88,8 +88,11 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         input: entry.inputs.iter().map(input).collect(),
         output: entry.outputs.iter().map(output).collect(),
         model_transaction_policy: Some(ModelTransactionPolicy { decoupled: entry.streams }),
-        parameters: [("slo_ms".to_owned(), ModelParameter { string_value: entry.slo.as_millis_f64().to_string() })]
-            .into(),
+        parameters: [(
+            "slo_ms".to_owned(),
+            ModelParameter { string_value: entry.slo.span.as_millis_f64().to_string() },
+        )]
+        .into(),
         scheduling_choice: entry.batched.then(|| SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
         ..ModelConfig::default()
     }

@@ -61,6 +61,8 @@ pub(crate) struct Accepted {
     decoding: Duration,
     /// What the answer is going to take, as far as its shape is known before.
     room: Option<Reservation>,
+    /// The request's own time limit.
+    timeout: Option<Duration>,
     answer: oneshot::Receiver<Answer>,
     withdraw: Option<Withdraw>,
 }
@@ -95,7 +97,7 @@ pub(crate) fn accept(
     let job = Job { model: entry.id, inputs, rows, timeout, client, priority, on_step, on_answer };
     let decoding = received.elapsed();
     let withdraw = state.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
-    Ok(Accepted { entry, outputs, id, decoding, room: Some(room), answer, withdraw: Some(withdraw) })
+    Ok(Accepted { entry, outputs, id, decoding, room: Some(room), timeout, answer, withdraw: Some(withdraw) })
 }
 
 /// What the answer takes, at least: outputs and their encoding, where a dimension that is not known counts as one. In parts,
@@ -118,7 +120,7 @@ impl Accepted {
         let answer = (&mut self.answer).await;
         self.withdraw = None;
         let answer = answer.map_err(|_| Problem::new(Kind::Internal, "the request was lost"))?;
-        let answered = answer.map_err(Problem::from)?;
+        let answered = answer.map_err(|failure| Problem::of_failure(failure, &self.entry, self.timeout))?;
         self.entry.stats.decoding.add(self.decoding);
         Ok(answered)
     }

@@ -114,7 +114,7 @@ fn requests(text: &mut Text, rows: &[Row]) {
     let help = "Requests (or parts of large ones) that wait or run.";
     text.per_model(("ripieno_live_requests", "gauge", help), rows, |row| row.model.live);
     let help = "The latency target.";
-    text.per_model(("ripieno_slo_seconds", "gauge", help), rows, |row| row.entry.slo.as_secs_f64());
+    text.per_model(("ripieno_slo_seconds", "gauge", help), rows, |row| row.entry.slo.span.as_secs_f64());
 }
 
 /// Of models whose engine runs in processes of its own.

@@ -1,6 +1,6 @@
 //! Why a call fails, free of the protocol that carries the failure.
 
-use crate::registry::LookupError;
+use crate::registry::{LookupError, ServedEntry};
 use ripieno_runtime::{Failure, Refused};
 use ripieno_wire::WireError;
 use std::time::Duration;
@@ -129,6 +129,30 @@ impl From<Failure> for Problem {
 }
 
 impl Problem {
+    /// Why a request that was accepted got no answer. Of one that was too late: what it had, what it needed, and the key.
+    pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, timeout: Option<Duration>) -> Problem {
+        let late = matches!(failure, Failure::Expired | Failure::Hopeless);
+        let problem = Problem::from(failure);
+        if !late {
+            return problem;
+        }
+        let slo = (!entry.slo.answer_late).then(|| Duration::from_nanos(entry.slo.span.0.unsigned_abs()));
+        let (had, fix) = match (timeout, slo) {
+            (Some(own), slo) if slo.is_none_or(|slo| own < slo) => {
+                (format!("{own:?} (the request's own timeout)"), "give the request more time".to_owned())
+            }
+            (_, Some(slo)) => {
+                let key = entry.slo.origin.key();
+                (format!("{slo:?} ({key})"), "raise slo_ms, or write late = \"answer\", in its model.toml".to_owned())
+            }
+            (_, None) => return problem,
+        };
+        let needed = entry.one_row.map_or(String::new(), |row| {
+            format!(" and needs {:?} by its profile on an idle device", Duration::from_nanos(row.0.unsigned_abs()))
+        });
+        Problem::new(problem.kind, format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name))
+    }
+
     /// Why a request for `model` did not even get in.
     pub(crate) fn of_refusal(refused: Refused, model: &str) -> Problem {
         let message = refused.to_string();

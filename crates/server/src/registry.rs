@@ -4,6 +4,7 @@
 //! rare as loads, and a reader holds the lock only to clone an `Arc`. A version that is being replaced stays ready
 //! until the repository says otherwise, so that a reload is not an outage.
 
+use crate::repository::slo::Slo;
 use crate::stats::Statistics;
 use parking_lot::RwLock;
 use ripieno_base::{ModelId, Nanos};
@@ -37,8 +38,10 @@ pub struct ServedEntry {
     pub streams: bool,
     /// Where the inputs have the length of a request, if requests differ in length and are padded.
     pub lengths: Option<InputLengths>,
-    /// The latency target.
-    pub slo: Nanos,
+    /// When answers are due.
+    pub slo: Slo,
+    /// What a request of one row takes on an idle device, where all take the same.
+    pub one_row: Option<Nanos>,
     /// What it did so far; starts as `Statistics::default()`.
     pub stats: Statistics,
 }
@@ -71,6 +74,9 @@ impl ModelState {
         }
     }
 }
+
+/// The reason of a version that was taken out of service because somebody asked for it.
+pub const UNLOADED: &str = "unloaded";
 
 /// One row of the repository index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,6 +245,8 @@ fn newest(versions: &BTreeMap<VersionKey, Version>) -> Option<&Version> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::repository::slo::Origin;
+    use ripieno_base::Nanos;
 
     fn entry(version: &str) -> ModelState {
         ModelState::Ready(Arc::new(ServedEntry {
@@ -252,7 +260,8 @@ mod tests {
             max_batch: 1,
             streams: false,
             lengths: None,
-            slo: Nanos::from_millis(10),
+            slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
+            one_row: None,
             stats: Statistics::default(),
         }))
     }

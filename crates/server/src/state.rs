@@ -8,7 +8,7 @@ use crate::bounds::loads::Loads;
 use crate::bounds::shares::Shares;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
-use crate::registry::{LookupError, Registry, Repository, ServedEntry};
+use crate::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
 use crate::signals::LiveSignals;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
@@ -64,7 +64,9 @@ impl State {
         if *self.phase.borrow() > Phase::Serving || self.registry.is_loading() {
             return false;
         }
-        !self.config.strict_readiness || self.registry.index().iter().all(|row| row.state != "UNAVAILABLE")
+        // Who was unloaded is not meant to serve.
+        let serves = |row: &IndexRow| row.state != "UNAVAILABLE" || row.reason == UNLOADED;
+        !self.config.strict_readiness || self.registry.index().iter().all(serves)
     }
 
     /// Whether a model can be asked; an error if nobody knows it.

@@ -13,6 +13,7 @@ pub mod grpc;
 mod infer;
 pub mod json;
 mod parameter;
+pub mod pbtxt;
 
 pub use datatype::Datatype;
 pub use error::WireError;

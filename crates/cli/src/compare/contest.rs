@@ -235,7 +235,7 @@ impl Contest {
             return Err(anyhow!(failure)).with_context(|| format!("{}: the first request", contestant.title));
         }
         let title = contestant.title.clone();
-        let (devices, slo) = (devices.devices, entry.slo);
+        let (devices, slo) = (devices.devices, entry.slo.span);
         Ok(Contest { title, engine, device, devices, target: Arc::new(target), slo, seed: requests.seed })
     }
 

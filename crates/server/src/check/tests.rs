@@ -1,4 +1,5 @@
 use super::*;
+use crate::repository::slo::{Origin, Slo};
 use crate::stats::Statistics;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_wire::{RequestedOutput, json};
@@ -20,7 +21,8 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         max_batch: 8,
         streams: false,
         lengths: None,
-        slo: Nanos::from_millis(10),
+        slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
+        one_row: None,
         stats: Statistics::default(),
     }
 }

@@ -13,6 +13,10 @@ pub struct Found {
     pub folder: PathBuf,
     /// Its `model.toml`, where there is one.
     pub config: Option<PathBuf>,
+    /// Its `config.pbtxt`, where there is one.
+    pub triton: Option<PathBuf>,
+    /// The versions that are there, ascending, whichever is served.
+    pub versions: Vec<u64>,
     /// The folder that a `[[block]]`'s file is looked up in; none if the model has a configuration only.
     pub version_folder: Option<PathBuf>,
     /// The ONNX file of a model of one block; whether it exists is checked at load.

@@ -10,10 +10,12 @@ use super::load::{Loader, Prepared, Profiling};
 use super::plan::Target;
 use super::report::{ModelReport, Progress};
 use super::scan::{Candidate, scan};
-use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
+use super::slo::Slo;
+use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry, UNLOADED};
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
 use ripieno_executor::Take;
+use ripieno_model::{Model, TensorSpec};
 use ripieno_runtime::{Engine, ServedModel};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -167,10 +169,15 @@ impl LiveRepository {
         for warning in &prepared.warnings {
             tracing::warn!("model {}: {warning}", candidate.name);
         }
-        let served = prepared.served().ok_or_else(|| format!("{}: it has no profile", found.model.display()))?;
+        let unprofiled = || format!("{}: it has no profile", found.model.display());
+        let served = prepared.served().ok_or_else(unprofiled)?;
+        let (model, slo) = (served.model.clone(), prepared.slo().ok_or_else(unprofiled)?);
         let id = self.host.load(served).map_err(|error| format!("{}: {error}", found.model.display()))?;
+        for note in prepared.plan.triton_note().into_iter().chain(prepared.slo_note()) {
+            tracing::info!("model {}: {note}", candidate.name);
+        }
         let target = self.loader.target();
-        Ok((Arc::new(entry(&prepared, id, target)), prepared.report(target.devices)))
+        Ok((Arc::new(entry(&prepared, (&model, slo), id, target)), prepared.report(target.devices)))
     }
 
     /// First the new one answers, then the old one goes.
@@ -192,7 +199,9 @@ impl LiveRepository {
     ///
     /// The grace at the start is for requests that looked it up just before the switch and are still being decoded.
     fn retire(&self, old: &ServedEntry) {
-        let patience = Duration::from_nanos(old.slo.0.unsigned_abs()).min(LONGEST_FAREWELL);
+        let time = Duration::from_nanos(old.slo.span.0.unsigned_abs()).min(LONGEST_FAREWELL);
+        // Whoever may be late may be so for any time.
+        let patience = if old.slo.answer_late { LONGEST_FAREWELL } else { time };
         let begun = Instant::now();
         std::thread::sleep(GRACE);
         while self.host.live(old.id) > 0 && begun.elapsed() < patience + GRACE {
@@ -249,7 +258,7 @@ impl Repository for LiveRepository {
         let Some(slot) = slot else { return Err(format!("Request for unknown model: '{name}' is not loaded")) };
         let mut slot = slot.lock();
         if let Some(entry) = slot.serving.take() {
-            self.registry.set(name, &entry.version, ModelState::Unavailable, "unloaded");
+            self.registry.set(name, &entry.version, ModelState::Unavailable, UNLOADED);
             slot.failed = Some(entry.version.clone());
             self.host.unload(entry.id);
         }
@@ -279,7 +288,11 @@ type Files = BTreeMap<PathBuf, (SystemTime, u64)>;
 /// The files of a model: its configuration, and all that lies beside the ONNX file, weights among it.
 fn files(found: &Found) -> Files {
     let beside = found.version_folder.iter().flat_map(|folder| folder.read_dir().into_iter().flatten().flatten());
-    let paths = beside.map(|entry| entry.path()).chain([found.model.clone()]).chain(found.config.clone());
+    let paths = beside
+        .map(|entry| entry.path())
+        .chain([found.model.clone()])
+        .chain(found.config.clone())
+        .chain(found.triton.clone());
     let known = paths.filter_map(|path| {
         let about = path.metadata().ok()?;
         Some((path, (about.modified().ok()?, about.len())))
@@ -291,7 +304,7 @@ fn version_of(candidate: &Candidate) -> &str {
     candidate.found.as_ref().map_or("", |found| found.version.as_str())
 }
 
-fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
+fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target: &Target) -> ServedEntry {
     let source = &prepared.plan.source;
     ServedEntry {
         name: prepared.plan.name.clone(),
@@ -299,14 +312,24 @@ fn entry(prepared: &Prepared, id: ModelId, target: &Target) -> ServedEntry {
         id,
         platform: platform(target.engine.name()).to_owned(),
         inputs: prepared.loaded.inputs().to_vec(),
-        outputs: prepared.loaded.outputs().to_vec(),
+        outputs: answers(prepared),
         batched: prepared.loaded.batched(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
         lengths: prepared.loaded.lengths().cloned(),
-        slo: prepared.plan.slo,
+        slo,
+        one_row: (!source.walk.is_unfolded()).then(|| served.profile().latency(1)),
         stats: Default::default(),
     }
+}
+
+/// The outputs that clients are told of: all, or those that a `config.pbtxt` lists.
+fn answers(prepared: &Prepared) -> Vec<TensorSpec> {
+    let all = prepared.loaded.outputs();
+    let listed = prepared.plan.triton.iter().flat_map(|triton| &triton.settings.answers);
+    let listed: Vec<TensorSpec> =
+        listed.filter_map(|name| all.iter().find(|spec| spec.name == *name)).cloned().collect();
+    if listed.is_empty() { all.to_vec() } else { listed }
 }
 
 /// What the protocol's metadata calls an engine.

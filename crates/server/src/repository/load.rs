@@ -6,17 +6,21 @@
 use super::batching;
 use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
-use super::config::Batching;
+use super::config::{Batching, DEFAULT_MAX_QUEUE};
 use super::found::Found;
 use super::plan::{Plan, Target};
 use super::report::{ModelReport, ProfileReport, Progress, describe};
+use super::sample::sample;
+use super::scan::CONFIG_FILE;
 use super::slicing;
+use super::slo::{Origin, Slo, best_batch, queue_bound};
+use super::triton::TritonConfig;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measured, Measurement, Step, check_padding, measure};
 use ripieno_model::bounds::best_goodput;
-use ripieno_model::{Block, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, DropRule, Lengths, Model, Profile, Walk};
 use ripieno_runtime::ServedModel;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -101,7 +105,9 @@ impl Loader {
             warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
-        let mut prepared = Prepared { plan, loaded, profiles, origin, unbatched, warnings: Vec::from_iter(warning) };
+        let said = plan.triton.iter().flat_map(TritonConfig::warnings);
+        let warnings = said.chain(warning).collect();
+        let mut prepared = Prepared { plan, loaded, profiles, origin, unbatched, warnings };
         prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)
@@ -177,9 +183,15 @@ impl Loader {
 }
 
 impl Prepared {
+    /// When its answers are due; none if that follows from a profile that it does not have.
+    pub fn slo(&self) -> Option<Slo> {
+        let Plan { slo, config, source, .. } = &self.plan;
+        slo.settle(config, source.max_batch, self.profiles.as_deref())
+    }
+
     /// The model as the scheduler sees it; none if it has no profile.
     pub fn model(&self) -> Option<Model> {
-        let (config, source) = (&self.plan.config, &self.plan.source);
+        let (config, source, slo) = (&self.plan.config, &self.plan.source, self.slo()?);
         let block = |(at, (source, cost)): (usize, (&BlockSource, &BlockProfile))| Block {
             lengths: cost.lengths.clone(),
             steps: source.steps,
@@ -193,10 +205,11 @@ impl Prepared {
             name: self.plan.name.clone(),
             blocks: source.blocks.iter().zip(self.profiles.as_ref()?).enumerate().map(block).collect(),
             walk: if source.walk == Walk::Whole && source.blocks.len() > 1 { Walk::Chain } else { source.walk },
-            slo: self.plan.slo,
+            slo: slo.span,
             max_batch: source.max_batch,
             instances: config.instances,
-            drop: config.drop,
+            // Who is to be answered late must not be dropped for being late.
+            drop: config.drop.or(slo.answer_late.then_some(DropRule::Never)),
             weight: self.plan.config.weight,
             dec_timesteps: self.plan.dec_timesteps,
         })
@@ -212,8 +225,10 @@ impl Prepared {
 
     /// The model as the runtime wants it; none if it has no profile.
     pub fn served(&self) -> Option<ServedModel> {
-        let (max_queue, answer_late) = (self.plan.config.max_queue, self.plan.config.answer_late);
-        self.model().map(|model| ServedModel { model, loaded: self.loaded.clone(), max_queue, answer_late })
+        let (model, slo, config) = (self.model()?, self.slo()?, &self.plan.config);
+        let bound = || queue_bound(config, slo, &model.profile(), DEFAULT_MAX_QUEUE);
+        let (max_queue, answer_late) = (config.max_queue.unwrap_or_else(bound), slo.answer_late);
+        Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, answer_late })
     }
 
     /// What the command line shows of it.
@@ -221,7 +236,9 @@ impl Prepared {
         let plan = &self.plan;
         // In cells a request costs as much as it is long, so there is no such sum.
         let total = self.model().filter(|model| !model.walk.is_unfolded()).map(|model| model.profile());
-        let goodput = total.as_ref().map(|profile| best_goodput(profile, plan.slo, devices.min(plan.config.instances)));
+        let slo = self.slo();
+        let within = |profile: &Profile| Some(best_goodput(profile, slo?.span, devices.min(plan.config.instances)));
+        let goodput = total.as_ref().and_then(within);
         let blocks = plan.source.blocks.iter().zip(self.profiles.iter().flatten());
         let blocks = blocks.enumerate().map(|(at, (source, cost))| {
             let largest = plan.config.cells.is_some().then(|| self.largest_batch(at, &cost.profile));
@@ -235,7 +252,9 @@ impl Prepared {
             state: "READY".to_owned(),
             inputs: self.loaded.inputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
             outputs: self.loaded.outputs().iter().map(|spec| describe(spec, self.loaded.batched())).collect(),
-            slo_ms: Some(plan.slo.as_millis_f64()),
+            slo_ms: slo.map(|slo| slo.span.as_millis_f64()),
+            slo_is_derived: slo.map(|slo| slo.origin == Origin::Profile),
+            late: slo.map(|slo| if slo.answer_late { "answer" } else { "refuse" }),
             max_batch: Some(plan.source.max_batch),
             unbatched: self.unbatched.clone(),
             profile: total.as_ref().map(|profile| {
@@ -247,6 +266,7 @@ impl Prepared {
                 Vec::new()
             },
             best_goodput_rps: goodput,
+            sample: sample(&*self.loaded),
             warnings: self.warnings.clone(),
             error: None,
         }
@@ -271,30 +291,29 @@ impl Prepared {
         Some(format!("{}: one request at a time, without batches: {why}", self.plan.shown_file()))
     }
 
+    /// For whoever did not name a latency target.
+    pub(super) fn slo_note(&self) -> Option<String> {
+        let slo = self.slo().filter(|slo| slo.origin == Origin::Profile)?;
+        let becomes =
+            if slo.answer_late { "late requests are answered, and counted" } else { "late requests are refused" };
+        Some(format!(
+            "it names no slo_ms: {} ms is derived from its profile; {becomes}; write slo_ms in {} to have a target kept",
+            millis(slo.span),
+            self.plan.folder.join(CONFIG_FILE).display()
+        ))
+    }
+
     fn slo_warning(&self) -> Option<String> {
-        let (slo, one_row) = (self.plan.slo, self.model()?.profile().latency(1));
-        (slo < one_row).then(|| {
+        let (slo, one_row) = (self.slo()?, self.model()?.profile().latency(1));
+        (slo.span < one_row).then(|| {
             format!(
                 "{}: slo_ms = {} is below the latency of one row, {} ms: every request would miss it; raise slo_ms",
                 self.plan.config.file,
-                millis(slo),
+                millis(slo.span),
                 millis(one_row)
             )
         })
     }
-}
-
-/// A cell's best batch size answers at least this share of the rows a second that any size does.
-const GOOD_ENOUGH: f64 = 0.95;
-
-/// The smallest batch size, of those that are measured, beyond which larger batches hardly yield more rows a second: they
-/// would only make requests wait. A loaded machine measures the sizes unevenly; `max_batch` in the [[block]] settles it.
-fn best_batch(profile: &Profile) -> usize {
-    let doubled = std::iter::successors(Some(1_usize), |size| size.checked_mul(2));
-    let sizes = || doubled.clone().take_while(|&size| size < profile.max_batch()).chain([profile.max_batch()]);
-    let rate = |size: usize| size as f64 / profile.latency(size).as_millis_f64();
-    let best = sizes().map(rate).fold(0.0, f64::max);
-    sizes().find(|&size| rate(size) >= GOOD_ENOUGH * best).unwrap_or(profile.max_batch())
 }
 
 /// Milliseconds with as many digits as matter.

@@ -19,13 +19,16 @@ pub mod live;
 pub mod load;
 pub mod plan;
 pub mod report;
+mod sample;
 pub mod scan;
 pub mod slicing;
 pub mod slicing_check;
+pub mod slo;
 pub mod staging;
 #[cfg(test)]
 mod tests;
 pub mod trial;
+pub mod triton;
 mod warm_up;
 
 pub use inspect::{inspect, profile};
@@ -33,3 +36,5 @@ pub use live::{Host, LiveRepository};
 pub use load::{Loader, Prepared, Profiling};
 pub use plan::{EngineProcess, Target};
 pub use report::{ModelReport, ProfileReport, Progress};
+pub use sample::Sample;
+pub use triton::TritonConfig;

@@ -6,11 +6,13 @@
 
 use super::borders;
 use super::config::{
-    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, DEFAULT_SLO_MS, Latency, LengthsConfig,
-    ModelConfig, ProcessConfig, nearest,
+    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, Latency, LengthsConfig, ModelConfig,
+    ProcessConfig, nearest,
 };
 use super::found::Found;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
+use super::slo::{Origin, Wanted};
+use super::triton::TritonConfig;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Engine, Isolation, Loaded, ModelSource};
 use ripieno_model::{Lengths, Profile, TensorSpec};
@@ -101,10 +103,12 @@ pub struct Plan {
     pub folder: PathBuf,
     /// What its owner says.
     pub config: ModelConfig,
+    /// What its owner says as Triton's users do, and is in `config` where that says nothing else.
+    pub triton: Option<TritonConfig>,
     /// What the engine loads.
     pub source: ModelSource,
-    /// The latency target.
-    pub slo: Nanos,
+    /// The latency target, as far as it is known before the profile.
+    pub slo: Wanted,
     /// How many steps its decoder is predicted to take, by its length profile.
     pub dec_timesteps: Option<u32>,
 }
@@ -112,17 +116,10 @@ pub struct Plan {
 impl Plan {
     /// Decides what to load for a model found in a repository.
     pub fn new(found: &Found, target: &Target) -> Result<Plan, String> {
-        let config = match &found.config {
-            Some(file) => {
-                target.check_border(found, file)?;
-                ModelConfig::read(file)?
-            }
-            None => ModelConfig::parse(&found.folder.join(CONFIG_FILE).display().to_string(), "")?,
-        };
+        let (config, triton) = configuration(found, target)?;
         check_policy(&config, target)?;
         let zoo = zoo_model(found, &config, target)?;
-        let slo_ms = zoo.map_or(DEFAULT_SLO_MS, |model| model.slo_ms);
-        let slo = target.slo.or(config.slo).unwrap_or(Nanos::from_millis_f64(slo_ms));
+        let slo = wanted_slo(&config, zoo, target);
         let max_batch = largest_batch(&config, zoo, slo);
         let blocks = blocks(found, &config, zoo)
             .iter()
@@ -151,7 +148,7 @@ impl Plan {
                 lengths.steps(&folder, &config.file)
             })
             .transpose()?;
-        let mut plan = Plan { name, version, folder, config, source, slo, dec_timesteps };
+        let mut plan = Plan { name, version, folder, config, triton, source, slo, dec_timesteps };
         if plan.config.batching == Batching::Off {
             plan.without_batches();
         }
@@ -179,6 +176,12 @@ impl Plan {
 
     /// Compares what the owner declares with what the loaded model has.
     pub fn check_declared(&self, model: &dyn Loaded) -> Result<(), String> {
+        if let Some(triton) = &self.triton {
+            triton.check_declared(model)?;
+        }
+        if !self.config.keys.iter().any(|key| key == "input" || key == "output") {
+            return Ok(());
+        }
         let sides = [("input", &self.config.inputs, model.inputs()), ("output", &self.config.outputs, model.outputs())];
         for (kind, declared, actual) in sides {
             for spec in declared {
@@ -189,6 +192,23 @@ impl Plan {
         Ok(())
     }
 
+    /// What becomes of a `config.pbtxt`, and who wins where there are two files, for the log.
+    pub fn triton_note(&self) -> Option<String> {
+        let triton = self.triton.as_ref()?;
+        let mapped = triton.mapped();
+        let both: Vec<&str> = mapped.iter().filter_map(|said| said.split(" = ").next()).collect();
+        let wins: Vec<&str> = both.into_iter().filter(|key| self.config.keys.iter().any(|said| said == key)).collect();
+        let becomes = if mapped.is_empty() { "no keys of model.toml".to_owned() } else { mapped.join(", ") };
+        let over = match (wins.is_empty(), self.config.file == triton.file) {
+            (_, true) => String::new(),
+            (true, false) => format!("; {} stands beside it and goes before it", self.config.file),
+            (false, false) => {
+                format!("; {} goes before it, and says otherwise of {}", self.config.file, wins.join(", "))
+            }
+        };
+        Some(format!("{} becomes {becomes}{over}; ripieno migrate explains each field", triton.file))
+    }
+
     /// Has each request run by itself.
     pub fn without_batches(&mut self) {
         (self.source.unbatched, self.source.max_batch) = (true, 1);
@@ -196,6 +216,34 @@ impl Plan {
             block.profile = block.profile.as_ref().map(|profile| profile.truncated(1));
         }
     }
+}
+
+/// What the owner says in either file. Refused fields end it here, before the model is read.
+fn configuration(found: &Found, target: &Target) -> Result<(ModelConfig, Option<TritonConfig>), String> {
+    let triton = found.triton.as_ref().map(|file| {
+        target.check_border(found, file)?;
+        let read = TritonConfig::read(file, &found.name, &found.versions)?;
+        read.check()?;
+        // What lies outside of the repository is not read by the scan, which decides the version.
+        match read.version.filter(|version| version.to_string() != found.version) {
+            Some(version) => Err(format!(
+                "{}: its version_policy asks for version {version}, but {} was found; put the file itself into the repository",
+                read.file, found.version
+            )),
+            None => Ok(read),
+        }
+    });
+    let triton = triton.transpose()?;
+    let under = triton.as_ref().map(|triton| triton.settings.clone()).unwrap_or_default();
+    let config = match (&found.config, &found.triton) {
+        (Some(file), _) => {
+            target.check_border(found, file)?;
+            ModelConfig::read_over(file, &under)?
+        }
+        (None, Some(file)) => ModelConfig::parse_over(&file.display().to_string(), "", &under)?,
+        (None, None) => ModelConfig::parse(&found.folder.join(CONFIG_FILE).display().to_string(), "")?,
+    };
+    Ok((config, triton))
 }
 
 /// Makes cells of the blocks.
@@ -239,11 +287,23 @@ fn zoo_model(found: &Found, config: &ModelConfig, target: &Target) -> Result<Opt
     zoo.find(&found.name).map(Some).ok_or_else(unknown)
 }
 
+/// Who runs the program goes before the model's owner, and the owner before what is published.
+fn wanted_slo(config: &ModelConfig, zoo: Option<ZooModel>, target: &Target) -> Wanted {
+    let given = target.slo.map(|slo| Wanted::Said(slo, Origin::Given));
+    let owner = config.slo.map(|slo| Wanted::Said(slo, Origin::Owner)).or(config.queue_timeout.map(Wanted::Wait));
+    let published = zoo.map(|model| Wanted::Said(Nanos::from_millis_f64(model.slo_ms), Origin::Published));
+    given.or(owner).or(published).unwrap_or(Wanted::Unsaid)
+}
+
 /// As the owner says; failing that as far as the given latencies reach; failing that a default.
-fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Nanos) -> usize {
+fn largest_batch(config: &ModelConfig, zoo: Option<ZooModel>, slo: Wanted) -> usize {
     let shortest = config.latencies().filter_map(Latency::max_batch).min();
     let profile = |model: ZooModel| Profile::linear(model.alpha_ms, model.beta_ms, ZOO_MAX_BATCH).ok();
-    let published = zoo.and_then(profile).map(|profile| profile.largest_within(slo).max(1));
+    let within = |profile: Profile| match slo {
+        Wanted::Said(slo, _) => profile.largest_within(slo).max(1),
+        Wanted::Wait(_) | Wanted::Unsaid => DEFAULT_MAX_BATCH,
+    };
+    let published = zoo.and_then(profile).map(within);
     config.max_batch.or(shortest).or(published).unwrap_or(DEFAULT_MAX_BATCH).min(Profile::MAX_BATCH)
 }
 

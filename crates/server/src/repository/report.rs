@@ -1,5 +1,6 @@
 //! What the command line shows of a model, as plain data: the tables of `models`, `profile` and `serve`; and how far it is.
 
+use super::sample::Sample;
 use ripieno_model::{Profile, TensorSpec};
 use serde::Serialize;
 use std::sync::Arc;
@@ -22,6 +23,10 @@ pub struct ModelReport {
     pub outputs: Vec<String>,
     /// The latency target.
     pub slo_ms: Option<f64>,
+    /// Whether it follows from the profile, because nobody named one.
+    pub slo_is_derived: Option<bool>,
+    /// What becomes of a request that misses it: "answer" or "refuse".
+    pub late: Option<&'static str>,
     /// The most rows in one batch.
     pub max_batch: Option<usize>,
     /// Why requests do not share batches, if they do not.
@@ -32,6 +37,8 @@ pub struct ModelReport {
     pub blocks: Vec<ProfileReport>,
     /// Rows a second that the devices can answer within the SLO at best.
     pub best_goodput_rps: Option<f64>,
+    /// A request to try it with.
+    pub sample: Option<Sample>,
     /// What is odd about it; it is served all the same.
     pub warnings: Vec<String>,
     /// Why it is not served: file, key and fix in one line.
@@ -80,11 +87,14 @@ impl ModelReport {
             inputs: Vec::new(),
             outputs: Vec::new(),
             slo_ms: None,
+            slo_is_derived: None,
+            late: None,
             max_batch: None,
             unbatched: None,
             profile: None,
             blocks: Vec::new(),
             best_goodput_rps: None,
+            sample: None,
             warnings: Vec::new(),
             error: Some(error),
         }

@@ -1,12 +1,13 @@
 //! What a path holds: which models, in which version, and where their files lie. Reads folders, never a model.
 //!
-//! Three shapes of path are understood: a repository (a folder of `NAME/VERSION/model.onnx`, `NAME/model.toml` and
-//! `NAME.onnx`), one model's own folder, and one ONNX file. Only the highest version of a model is served: two versions
+//! Three shapes of path are understood: a repository (a folder of `NAME/VERSION/model.onnx`, `NAME/model.toml`, `NAME/config.pbtxt`
+//! and `NAME.onnx`), one model's own folder, and one ONNX file. Only the highest version of a model is served, of those that its `config.pbtxt` asks for: two versions
 //! of one model on the same devices would share one SLO and one queue bound in the user's mind but not in the scheduler.
 //! Whatever is wrong with one entry becomes that entry's error and leaves the others alone.
 
 use super::borders;
 use super::found::Found;
+use super::triton::{self, TRITON_FILE};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -16,6 +17,9 @@ use std::path::{Path, PathBuf};
 pub const MODEL_FILE: &str = "model.onnx";
 /// The configuration of a model folder.
 pub const CONFIG_FILE: &str = "model.toml";
+
+/// What file systems put at the root of a volume, as one that is mounted for models.
+const OF_THE_DISK: &str = "lost+found";
 
 /// One entry of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +81,7 @@ fn insert(candidates: &mut BTreeMap<String, (Candidate, PathBuf)>, candidate: Ca
 
 /// The model that an entry stands for; none for what is no model at all, such as a README or a hidden folder.
 fn entry_of_repository(entry: &Path, root: &Path) -> Option<Candidate> {
-    if is_hidden(entry) {
+    if is_hidden(entry) || entry.ends_with(OF_THE_DISK) {
         return None;
     }
     if entry.is_dir() {
@@ -98,6 +102,8 @@ fn onnx_file(path: &Path, root: &Path) -> Candidate {
         name: name.clone(),
         version: "1".to_owned(),
         config: config.is_file().then_some(config),
+        triton: None,
+        versions: vec![1],
         version_folder: Some(folder.clone()),
         folder,
         model: path.to_owned(),
@@ -114,23 +120,40 @@ fn model_folder(folder: &Path, root: &Path) -> Candidate {
 
 fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
     let name = name_of(folder.file_name().unwrap_or_default(), folder)?;
-    let newest = list(folder)?.iter().filter_map(|entry| version_number(entry)).max();
-    let config = Some(folder.join(CONFIG_FILE)).filter(|config| config.is_file());
-    if newest.is_none() && config.is_none() {
+    let mut versions: Vec<u64> = list(folder)?.iter().filter_map(|entry| version_number(entry)).collect();
+    versions.sort_unstable();
+    let file = |name: &str| Some(folder.join(name)).filter(|file| file.is_file());
+    let (config, triton) = (file(CONFIG_FILE), file(TRITON_FILE));
+    if versions.is_empty() && config.is_none() && triton.is_none() {
         return Err(nothing_in(folder));
     }
-    let version = newest.unwrap_or(1).to_string();
+    let version = versions.last().copied().unwrap_or(1).to_string();
     let version_folder = folder.join(&version);
-    Ok(Found {
+    let mut found = Found {
         name: name.to_owned(),
         folder: folder.to_owned(),
         config,
+        triton,
         model: version_folder.join(MODEL_FILE),
-        version_folder: newest.map(|_| version_folder),
+        version_folder: versions.last().map(|_| version_folder),
+        versions,
         version,
         root: root.to_owned(),
         named: None,
-    })
+    };
+    choose_as_asked(&mut found);
+    Ok(found)
+}
+
+/// A `config.pbtxt` may ask for a version and for a file in its folder. One that lies outside of the repository is not read here.
+fn choose_as_asked(found: &mut Found) {
+    let Some(file) = found.triton.clone().filter(|file| borders::check(found, file).is_ok()) else { return };
+    let (version, model) = triton::asked(&file, found);
+    if let Some(version) = version {
+        found.version = version.to_string();
+        found.version_folder = Some(found.folder.join(&found.version));
+    }
+    found.model = found.folder.join(&found.version).join(model.as_deref().unwrap_or(MODEL_FILE));
 }
 
 fn nothing_in(folder: &Path) -> String {
@@ -139,7 +162,7 @@ fn nothing_in(folder: &Path) -> String {
         return format!("{shown}/{MODEL_FILE}: must lie in a version folder; move it to {shown}/1/{MODEL_FILE}");
     }
     format!(
-        "{shown}: holds neither a version folder nor a {CONFIG_FILE}; put the model at {shown}/1/{MODEL_FILE} or remove the folder"
+        "{shown}: holds neither a version folder nor a {CONFIG_FILE} or {TRITON_FILE}; put the model at {shown}/1/{MODEL_FILE} or remove the folder"
     )
 }
 
@@ -153,7 +176,9 @@ fn version_number(entry: &Path) -> Option<u64> {
 /// Whether `path` is the folder of one model and not of many: it has a configuration, or a version with a model in it.
 fn is_model_folder(path: &Path) -> bool {
     let holds_model = |entry: &PathBuf| version_number(entry).is_some() && entry.join(MODEL_FILE).is_file();
-    path.join(CONFIG_FILE).is_file() || list(path).is_ok_and(|entries| entries.iter().any(holds_model))
+    path.join(CONFIG_FILE).is_file()
+        || path.join(TRITON_FILE).is_file()
+        || list(path).is_ok_and(|entries| entries.iter().any(holds_model))
 }
 
 /// What lies in a folder, by name.
@@ -217,6 +242,7 @@ mod tests {
     fn hidden_folders_and_other_files_are_no_models() {
         let folder = Folder::new();
         folder.write(".git/config", "");
+        fs::create_dir(folder.path().join("lost+found")).unwrap();
         folder.write("README.md", "");
         folder.write("a.onnx", "");
         folder.write("b/1/model.onnx", "");

@@ -7,6 +7,7 @@ mod cells;
 mod leaving;
 mod lengths;
 mod reload;
+mod slo;
 
 use super::fixture::Folder;
 use super::live::{Host, LiveRepository};
@@ -15,7 +16,7 @@ use super::report::{ModelReport, Progress};
 use super::{inspect, profile};
 use crate::registry::{Registry, Repository};
 use parking_lot::Mutex;
-use ripieno_base::ModelId;
+use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions};
 use ripieno_executor::{Device, Engine, LoadError, Loaded, ModelSource, Sink};
 use ripieno_runtime::ServedModel;

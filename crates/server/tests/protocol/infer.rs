@@ -109,7 +109,12 @@ async fn a_raw_body_is_one_row() {
 async fn failures_have_their_statuses() {
     let server = start().await;
     let cases = [
-        ("expired", 504, "Request timeout expired"),
+        (
+            "expired",
+            504,
+            "Request timeout expired; model 'expired' had 100ms (its slo_ms) and needs 178ms by its profile on an idle device; \
+             raise slo_ms, or write late = \"answer\", in its model.toml",
+        ),
         ("failing", 500, "inference failed: device on fire"),
         ("unloaded", 503, "the model was unloaded"),
         ("leaving", 503, "the server is shutting down"),

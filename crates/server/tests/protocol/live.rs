@@ -11,6 +11,7 @@ use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Setup, build};
 use ripieno_server::registry::{ModelState, Registry, ServedEntry};
+use ripieno_server::repository::slo::{Origin, Slo};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -43,7 +44,8 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         max_batch: MAX_BATCH,
         streams: false,
         lengths: None,
-        slo: Nanos::from_millis(60_000),
+        slo: Slo { span: Nanos::from_millis(60_000), origin: Origin::Owner, answer_late: false },
+        one_row: None,
         stats: Default::default(),
     };
     registry.set(name, "1", ModelState::Ready(Arc::new(entry)), "");

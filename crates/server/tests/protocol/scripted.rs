@@ -8,6 +8,7 @@ use ripieno_runtime::{
     Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot, Step,
 };
 use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
+use ripieno_server::repository::slo::{Origin, Slo};
 use ripieno_server::{Backend, Withdraw};
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +161,8 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         max_batch: 8,
         streams: name == "counting",
         lengths: None,
-        slo: Nanos::from_millis(100),
+        slo: Slo { span: Nanos::from_millis(100), origin: Origin::Owner, answer_late: false },
+        one_row: Some(Nanos::from_millis(178)),
         stats: Default::default(),
     };
     registry.set(name, version, ModelState::Ready(Arc::new(entry)), "");

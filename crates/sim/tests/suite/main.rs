@@ -26,6 +26,7 @@ mod second_readings;
 mod symphony_example;
 mod table2;
 mod unfolding;
+mod unsaid;
 mod walk_scenarios;
 mod wide_requests;
 mod work_conserving;

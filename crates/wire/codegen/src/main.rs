@@ -1,5 +1,6 @@
 //! Writes `crates/wire/src/generated/` from `crates/wire/proto/`. See the README beside.
 
+use prost::Message;
 use std::path::Path;
 use std::{error::Error, fs};
 
@@ -10,10 +11,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = wire.join("src/generated");
     fs::create_dir_all(&out)?;
     let files = protox::compile(["grpc_service.proto", "health.proto"], [wire.join("proto")])?;
+    // What a reader of config.pbtxt has to know of the messages while it runs.
+    let model_config = protox::Compiler::new([wire.join("proto")])?.open_file("model_config.proto")?.file_descriptor_set();
+    fs::write(out.join("model_config.bin"), model_config.encode_to_vec())?;
     // Tensors stay views of the received message instead of copies.
     tonic_prost_build::configure().bytes(".inference").out_dir(&out).compile_fds(files)?;
     for entry in fs::read_dir(&out)? {
         let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
         let code = fs::read_to_string(&path)?;
         if !code.starts_with(HEADER) {
             fs::write(&path, format!("{HEADER}{code}"))?;

@@ -8,6 +8,7 @@ mod conditions;
 mod keys;
 mod length_profile;
 mod lengths;
+mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -27,9 +28,8 @@ pub use conditions::BlockConditions;
 pub(crate) use keys::nearest;
 pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;
+pub use settings::Settings;
 
-/// The latency target of a model that names none.
-pub const DEFAULT_SLO_MS: f64 = 100.0;
 /// The largest batch of a model that names none.
 pub const DEFAULT_MAX_BATCH: usize = 32;
 /// The queue bound of a model that names none, in requests.
@@ -37,18 +37,19 @@ pub const DEFAULT_MAX_QUEUE: usize = 1000;
 /// How many batches warm a model up before it is ready.
 pub const DEFAULT_WARM_UP: usize = 2;
 
-const LONGEST_MS: f64 = 86_400_000.0;
-const MOST_WARM_UP: usize = 1000;
-const MOST_QUEUED: usize = 1_000_000;
+pub(crate) const LONGEST_MS: f64 = 86_400_000.0;
+pub(crate) const MOST_WARM_UP: usize = 1000;
+pub(crate) const MOST_QUEUED: usize = 1_000_000;
 const MOST_WEIGHT: usize = 1000;
-const MOST_INSTANCES: usize = 65_536;
+pub(crate) const MOST_INSTANCES: usize = 65_536;
 const LEAST_MEMORY_MB: usize = 64;
 const MOST_MEMORY_MB: usize = 1 << 24;
 const MOST_TASK_S: usize = 24 * 3600;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 29] = [
     "slo_ms",
+    "queue_timeout_ms",
     "max_batch",
     "batching",
     "isolation",
@@ -115,6 +116,8 @@ pub struct ModelConfig {
     pub file: String,
     /// The latency target.
     pub slo: Option<Nanos>,
+    /// How long a request may wait until it runs, where that is said instead of a latency target.
+    pub queue_timeout: Option<Nanos>,
     /// The most rows in one batch.
     pub max_batch: Option<usize>,
     /// Whether requests share batches.
@@ -128,11 +131,11 @@ pub struct ModelConfig {
     /// Batches to run before the model is ready.
     pub warm_up: usize,
     /// `late = "answer"`: a request past its SLO is still answered.
-    pub answer_late: bool,
+    pub answer_late: Option<bool>,
     /// What becomes of hopeless requests; the policy's own rule if none.
     pub drop: Option<DropRule>,
     /// The most live requests.
-    pub max_queue: usize,
+    pub max_queue: Option<usize>,
     /// Its part of the devices when there is not enough for all, relative to that of others.
     pub weight: u32,
     /// ℓ(b) of the whole model, given by hand.
@@ -153,6 +156,8 @@ pub struct ModelConfig {
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+    /// The keys at its top.
+    pub keys: Vec<String>,
 }
 
 /// Whether requests share batches.
@@ -239,6 +244,11 @@ const LONGEST_FILE: u64 = 256 << 10;
 impl ModelConfig {
     /// Reads a file. The error names the file, the line, the key and the fix.
     pub fn read(path: &Path) -> Result<ModelConfig, String> {
+        ModelConfig::read_over(path, &Settings::default())
+    }
+
+    /// Reads a file that goes before what is said elsewhere.
+    pub fn read_over(path: &Path, under: &Settings) -> Result<ModelConfig, String> {
         let file = path.display().to_string();
         let mut bytes = Vec::new();
         let read = File::open(path).and_then(|file| file.take(LONGEST_FILE + 1).read_to_end(&mut bytes));
@@ -253,7 +263,7 @@ impl ModelConfig {
             let line = 1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|&&b| b == b'\n').count();
             format!("{file}:{line}: the file is not UTF-8 text; save it in that encoding")
         })?;
-        ModelConfig::parse(&file, &text)
+        ModelConfig::parse_over(&file, &text, under)
     }
 
     /// Every latency that is given, of the whole and of blocks.
@@ -268,20 +278,55 @@ impl ModelConfig {
 
     /// Parses the text of a file that errors name `file`.
     pub fn parse(file: &str, text: &str) -> Result<ModelConfig, String> {
+        ModelConfig::parse_over(file, text, &Settings::default())
+    }
+
+    /// The same of a text that goes before what is said elsewhere.
+    pub fn parse_over(file: &str, text: &str, under: &Settings) -> Result<ModelConfig, String> {
         let source = Source { file, text };
         let document = DeTable::parse(text).map_err(|error| {
             let line = source.line(error.span().map_or(0, |span| span.start));
             source.error(line, &format!("this is not valid TOML: {}", error.message().replace('\n', ", ")))
         })?;
         let keys = Keys::new(source, String::new(), 0, document.get_ref(), &KEYS)?;
-        let config = read_model(&keys, file)?;
+        let mut config = read_model(&keys, file)?;
+        config.fill_in(under);
         check(&keys, &config)?;
         Ok(config)
     }
 }
 
+impl ModelConfig {
+    /// Takes from elsewhere what the file does not say, and does not contradict.
+    fn fill_in(&mut self, under: &Settings) {
+        let says = |key: &str| self.keys.iter().any(|said| said == key);
+        let (batches, timed, ends) =
+            (says("batching") || says("max_batch"), says("slo_ms") || says("queue_timeout_ms"), says("drop"));
+        let (warms, limited) = (says("warm_up"), says("instances"));
+        if under.unbatched && !batches {
+            self.batching = Batching::Off;
+        }
+        if self.batching != Batching::Off {
+            self.max_batch = self.max_batch.or(under.max_batch);
+        }
+        if !timed {
+            (self.slo, self.queue_timeout) = (under.slo, under.queue_timeout);
+        }
+        if !ends {
+            self.answer_late = self.answer_late.or(under.answer_late);
+        }
+        self.max_queue = self.max_queue.or(under.max_queue);
+        self.instances = under.instances.filter(|_| !limited).unwrap_or(self.instances);
+        self.warm_up = under.warm_up.filter(|_| !warms).unwrap_or(self.warm_up);
+        // Of a model that runs they are a check, which whoever declares them makes; an emulated one needs them.
+        if self.inputs.is_empty() && self.outputs.is_empty() {
+            (self.inputs, self.outputs) = (under.inputs.clone(), under.outputs.clone());
+        }
+    }
+}
+
 fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
-    let answer_late = keys.one_of("late", &[("answer", true), ("refuse", false)])?.unwrap_or(false);
+    let answer_late = keys.one_of("late", &[("answer", true), ("refuse", false)])?;
     let (blocks, outputs) = (keys.tables("block", &BLOCK_KEYS)?, keys.tables("output", &OUTPUT_KEYS)?);
     let inputs = keys.tables("input", &INPUT_KEYS)?;
     let lengths = lengths::read(keys, &inputs, &outputs)?;
@@ -304,6 +349,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     Ok(ModelConfig {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
+        queue_timeout: read_queue_timeout(keys)?,
         max_batch: keys.whole("max_batch", 1, Profile::MAX_BATCH)?,
         batching: read_batching(keys)?,
         isolation: read_isolation(keys)?,
@@ -311,8 +357,8 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         policy: keys.text("policy", "deferred")?,
         warm_up: read_warm_up(keys)?,
         answer_late,
-        drop: read_drop(keys, answer_late)?,
-        max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?.unwrap_or(DEFAULT_MAX_QUEUE),
+        drop: read_drop(keys, answer_late == Some(true))?,
+        max_queue: keys.whole("max_queue", 1, MOST_QUEUED)?,
         weight: keys.whole("weight", 1, MOST_WEIGHT)?.map_or(1, |weight| weight as u32),
         latency: read_latency(keys)?,
         by_length: lengths::read_costs(keys, lengths.is_some())?,
@@ -323,6 +369,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
         cells,
         lengths,
+        keys: keys.names().map(str::to_owned).collect(),
     })
 }
 
@@ -360,11 +407,20 @@ fn read_isolation(keys: &Keys<'_>) -> Result<Option<ProcessConfig>, String> {
     Ok(process.then_some(ProcessConfig { memory_limit, task_limit }))
 }
 
+fn read_queue_timeout(keys: &Keys<'_>) -> Result<Option<Nanos>, String> {
+    let wait = keys.number("queue_timeout_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64);
+    match wait {
+        Some(_) if keys.has("slo_ms") => {
+            Err(keys.wrong("queue_timeout_ms", "slo_ms says when answers are due; remove one of the two"))
+        }
+        wait => Ok(wait),
+    }
+}
+
 /// A request that is to be answered late must not be dropped for being late.
 fn read_drop(keys: &Keys<'_>, answer_late: bool) -> Result<Option<DropRule>, String> {
     let words = [("hopeless", DropRule::Hopeless), ("expired", DropRule::Expired), ("never", DropRule::Never)];
     match keys.one_of("drop", &words)? {
-        None if answer_late => Ok(Some(DropRule::Never)),
         Some(rule) if answer_late && rule != DropRule::Never => {
             Err(keys.wrong("drop", "contradicts late = \"answer\"; remove one of the two"))
         }

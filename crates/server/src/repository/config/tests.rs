@@ -15,8 +15,8 @@ fn error(text: &str) -> String {
 fn an_empty_file_is_all_defaults() {
     let config = parse("").unwrap();
     assert_eq!((config.slo, config.max_batch, config.instances), (None, None, usize::MAX));
-    assert_eq!((config.warm_up, config.max_queue), (DEFAULT_WARM_UP, DEFAULT_MAX_QUEUE));
-    assert_eq!((config.answer_late, config.drop, config.latency), (false, None, None));
+    assert_eq!((config.warm_up, config.max_queue), (DEFAULT_WARM_UP, None));
+    assert_eq!((config.answer_late, config.drop, config.latency), (None, None, None));
     assert_eq!(config.granularity, Granularity::Whole);
 }
 
@@ -55,7 +55,7 @@ weight = 3
     .unwrap();
     assert_eq!((config.slo, config.max_batch), (Some(Nanos::from_millis(25)), Some(16)));
     assert_eq!((config.instances, config.policy.as_deref(), config.warm_up), (2, Some("deferred"), 0));
-    assert_eq!((config.answer_late, config.drop, config.max_queue), (true, Some(DropRule::Never), 50));
+    assert_eq!((config.answer_late, config.drop, config.max_queue), (Some(true), Some(DropRule::Never), Some(50)));
     assert_eq!(config.weight, 3);
     assert_eq!(config.blocks[0].file.as_deref(), Some("encoder.onnx"));
     assert_eq!(config.blocks[1].latency, Some(Latency::Line { alpha_ms: 1.053, beta_ms: 5.0 }));
@@ -70,7 +70,7 @@ fn an_unknown_key_names_its_line_and_the_nearest_valid_key() {
     assert_eq!(error("max_batch_size = 4"), "m/model.toml:1: unknown key max_batch_size; did you mean max_batch?");
     assert_eq!(error("Max_Batch = 4"), "m/model.toml:1: unknown key Max_Batch; did you mean max_batch?");
     let far = error("zebra = 1");
-    assert!(far.starts_with("m/model.toml:1: unknown key zebra; valid keys are slo_ms, max_batch"), "{far}");
+    assert!(far.starts_with("m/model.toml:1: unknown key zebra; valid keys are slo_ms, queue_timeout_ms"), "{far}");
     let inner = error("[[block]]\nname = \"a\"\nfiel = \"a.onnx\"\n");
     assert_eq!(inner, "m/model.toml:3: [[block]] number 1: unknown key fiel; did you mean file?");
 }

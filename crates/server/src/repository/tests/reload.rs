@@ -1,13 +1,14 @@
 //! A reload under load, with the real runtime: every request is answered, by the old version or the new one.
 
-use super::super::live::LiveRepository;
+use super::super::live::{Host, LiveRepository};
 use super::super::plan::Target;
 use super::{EMULATED, Fixture, emulated, silent};
 use crate::registry::{Registry, Repository};
 use crate::repository::fixture::Folder;
+use ripieno_base::ModelId;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Tensor};
 use ripieno_model::DataType;
-use ripieno_runtime::{Answer, Engine, EngineConfig, Job};
+use ripieno_runtime::{Answer, Engine, EngineConfig, Job, ServedModel};
 use ripieno_sched::{Limits, Options, Setup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -98,4 +99,38 @@ fn a_reload_of_everything_touches_only_what_has_changed() {
     std::fs::remove_dir_all(fixture.folder.path()).unwrap();
     assert!(repository.reload().is_err());
     assert_eq!(fixture.registry.ready_entries().len(), 3);
+}
+
+/// Has requests that end one with each look at them.
+struct Busy {
+    left: AtomicUsize,
+    left_at_unload: AtomicUsize,
+}
+
+impl Host for Busy {
+    fn load(&self, _: ServedModel) -> Result<ModelId, String> {
+        Ok(ModelId(0))
+    }
+
+    fn live(&self, _: ModelId) -> usize {
+        self.left.fetch_sub(1, Ordering::Relaxed) - 1
+    }
+
+    fn unload(&self, _: ModelId) {
+        self.left_at_unload.store(self.left.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn requests_that_may_be_late_are_answered_before_their_model_goes() {
+    let folder = Folder::new();
+    // The derived target, 10 ms, is long over when the last of them ends.
+    folder.write("m/model.toml", "alpha_ms = 1\nbeta_ms = 1\nmax_batch = 1\n");
+    let host = Arc::new(Busy { left: AtomicUsize::new(100), left_at_unload: AtomicUsize::new(usize::MAX) });
+    let registry = Arc::new(Registry::new());
+    let path = folder.path().to_owned();
+    let repository = LiveRepository::new(path, emulated(), registry, Arc::clone(&host) as Arc<dyn Host>, silent());
+    repository.load_all().unwrap();
+    assert_eq!(repository.load("m", None), Ok(()));
+    assert_eq!(host.left_at_unload.load(Ordering::Relaxed), 0);
 }

@@ -1,0 +1,58 @@
+//! Flags of `serve` from the environment: `--max-live 500` is `RIPIENO_MAX_LIVE=500`, as images and unit files like it.
+//!
+//! A flag on the command line goes before a variable. One rule names them all, so that no flag can be forgotten.
+
+use clap::builder::{BoolishValueParser, OsStr};
+use clap::{Arg, ArgAction, Command};
+
+/// The flag whose variable is not named by the rule: `RIPIENO_TOKENS` holds tokens, not the name of their file.
+const TOKENS: (&str, &str) = ("tokens", "RIPIENO_TOKENS_FILE");
+
+/// Gives every flag of `serve` its variable.
+pub(crate) fn for_serve(command: Command) -> Command {
+    command.mut_subcommand("serve", |serve| serve.mut_args(with_variable))
+}
+
+fn with_variable(arg: Arg) -> Arg {
+    let name = match arg.get_long() {
+        Some("help" | "version") => return arg,
+        Some(long) => variable(long),
+        None if arg.get_id() == "repository" => variable("repository"),
+        None => return arg,
+    };
+    let is_flag = matches!(arg.get_action(), ArgAction::SetTrue);
+    let arg = arg.env(OsStr::from(name)).hide_env(true);
+    if is_flag { arg.value_parser(BoolishValueParser::new()) } else { arg }
+}
+
+fn variable(long: &str) -> String {
+    match long == TOKENS.0 {
+        true => TOKENS.1.to_owned(),
+        false => format!("RIPIENO_{}", long.replace('-', "_").to_uppercase()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn every_flag_of_serve_has_a_variable_of_its_own() {
+        let command = for_serve(crate::Cli::command());
+        command.clone().debug_assert();
+        let serve = command.find_subcommand("serve").unwrap();
+        let flags: Vec<&Arg> = serve.get_arguments().filter(|arg| arg.get_id() != "help").collect();
+        let mut names: Vec<String> =
+            flags.iter().filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())).collect();
+        assert_eq!(names.len(), flags.len());
+        assert!(names.len() > 30 && names.contains(&"RIPIENO_MAX_LIVE".to_owned()), "{names:?}");
+        assert!(names.contains(&"RIPIENO_TOKENS_FILE".to_owned()) && !names.contains(&"RIPIENO_TOKENS".to_owned()));
+        // What means something else already.
+        assert!(!names.contains(&"RIPIENO_LOG".to_owned()));
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), flags.len());
+        assert!(command.find_subcommand("models").unwrap().get_arguments().all(|arg| arg.get_env().is_none()));
+    }
+}

@@ -1,0 +1,75 @@
+//! A request to try a model with: the least that it takes.
+
+use ripieno_executor::{Loaded, Tensor};
+use ripieno_model::{DataType, TensorSpec};
+use ripieno_wire::json::encode_infer;
+use ripieno_wire::{Datatype, InferResponse, ResponseTensor};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// What to send.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sample {
+    /// This body.
+    Json(String),
+    /// So many zero bytes, as a raw binary request.
+    Zeros(usize),
+}
+
+/// A longer body is for no command line.
+const LONGEST: usize = 600;
+const MOST_ELEMENTS: usize = 128;
+
+/// The least request that a model takes; none if it cannot be written in a line.
+pub(super) fn sample(model: &dyn Loaded) -> Option<Sample> {
+    if let Some(tensors) = model.example(1) {
+        return in_json(&tensors, model.batched());
+    }
+    let least = |spec: &TensorSpec| model.range(&spec.name).map_or(0, |(least, most)| 0.clamp(least, most.max(least)));
+    let shape = |spec: &TensorSpec| spec.shape.iter().map(|&size| size.max(1)).collect::<Vec<i64>>();
+    let elements = |spec: &TensorSpec| shape(spec).iter().fold(1_i64, |product, &size| product.saturating_mul(size));
+    if model.inputs().iter().all(|spec| elements(spec) <= MOST_ELEMENTS as i64) {
+        let tensor = |spec: &TensorSpec| {
+            let data = element(spec.datatype, least(spec)).repeat(elements(spec) as usize);
+            Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape: shape(spec), data: data.into() }
+        };
+        return in_json(&model.inputs().iter().map(tensor).collect::<Vec<_>>(), model.batched());
+    }
+    // A raw request is one tensor, of which at most one dimension beside the batch is open.
+    let [spec] = model.inputs() else { return None };
+    let open = spec.shape.iter().skip(1).filter(|&&size| size < 0).count();
+    let bytes = usize::try_from(elements(spec)).ok()?.checked_mul(spec.datatype.size()?)?;
+    (open <= 1 && least(spec) == 0).then_some(Sample::Zeros(bytes))
+}
+
+/// One number, or a word.
+fn element(datatype: DataType, number: i64) -> Vec<u8> {
+    match (datatype.name(), datatype.size()) {
+        ("FP32", _) => (number as f32).to_le_bytes().to_vec(),
+        ("FP64", _) => (number as f64).to_le_bytes().to_vec(),
+        (name, Some(size)) if name.contains("INT") => number.to_le_bytes()[..size].to_vec(),
+        (_, Some(size)) => vec![0; size],
+        (_, None) => [&4_u32.to_le_bytes()[..], b"text"].concat(),
+    }
+}
+
+fn in_json(tensors: &[Tensor], batched: bool) -> Option<Sample> {
+    let tensor = |tensor: &Tensor| {
+        let shape = if batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
+        Some(ResponseTensor {
+            name: tensor.name.to_string(),
+            datatype: Datatype::from_name(tensor.datatype.name())?,
+            shape: shape.to_vec(),
+            data: tensor.data.clone(),
+            binary: false,
+        })
+    };
+    // A tensor of an answer is written as one of a request.
+    let outputs = tensors.iter().map(tensor).collect::<Option<Vec<_>>>()?;
+    let encoded = encode_infer(&InferResponse { outputs, ..InferResponse::default() }).ok()?;
+    let answer: Value = serde_json::from_slice(&encoded.body).ok()?;
+    let body = json!({ "inputs": answer.get("outputs")? }).to_string();
+    // A quote would end the argument in a shell.
+    (body.len() <= LONGEST && !body.contains('\'')).then_some(Sample::Json(body))
+}

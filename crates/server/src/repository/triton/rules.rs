@@ -1,0 +1,382 @@
+//! What becomes of each field of a `config.pbtxt`: one row a field, or one for all fields below it.
+
+use super::settings::{instances, micros, most_queued, queue_policy, slo_ms, warm_up};
+use super::{Case, Outcome, version};
+use ripieno_model::Profile;
+use ripieno_wire::pbtxt::Field;
+use ripieno_wire::proto::inference::model_version_policy::PolicyChoice;
+use std::path::{Component, Path};
+
+/// How a field is judged.
+enum Rule {
+    /// Whatever its value is.
+    Always(Outcome, &'static str),
+    /// If it is set to yes; else it says what is so in any case.
+    IfTrue(Outcome, &'static str),
+    /// By its value, and by what else is there.
+    Ask(fn(&Field, &Case<'_>) -> Verdict),
+}
+
+type Verdict = (Outcome, String);
+
+use Outcome::{Honoured, Mapped, NotNeeded, Refused, WithoutEffect};
+use Rule::{Always, Ask, IfTrue};
+
+const TENSORRT: &str = "it is about TensorRT and the memory of GPUs";
+const NO_ENGINE_LIKE_IT: &str = "it is for TensorRT models; export the model to ONNX and remove it";
+const BY_PROFILE: &str = "batches are formed by the measured profile and the SLO";
+const ENGINE: &str = "the server's --device and --engine say what runs the model";
+
+/// A field's own row, or that of the nearest message around it.
+const RULES: &[(&str, Rule)] = &[
+    ("name", Ask(name)),
+    ("platform", Ask(platform)),
+    ("backend", Ask(backend)),
+    ("runtime", Always(NotNeeded, "the server's --engine runs the model")),
+    ("version_policy", Ask(versions)),
+    ("max_batch_size", Ask(max_batch)),
+    ("input", Always(Honoured, "checked against the model")),
+    ("input.name", Ask(input_name)),
+    ("input.format", Always(NotNeeded, "the shape says it all")),
+    ("input.reshape", Always(Refused, RESHAPE)),
+    ("input.is_shape_tensor", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
+    ("input.allow_ragged_batch", IfTrue(Refused, RAGGED)),
+    (
+        "input.optional",
+        IfTrue(WithoutEffect, "every request must bring the input; one that does not is refused with 400"),
+    ),
+    ("input.is_non_linear_format_io", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
+    ("output", Always(Honoured, "checked against the model; outputs that are not listed are not returned")),
+    ("output.name", Ask(output_name)),
+    ("output.label_filename", Ask(labels)),
+    ("output.reshape", Always(Refused, RESHAPE)),
+    ("output.is_shape_tensor", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
+    ("output.is_non_linear_format_io", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
+    ("batch_input", Always(Refused, RAGGED)),
+    ("batch_output", Always(Refused, RAGGED)),
+    ("optimization", Always(NotNeeded, TENSORRT)),
+    ("optimization.graph", Ask(graph_level)),
+    ("optimization.priority", Ask(model_priority)),
+    ("optimization.execution_accelerators", Always(WithoutEffect, ENGINE)),
+    ("dynamic_batching", Always(NotNeeded, BY_PROFILE)),
+    ("dynamic_batching.preferred_batch_size", Always(NotNeeded, "the measured profile tells which sizes pay")),
+    (
+        "dynamic_batching.max_queue_delay_microseconds",
+        Always(NotNeeded, "a batch waits only where that pays, and never beyond its deadlines"),
+    ),
+    (
+        "dynamic_batching.preserve_ordering",
+        IfTrue(WithoutEffect, "answers on one stream come as they are done; tell them apart by their id"),
+    ),
+    ("dynamic_batching.priority_levels", Ask(levels)),
+    ("dynamic_batching.default_priority_level", Ask(default_level)),
+    (
+        "dynamic_batching.default_queue_policy",
+        Always(NotNeeded, "queues are bounded, and waiting ends at the deadline"),
+    ),
+    ("dynamic_batching.default_queue_policy.timeout_action", Ask(timeout_action)),
+    ("dynamic_batching.default_queue_policy.default_timeout_microseconds", Ask(queue_timeout)),
+    ("dynamic_batching.default_queue_policy.allow_timeout_override", Ask(timeout_override)),
+    ("dynamic_batching.default_queue_policy.max_queue_size", Ask(max_queue)),
+    (
+        "dynamic_batching.priority_queue_policy",
+        Always(WithoutEffect, "one queue policy holds for all levels: that of default_queue_policy"),
+    ),
+    ("sequence_batching", Always(Refused, SEQUENCES)),
+    ("ensemble_scheduling", Always(Refused, ENSEMBLE)),
+    ("instance_group", Always(NotNeeded, "the server's --devices say what runs models")),
+    ("instance_group.count", Ask(instance_count)),
+    ("instance_group.kind", Ask(instance_kind)),
+    ("instance_group.gpus", Always(WithoutEffect, ENGINE)),
+    ("instance_group.profile", Always(WithoutEffect, TENSORRT)),
+    ("instance_group.secondary_devices", Always(WithoutEffect, ENGINE)),
+    (
+        "instance_group.rate_limiter",
+        Always(WithoutEffect, "models share the devices by weight; write weight in model.toml"),
+    ),
+    (
+        "instance_group.passive",
+        IfTrue(Refused, "a passive model takes no requests; remove the field, or the folder from the repository"),
+    ),
+    ("default_model_filename", Ask(model_file)),
+    (
+        "cc_model_filenames",
+        Always(WithoutEffect, "the one file is served on every device: default_model_filename or model.onnx"),
+    ),
+    ("metric_tags", Always(WithoutEffect, "metrics carry the model's name and version only")),
+    ("parameters", Ask(parameter)),
+    (
+        "model_warmup",
+        Always(NotNeeded, "warm-up batches are zeros of the model's own shapes: the largest batch and single rows"),
+    ),
+    ("model_warmup.count", Ask(warm_up_count)),
+    ("model_warmup.inputs.input_data_file", Always(WithoutEffect, "the file is not read; warm-up batches are zeros")),
+    (
+        "model_operations",
+        Always(
+            Refused,
+            "libraries of operators are not loaded; export the model with standard operators and remove it",
+        ),
+    ),
+    (
+        "model_transaction_policy.decoupled",
+        IfTrue(Refused, "an ONNX model gives one answer for each request; remove the field"),
+    ),
+    (
+        "model_repository_agents",
+        Always(
+            Refused,
+            "agents are not run, so what they check or decrypt would be passed over; remove the field to do without",
+        ),
+    ),
+    ("response_cache.enable", IfTrue(WithoutEffect, "every request is computed")),
+    ("model_metrics", Always(WithoutEffect, "the buckets of histograms are fixed")),
+    ("model_transaction_policy", Always(Honoured, "one answer for each request")),
+    ("response_cache", Always(NotNeeded, "every request is computed")),
+];
+
+const RESHAPE: &str =
+    "tensors are served in the model's own shape; write that into dims, have clients send it, and remove reshape";
+const RAGGED: &str = "ragged batches are not formed; declare length_dim in model.toml to pad, and remove the field";
+const SEQUENCES: &str = "models keep no state between requests; serve it in cells, one request a sequence (walk in model.toml), \
+                         or have clients carry the state";
+const ENSEMBLE: &str =
+    "ensembles are not served; have clients call the models of its steps, or join them into one ONNX file";
+
+/// What becomes of a field.
+pub(super) fn judge(field: &Field, case: &Case<'_>) -> (Outcome, String) {
+    match rule(&field.path) {
+        Some(Always(outcome, text)) => (*outcome, (*text).to_owned()),
+        Some(IfTrue(outcome, text)) if field.value == "true" => (*outcome, (*text).to_owned()),
+        Some(IfTrue(..)) => (Honoured, "as it is in any case".to_owned()),
+        Some(Ask(ask)) => ask(field, case),
+        // A test holds that there is none.
+        None => (Refused, "it is not known here; remove it".to_owned()),
+    }
+}
+
+fn rule(path: &str) -> Option<&'static Rule> {
+    let mut around = Some(path);
+    std::iter::from_fn(|| {
+        let now = around?;
+        around = now.rsplit_once('.').map(|(outer, _)| outer);
+        Some(now)
+    })
+    .find_map(|path| RULES.iter().find(|(known, _)| *known == path).map(|(_, rule)| rule))
+}
+
+/// Whether this is the name of a file in a folder, and of nothing elsewhere.
+pub(super) fn is_file_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+}
+
+fn say(outcome: Outcome, text: impl Into<String>) -> Verdict {
+    (outcome, text.into())
+}
+
+fn name(_: &Field, case: &Case<'_>) -> Verdict {
+    match case.config.name == case.name || case.config.name.is_empty() {
+        true => say(Honoured, "the folder's name"),
+        false => say(
+            Refused,
+            format!("the model's folder is called {:?}; rename one of the two, or remove the field", case.name),
+        ),
+    }
+}
+
+fn platform(_: &Field, case: &Case<'_>) -> Verdict {
+    match case.config.platform.as_str() {
+        "" | "onnxruntime_onnx" | "onnx_onnxv1" => say(Honoured, "ONNX is what is served"),
+        "ensemble" => say(Refused, ENSEMBLE),
+        _ => say(Refused, "only ONNX models are served (onnxruntime_onnx); export the model to ONNX"),
+    }
+}
+
+fn backend(_: &Field, case: &Case<'_>) -> Verdict {
+    match case.config.backend.as_str() {
+        "" | "onnxruntime" => say(Honoured, "ONNX is what is served"),
+        _ => say(Refused, "only ONNX models are served (onnxruntime); export the model to ONNX"),
+    }
+}
+
+fn versions(_: &Field, case: &Case<'_>) -> Verdict {
+    let policy = case.config.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref());
+    let asked = match policy {
+        Some(PolicyChoice::Latest(latest)) => case.versions.len().min(latest.num_versions.max(1) as usize),
+        Some(PolicyChoice::All(_)) => case.versions.len(),
+        Some(PolicyChoice::Specific(specific)) => {
+            let there = |version: &&u64| specific.versions.iter().any(|&asked| u64::try_from(asked) == Ok(**version));
+            case.versions.iter().filter(there).count()
+        }
+        None => 1,
+    };
+    match (version(case.config, case.versions), asked) {
+        (None, _) => say(Refused, "none of these versions has a folder; add it, or name one that is there"),
+        (Some(version), 0 | 1) => say(Honoured, format!("version {version} is served")),
+        (Some(version), _) => {
+            say(WithoutEffect, format!("one version is served, {version}; requests for another are answered with 404"))
+        }
+    }
+}
+
+fn max_batch(_: &Field, case: &Case<'_>) -> Verdict {
+    match case.config.max_batch_size {
+        0 => say(Mapped, "batching = \"off\""),
+        size @ 1.. if size as usize > Profile::MAX_BATCH => {
+            say(Mapped, format!("max_batch = {}, the most there is", Profile::MAX_BATCH))
+        }
+        size @ 1.. => say(Mapped, format!("max_batch = {size}")),
+        _ => say(Refused, "it must be 0, for requests one by one, or the most rows in a batch"),
+    }
+}
+
+fn input_name(field: &Field, case: &Case<'_>) -> Verdict {
+    tensor_name(field, case.config.input.iter().map(|input| input.name.as_str()))
+}
+
+fn output_name(field: &Field, case: &Case<'_>) -> Verdict {
+    tensor_name(field, case.config.output.iter().map(|output| output.name.as_str()))
+}
+
+/// Of the tensor with the index that stands in the field's name.
+fn tensor_name<'a>(field: &Field, names: impl Iterator<Item = &'a str> + Clone) -> Verdict {
+    let index = field.name.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok());
+    match index.and_then(|index| names.clone().nth(index)) {
+        Some(own) if !own.is_empty() && names.filter(|name| *name == own).count() == 1 => {
+            say(Honoured, "the model must have it")
+        }
+        _ => say(Refused, "each tensor is described once, by its name; correct it"),
+    }
+}
+
+fn labels(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.trim_matches(['"', '\'']).is_empty() {
+        true => say(NotNeeded, "no labels"),
+        false => say(
+            WithoutEffect,
+            "requests that ask for classification are refused with 400; rank the scores in the client",
+        ),
+    }
+}
+
+fn graph_level(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.as_str() {
+        "0" | "{}" => say(Honoured, "the engine's own level"),
+        _ => say(WithoutEffect, "the engine optimises graphs at its own level"),
+    }
+}
+
+fn model_priority(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.as_str() {
+        "PRIORITY_DEFAULT" => say(Honoured, "models are equal"),
+        _ => say(WithoutEffect, "models share the devices by weight; write weight in model.toml"),
+    }
+}
+
+/// Levels of priority that requests have; see `check.rs`.
+const LEVELS: u64 = 9;
+
+fn levels(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.parse() {
+        Ok(0..=LEVELS) => say(Honoured, "the parameter priority of a request counts from 1, the most urgent"),
+        _ => say(WithoutEffect, format!("there are {LEVELS} levels; requests beyond stand at the last")),
+    }
+}
+
+fn default_level(field: &Field, _: &Case<'_>) -> Verdict {
+    let middle = LEVELS.div_ceil(2);
+    match field.value.parse() == Ok(middle) {
+        true => say(Honoured, "where requests without a level stand"),
+        false => say(
+            WithoutEffect,
+            format!("a request without a level stands at {middle} of {LEVELS}; have clients name it"),
+        ),
+    }
+}
+
+fn timeout_action(field: &Field, case: &Case<'_>) -> Verdict {
+    let timeout = queue_policy(case.config).map_or(0, |queue| queue.default_timeout_microseconds);
+    match field.value.as_str() {
+        _ if timeout == 0 => say(NotNeeded, "there is no default timeout"),
+        "DELAY" => say(Mapped, "late = \"answer\""),
+        _ => say(Mapped, "late = \"refuse\""),
+    }
+}
+
+fn queue_timeout(_: &Field, case: &Case<'_>) -> Verdict {
+    match queue_policy(case.config).map_or(0, |queue| queue.default_timeout_microseconds) {
+        0 => say(NotNeeded, "no timeout"),
+        _ if slo_ms(case.config).is_some() => say(NotNeeded, "slo_ms says when answers are due"),
+        timeout => say(Mapped, format!("queue_timeout_ms = {}", micros(timeout).as_millis_f64())),
+    }
+}
+
+fn timeout_override(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.as_str() {
+        "true" => say(Honoured, "a request's own timeout counts if it is the nearer one"),
+        _ => say(WithoutEffect, "a request's own timeout counts if it is the nearer one"),
+    }
+}
+
+fn max_queue(_: &Field, case: &Case<'_>) -> Verdict {
+    match queue_policy(case.config).map_or(0, |queue| queue.max_queue_size) {
+        0 => say(NotNeeded, "max_queue in model.toml bounds the queue"),
+        most => say(Mapped, format!("max_queue = {}, those that run among them", most_queued(most as usize))),
+    }
+}
+
+fn instance_count(_: &Field, case: &Case<'_>) -> Verdict {
+    match instances(case.config) {
+        Some(count) => say(Mapped, format!("instances = {count}")),
+        None => say(NotNeeded, "as many batches run at once as the server has --devices"),
+    }
+}
+
+fn instance_kind(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.as_str() {
+        "KIND_GPU" => say(WithoutEffect, ENGINE),
+        _ => say(Honoured, ENGINE),
+    }
+}
+
+fn model_file(_: &Field, case: &Case<'_>) -> Verdict {
+    match case.config.default_model_filename.as_str() {
+        "" => say(NotNeeded, "model.onnx"),
+        name if is_file_name(name) => say(Honoured, "the file in the version folder"),
+        _ => say(Refused, "it must be the name of a file in the version folder"),
+    }
+}
+
+fn parameter(field: &Field, case: &Case<'_>) -> Verdict {
+    let key = field.name.strip_prefix("parameters[").and_then(|rest| rest.split_once(']')).map_or("", |(key, _)| key);
+    match (key.trim_matches(['"', '\'']), slo_ms(case.config)) {
+        ("slo_ms", Some(Ok(millis))) => say(Mapped, format!("slo_ms = {millis}")),
+        ("slo_ms", _) => say(Refused, "it must be a number of milliseconds above 0, as in string_value: \"50\""),
+        _ => say(WithoutEffect, "the parameter is not known; the server's flags and model.toml have the settings"),
+    }
+}
+
+fn warm_up_count(_: &Field, case: &Case<'_>) -> Verdict {
+    say(Mapped, format!("warm_up = {}", warm_up(case.config).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ripieno_wire::pbtxt::known_fields;
+
+    #[test]
+    fn every_field_has_a_rule_and_every_rule_a_field() {
+        let known = known_fields();
+        assert!(known.len() > 100);
+        for path in &known {
+            assert!(rule(path).is_some(), "{path}");
+        }
+        for (path, _) in RULES {
+            let of_it =
+                |field: &String| field == path || field.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+            assert!(known.iter().any(of_it), "{path}");
+        }
+    }
+}
