@@ -34,7 +34,7 @@ use cost::Cost;
 use devices::DeviceTimes;
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Graph, Model};
-use shares::{Shares, Yields};
+use shares::{Shares, YieldsTo};
 
 /// A policy behind a door.
 pub(crate) struct Admission {
@@ -194,12 +194,13 @@ impl Admission {
         if !futile && !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
-        if may_be_late || self.live == 0 {
+        if self.live == 0 || (may_be_late && self.keeps_deadlines) {
             return None;
         }
         let outranked = self.shares.is_outranked(flow, request.class.priority);
-        let yields = if outranked { Yields::ToClients } else { self.shares.yields(flow) };
+        let yields = if outranked { YieldsTo::Clients } else { self.shares.yields(flow) };
         let why = match (self.crowds(now, request, work, yields), self.keeps_deadlines, futile) {
+            (crowds, ..) if may_be_late => return crowds.then_some(Why::Share),
             (true, ..) => Why::Share,
             (false, true, _) => return None,
             (false, false, true) => return Some(Why::Hopeless),
@@ -211,11 +212,11 @@ impl Admission {
 
     /// Whether so much waits that a request takes the room of those to whom its flow gives way. A policy that goes by deadlines passes
     /// over this model's queue for another, so that only the model's own other clients stand behind it.
-    fn crowds(&self, now: Time, request: &Request, work: i64, yields: Yields) -> bool {
+    fn crowds(&self, now: Time, request: &Request, work: i64, yields: YieldsTo) -> bool {
         let target = match (yields, self.keeps_deadlines) {
-            (Yields::ToNobody, _) | (Yields::ToModels, true) => return false,
-            (Yields::ToClients, true) => self.served(request.model).cost.model().slo,
-            (Yields::ToModels | Yields::ToClients, false) => self.tightest,
+            (YieldsTo::Nobody, _) | (YieldsTo::Models, true) => return false,
+            (YieldsTo::Clients, true) => self.served(request.model).cost.model().slo,
+            (YieldsTo::Models | YieldsTo::Clients, false) => self.tightest,
         };
         let each = self.waiting_with(now, request, work) / self.devices.present().max(1) as i64;
         each > target.scale(100 - LEFT_TO_OTHERS, 100).0
@@ -223,14 +224,14 @@ impl Admission {
 
     /// Why a request is refused for its own deadline, or that of others of its model. Some of the time is left to clients who ask for
     /// less.
-    fn delays(&self, now: Time, request: &Request, work: i64, yields: Yields) -> Option<Why> {
+    fn delays(&self, now: Time, request: &Request, work: i64, yields: YieldsTo) -> Option<Why> {
         let (served, devices) = (self.served(request.model), self.devices.present().max(1));
         let waiting = self.waiting_with(now, request, work);
         let alone = served.cost.alone(request, served.together(devices) + request.rows as usize);
         // Cells: it waits for those before it to be started, then shares each step with those that were.
         let before = if served.cost.model().walk.is_unfolded() { self.waiting(now) - served.begun(devices) } else { 0 };
         let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices as i64);
-        let to_clients = yields == Yields::ToClients;
+        let to_clients = yields == YieldsTo::Clients;
         let left = if to_clients { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
         let late = end + left > served.cost.due(request) || self.grown_batch(now, served, request);
         late.then_some(if to_clients { Why::Share } else { Why::Hopeless })

@@ -69,7 +69,7 @@ struct Flow {
     /// The same of what was answered in time.
     had: i64,
     /// To whom it gives way.
-    yields: Yields,
+    yields: YieldsTo,
     /// Nanoseconds a second that it may have; none: as much as it asks for.
     allowed: Option<i64>,
     tokens: i64,
@@ -92,14 +92,14 @@ struct Flow {
 
 /// Who asks for less than the share, seen from a flow that asks for more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Yields {
+pub(crate) enum YieldsTo {
     /// Nobody, or it does not ask for more itself.
     #[default]
-    ToNobody,
+    Nobody,
     /// Other models.
-    ToModels,
+    Models,
     /// Other clients of its model, perhaps other models as well.
-    ToClients,
+    Clients,
 }
 
 /// What a flow asks for in a second.
@@ -139,7 +139,7 @@ impl Shares {
     }
 
     /// To whom a flow gives way since it asks for more than its share.
-    pub(crate) fn yields(&self, flow: u32) -> Yields {
+    pub(crate) fn yields(&self, flow: u32) -> YieldsTo {
         self.flows[flow as usize].yields
     }
 
@@ -255,7 +255,7 @@ impl Shares {
                 let known = &mut flows[flow as usize];
                 let claim = Claim { demand: demand(known), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
-                known.yields = if share.is_some() { Yields::ToClients } else { Yields::ToNobody };
+                known.yields = if share.is_some() { YieldsTo::Clients } else { YieldsTo::Nobody };
                 known.allow(now, share.filter(|_| contended && !steps_up));
             }
         }
@@ -265,10 +265,10 @@ impl Shares {
     /// Who asks for more gives way only to those who do not, where there are any.
     fn find_modest(&mut self) {
         let Shares { flows, active, claims, .. } = self;
-        let modest = |flows: &[Flow], flow: u32| flows[flow as usize].yields == Yields::ToNobody;
+        let modest = |flows: &[Flow], flow: u32| flows[flow as usize].yields == YieldsTo::Nobody;
         let most = match active.iter().any(|&flow| modest(flows, flow)) {
-            true => Yields::ToModels,
-            false => Yields::ToNobody,
+            true => YieldsTo::Models,
+            false => YieldsTo::Nobody,
         };
         for claim in claims.iter() {
             let own = || active.iter().copied().filter(|flow| flow / CLIENTS as u32 == claim.name);

@@ -188,7 +188,7 @@ impl Algorithm1 {
         let eligible = |cell: &Cell| eligible(served, cell);
         if self.order == Order::Waiting && !served.model.walk.is_unfolded() {
             let latest = || cells.iter().rposition(|cell| cell.ready(device) > 0);
-            return cells.iter().any(|cell| eligible(cell)).then(latest).flatten();
+            return cells.iter().any(&eligible).then(latest).flatten();
         }
         let weight = |cell: &Cell| match self.order {
             Order::Waiting => {
