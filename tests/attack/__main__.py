@@ -47,7 +47,7 @@ def sections(text):
     """Letters of sections; anything else is said to be wrong."""
     unknown = set(text) - set(SECTIONS)
     if unknown:
-        raise argparse.ArgumentTypeError(f"there is no section {min(unknown)!r}; they are {chr(44).join(SECTIONS)}")
+        raise argparse.ArgumentTypeError(f"there is no section {min(unknown)!r}; they are {', '.join(SECTIONS)}")
     return text
 
 

@@ -82,7 +82,7 @@ async def memory(bench):
             (folder / "wide" / "1").mkdir(parents=True)
             (folder / "wide" / "model.toml").write_text(WIDE)
             async with bench.server(folder, *repositories.EMULATED, *held_flags(held)) as server:
-                await bench.row(server, "C9", what, lambda: typed(bench, server, 12 if bench.short else 48), limit=100)
+                await bench.row(server, "C9", what, lambda: typed(bench, server, 24 if bench.short else 48), limit=100)
 
 
 def held_flags(held):

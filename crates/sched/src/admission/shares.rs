@@ -4,9 +4,9 @@
 //! A *flow* is what one client sends to one model. Its demand is the device time a second that its requests ask for, in a
 //! window of about a second, and of a quarter of one. While all demands together fit in both, nobody is held back. When they do
 //! not, each has a share of the devices: models in proportion to their weights, clients of a model equally, and what somebody
-//! does not need goes to the others. Who asks for less than the share is let in whole. Who asks for more is *greedy*: it leaves room in the queue for the others.
-//! If somebody who asks for little, or has little, loses requests all the same, the greedy are let in at the rate of their shares,
-//! by a token bucket, for a minute from then on.
+//! does not need goes to the others. Who asks for less than the share is let in whole. Who asks for more gives way to them
+//! ([`YieldsTo`]): it leaves room in the queue. If somebody who asks for little, or has little, loses requests all the same, those who
+//! ask for more are let in at the rate of their shares, by a token bucket, for a minute from then on.
 //!
 //! How much fits is reckoned from profiles and corrected by what is seen: when flows that are let in whole lose requests
 //! all the same, less is given to the others.
