@@ -12,6 +12,7 @@ mod demo;
 mod devices;
 mod documents;
 mod environment;
+mod front_end;
 mod goodput;
 mod logs;
 mod migrate;

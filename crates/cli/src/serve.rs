@@ -4,6 +4,7 @@ use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::devices::DeviceArgs;
+use crate::front_end;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
@@ -21,6 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -129,10 +131,12 @@ impl From<Objective> for ripieno_sched::Objective {
 }
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
-    let outcome = runtime.block_on(serve(args));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    let front = front_end::start().context("cannot start tokio")?;
+    let outcome = runtime.block_on(serve(args, front.handle()));
     // A model may still be loading on a thread of its own; the process does not wait for it.
     runtime.shutdown_background();
+    front.shutdown_background();
     outcome
 }
 
@@ -200,7 +204,7 @@ pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Object
     choice
 }
 
-async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+async fn serve(args: ServeArgs, front: &Handle) -> anyhow::Result<()> {
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
     if !args.repository.exists() {
@@ -208,7 +212,7 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let Running { engine, repository, server, addresses, .. } = service.start().await?;
+    let Running { engine, repository, server, addresses, .. } = service.start(front).await?;
     let loads = repository.clone();
     let loading = tokio::task::spawn_blocking(move || loads.load_all());
     let (give_up, gave_up) = oneshot::channel();
@@ -228,16 +232,15 @@ async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     });
     let failure = Arc::new(OnceLock::new());
     let failed = failure.clone();
-    let drained = server
-        .run(async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                Ok(error) = gave_up => drop(failed.set(error)),
-            }
-            tracing::info!("shutting down: no new requests; those in flight are answered");
-        })
-        .await;
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            Ok(error) = gave_up => drop(failed.set(error)),
+        }
+        tracing::info!("shutting down: no new requests; those in flight are answered");
+    };
+    let drained = front.spawn(server.run(shutdown)).await?;
     announced.abort();
     let draining = engine.clone();
     let answered = tokio::task::spawn_blocking(move || draining.drain(drain_timeout)).await?;

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// Models beyond this number are refused.
 const MAX_MODELS: usize = 256;
@@ -52,7 +53,8 @@ pub(crate) struct Running {
 
 impl Service {
     /// Opens devices and ports. Models are loaded by whoever calls [`LiveRepository::load_all`].
-    pub(crate) async fn start(self) -> anyhow::Result<Running> {
+    /// Connections are served on `front`, models loaded where this is called.
+    pub(crate) async fn start(mut self, front: &Handle) -> anyhow::Result<Running> {
         let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
@@ -66,7 +68,9 @@ impl Service {
             Arc::new(engine.clone()),
             progress_bars("measuring", "batch sizes"),
         ));
-        let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone()).await?;
+        self.config.loads_on = Some(Handle::current());
+        let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());
+        let server = front.spawn(server).await??;
         let addresses = server.addresses();
         Ok(Running { engine, repository, registry, server, addresses })
     }

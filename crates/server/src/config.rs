@@ -3,6 +3,7 @@
 use crate::access::AccessConfig;
 use std::net::SocketAddr;
 use std::time::Duration;
+use tokio::runtime::Handle;
 
 /// Settings of the front end; the defaults are safe on a network that one does not know.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ pub struct ServerConfig {
     pub ping_interval: Duration,
     /// The most models that are loaded or unloaded at once by calls.
     pub max_loads: usize,
+    /// Where models are loaded by calls. None: where the server runs; then engines run at the priority of its threads.
+    pub loads_on: Option<Handle>,
     /// Whether one model that failed to load makes the whole server not ready.
     pub strict_readiness: bool,
     /// How long requests in flight may take after the shutdown began.
@@ -72,6 +75,7 @@ impl Default for ServerConfig {
             idle_timeout: Duration::from_secs(300),
             ping_interval: Duration::from_secs(30),
             max_loads: 4,
+            loads_on: None,
             strict_readiness: false,
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),

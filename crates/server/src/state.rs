@@ -47,7 +47,7 @@ impl State {
         let access = Access::open(config.access.clone())?;
         let budget = Budget::new(config.max_bytes_in_flight);
         let shares = Shares::new(budget.clone(), &config);
-        let loads = Loads::new(repository, config.max_loads);
+        let loads = Loads::new(repository, config.max_loads, config.loads_on.clone());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (phase, workers) = (watch::Sender::new(Phase::Serving), Arc::new(Semaphore::new(cores)));
         let signals = LiveSignals::new();

@@ -22,6 +22,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 /// A policy and its options, as given; another model and latency target than the others', if it is to have them.
@@ -224,7 +225,7 @@ impl Contest {
             config,
         };
         let device = devices.target()?.engine.device_key();
-        let Running { engine, repository, registry, .. } = service.start().await?;
+        let Running { engine, repository, registry, .. } = service.start(&Handle::current()).await?;
         let model = model.to_owned();
         let wanted = model.clone();
         let loaded = tokio::task::spawn_blocking(move || Repository::load(&*repository, &wanted, None)).await?;

@@ -27,6 +27,7 @@ use ripieno_server::repository::ModelReport;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -120,7 +121,7 @@ impl Live {
             allow_symlinks: false,
             config,
         };
-        let Running { engine, repository, registry, server, addresses, .. } = service.start().await?;
+        let Running { engine, repository, registry, server, addresses, .. } = service.start(&Handle::current()).await?;
         let models = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
         if let Some(error) = models.iter().find_map(|model| model.error.as_ref()) {
             return Err(anyhow!("{error}"));

@@ -8,6 +8,7 @@ use crate::registry::Repository;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 
 /// What can be asked of the repository for a model.
@@ -23,6 +24,8 @@ type Waiting = BTreeMap<(String, Change), Weak<watch::Sender<Option<Outcome>>>>;
 pub(crate) struct Loads {
     repository: Arc<dyn Repository>,
     at_once: Arc<Semaphore>,
+    /// Where changes run; none: where they are asked for.
+    runs_on: Option<Handle>,
     /// Changes that wait for their turn.
     waiting: Arc<Mutex<Waiting>>,
     /// Models with changes, and the right to change each. Gone with the last change.
@@ -30,9 +33,9 @@ pub(crate) struct Loads {
 }
 
 impl Loads {
-    pub(crate) fn new(repository: Arc<dyn Repository>, at_once: usize) -> Loads {
+    pub(crate) fn new(repository: Arc<dyn Repository>, at_once: usize, runs_on: Option<Handle>) -> Loads {
         let at_once = Arc::new(Semaphore::new(at_once.max(1)));
-        Loads { repository, at_once, waiting: Arc::default(), models: Mutex::default() }
+        Loads { repository, at_once, runs_on, waiting: Arc::default(), models: Mutex::default() }
     }
 
     /// Carries a change out, or joins the same one that waits. Callers that leave give up; the last one takes a change that has
@@ -70,7 +73,8 @@ impl Loads {
         drop(waiting);
         let (model, at_once) = (self.model(&key.0), self.at_once.clone());
         let (repository, waiting) = (self.repository.clone(), self.waiting.clone());
-        tokio::spawn(async move {
+        let runs_on = self.runs_on.clone().unwrap_or_else(Handle::current);
+        runs_on.spawn(async move {
             let turn = async { (model.acquire_owned().await, at_once.acquire_owned().await) };
             tokio::pin!(turn);
             let turn = loop {
@@ -172,7 +176,7 @@ mod tests {
     fn gated(at_once: usize) -> (Arc<Loads>, Receiver<String>, Arc<Gate>) {
         let ((begun, told), gate) = (channel(), Arc::new(Gate::default()));
         let repository = Arc::new(Gated { begun: Mutex::new(begun), gate: gate.clone() });
-        (Arc::new(Loads::new(repository, at_once)), told, gate)
+        (Arc::new(Loads::new(repository, at_once, None)), told, gate)
     }
 
     fn ask(loads: &Arc<Loads>, model: &str) -> tokio::task::JoinHandle<Result<Outcome, Problem>> {
