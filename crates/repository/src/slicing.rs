@@ -238,9 +238,9 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repository::fixture::Folder;
-    use crate::repository::load::{Loader, Prepared, Profiling};
-    use crate::repository::scan::scan;
+    use crate::fixture::Folder;
+    use crate::load::{Loader, Prepared, Profiling};
+    use crate::scan::scan;
     use ripieno_executor::{CpuEngine, CpuOptions};
     use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The front end's share of a model's statistics: how long it took to decode requests and to encode answers. All else
-//! (counts, queueing, execution, batch sizes) the runtime counts where it happens.
+//! What a front end counts of a model: how long it took to decode requests and to encode answers. It lies with the
+//! model's entry and ends with it. All else (counts, queueing, execution, batch sizes) the runtime counts where it happens.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

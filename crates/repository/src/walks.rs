@@ -3,7 +3,7 @@
 //! One scheduler runs all models, and which one it can be depends on how they walk. So this looks into every `model.toml` for
 //! that alone; whatever else is wrong with the file shows when its model is loaded.
 
-use crate::repository::scan::scan;
+use crate::scan::scan;
 use ripieno_model::Walk;
 use std::path::Path;
 
@@ -48,22 +48,20 @@ fn pads(table: &toml::Table) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use crate::fixture::Folder;
 
     #[test]
     fn the_walk_is_read_and_everything_else_left_to_the_loader() {
-        let root = std::env::temp_dir().join(format!("ripieno-walks-{}", std::process::id()));
+        let folder = Folder::new();
         let padded = "[[input]]\nname = \"x\"\nlength_dim = 1";
         let texts = [("a", "walk = \"tree\"\nslo_m = 3"), ("b", "slo_ms = 5"), ("c", "walk = ["), ("d", padded)];
         for (name, text) in texts {
-            fs::create_dir_all(root.join(name)).unwrap();
-            fs::write(root.join(name).join("model.toml"), text).unwrap();
+            folder.write(&format!("{name}/model.toml"), text);
         }
-        let found = walks(&root);
+        let found = walks(folder.path());
         let walker = |(model, walk, pads): (&str, Walk, bool)| Walker { model: model.to_owned(), walk, pads };
         let expected = [("a", Walk::Tree), ("b", Walk::Whole), ("c", Walk::Whole), ("d", Walk::Whole)];
         assert_eq!(found, expected.map(|(model, walk)| walker((model, walk, model == "d"))));
-        fs::remove_dir_all(&root).unwrap();
-        assert!(walks(&root).is_empty());
+        assert!(walks(&folder.path().join("gone")).is_empty());
     }
 }

@@ -4,7 +4,7 @@
 //! rare as loads, and a reader holds the lock only to clone an `Arc`. A version that is being replaced stays ready
 //! until the repository says otherwise, so that a reload is not an outage.
 
-use crate::repository::slo::Slo;
+use crate::slo::Slo;
 use crate::stats::Statistics;
 use parking_lot::RwLock;
 use ripieno_base::{ModelId, Nanos};
@@ -245,7 +245,7 @@ fn newest(versions: &BTreeMap<VersionKey, Version>) -> Option<&Version> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repository::slo::Origin;
+    use crate::slo::Origin;
     use ripieno_base::Nanos;
 
     fn entry(version: &str) -> ModelState {

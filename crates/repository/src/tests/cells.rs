@@ -3,8 +3,8 @@
 use super::super::load::{Loader, Profiling};
 use super::super::scan::scan;
 use super::{cpu, onnx, silent};
-use crate::repository::fixture::Folder;
-use crate::repository::{Prepared, inspect};
+use crate::fixture::Folder;
+use crate::{Prepared, inspect};
 use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, Steps, Walk};

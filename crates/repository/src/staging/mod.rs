@@ -18,7 +18,7 @@ use super::plan::{Plan, Target};
 use super::report::Progress;
 use super::scan::scan;
 use super::slicing_check::{Comparison, compare};
-use super::trial::{MEASURED_LENGTH, Scratch, measured, source};
+use super::trial::{MEASURED_LENGTH, measured, scratch, source};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, Engine, ModelSource};
 use ripieno_model::Profile;
@@ -284,7 +284,7 @@ impl Bench<'_> {
 
     /// How much longer the chain takes than the whole: for one row, and for eight.
     fn overhead(&self, slices: &Slices<'_>) -> Result<(f64, f64), String> {
-        let folder = Scratch::new()?;
+        let folder = scratch()?;
         slices.write(folder.path()).map_err(|error| error.to_string())?;
         let largest = BATCH.min(self.plan.source.max_batch);
         let blocks = slices.blocks.iter().map(|block| block.name.clone());

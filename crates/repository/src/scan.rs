@@ -215,7 +215,7 @@ fn shown(name: &OsStr) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repository::fixture::Folder;
+    use crate::fixture::Folder;
 
     fn names(candidates: &[Candidate]) -> Vec<&str> {
         candidates.iter().map(|candidate| candidate.name.as_str()).collect()

@@ -1,7 +1,7 @@
 //! What becomes of the `config.pbtxt` of every model of a repository, without loading one.
 
 use super::{Finding, TritonConfig};
-use crate::repository::scan::{CONFIG_FILE, scan};
+use crate::scan::{CONFIG_FILE, scan};
 use serde::Serialize;
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -27,7 +27,7 @@ pub struct Migration {
 
 /// Every model at `path`. An error if the path itself cannot be read.
 pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
-    let one = |candidate: crate::repository::scan::Candidate| {
+    let one = |candidate: crate::scan::Candidate| {
         let model = candidate.name;
         let none = |error| Migration {
             model: model.clone(),
@@ -89,8 +89,8 @@ impl Migration {
 mod tests {
     use super::super::Outcome;
     use super::*;
-    use crate::repository::config::ModelConfig;
-    use crate::repository::fixture::Folder;
+    use crate::config::ModelConfig;
+    use crate::fixture::Folder;
 
     #[test]
     fn every_model_is_explained_and_written_once() {

@@ -3,8 +3,8 @@
 use super::super::live::{Host, LiveRepository};
 use super::super::plan::Target;
 use super::{EMULATED, Fixture, emulated, silent};
+use crate::fixture::Folder;
 use crate::registry::{Registry, Repository};
-use crate::repository::fixture::Folder;
 use ripieno_base::ModelId;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Tensor};
 use ripieno_model::DataType;

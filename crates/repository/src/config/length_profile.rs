@@ -34,7 +34,7 @@ impl LengthProfile {
     }
 
     /// The steps that cover the share; the error names `config`, the file that asks for it.
-    pub(in crate::repository) fn steps(&self, folder: &Path, config: &str) -> Result<u32, String> {
+    pub(crate) fn steps(&self, folder: &Path, config: &str) -> Result<u32, String> {
         let path = folder.join(&self.file);
         let refuse = |problem: String| {
             format!(

@@ -1,8 +1,8 @@
 //! Chains whose requests leave on the way: read, checked against the files, and told to the scheduler.
 
 use super::*;
-use crate::repository::load::{Loader, Profiling};
-use crate::repository::scan::scan;
+use crate::load::{Loader, Profiling};
+use crate::scan::scan;
 
 const WAYS: &str = r#"
 max_batch = 4

@@ -1,5 +1,5 @@
 use super::*;
-use crate::repository::fixture::Folder;
+use crate::fixture::Folder;
 use ripieno_base::BlockId;
 use ripieno_executor::{Comparison, InputRange, Rule};
 
@@ -189,7 +189,7 @@ fn a_declared_tensor_needs_sizes_and_a_known_type() {
 
 #[test]
 fn a_file_that_is_missing_or_not_text_is_named() {
-    let folder = crate::repository::fixture::Folder::new();
+    let folder = crate::fixture::Folder::new();
     let path = folder.path().join("model.toml");
     assert!(ModelConfig::read(&path).unwrap_err().contains("model.toml: cannot be read: "));
     std::fs::write(&path, b"slo_ms = 5\n\xff\xfe").unwrap();
@@ -322,7 +322,7 @@ fn a_range_of_an_input_needs_a_largest_number_above_the_smallest() {
 
 #[test]
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
-    let guide = include_str!("../../../../../docs/models.md");
+    let guide = include_str!("../../../../docs/models.md");
     for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&INPUT_KEYS).chain(&OUTPUT_KEYS) {
         assert!(guide.contains(&format!("`{key}`")) || guide.contains(&format!("`[[{key}]]`")), "{key}");
     }

@@ -1,11 +1,11 @@
 //! Repositories of Triton's users: each file of `tests/triton/` is the `config.pbtxt` of one, and says in its comments what becomes of it.
 
 use super::*;
+use crate::config::{Batching, ModelConfig};
+use crate::fixture::Folder;
+use crate::live::{Host, LiveRepository};
+use crate::plan::Target;
 use crate::registry::Registry;
-use crate::repository::config::{Batching, ModelConfig};
-use crate::repository::fixture::Folder;
-use crate::repository::live::{Host, LiveRepository};
-use crate::repository::plan::Target;
 use ripieno_base::ModelId;
 use ripieno_executor::{CpuEngine, CpuOptions};
 use ripieno_runtime::ServedModel;
@@ -124,8 +124,8 @@ fn repositories_serve_as_their_comments_say() {
 fn who_wins_is_said() {
     for (name, text) in files() {
         let folder = repository(&text);
-        let found = crate::repository::scan::scan(folder.path()).unwrap().remove(0).found.unwrap();
-        let Ok(plan) = crate::repository::plan::Plan::new(&found, &target()) else { continue };
+        let found = crate::scan::scan(folder.path()).unwrap().remove(0).found.unwrap();
+        let Ok(plan) = crate::plan::Plan::new(&found, &target()) else { continue };
         let note = plan.triton_note().unwrap();
         for expected in said(&text, "notes") {
             assert!(note.contains(expected), "{name}: {note}");

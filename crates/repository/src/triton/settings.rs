@@ -1,6 +1,6 @@
 //! What a `config.pbtxt` says, in keys of `model.toml`.
 
-use crate::repository::config::{DEFAULT_WARM_UP, LONGEST_MS, MOST_INSTANCES, MOST_QUEUED, MOST_WARM_UP, Settings};
+use crate::config::{DEFAULT_WARM_UP, LONGEST_MS, MOST_INSTANCES, MOST_QUEUED, MOST_WARM_UP, Settings};
 use ripieno_base::Nanos;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use ripieno_wire::Datatype;

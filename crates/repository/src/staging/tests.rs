@@ -1,6 +1,6 @@
 use super::*;
-use crate::repository::fixture::Folder;
-use crate::repository::load::{Loader, Prepared, Profiling};
+use crate::fixture::Folder;
+use crate::load::{Loader, Prepared, Profiling};
 use ripieno_executor::{CpuEngine, CpuOptions};
 use std::fs;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Models whose requests differ in length: checked at load, measured by length, kept, and told to the scheduler.
 
 use super::*;
-use crate::repository::load::{Loader, Profiling};
-use crate::repository::scan::scan;
+use crate::load::{Loader, Profiling};
+use crate::scan::scan;
 
 const LENGTHS: &str = r#"
 max_batch = 4

@@ -1,8 +1,8 @@
 //! What a repository may reach, and what clients hear of where it lies.
 
 use super::*;
-use crate::repository::load::{Loader, Profiling};
-use crate::repository::scan::scan;
+use crate::load::{Loader, Profiling};
+use crate::scan::scan;
 use std::os::unix::fs::symlink;
 
 /// Loads the one model of a repository.

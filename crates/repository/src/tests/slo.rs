@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::registry::ServedEntry;
-use crate::repository::slo::Origin;
+use crate::slo::Origin;
 
 /// What serves a model of these settings, and what the command line shows.
 fn served(toml: &str) -> (Arc<ServedEntry>, ModelReport) {

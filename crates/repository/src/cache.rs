@@ -225,7 +225,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repository::fixture::Folder;
+    use crate::fixture::Folder;
 
     fn profile() -> BlockProfile {
         BlockProfile { profile: Profile::linear(1.0, 2.0, 4).unwrap(), lengths: None }

@@ -3,10 +3,9 @@
 use ripieno_executor::{BlockSource, Engine, Measurement, ModelSource, Tensor, measure};
 use ripieno_model::{Profile, TensorSpec};
 use ripieno_onnx::Slices;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
 use std::time::Duration;
+use tempfile::TempDir;
 
 /// The length that open dimensions are given.
 pub(super) const MEASURED_LENGTH: i64 = 64;
@@ -19,7 +18,7 @@ pub(super) fn measured(
     budget: Duration,
     length: i64,
 ) -> Result<Vec<Profile>, String> {
-    let folder = Scratch::new()?;
+    let folder = scratch()?;
     slices.write(folder.path()).map_err(|error| error.to_string())?;
     let source = source("model", folder.path(), slices.blocks.iter().map(|block| block.name.clone()), max_batch);
     let loaded = engine.load(&source).map_err(|error| error.to_string())?;
@@ -52,27 +51,10 @@ fn example(spec: &TensorSpec, length: i64) -> Result<Tensor, String> {
     Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: one.repeat(elements).into() })
 }
 
-/// A temporary folder, removed in the end.
-pub(super) struct Scratch(PathBuf);
-
-impl Scratch {
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub(super) fn new() -> Result<Scratch, String> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("ripieno-slices-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|error| format!("{}: cannot be made: {error}", path.display()))?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// A temporary folder for slices, removed in the end.
+pub(super) fn scratch() -> Result<TempDir, String> {
+    let folder = tempfile::Builder::new().prefix("ripieno-slices-").tempdir();
+    folder.map_err(|error| format!("no temporary folder can be made: {error}"))
 }
 
 /// Inputs for a check: numbers that differ from row to row, small ids where the model takes integers.

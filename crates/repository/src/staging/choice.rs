@@ -1,8 +1,8 @@
 //! Choices, kept beside the profiles they came from.
 
 use super::Staging;
-use crate::repository::cache::{ProfileKey, cache_folders, write_whole};
-use crate::repository::plan::Plan;
+use crate::cache::{ProfileKey, cache_folders, write_whole};
+use crate::plan::Plan;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
