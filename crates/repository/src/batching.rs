@@ -7,7 +7,7 @@
 use super::config::Batching;
 use super::plan::{Plan, Target};
 use ripieno_executor::{BlockSource, Loaded, ModelSource, Rows, check_rows};
-use ripieno_onnx::Declared;
+use ripieno_onnx::{Declared, OnnxFile};
 use std::sync::Arc;
 
 /// The model as it is to be served, loaded again if without batches; and why it is so, if it is.
@@ -64,7 +64,7 @@ fn check_cells(target: &Target, plan: &Plan) -> Result<(), String> {
     for block in &plan.source.blocks {
         let Some(path) = &block.path else { continue };
         let cell = BlockSource { path: Some(path.clone()), ..BlockSource::new(&block.name) };
-        let (declared, _) = Declared::read(path).map_err(|error| error.to_string())?;
+        let declared = OnnxFile::read(path).and_then(|file| Declared::of(&file)).map_err(|error| error.to_string())?;
         let ranges = block.ranges(&declared.inputs, &plan.source.ranges);
         let isolation = plan.source.isolation.clone();
         let source =

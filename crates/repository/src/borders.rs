@@ -8,6 +8,7 @@
 
 use super::cache::user_cache_folder;
 use super::found::Found;
+use ripieno_onnx::OnnxFile;
 use std::path::{Component, Path, PathBuf};
 
 /// Refuses a file of the model that lies outside of its repository; one that is not there is nobody's.
@@ -26,7 +27,8 @@ pub(super) fn check(found: &Found, file: &Path) -> Result<(), String> {
 
 /// Refuses a model whose weights lie anywhere but beside it, in its repository.
 pub(super) fn check_weights(found: &Found, model: &Path, allow_symlinks: bool) -> Result<(), String> {
-    for name in ripieno_onnx::external_files(model).map_err(|error| error.to_string())? {
+    let file = OnnxFile::read(model).map_err(|error| error.to_string())?;
+    for name in file.external_files() {
         let inner = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
         if !Path::new(&name).components().all(inner) {
             let shown = model.display();
