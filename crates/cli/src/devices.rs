@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use ripieno_executor::{
     CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Engine, OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
-use ripieno_server::repository::{EngineProcess, Target};
+use ripieno_repository::{EngineProcess, Target};
 use ripieno_workload::zoo::ZooDevice;
 use std::fmt;
 use std::path::PathBuf;

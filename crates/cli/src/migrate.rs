@@ -4,7 +4,7 @@ use crate::output::{self, print_json};
 use anyhow::bail;
 use clap::Args;
 use ripieno_report::Format;
-use ripieno_server::repository::triton::{Finding, Migration, Outcome, migrate};
+use ripieno_repository::triton::{Finding, Migration, Outcome, migrate};
 use std::fmt::Write;
 use std::path::PathBuf;
 

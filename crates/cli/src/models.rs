@@ -8,8 +8,8 @@ use crate::{stages, tables};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_server::repository::staging::stage;
-use ripieno_server::repository::{ModelReport, Target, inspect, profile};
+use ripieno_repository::staging::stage;
+use ripieno_repository::{ModelReport, Target, inspect, profile};
 use std::path::{Path, PathBuf};
 
 /// List what a repository holds: every model with its state, tensors and settings, or the one thing that is wrong with it.

@@ -15,9 +15,9 @@ use crate::tried::tried;
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
+use ripieno_repository::{ModelReport, Walker};
 use ripieno_sched::{Choice, Kind, Options, choose, find, served_options};
-use ripieno_server::repository::ModelReport;
-use ripieno_server::{Addresses, ServerConfig, Walker};
+use ripieno_server::{Addresses, ServerConfig};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -183,7 +183,7 @@ impl ServeArgs {
 
 /// The policy that suits the models of a repository.
 pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Objective) -> Choice {
-    let models = ripieno_server::walks(repository);
+    let models = ripieno_repository::walks(repository);
     let kinds: Vec<_> = models.into_iter().map(|Walker { model, walk, pads }| Kind { model, walk, pads }).collect();
     let choice = choose(&kinds, objective);
     let decided = kinds.iter().find(|kind| choice.because.as_ref() == Some(&kind.model));

@@ -1,7 +1,7 @@
 //! `ripieno profile --stages auto`: what was tried, as a table a model.
 
 use ripieno_report::{Table, number};
-use ripieno_server::repository::staging::{Staging, Trial};
+use ripieno_repository::staging::{Staging, Trial};
 use std::fmt::Write;
 
 /// A cut's tensors are shown up to so many characters.

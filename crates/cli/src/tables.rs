@@ -1,7 +1,7 @@
 //! Tables of models, for `serve`, `models` and `profile`.
 
 use ripieno_report::{Table, number};
-use ripieno_server::repository::{ModelReport, ProfileReport};
+use ripieno_repository::{ModelReport, ProfileReport};
 use std::fmt::Write;
 
 /// State, cost and worth of each model; below the table, what is wrong with which.

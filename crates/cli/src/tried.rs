@@ -1,6 +1,6 @@
 //! The line that `serve` prints to try a model: a curl that infers.
 
-use ripieno_server::repository::{ModelReport, Sample};
+use ripieno_repository::{ModelReport, Sample};
 
 /// A model and what to send it; if no model has anything short enough, what to ask of it instead.
 pub(crate) struct Tried<'a> {

@@ -2,11 +2,11 @@
 
 use crate::plan::{BlockIo, Plan, as_one_row};
 use crate::value_checks::ValueCheck;
-use crate::values::{Block, Known, Limits, check_request};
+use crate::values::{Known, Limits, check_request};
 use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, Outage, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
-use ripieno_onnx::Declared;
+use ripieno_onnx::{Declared, OnnxFile};
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -129,13 +129,14 @@ pub(crate) fn read_blocks<'a>(
             let (model, block) = (&source.name, &block.name);
             LoadError(format!("model '{model}': block '{block}' has no ONNX file, which engine '{engine}' needs"))
         })?;
-        let (io, bytes) = Declared::read(path).map_err(|cause| LoadError(cause.0))?;
+        let file = OnnxFile::read(path).map_err(|cause| LoadError(cause.0))?;
+        let io = Declared::of(&file).map_err(|cause| LoadError(cause.0))?;
         // Of cells, nobody knows here which of another's outputs an input is.
         if source.walk.is_unfolded() {
             known = Known::nothing();
         }
         let ranges = block.ranges(&io.inputs, &source.ranges);
-        known.follow(Block { path, bytes, inputs: &io.inputs }, &ranges, limits)?;
+        known.follow(&file, &io.inputs, &ranges, limits)?;
         blocks.push((path, io));
     }
     check_ranges(source, &blocks)?;

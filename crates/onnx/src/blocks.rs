@@ -235,7 +235,7 @@ impl Model {
             producer_name: "ripieno".to_owned(),
             graph: Some(graph),
             opset_import: self.opsets.clone(),
-            functions: Vec::new(),
+            ..ModelProto::default()
         }
     }
 }

@@ -5,9 +5,8 @@
 //! still be served whole.
 
 use crate::OnnxError;
-use crate::proto::{GraphProto, ModelProto, ValueInfoProto};
-use bytes::Bytes;
-use prost::Message;
+use crate::file::OnnxFile;
+use crate::proto::{GraphProto, ValueInfoProto};
 use ripieno_model::{DataType, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
@@ -28,28 +27,23 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// Reads what `path` declares, and returns also the whole of it.
-    pub fn read(path: &Path) -> Result<(Declared, Bytes), OnnxError> {
-        let file = path.display();
-        let bytes = std::fs::read(path)
-            .map(Bytes::from)
-            .map_err(|cause| OnnxError(format!("cannot read {file}: {cause}; put the model's ONNX file there")))?;
-        let not_onnx = || OnnxError(format!("{file} is not an ONNX model: export the model to ONNX anew"));
-        let graph = ModelProto::decode(bytes.clone()).ok().and_then(|model| model.graph).ok_or_else(not_onnx)?;
+    /// What a file declares.
+    pub fn of(file: &OnnxFile) -> Result<Declared, OnnxError> {
+        let (path, graph) = (file.path(), file.graph());
         if graph.output.is_empty() {
-            return Err(not_onnx());
+            return Err(OnnxError(format!("{} has no output: export the model to ONNX anew", path.display())));
         }
-        let external = external_data(path, &graph)?;
+        let external = external_data(path, graph)?;
         let given = |input: &&ValueInfoProto| graph.initializer.iter().any(|weight| weight.name == input.name);
         let inputs = graph.input.iter().filter(|input| !given(input)).map(|info| spec("input", info, path));
         let outputs = graph.output.iter().map(|info| spec("output", info, path));
         let (inputs, outputs) = (inputs.collect::<Result<Vec<_>, _>>()?, outputs.collect::<Result<Vec<_>, _>>()?);
         if inputs.is_empty() {
-            return Err(OnnxError(format!("{file} has no input: a model that is served needs one")));
+            return Err(OnnxError(format!("{} has no input: a model that is served needs one", path.display())));
         }
-        let vocabulary = vocabulary(&graph);
+        let vocabulary = vocabulary(graph);
         let no_batch = no_batch("input", &inputs, path).or_else(|| no_batch("output", &outputs, path));
-        Ok((Declared { inputs, outputs, external, no_batch, vocabulary }, bytes))
+        Ok(Declared { inputs, outputs, external, no_batch, vocabulary })
     }
 }
 

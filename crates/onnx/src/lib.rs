@@ -8,7 +8,8 @@
 //!    choose among them.
 //! 3. [`Model::slice`] and [`Slices::write`] make files of them.
 //!
-//! Whoever serves a file whole learns from [`Declared`] what it takes and gives.
+//! Whoever serves a file whole learns from [`Declared`] what it takes and gives. All of this looks into one [`OnnxFile`], which
+//! is the only reader of the format.
 //!
 //! Nothing is run here: times, where stages shall be even in time, come from whoever has an engine. The graph is not changed
 //! either: each operator ends up in one file as it was, so what an engine gives for the chain differs from the whole only as
@@ -22,12 +23,12 @@ mod dense;
 mod dim;
 mod error;
 mod estimate;
-mod external;
+mod file;
 #[cfg(test)]
 mod fixture;
 mod graph;
 mod line;
-mod proto;
+pub mod proto;
 mod read;
 mod recurrent;
 mod shapes;
@@ -40,6 +41,6 @@ pub use cuts::Cuts;
 pub use declared::Declared;
 pub use dense::split_gemm;
 pub use error::OnnxError;
-pub use external::external_files;
+pub use file::OnnxFile;
 pub use graph::Model;
 pub use recurrent::{Answer, Cell, Cells, RandomCells};

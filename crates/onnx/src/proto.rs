@@ -1,94 +1,124 @@
-//! The messages of onnx.proto under their published field numbers, written by hand so that no compiler of protobuf is needed.
+//! The messages of onnx.proto under their published names and field numbers, written by hand so that no compiler of protobuf is
+//! needed. Everybody who looks into a model looks into these.
 //!
-//! Everything that decides what a graph computes is here; what is left out (documentation, training, metadata) is lost in the
-//! files that we write. Subgraphs are kept as bytes: control flow is refused, so nobody reads them. Lists of integers are
-//! written unpacked, as ONNX's own library does and as rten insists on; weights are views of the file's bytes, not copies.
+//! All that decides what a graph computes or what it is made of is here, within subgraphs and functions too; what is left out
+//! (documentation, metadata) is lost in the files that we write. Lists of integers are written unpacked, as ONNX's own library does
+//! and as rten insists on; weights are views of the file's bytes, not copies. What a node's attribute seldom has is boxed, so that a
+//! file of empty messages does not take hundreds of times its size.
+#![expect(missing_docs, reason = "onnx.proto says what its fields are")]
 
 use bytes::Bytes;
 use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ModelProto {
+pub struct ModelProto {
     #[prost(int64, tag = "1")]
-    pub(crate) ir_version: i64,
+    pub ir_version: i64,
     #[prost(string, tag = "2")]
-    pub(crate) producer_name: String,
+    pub producer_name: String,
     #[prost(message, optional, tag = "7")]
-    pub(crate) graph: Option<GraphProto>,
+    pub graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "8")]
-    pub(crate) opset_import: Vec<OperatorSetProto>,
-    #[prost(bytes = "bytes", repeated, tag = "25")]
-    pub(crate) functions: Vec<Bytes>,
+    pub opset_import: Vec<OperatorSetProto>,
+    #[prost(message, repeated, tag = "20")]
+    pub training_info: Vec<TrainingInfoProto>,
+    #[prost(message, repeated, tag = "25")]
+    pub functions: Vec<FunctionProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct OperatorSetProto {
+pub struct TrainingInfoProto {
+    #[prost(message, optional, boxed, tag = "1")]
+    pub initialization: Option<Box<GraphProto>>,
+    #[prost(message, optional, boxed, tag = "2")]
+    pub algorithm: Option<Box<GraphProto>>,
+}
+
+/// A graph that nodes call by its name, as they do an operator.
+#[derive(Clone, PartialEq, Message)]
+pub struct FunctionProto {
     #[prost(string, tag = "1")]
-    pub(crate) domain: String,
-    #[prost(int64, tag = "2")]
-    pub(crate) version: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct GraphProto {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) node: Vec<NodeProto>,
-    #[prost(string, tag = "2")]
-    pub(crate) name: String,
-    #[prost(message, repeated, tag = "5")]
-    pub(crate) initializer: Vec<TensorProto>,
+    pub name: String,
+    #[prost(message, repeated, tag = "7")]
+    pub node: Vec<NodeProto>,
     #[prost(message, repeated, tag = "11")]
-    pub(crate) input: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "12")]
-    pub(crate) output: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "13")]
-    pub(crate) value_info: Vec<ValueInfoProto>,
-    #[prost(bytes = "bytes", repeated, tag = "15")]
-    pub(crate) sparse_initializer: Vec<Bytes>,
+    pub attribute_proto: Vec<AttributeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct NodeProto {
-    #[prost(string, repeated, tag = "1")]
-    pub(crate) input: Vec<String>,
-    #[prost(string, repeated, tag = "2")]
-    pub(crate) output: Vec<String>,
-    #[prost(string, tag = "3")]
-    pub(crate) name: String,
-    #[prost(string, tag = "4")]
-    pub(crate) op_type: String,
-    #[prost(message, repeated, tag = "5")]
-    pub(crate) attribute: Vec<AttributeProto>,
-    #[prost(string, tag = "7")]
-    pub(crate) domain: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct AttributeProto {
+pub struct OperatorSetProto {
     #[prost(string, tag = "1")]
-    pub(crate) name: String,
+    pub domain: String,
+    #[prost(int64, tag = "2")]
+    pub version: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    pub node: Vec<NodeProto>,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(message, repeated, tag = "5")]
+    pub initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    pub input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    pub output: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "13")]
+    pub value_info: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "15")]
+    pub sparse_initializer: Vec<SparseTensorProto>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub output: Vec<String>,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    #[prost(string, tag = "4")]
+    pub op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    pub attribute: Vec<AttributeProto>,
+    #[prost(string, tag = "7")]
+    pub domain: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct AttributeProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
     #[prost(float, optional, tag = "2")]
-    pub(crate) f: Option<f32>,
+    pub f: Option<f32>,
     #[prost(int64, optional, tag = "3")]
-    pub(crate) i: Option<i64>,
+    pub i: Option<i64>,
     #[prost(bytes = "bytes", optional, tag = "4")]
-    pub(crate) s: Option<Bytes>,
-    #[prost(message, optional, tag = "5")]
-    pub(crate) t: Option<TensorProto>,
-    #[prost(bytes = "bytes", optional, tag = "6")]
-    pub(crate) g: Option<Bytes>,
+    pub s: Option<Bytes>,
+    #[prost(message, optional, boxed, tag = "5")]
+    pub t: Option<Box<TensorProto>>,
+    #[prost(message, optional, boxed, tag = "6")]
+    pub g: Option<Box<GraphProto>>,
     #[prost(float, repeated, packed = "false", tag = "7")]
-    pub(crate) floats: Vec<f32>,
+    pub floats: Vec<f32>,
     #[prost(int64, repeated, packed = "false", tag = "8")]
-    pub(crate) ints: Vec<i64>,
+    pub ints: Vec<i64>,
     #[prost(bytes = "bytes", repeated, tag = "9")]
-    pub(crate) strings: Vec<Bytes>,
-    #[prost(bytes = "bytes", repeated, tag = "11")]
-    pub(crate) graphs: Vec<Bytes>,
+    pub strings: Vec<Bytes>,
+    #[prost(message, repeated, tag = "10")]
+    pub tensors: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    pub graphs: Vec<GraphProto>,
     #[prost(int32, tag = "20")]
-    pub(crate) r#type: i32,
+    pub r#type: i32,
     #[prost(string, tag = "21")]
-    pub(crate) ref_attr_name: String,
+    pub ref_attr_name: String,
+    #[prost(message, optional, boxed, tag = "22")]
+    pub sparse_tensor: Option<Box<SparseTensorProto>>,
+    #[prost(message, repeated, tag = "23")]
+    pub sparse_tensors: Vec<SparseTensorProto>,
 }
 
 /// The field number of [`ModelProto::graph`].
@@ -103,87 +133,99 @@ pub(crate) mod attribute_type {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorProto {
+pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]
-    pub(crate) dims: Vec<i64>,
+    pub dims: Vec<i64>,
     #[prost(int32, tag = "2")]
-    pub(crate) data_type: i32,
+    pub data_type: i32,
     #[prost(float, repeated, tag = "4")]
-    pub(crate) float_data: Vec<f32>,
+    pub float_data: Vec<f32>,
     #[prost(int32, repeated, tag = "5")]
-    pub(crate) int32_data: Vec<i32>,
+    pub int32_data: Vec<i32>,
     #[prost(bytes = "bytes", repeated, tag = "6")]
-    pub(crate) string_data: Vec<Bytes>,
+    pub string_data: Vec<Bytes>,
     #[prost(int64, repeated, tag = "7")]
-    pub(crate) int64_data: Vec<i64>,
+    pub int64_data: Vec<i64>,
     #[prost(string, tag = "8")]
-    pub(crate) name: String,
+    pub name: String,
     #[prost(bytes = "bytes", optional, tag = "9")]
-    pub(crate) raw_data: Option<Bytes>,
+    pub raw_data: Option<Bytes>,
     #[prost(double, repeated, tag = "10")]
-    pub(crate) double_data: Vec<f64>,
+    pub double_data: Vec<f64>,
     #[prost(uint64, repeated, tag = "11")]
-    pub(crate) uint64_data: Vec<u64>,
+    pub uint64_data: Vec<u64>,
     #[prost(message, repeated, tag = "13")]
-    pub(crate) external_data: Vec<EntryProto>,
+    pub external_data: Vec<EntryProto>,
     #[prost(int32, tag = "14")]
-    pub(crate) data_location: i32,
+    pub data_location: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct SparseTensorProto {
+    #[prost(message, optional, boxed, tag = "1")]
+    pub values: Option<Box<TensorProto>>,
+    #[prost(message, optional, boxed, tag = "2")]
+    pub indices: Option<Box<TensorProto>>,
+    #[prost(int64, repeated, packed = "false", tag = "3")]
+    pub dims: Vec<i64>,
 }
 
 /// [`TensorProto::data_location`] of weights in a file of their own.
 pub(crate) const EXTERNAL: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct EntryProto {
+pub struct EntryProto {
     #[prost(string, tag = "1")]
-    pub(crate) key: String,
+    pub key: String,
     #[prost(string, tag = "2")]
-    pub(crate) value: String,
+    pub value: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ValueInfoProto {
+pub struct ValueInfoProto {
     #[prost(string, tag = "1")]
-    pub(crate) name: String,
+    pub name: String,
     #[prost(message, optional, tag = "2")]
-    pub(crate) r#type: Option<TypeProto>,
+    pub r#type: Option<TypeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TypeProto {
+pub struct TypeProto {
     #[prost(message, optional, tag = "1")]
-    pub(crate) tensor_type: Option<TensorTypeProto>,
+    pub tensor_type: Option<TensorTypeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorTypeProto {
+pub struct TensorTypeProto {
     #[prost(int32, tag = "1")]
-    pub(crate) elem_type: i32,
+    pub elem_type: i32,
     #[prost(message, optional, tag = "2")]
-    pub(crate) shape: Option<ShapeProto>,
+    pub shape: Option<ShapeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ShapeProto {
+pub struct ShapeProto {
     #[prost(message, repeated, tag = "1")]
-    pub(crate) dim: Vec<DimensionProto>,
+    pub dim: Vec<DimensionProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct DimensionProto {
+pub struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
-    pub(crate) dim_value: Option<i64>,
+    pub dim_value: Option<i64>,
     #[prost(string, optional, tag = "2")]
-    pub(crate) dim_param: Option<String>,
+    pub dim_param: Option<String>,
 }
 
 /// ONNX's numbers of element types.
-pub(crate) mod elem {
-    pub(crate) const FLOAT: i32 = 1;
-    pub(crate) const UINT8: i32 = 2;
-    pub(crate) const INT32: i32 = 6;
-    pub(crate) const INT64: i32 = 7;
-    pub(crate) const BOOL: i32 = 9;
+pub mod elem {
+    pub const FLOAT: i32 = 1;
+    pub const UINT8: i32 = 2;
+    pub const INT8: i32 = 3;
+    pub const INT32: i32 = 6;
+    pub const INT64: i32 = 7;
+    pub const BOOL: i32 = 9;
+    pub const DOUBLE: i32 = 11;
 }
 
 impl DimensionProto {
@@ -194,12 +236,13 @@ impl DimensionProto {
 }
 
 impl NodeProto {
-    pub(crate) fn attr(&self, name: &str) -> Option<&AttributeProto> {
+    /// The attribute of this name.
+    pub fn attr(&self, name: &str) -> Option<&AttributeProto> {
         self.attribute.iter().find(|attribute| attribute.name == name)
     }
 
     /// An integer attribute, or its default.
-    pub(crate) fn int(&self, name: &str, default: i64) -> i64 {
+    pub fn int(&self, name: &str, default: i64) -> i64 {
         self.attr(name).map_or(default, |attribute| attribute.i.unwrap_or(0))
     }
 
@@ -215,7 +258,7 @@ impl NodeProto {
     }
 
     /// The node's name for messages.
-    pub(crate) fn label(&self) -> String {
+    pub fn label(&self) -> String {
         let name = if self.name.is_empty() { self.output.first() } else { Some(&self.name) };
         format!("{} '{}'", self.op_type, name.map_or("", String::as_str))
     }

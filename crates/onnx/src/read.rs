@@ -5,47 +5,38 @@
 
 use crate::dim::Dim;
 use crate::error::{OnnxError, refuse};
+use crate::file::OnnxFile;
 use crate::graph::{Model, Node, Value};
-use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, elem};
+use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, elem};
 use crate::shapes;
 use crate::weights;
 use bytes::Bytes;
-use prost::Message;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::path::Path;
 
 /// Operators that hold graphs of their own.
 const CONTROL_FLOW: [&str; 6] = ["If", "Loop", "Scan", "SequenceMap", "Optional", "SplitToSequence"];
-/// A larger file cannot be one protobuf message.
-const LARGEST_FILE: u64 = 2 << 30;
 const MOST_NODES: usize = 1 << 20;
 
 impl Model {
     /// Reads and checks an ONNX file. Weights in files beside it are left there until blocks are written.
     pub fn read(path: &Path) -> Result<Model, OnnxError> {
-        let unreadable = |cause: std::io::Error| {
-            OnnxError(format!("cannot read {}: {cause}; put the model's ONNX file there", path.display()))
-        };
-        if std::fs::metadata(path).map_err(unreadable)?.len() > LARGEST_FILE {
-            return refuse(format!("{}: larger than 2 GiB: save its weights as external data", path.display()));
-        }
-        Model::parse(std::fs::read(path).map_err(unreadable)?, path)
+        Model::of(OnnxFile::read(path)?)
     }
 
     /// The same from memory; `path` names the file in messages, and its folder holds external weights.
     pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<Model, OnnxError> {
+        Model::of(OnnxFile::parse(bytes, path)?)
+    }
+
+    fn of(OnnxFile { path, model: file, graph }: OnnxFile) -> Result<Model, OnnxError> {
         let named = |cause: OnnxError| OnnxError(format!("{}: {cause}", path.display()));
-        let Ok(ModelProto { graph: Some(graph), opset_import, functions, ir_version, .. }) =
-            ModelProto::decode(bytes.into())
-        else {
-            return Err(named(OnnxError("not an ONNX model: export the model to ONNX anew".to_owned())));
-        };
-        if !functions.is_empty() {
+        if !file.functions.is_empty() {
             let fix = "export it with inlined functions (onnx.inliner)";
             return Err(named(OnnxError(format!("it defines functions of its own, which are not sliced: {fix}"))));
         }
-        let mut model = Builder::build(graph, path).map_err(named)?;
-        (model.ir_version, model.opsets) = (ir_version, opset_import);
+        let mut model = Builder::build(graph, &path).map_err(named)?;
+        (model.ir_version, model.opsets) = (file.ir_version, file.opset_import);
         let version = model.opset();
         shapes::infer(&mut model, version).map_err(named)?;
         Ok(model)
@@ -253,7 +244,7 @@ fn check_plain(node: &NodeProto) -> Result<(), OnnxError> {
 fn constant_tensor(attribute: &AttributeProto) -> Option<TensorProto> {
     let tensor = |data_type, dims: Vec<i64>| TensorProto { data_type, dims, ..TensorProto::default() };
     match &*attribute.name {
-        "value" => attribute.t.clone(),
+        "value" => attribute.t.as_deref().cloned(),
         "value_int" => Some(TensorProto { int64_data: vec![attribute.i?], ..tensor(elem::INT64, vec![]) }),
         "value_ints" => {
             let count = attribute.ints.len() as i64;

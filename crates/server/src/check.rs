@@ -1,10 +1,10 @@
 //! Does a request fit the model? Each refusal names the tensor, what was expected, what came, and what to do.
 
 use crate::problem::Problem;
-use crate::registry::ServedEntry;
 use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
+use ripieno_repository::registry::ServedEntry;
 use ripieno_wire::{Datatype, InferRequest, Parameter, Parameters, WireTensor};
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,9 +3,9 @@
 //! Everything is built as the gRPC message; HTTP prints the same message as JSON, so that the two cannot disagree.
 
 use crate::check::wire_datatype;
-use crate::registry::ServedEntry;
 use crate::state::State;
 use ripieno_model::TensorSpec;
+use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Ending, ModelSnapshot, TallySnapshot};
 use ripieno_wire::json::{ModelMetadataBody, ServerMetadataBody, TensorMetadataBody};
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;

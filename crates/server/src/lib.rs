@@ -1,7 +1,7 @@
-//! The front end: HTTP, gRPC and metrics on three ports, and the model repository behind them.
+//! The front end: HTTP, gRPC and metrics on three ports.
 //!
-//! A request takes one path whatever its protocol: decode (`ripieno-wire`), look the model up ([`registry`]), check it
-//! against the model, submit it to a [`Backend`], wait, encode. Nothing here decides who runs when.
+//! A request takes one path whatever its protocol: decode (`ripieno-wire`), look the model up (`ripieno-repository`),
+//! check it against the model, submit it to a [`Backend`], wait, encode. Nothing here decides who runs when.
 //!
 //! Where servers of this protocol differ, Ripieno chooses so: health and readiness carry JSON bodies beside the status;
 //! ModelStreamInfer speaks Triton's messages, and so does generate_stream; refusals for load are 429 with Retry-After
@@ -21,17 +21,12 @@ mod http;
 mod infer;
 mod metrics;
 mod problem;
-pub mod registry;
-pub mod repository;
 mod serve;
 mod signals;
 mod state;
-pub mod stats;
 mod stream;
-mod walks;
 
 pub use access::{AccessConfig, AccessError, Admin, TlsFiles, TokenSource};
 pub use backend::{Backend, Withdraw};
 pub use config::ServerConfig;
 pub use serve::{Addresses, BindError, Server};
-pub use walks::{Walker, walks};

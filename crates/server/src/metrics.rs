@@ -3,10 +3,10 @@
 //! Histograms have fixed bounds and everything that can be summed is a counter, so that numbers of many servers add up.
 //! The `nv_inference_*` names are those that dashboards made for Triton look for.
 
-use crate::registry::ServedEntry;
 use crate::state::State;
 use ripieno_executor::Spent;
 use ripieno_report::{Reading, Rule};
+use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot, Processes, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;

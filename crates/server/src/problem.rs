@@ -1,6 +1,6 @@
 //! Why a call fails, free of the protocol that carries the failure.
 
-use crate::registry::{LookupError, ServedEntry};
+use ripieno_repository::registry::{LookupError, ServedEntry};
 use ripieno_runtime::{Failure, Refused};
 use ripieno_wire::WireError;
 use std::time::Duration;

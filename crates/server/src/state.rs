@@ -8,8 +8,8 @@ use crate::bounds::loads::Loads;
 use crate::bounds::shares::Shares;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
-use crate::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
 use crate::signals::LiveSignals;
+use ripieno_repository::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
 use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 

@@ -8,9 +8,9 @@
 use crate::bounds::budget::Budget;
 use crate::infer::{Accepted, MAX_UNREAD, accept, response_tensor};
 use crate::problem::{Kind, Problem};
-use crate::registry::ServedEntry;
 use crate::state::State;
 use ripieno_executor::Tensor;
+use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{OnStep, Step};
 use ripieno_wire::{InferRequest, InferResponse, Parameter, ResponseTensor};
 use std::collections::BTreeSet;

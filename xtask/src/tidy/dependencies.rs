@@ -5,7 +5,7 @@ use super::source::{Source, lines_with};
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 16] = [
+const EDGES: [(&str, &[&str]); 17] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -16,7 +16,8 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("executor", &["base", "model", "onnx"]),
     ("runtime", &["base", "model", "sched", "executor", "report"]),
     ("wire", &[]),
-    ("server", &["base", "model", "workload", "onnx", "executor", "runtime", "wire", "report"]),
+    ("repository", &["base", "model", "workload", "onnx", "executor", "runtime", "wire"]),
+    ("server", &["base", "model", "executor", "runtime", "repository", "wire", "report"]),
     ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
     ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "cluster"]),
     (
@@ -32,29 +33,34 @@ const EDGES: [(&str, &[&str]); 16] = [
             "executor",
             "runtime",
             "wire",
+            "repository",
             "server",
             "cluster",
             "reproduce",
         ],
     ),
-    ("fuzz", &["base", "model", "onnx", "wire", "server"]),
+    ("fuzz", &["base", "model", "onnx", "wire", "repository"]),
     ("xtask", &[]),
 ];
 
 /// What tests may use beyond that. The two drivers of the core never see each other, not even here.
-const TEST_EDGES: [(&str, &[&str]); 6] = [
+const TEST_EDGES: [(&str, &[&str]); 7] = [
     ("base", &["workload"]),
     ("sched", &["workload"]),
     ("onnx", &["workload"]),
     ("executor", &["workload"]),
     ("runtime", &["workload"]),
+    ("repository", &["sched"]),
     ("server", &["sched"]),
 ];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.
 const STD_ONLY: [&str; 3] = ["base", "model", "sched"];
-/// Crates in which an async runtime may appear.
-const ASYNC: [&str; 3] = ["server", "cluster", "cli"];
+/// Libraries, by how their names begin, and the crates in which alone they may appear: async runtimes, and what speaks HTTP.
+const CONFINED: [(&[&str], &[&str]); 2] = [
+    (&["tokio", "async-std", "smol"], &["server", "cluster", "cli"]),
+    (&["hyper", "tonic"], &["wire", "server", "cluster", "cli"]),
+];
 
 /// Checks the manifests, as cargo reads them.
 pub(super) fn check(metadata: &Value) -> Vec<Finding> {
@@ -90,8 +96,9 @@ fn breach(name: &str, allowed: &[&str], dependency: &Value) -> Option<String> {
     if STD_ONLY.contains(&name) && !optional_serde {
         return Some(format!("{name} uses the standard library only (serde if optional); it depends on {full}"));
     }
-    let is_async = full.starts_with("tokio") || full.starts_with("async-std") || full == "smol";
-    (is_async && !ASYNC.contains(&name)).then(|| format!("{full} may appear in {} only", ASYNC.join(", ")))
+    let begins = |names: &[&str]| names.iter().any(|begin| full.starts_with(begin));
+    let place = CONFINED.iter().find(|(names, crates)| begins(names) && !crates.contains(&name));
+    place.map(|(_, crates)| format!("{full} may appear in {} only", crates.join(", ")))
 }
 
 /// Checks that what a manifest declares is used: by name in the crate's code, for tests in any of its files; and what the workspace
@@ -190,6 +197,8 @@ mod tests {
         assert!(!messages("ripieno-runtime", json!({ "name": "tokio", "kind": null })).is_empty());
         assert!(!messages("ripieno-wire", json!({ "name": "tokio-stream", "kind": null })).is_empty());
         assert!(messages("ripieno-server", json!({ "name": "tokio", "kind": null })).is_empty());
+        assert!(!messages("ripieno-repository", json!({ "name": "hyper-util", "kind": null })).is_empty());
+        assert!(messages("ripieno-wire", json!({ "name": "tonic", "kind": null })).is_empty());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::bench::inputs::{Filling, ShapeArg, Tensor, requests as filled};
 use crate::bench::unfolded::WalkArgs;
 use clap::Args;
 use ripieno_executor::Tensor as Input;
-use ripieno_server::registry::ServedEntry;
+use ripieno_repository::registry::ServedEntry;
 use std::sync::Arc;
 
 /// What requests look like.

@@ -2,8 +2,8 @@
 
 use ripieno_onnx::{Block, Cells};
 use ripieno_report::{Table, number};
-use ripieno_server::repository::slicing::{Sliced, Times};
-use ripieno_server::repository::slicing_check::Comparison;
+use ripieno_repository::slicing::{Sliced, Times};
+use ripieno_repository::slicing_check::Comparison;
 use serde_json::{Value, json};
 use std::fmt::Write;
 

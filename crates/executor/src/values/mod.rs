@@ -12,19 +12,17 @@
 //! The analysis is coarse where it does not matter: what an unknown operator gives may be any number of its type, and what a
 //! `Loop` hands from turn to turn is taken to fit unless it stems from the request.
 
+mod numbers;
 mod operators;
-mod proto;
 mod value;
 
 use crate::source::InputRange;
 use crate::{LoadError, RequestError, Tensor};
-use bytes::Bytes;
 use operators::compute;
-use prost::Message;
-use proto::{FunctionProto, GraphProto, ModelProto, NodeProto, elem};
 use ripieno_model::{DataType, TensorSpec};
+use ripieno_onnx::OnnxFile;
+use ripieno_onnx::proto::{FunctionProto, GraphProto, NodeProto, elem};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::Path;
 use value::{ANY, Bounds, Item, MOST_ITEMS, NARROW, Origin, Value};
 
 /// The largest tensor that numbers of a request may ask for, in bytes.
@@ -54,14 +52,6 @@ pub(crate) struct Limits {
     pub(crate) deepest: Option<usize>,
 }
 
-/// A block to look into.
-pub(crate) struct Block<'a> {
-    pub(crate) path: &'a Path,
-    pub(crate) bytes: Bytes,
-    /// As the file declares them.
-    pub(crate) inputs: &'a [TensorSpec],
-}
-
 impl Known {
     pub(crate) fn nothing() -> Known {
         Known::default()
@@ -73,21 +63,19 @@ impl Known {
         lost.map(|(input, operator)| (&**input, *operator))
     }
 
-    /// Follows the values of a block, and refuses it if it must not be run.
-    pub(crate) fn follow(&mut self, block: Block<'_>, ranges: &[InputRange], limits: Limits) -> Result<(), LoadError> {
-        let file = block.path.display();
-        // Nested messages beyond the decoder's limit fail here, before any engine recurses into them.
-        let unreadable = || {
-            LoadError(format!(
-                "{file}: its graph cannot be read, or holds graphs (If, Loop) nested more than 30 deep: export the model anew"
-            ))
-        };
-        let model = ModelProto::decode(block.bytes).map_err(|_| unreadable())?;
-        check_functions(&model.functions).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
-        let graph = model.graph.ok_or_else(unreadable)?;
+    /// Follows the values of a block, of which the file declares these inputs, and refuses it if it must not be run.
+    pub(crate) fn follow(
+        &mut self,
+        file: &OnnxFile,
+        inputs: &[TensorSpec],
+        ranges: &[InputRange],
+        limits: Limits,
+    ) -> Result<(), LoadError> {
+        let refuse = |cause: String| LoadError(format!("{}: {cause}", file.path().display()));
+        check_functions(file.functions()).map_err(refuse)?;
+        let graph = file.graph();
         let mut values: HashMap<&str, Value> = HashMap::new();
-        let before: Vec<(String, Value)> = block
-            .inputs
+        let before: Vec<(String, Value)> = inputs
             .iter()
             .map(|spec| {
                 let value = self.values.get(&spec.name).cloned().unwrap_or_else(|| of_request(spec, ranges, limits));
@@ -108,8 +96,8 @@ impl Known {
         walk.made.extend(before.iter().map(|(name, _)| &**name));
         let sources = |name: &String| self.sources.get(name).cloned().unwrap_or_else(|| BTreeSet::from([name.clone()]));
         walk.sources.extend(before.iter().map(|(name, _)| (&**name, sources(name))));
-        walk.graph(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
-        walk.check_outputs(&graph).map_err(|cause| LoadError(format!("{file}: {cause}")))?;
+        walk.graph(graph).map_err(refuse)?;
+        walk.check_outputs(graph).map_err(refuse)?;
         let given: Vec<(String, Value)> = graph
             .output
             .iter()
@@ -231,7 +219,7 @@ impl<'a> Walk<'a> {
         self.made.extend(graph.input.iter().map(|input| &*input.name));
         for weight in &graph.initializer {
             self.made.insert(&weight.name);
-            let value = Value::constant(weight.data_type, weight.numbers(), weight.dims.len());
+            let value = Value::constant(weight.data_type, numbers::numbers(weight), weight.dims.len());
             self.values.insert(&weight.name, value);
         }
         graph.node.iter().try_for_each(|node| self.node(node))
@@ -247,7 +235,7 @@ impl<'a> Walk<'a> {
             "If" | "Loop" | "Scan" => self.body(node, &taken)?,
             _ => compute(node, &taken),
         };
-        let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_ref());
+        let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
         let results = bodies.flat_map(|body| body.output.iter().map(|output| &output.name));
         let sources: BTreeSet<String> =
             node.input.iter().chain(results).filter_map(|name| self.sources.get(&**name)).flatten().cloned().collect();
@@ -272,7 +260,7 @@ impl<'a> Walk<'a> {
     /// The graphs within an operator; what they give is what it gives.
     fn body(&mut self, node: &'a NodeProto, taken: &[Option<Value>]) -> Result<Vec<Value>, String> {
         let mut given: Vec<Value> = Vec::new();
-        for graph in node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()) {
+        for graph in node.attribute.iter().filter_map(|attribute| attribute.g.as_deref()) {
             for (at, input) in graph.input.iter().enumerate() {
                 let value = match (&*node.op_type, at) {
                     ("Loop", 0) => Value::new(elem::INT64, Origin::Shapes, Bounds::new(0.0, value::LONGEST)),
@@ -402,7 +390,7 @@ impl<'a> Walk<'a> {
 fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
     fn find(nodes: &[NodeProto]) -> Option<&NodeProto> {
         nodes.iter().find_map(|node| {
-            let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_ref());
+            let bodies = node.attribute.iter().filter_map(|attribute| attribute.g.as_deref());
             let within = || bodies.into_iter().find_map(|body| find(&body.node));
             operators::sizes(&node.op_type).then_some(node).or_else(within)
         })
@@ -433,8 +421,7 @@ fn too_wide(node: &NodeProto, tensor: &str) -> String {
 }
 
 fn label(node: &NodeProto) -> String {
-    let name = if node.name.is_empty() { node.output.first().map_or("", String::as_str) } else { &node.name };
-    format!("operator {} '{name}'", node.op_type)
+    format!("operator {}", node.label())
 }
 
 #[cfg(test)]

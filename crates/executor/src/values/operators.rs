@@ -1,7 +1,8 @@
 //! Operator by operator: the bounds of what it gives by those of what it takes. Unknown operators may give any number.
 
-use super::proto::{NodeProto, TensorProto, elem};
+use super::numbers::numbers;
 use super::value::{ANY, Bounds, Item, LONGEST, MOST_ITEMS, NARROW, Origin, Value};
+use ripieno_onnx::proto::{NodeProto, TensorProto, elem};
 
 /// Whether an operator hands elements on as they are.
 pub(super) fn hands_on(op: &str) -> bool {
@@ -58,68 +59,79 @@ pub(super) fn computes(op: &str) -> bool {
     )
 }
 
+/// What says how large a tensor is that an operator makes.
+enum Size {
+    /// The product of the elements of an input, each made larger by so much; and whether that input is the tensor's shape itself.
+    /// Of several the first that applies.
+    Product(&'static [(usize, f64, bool)]),
+    /// The inputs start, limit and step.
+    Span,
+}
+
+/// None for operators that make nothing larger than what they take, but for a bounded factor.
+fn size(op: &str) -> Option<Size> {
+    Some(match op {
+        "ConstantOfShape" => Size::Product(&[(0, 0.0, true)]),
+        "Expand" | "AffineGrid" => Size::Product(&[(1, 1.0, true)]),
+        "Tile" | "Pad" | "OneHot" | "Upsample" => Size::Product(&[(1, 1.0, false)]),
+        "Resize" => Size::Product(&[(3, 1.0, true), (2, 1.0, false)]),
+        "HannWindow" | "HammingWindow" | "BlackmanWindow" | "Loop" => Size::Product(&[(0, 0.0, false)]),
+        "Range" => Size::Span,
+        _ => return None,
+    })
+}
+
+/// Whether numbers say how large a tensor it makes.
+pub(super) fn sizes(op: &str) -> bool {
+    size(op).is_some()
+}
+
 /// The most elements that numbers of a request have an operator make, and the input that they stand in; none where they have
 /// no say.
 pub(super) fn largest(node: &NodeProto, taken: &[Option<Value>]) -> Option<(f64, usize)> {
-    let at = |at: usize| taken.get(at).and_then(Option::as_ref);
-    let asks = |value: &&Value| value.origin == Origin::Request;
-    // Of a list whose length is unknown, nobody knows how many dimensions there are. What the file says counts where the list is
-    // the shape itself.
-    let product = |input: usize, grows: f64, is_shape: bool| {
-        let value = at(input).filter(|value| asks(value) || is_shape && value.known().is_some())?;
-        let count = |item: &Item| match item.origin {
-            Origin::Request => item.bounds.most.max(1.0) + grows,
-            Origin::Constant if is_shape => item.bounds.most.max(1.0),
-            Origin::Constant | Origin::Shapes => 1.0,
-        };
-        let elements = value.items.as_ref().map_or(f64::INFINITY, |items| items.iter().map(count).product());
-        Some((elements, input))
-    };
-    match &*node.op_type {
-        "ConstantOfShape" => product(0, 0.0, true),
-        "Expand" | "AffineGrid" => product(1, 1.0, true),
-        "Tile" | "Pad" | "OneHot" | "Upsample" => product(1, 1.0, false),
-        "Resize" => product(3, 1.0, true).or_else(|| product(2, 1.0, false)),
-        "HannWindow" | "HammingWindow" | "BlackmanWindow" | "Loop" => product(0, 0.0, false),
-        "Range" => {
-            let asked = (0..3).find(|&input| at(input).filter(asks).is_some())?;
-            let bounds = |input: usize| at(input).map_or(ANY, |value| value.bounds);
-            let (start, limit, step) = (bounds(0), bounds(1), bounds(2));
-            let whole = at(0).is_some_and(|value| matches!(value.kind, elem::INT64 | elem::INT32));
-            let least = if step.least > 0.0 {
-                step.least
-            } else if step.most < 0.0 {
-                -step.most
-            } else {
-                0.0
-            };
-            let least = if whole { least.max(1.0) } else { least };
-            let span = (limit.most - start.least).max(start.most - limit.least).max(0.0);
-            let elements = span / least;
-            Some((if elements.is_nan() { f64::INFINITY } else { elements }, asked))
-        }
-        _ => None,
+    match size(&node.op_type)? {
+        Size::Product(inputs) => inputs.iter().find_map(|&input| product(taken, input)),
+        Size::Span => span(taken),
     }
 }
 
-/// Whether it is one of those.
-pub(super) fn sizes(op: &str) -> bool {
-    matches!(
-        op,
-        "ConstantOfShape"
-            | "Expand"
-            | "Tile"
-            | "Pad"
-            | "OneHot"
-            | "AffineGrid"
-            | "Upsample"
-            | "Resize"
-            | "HannWindow"
-            | "HammingWindow"
-            | "BlackmanWindow"
-            | "Loop"
-            | "Range"
-    )
+fn asks(value: &&Value) -> bool {
+    value.origin == Origin::Request
+}
+
+fn input(taken: &[Option<Value>], at: usize) -> Option<&Value> {
+    taken.get(at).and_then(Option::as_ref)
+}
+
+/// Of a list whose length is unknown, nobody knows how many dimensions there are. What the file says counts where the list is the
+/// shape itself.
+fn product(taken: &[Option<Value>], (at, grows, is_shape): (usize, f64, bool)) -> Option<(f64, usize)> {
+    let value = input(taken, at).filter(|value| asks(value) || is_shape && value.known().is_some())?;
+    let count = |item: &Item| match item.origin {
+        Origin::Request => item.bounds.most.max(1.0) + grows,
+        Origin::Constant if is_shape => item.bounds.most.max(1.0),
+        Origin::Constant | Origin::Shapes => 1.0,
+    };
+    let elements = value.items.as_ref().map_or(f64::INFINITY, |items| items.iter().map(count).product());
+    Some((elements, at))
+}
+
+fn span(taken: &[Option<Value>]) -> Option<(f64, usize)> {
+    let asked = (0..3).find(|&at| input(taken, at).filter(asks).is_some())?;
+    let bounds = |at: usize| input(taken, at).map_or(ANY, |value| value.bounds);
+    let (start, limit, step) = (bounds(0), bounds(1), bounds(2));
+    let whole = input(taken, 0).is_some_and(|value| matches!(value.kind, elem::INT64 | elem::INT32));
+    let least = if step.least > 0.0 {
+        step.least
+    } else if step.most < 0.0 {
+        -step.most
+    } else {
+        0.0
+    };
+    let least = if whole { least.max(1.0) } else { least };
+    let span = (limit.most - start.least).max(start.most - limit.least).max(0.0);
+    let elements = span / least;
+    Some((if elements.is_nan() { f64::INFINITY } else { elements }, asked))
 }
 
 /// What an operator gives, output by output.
@@ -133,7 +145,7 @@ pub(super) fn compute(node: &NodeProto, taken: &[Option<Value>]) -> Vec<Value> {
     let value = match &*node.op_type {
         "Constant" => constant(node),
         "ConstantOfShape" => {
-            let fill = node.attribute("value").and_then(|value| value.t.as_ref());
+            let fill = node.attr("value").and_then(|value| value.t.as_deref());
             let fill = fill.map_or(Value::constant(elem::FLOAT, Some([0.0].into_iter()), 1), tensor);
             Value { items: None, ..fill }
         }
@@ -194,7 +206,7 @@ fn other(op: &str, all: &[Value], origin: Origin) -> Value {
 }
 
 fn tensor(tensor: &TensorProto) -> Value {
-    Value::constant(tensor.data_type, tensor.numbers(), tensor.dims.len())
+    Value::constant(tensor.data_type, numbers(tensor), tensor.dims.len())
 }
 
 fn constant(node: &NodeProto) -> Value {
@@ -207,9 +219,9 @@ fn constant(node: &NodeProto) -> Value {
     }
     match (&*attribute.name, &attribute.t) {
         ("value", Some(value)) => tensor(value),
-        ("value_int", _) => Value::constant(elem::INT64, integers(&[attribute.i]), 0),
+        ("value_int", _) => Value::constant(elem::INT64, integers(&[attribute.i.unwrap_or(0)]), 0),
         ("value_ints", _) => Value::constant(elem::INT64, integers(&attribute.ints), 1),
-        ("value_float", _) => Value::constant(elem::FLOAT, reals(&[attribute.f]), 0),
+        ("value_float", _) => Value::constant(elem::FLOAT, reals(&[attribute.f.unwrap_or(0.0)]), 0),
         ("value_floats", _) => Value::constant(elem::FLOAT, reals(&attribute.floats), 1),
         _ => Value::new(0, Origin::Constant, ANY),
     }
@@ -217,7 +229,7 @@ fn constant(node: &NodeProto) -> Value {
 
 /// To BOOL and small types as they hold; of what has a fraction the whole part.
 fn cast(node: &NodeProto, from: &Value) -> Value {
-    let to = node.attribute("to").map_or(0, |to| to.i as i32);
+    let to = node.int("to", 0) as i32;
     let fit = |bounds: Bounds| {
         let held = Bounds::of_type(to);
         if bounds.within(held) { bounds } else { held }
@@ -258,7 +270,7 @@ fn slice(node: &NodeProto, all: &[Value], origin: Origin) -> Value {
     let data = all.first().cloned().unwrap_or_else(|| Value::new(0, origin, ANY));
     let number = |at: usize, key: &str| {
         let input = all.get(at).and_then(Value::known);
-        input.or_else(|| Some(node.attribute(key)?.ints.clone())).and_then(|list| list.first().copied())
+        input.or_else(|| Some(node.attr(key)?.ints.clone())).and_then(|list| list.first().copied())
     };
     let steps = all.get(4).map_or(Some(vec![1]), Value::known);
     let cut = data.items.as_ref().zip(number(1, "starts").zip(number(2, "ends"))).filter(|_| steps == Some(vec![1]));

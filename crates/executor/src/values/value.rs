@@ -1,6 +1,6 @@
 //! What is known of a tensor's elements without running the model: where they come from, and within which bounds they lie.
 
-use super::proto::elem;
+use ripieno_onnx::proto::elem;
 
 /// Where elements come from; what is made of several has the last of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

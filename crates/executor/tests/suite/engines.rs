@@ -126,7 +126,7 @@ fn every_mistake_in_a_file_gives_one_clear_error() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let mut source = files(&["mlp"]);
         source.blocks[0].path = Some(path);
-        assert!(load_error(&*engine, &source).ends_with("is not an ONNX model: export the model to ONNX anew"));
+        assert!(load_error(&*engine, &source).ends_with(": not an ONNX model: export the model to ONNX anew"));
         source.blocks[0].path = None;
         assert!(load_error(&*engine, &source).contains("has no ONNX file"));
         let crossed = load_error(&*engine, &files(&["mlp", "handed_through", "det"]));

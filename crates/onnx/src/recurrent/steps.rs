@@ -224,7 +224,7 @@ fn is_zero(model: &Model, value: usize, depth: usize) -> bool {
     let Some(node) = value.node.map(|node| &model.nodes[node]).filter(|_| depth < 16) else { return false };
     match &*node.proto.op_type {
         "ConstantOfShape" => {
-            let fill = node.proto.attr("value").and_then(|attribute| attribute.t.as_ref());
+            let fill = node.proto.attr("value").and_then(|attribute| attribute.t.as_deref());
             fill.is_none_or(|fill| {
                 let raw = fill.raw_data.as_ref().is_none_or(|raw| raw.iter().all(|&byte| byte == 0));
                 raw && fill.float_data.iter().all(|&float| float == 0.0)

@@ -24,7 +24,7 @@ pub(super) fn size(call: &Call<'_>) -> Option<Vec<Made>> {
 
 pub(super) fn constant_of_shape(call: &Call<'_>) -> Option<Vec<Made>> {
     let sizes = call.input(0)?;
-    let value = call.node.attr("value").and_then(|attribute| attribute.t.as_ref());
+    let value = call.node.attr("value").and_then(|attribute| attribute.t.as_deref());
     let elem = value.map_or(elem::FLOAT, |value| value.data_type);
     let rank = sizes.shape.first()?.value().and_then(|rank| usize::try_from(rank).ok())?;
     let shape = match &sizes.data {

@@ -9,6 +9,8 @@
 mod clients;
 mod config;
 mod connection;
+#[cfg(test)]
+mod fixture;
 mod reload;
 mod sites;
 #[cfg(test)]

@@ -98,8 +98,8 @@ fn shown(files: &[PathBuf]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::Folder;
     use super::*;
-    use crate::repository::fixture::Folder;
 
     fn number(contents: &[Vec<u8>]) -> Result<u32, String> {
         str::from_utf8(&contents[0]).ok().and_then(|text| text.parse().ok()).ok_or_else(|| "no number".to_owned())

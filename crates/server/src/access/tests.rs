@@ -1,7 +1,7 @@
 //! Who may do what, over all combinations that a connection cannot show in a test on loopback.
 
+use super::fixture::Folder;
 use super::*;
-use crate::repository::fixture::Folder;
 use hyper::header::HeaderValue;
 
 const SECRET: &str = "correct-horse-battery-staple";

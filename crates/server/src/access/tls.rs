@@ -84,8 +84,8 @@ fn certificates(file: &str, content: &[u8]) -> Result<Vec<CertificateDer<'static
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::Folder;
     use super::*;
-    use crate::repository::fixture::Folder;
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     fn pair() -> (String, String) {

@@ -4,8 +4,8 @@
 //! have read the files before the caller changed them. So a model has at most one change under way and one of each kind waiting.
 
 use crate::problem::{Kind, Problem};
-use crate::registry::Repository;
 use parking_lot::Mutex;
+use ripieno_repository::registry::Repository;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use tokio::runtime::Handle;
@@ -125,8 +125,8 @@ fn give_up(waiting: &Mutex<Waiting>, key: &(String, Change), tell: &watch::Sende
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::IndexRow;
     use parking_lot::Condvar;
+    use ripieno_repository::registry::IndexRow;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// Says what begins, and ends it when told.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::repository::slo::{Origin, Slo};
-use crate::stats::Statistics;
 use ripieno_base::{ModelId, Nanos};
+use ripieno_repository::slo::{Origin, Slo};
+use ripieno_repository::stats::Statistics;
 use ripieno_wire::{RequestedOutput, json};
 use serde_json::{Value, json};
 

@@ -4,7 +4,7 @@ use crate::support::{config, scripted, send, start};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Method, Request, StatusCode};
-use ripieno_server::registry::ModelState;
+use ripieno_repository::registry::ModelState;
 use serde_json::json;
 
 #[tokio::test]

@@ -8,10 +8,10 @@ use hyper::{Request, StatusCode};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_repository::registry::{ModelState, Registry, ServedEntry};
+use ripieno_repository::slo::{Origin, Slo};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Setup, build};
-use ripieno_server::registry::{ModelState, Registry, ServedEntry};
-use ripieno_server::repository::slo::{Origin, Slo};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -4,11 +4,11 @@ use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
+use ripieno_repository::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
+use ripieno_repository::slo::{Origin, Slo};
 use ripieno_runtime::{
     Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot, Step,
 };
-use ripieno_server::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
-use ripieno_server::repository::slo::{Origin, Slo};
 use ripieno_server::{Backend, Withdraw};
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use ripieno_server::registry::{Registry, Repository};
+use ripieno_repository::registry::{Registry, Repository};
 use ripieno_server::{Addresses, Backend, Server, ServerConfig};
 use ripieno_wire::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use serde_json::Value;

@@ -1,0 +1,195 @@
+//! An ONNX file, decoded once: whoever wants to know something of it asks here.
+//!
+//! A model may be hostile. So the file is no larger than a protobuf message can be, messages lie at most 100 deep in each other
+//! (the decoder's limit, below which all that walks through graphs may recurse), and the memory that is taken is a bounded
+//! multiple of the file.
+
+use crate::error::{OnnxError, refuse};
+use crate::proto::{AttributeProto, FunctionProto, GraphProto, ModelProto, SparseTensorProto, TensorProto};
+use bytes::Bytes;
+use prost::Message;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// A larger file cannot be one protobuf message.
+const LARGEST: u64 = 2 << 30;
+
+/// A decoded ONNX file.
+#[derive(Debug)]
+pub struct OnnxFile {
+    pub(crate) path: PathBuf,
+    /// Without its graph.
+    pub(crate) model: ModelProto,
+    pub(crate) graph: GraphProto,
+}
+
+impl OnnxFile {
+    /// Reads the file at `path`.
+    pub fn read(path: &Path) -> Result<OnnxFile, OnnxError> {
+        let unreadable = |cause: std::io::Error| {
+            OnnxError(format!("cannot read {}: {cause}; put the model's ONNX file there", path.display()))
+        };
+        if std::fs::metadata(path).map_err(unreadable)?.len() > LARGEST {
+            return refuse(format!("{}: larger than 2 GiB: save its weights as external data", path.display()));
+        }
+        OnnxFile::parse(std::fs::read(path).map_err(unreadable)?, path)
+    }
+
+    /// The same from memory; `path` names the file in messages, and its folder holds external weights.
+    pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<OnnxFile, OnnxError> {
+        let not_onnx = || OnnxError(format!("{}: not an ONNX model: export the model to ONNX anew", path.display()));
+        let mut model = ModelProto::decode(bytes.into()).map_err(|cause| {
+            // The decoder says it in words alone.
+            if cause.to_string().ends_with("recursion limit reached") {
+                let fix = "export the model anew";
+                return OnnxError(format!(
+                    "{}: it holds graphs (If, Loop) nested more than 30 deep: {fix}",
+                    path.display()
+                ));
+            }
+            not_onnx()
+        })?;
+        let graph = model.graph.take().ok_or_else(not_onnx)?;
+        Ok(OnnxFile { path: path.to_owned(), model, graph })
+    }
+
+    /// Where it was read.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it computes.
+    pub fn graph(&self) -> &GraphProto {
+        &self.graph
+    }
+
+    /// What its nodes may call beside the operators.
+    pub fn functions(&self) -> &[FunctionProto] {
+        &self.model.functions
+    }
+
+    /// The files that it names for its weights, as it writes them: beside itself, if it is well made.
+    ///
+    /// An engine opens these files by itself, and a model may name any. Whoever serves models that he did not write must know
+    /// them first, so this looks at everything that can name one: subgraphs, functions, sparse weights and constants, too.
+    pub fn external_files(&self) -> BTreeSet<String> {
+        let mut files = BTreeSet::new();
+        of_graph(&self.graph, &mut files);
+        for training in &self.model.training_info {
+            let graphs = training.initialization.iter().chain(&training.algorithm);
+            graphs.for_each(|graph| of_graph(graph, &mut files));
+        }
+        for function in &self.model.functions {
+            let attributes = function.node.iter().flat_map(|node| &node.attribute).chain(&function.attribute_proto);
+            attributes.for_each(|attribute| of_attribute(attribute, &mut files));
+        }
+        files
+    }
+}
+
+fn of_graph(graph: &GraphProto, files: &mut BTreeSet<String>) {
+    graph.initializer.iter().for_each(|tensor| of_tensor(tensor, files));
+    graph.sparse_initializer.iter().for_each(|sparse| of_sparse(sparse, files));
+    graph.node.iter().flat_map(|node| &node.attribute).for_each(|attribute| of_attribute(attribute, files));
+}
+
+fn of_attribute(attribute: &AttributeProto, files: &mut BTreeSet<String>) {
+    attribute.t.as_deref().into_iter().chain(&attribute.tensors).for_each(|tensor| of_tensor(tensor, files));
+    attribute.g.as_deref().into_iter().chain(&attribute.graphs).for_each(|graph| of_graph(graph, files));
+    let sparse = attribute.sparse_tensor.as_deref().into_iter().chain(&attribute.sparse_tensors);
+    sparse.for_each(|sparse| of_sparse(sparse, files));
+}
+
+fn of_sparse(sparse: &SparseTensorProto, files: &mut BTreeSet<String>) {
+    sparse.values.iter().chain(&sparse.indices).for_each(|tensor| of_tensor(tensor, files));
+}
+
+fn of_tensor(tensor: &TensorProto, files: &mut BTreeSet<String>) {
+    let locations = tensor.external_data.iter().filter(|entry| entry.key == "location");
+    files.extend(locations.map(|entry| entry.value.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{EntryProto, NodeProto, TrainingInfoProto};
+
+    fn tensor(file: &str) -> TensorProto {
+        let entry = |key: &str, value: &str| EntryProto { key: key.into(), value: value.into() };
+        TensorProto { external_data: vec![entry("offset", "0"), entry("location", file)], ..TensorProto::default() }
+    }
+
+    fn node(attribute: AttributeProto) -> NodeProto {
+        NodeProto { attribute: vec![attribute], ..NodeProto::default() }
+    }
+
+    fn parse(model: &ModelProto) -> Result<OnnxFile, OnnxError> {
+        OnnxFile::parse(model.encode_to_vec(), Path::new("m.onnx"))
+    }
+
+    #[test]
+    fn weights_are_found_wherever_a_model_can_have_them() {
+        let sparse = |file| SparseTensorProto { values: Some(tensor(file).into()), ..SparseTensorProto::default() };
+        let within = |file| GraphProto { initializer: vec![tensor(file)], ..GraphProto::default() };
+        let constant = AttributeProto { t: Some(tensor("constant").into()), ..AttributeProto::default() };
+        let branch = AttributeProto { g: Some(within("in-a-branch").into()), ..AttributeProto::default() };
+        let sparse_constant =
+            AttributeProto { sparse_tensor: Some(sparse("sparse-constant").into()), ..AttributeProto::default() };
+        let in_function = AttributeProto { tensors: vec![tensor("in-a-function")], ..AttributeProto::default() };
+        let model = ModelProto {
+            graph: Some(GraphProto {
+                initializer: vec![tensor("weight"), tensor("weight")],
+                sparse_initializer: vec![sparse("sparse")],
+                node: vec![node(constant), node(branch), node(sparse_constant)],
+                ..GraphProto::default()
+            }),
+            training_info: vec![TrainingInfoProto {
+                algorithm: Some(within("training").into()),
+                ..TrainingInfoProto::default()
+            }],
+            functions: vec![FunctionProto { node: vec![node(in_function)], ..FunctionProto::default() }],
+            ..ModelProto::default()
+        };
+        let found = parse(&model).unwrap().external_files();
+        let expected = ["constant", "in-a-branch", "in-a-function", "sparse", "sparse-constant", "training", "weight"];
+        assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    }
+
+    /// Two of a field that is there once are merged, as protobuf has it: neither can hide the other's files.
+    #[test]
+    fn a_second_graph_does_not_hide_the_first() {
+        let graph = |file: &str| {
+            let attribute = AttributeProto { t: Some(tensor(file).into()), ..AttributeProto::default() };
+            GraphProto { node: vec![node(attribute)], ..GraphProto::default() }
+        };
+        let bytes = |file: &str| ModelProto { graph: Some(graph(file)), ..ModelProto::default() }.encode_to_vec();
+        let both = OnnxFile::parse([bytes("a"), bytes("b")].concat(), Path::new("m.onnx")).unwrap();
+        assert_eq!(both.external_files().into_iter().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn what_is_no_model_or_too_deep_is_refused() {
+        let refused = |bytes: Vec<u8>| OnnxFile::parse(bytes, Path::new("m.onnx")).unwrap_err().to_string();
+        let not_onnx = "m.onnx: not an ONNX model: export the model to ONNX anew";
+        assert_eq!(refused(b"no model".to_vec()), not_onnx);
+        assert_eq!(refused(Vec::new()), not_onnx, "no graph");
+        assert!(
+            OnnxFile::read(Path::new("nowhere.onnx")).unwrap_err().to_string().contains("cannot read nowhere.onnx")
+        );
+        let nested = |depth: usize| {
+            let mut graph = GraphProto::default();
+            for _ in 0..depth {
+                let attribute = AttributeProto { g: Some(graph.into()), ..AttributeProto::default() };
+                graph = GraphProto { node: vec![node(attribute)], ..GraphProto::default() };
+            }
+            ModelProto { graph: Some(graph), ..ModelProto::default() }
+        };
+        assert!(parse(&nested(30)).is_ok());
+        // To build and drop such a graph recurses as well; to read it must not.
+        let deep = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
+            let refused = parse(&nested(3000)).unwrap_err().to_string();
+            assert!(refused.contains("nested more than 30 deep"), "{refused}");
+        });
+        deep.unwrap().join().unwrap();
+    }
+}

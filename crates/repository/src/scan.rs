@@ -1,0 +1,323 @@
+//! What a path holds: which models, in which version, and where their files lie. Reads folders, never a model.
+//!
+//! Three shapes of path are understood: a repository (a folder of `NAME/VERSION/model.onnx`, `NAME/model.toml`, `NAME/config.pbtxt`
+//! and `NAME.onnx`), one model's own folder, and one ONNX file. Only the highest version of a model is served, of those that its `config.pbtxt` asks for: two versions
+//! of one model on the same devices would share one SLO and one queue bound in the user's mind but not in the scheduler.
+//! Whatever is wrong with one entry becomes that entry's error and leaves the others alone.
+
+use super::borders;
+use super::found::Found;
+use super::triton::{self, TRITON_FILE};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The ONNX file of a version folder.
+pub const MODEL_FILE: &str = "model.onnx";
+/// The configuration of a model folder.
+pub const CONFIG_FILE: &str = "model.toml";
+
+/// What file systems put at the root of a volume, as one that is mounted for models.
+const OF_THE_DISK: &str = "lost+found";
+
+/// One entry of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The model's name.
+    pub name: String,
+    /// Where its files lie, or why it is no model: the file, the cause and the fix.
+    pub found: Result<Found, String>,
+}
+
+/// Every model at `path`, by name. An error if the path itself cannot be read.
+pub fn scan(path: &Path) -> Result<Vec<Candidate>, String> {
+    let shown = path.display();
+    let kind = fs::metadata(path)
+        .map_err(|error| format!("{shown}: cannot be read: {error}; give a folder of models or an ONNX file"))?;
+    if kind.is_file() {
+        return single_file(path).map(|candidate| vec![candidate]);
+    }
+    if is_model_folder(path) {
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        return Ok(vec![model_folder(&path, &path)]);
+    }
+    let mut candidates = BTreeMap::new();
+    let root = borders::root(path);
+    for entry in list(path)? {
+        if let Some(candidate) = entry_of_repository(&entry, &root) {
+            insert(&mut candidates, candidate, &entry);
+        }
+    }
+    Ok(candidates.into_values().map(|(candidate, _)| candidate).collect())
+}
+
+fn single_file(path: &Path) -> Result<Candidate, String> {
+    if !is_onnx(path) {
+        return Err(format!(
+            "{}: not an ONNX file; give a folder of models or a file that ends in .onnx",
+            path.display()
+        ));
+    }
+    let root = borders::root(path.parent().unwrap_or(Path::new("")));
+    let mut candidate = onnx_file(path, &root);
+    if let Ok(found) = &mut candidate.found {
+        found.named = Some(path.to_owned());
+    }
+    Ok(candidate)
+}
+
+/// Two entries of one name: neither is served, since a guess might serve the wrong one.
+fn insert(candidates: &mut BTreeMap<String, (Candidate, PathBuf)>, candidate: Candidate, entry: &Path) {
+    let name = candidate.name.clone();
+    if let Some((other, first)) = candidates.get_mut(&name) {
+        let (first, second) = (first.display(), entry.display());
+        let error = format!("{first} and {second} both are the model \"{name}\"; rename or remove one of them");
+        other.found = Err(error);
+        return;
+    }
+    candidates.insert(name, (candidate, entry.to_owned()));
+}
+
+/// The model that an entry stands for; none for what is no model at all, such as a README or a hidden folder.
+fn entry_of_repository(entry: &Path, root: &Path) -> Option<Candidate> {
+    if is_hidden(entry) || entry.ends_with(OF_THE_DISK) {
+        return None;
+    }
+    if entry.is_dir() {
+        return Some(model_folder(entry, root));
+    }
+    is_onnx(entry).then(|| onnx_file(entry, root))
+}
+
+fn onnx_file(path: &Path, root: &Path) -> Candidate {
+    let stem = path.file_stem().unwrap_or_default();
+    let name = match name_of(stem, path) {
+        Ok(name) => name.to_owned(),
+        Err(error) => return Candidate { found: Err(error), name: shown(stem) },
+    };
+    let config = path.with_extension("toml");
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new(".")).to_owned();
+    let found = Found {
+        name: name.clone(),
+        version: "1".to_owned(),
+        config: config.is_file().then_some(config),
+        triton: None,
+        versions: vec![1],
+        version_folder: Some(folder.clone()),
+        folder,
+        model: path.to_owned(),
+        root: root.to_owned(),
+        named: None,
+    };
+    Candidate { name, found: Ok(found) }
+}
+
+fn model_folder(folder: &Path, root: &Path) -> Candidate {
+    let name = shown(folder.file_name().unwrap_or_default());
+    Candidate { found: read_model_folder(folder, root), name }
+}
+
+fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
+    let name = name_of(folder.file_name().unwrap_or_default(), folder)?;
+    let mut versions: Vec<u64> = list(folder)?.iter().filter_map(|entry| version_number(entry)).collect();
+    versions.sort_unstable();
+    let file = |name: &str| Some(folder.join(name)).filter(|file| file.is_file());
+    let (config, triton) = (file(CONFIG_FILE), file(TRITON_FILE));
+    if versions.is_empty() && config.is_none() && triton.is_none() {
+        return Err(nothing_in(folder));
+    }
+    let version = versions.last().copied().unwrap_or(1).to_string();
+    let version_folder = folder.join(&version);
+    let mut found = Found {
+        name: name.to_owned(),
+        folder: folder.to_owned(),
+        config,
+        triton,
+        model: version_folder.join(MODEL_FILE),
+        version_folder: versions.last().map(|_| version_folder),
+        versions,
+        version,
+        root: root.to_owned(),
+        named: None,
+    };
+    choose_as_asked(&mut found);
+    Ok(found)
+}
+
+/// A `config.pbtxt` may ask for a version and for a file in its folder. One that lies outside of the repository is not read here.
+fn choose_as_asked(found: &mut Found) {
+    let Some(file) = found.triton.clone().filter(|file| borders::check(found, file).is_ok()) else { return };
+    let (version, model) = triton::asked(&file, found);
+    if let Some(version) = version {
+        found.version = version.to_string();
+        found.version_folder = Some(found.folder.join(&found.version));
+    }
+    found.model = found.folder.join(&found.version).join(model.as_deref().unwrap_or(MODEL_FILE));
+}
+
+fn nothing_in(folder: &Path) -> String {
+    let shown = folder.display();
+    if folder.join(MODEL_FILE).is_file() {
+        return format!("{shown}/{MODEL_FILE}: must lie in a version folder; move it to {shown}/1/{MODEL_FILE}");
+    }
+    format!(
+        "{shown}: holds neither a version folder nor a {CONFIG_FILE} or {TRITON_FILE}; put the model at {shown}/1/{MODEL_FILE} or remove the folder"
+    )
+}
+
+/// The number of a version folder: digits without a leading zero.
+fn version_number(entry: &Path) -> Option<u64> {
+    let name = entry.file_name()?.to_str()?;
+    let number = name.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == name);
+    number.filter(|_| entry.is_dir())
+}
+
+/// Whether `path` is the folder of one model and not of many: it has a configuration, or a version with a model in it.
+fn is_model_folder(path: &Path) -> bool {
+    let holds_model = |entry: &PathBuf| version_number(entry).is_some() && entry.join(MODEL_FILE).is_file();
+    path.join(CONFIG_FILE).is_file()
+        || path.join(TRITON_FILE).is_file()
+        || list(path).is_ok_and(|entries| entries.iter().any(holds_model))
+}
+
+/// What lies in a folder, by name.
+fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let unreadable = |error| format!("{}: cannot be read: {error}", folder.display());
+    let entries = fs::read_dir(folder).map_err(unreadable)?;
+    let mut paths =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_onnx(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+/// The name of the model at `path`: one that clients can ask for, and that cannot break a line of the log in two.
+fn name_of<'a>(name: &'a OsStr, path: &Path) -> Result<&'a str, String> {
+    let refuse = |what: &str| format!("{}: the name {what}; rename it", shown(path.as_os_str()));
+    let name = name.to_str().ok_or_else(|| refuse("is not UTF-8, so no client could ask for it"))?;
+    if name.contains(char::is_control) { Err(refuse("has control characters")) } else { Ok(name) }
+}
+
+/// A name as people may see it, whatever it is.
+fn shown(name: &OsStr) -> String {
+    let escape = |next: char| if next.is_control() { next.escape_default().to_string() } else { next.to_string() };
+    name.to_string_lossy().chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Folder;
+
+    fn names(candidates: &[Candidate]) -> Vec<&str> {
+        candidates.iter().map(|candidate| candidate.name.as_str()).collect()
+    }
+
+    fn found(path: &Path, name: &str) -> Result<Found, String> {
+        scan(path).unwrap().into_iter().find(|candidate| candidate.name == name).expect(name).found
+    }
+
+    #[test]
+    fn the_highest_number_is_the_version() {
+        let folder = Folder::new();
+        for version in ["2", "10", "9", "011", "0", "draft"] {
+            folder.write(&format!("digits/{version}/model.onnx"), "");
+        }
+        folder.write("digits/model.toml", "");
+        let digits = found(folder.path(), "digits").unwrap();
+        assert_eq!(digits.version, "10");
+        assert_eq!(digits.model, folder.path().join("digits/10/model.onnx"));
+        assert_eq!(digits.config, Some(folder.path().join("digits/model.toml")));
+    }
+
+    #[test]
+    fn hidden_folders_and_other_files_are_no_models() {
+        let folder = Folder::new();
+        folder.write(".git/config", "");
+        fs::create_dir(folder.path().join("lost+found")).unwrap();
+        folder.write("README.md", "");
+        folder.write("a.onnx", "");
+        folder.write("b/1/model.onnx", "");
+        assert_eq!(names(&scan(folder.path()).unwrap()), ["a", "b"]);
+        assert_eq!(found(folder.path(), "a").unwrap().version, "1");
+    }
+
+    #[test]
+    fn a_folder_that_holds_no_model_is_one_error_with_the_fix() {
+        let folder = Folder::new();
+        folder.write("good/1/model.onnx", "");
+        folder.write("flat/model.onnx", "");
+        fs::create_dir(folder.path().join("empty")).unwrap();
+        assert!(found(folder.path(), "good").is_ok());
+        assert!(found(folder.path(), "empty").unwrap_err().contains("empty: holds neither a version folder"));
+        assert!(found(folder.path(), "flat").unwrap_err().contains("flat/model.onnx: must lie in a version folder"));
+    }
+
+    #[test]
+    fn two_entries_of_one_name_are_one_error() {
+        let folder = Folder::new();
+        folder.write("a/1/model.onnx", "");
+        folder.write("a.onnx", "");
+        let candidates = scan(folder.path()).unwrap();
+        assert_eq!(names(&candidates), ["a"]);
+        assert!(candidates[0].found.as_ref().unwrap_err().contains("both are the model \"a\"; rename or remove"));
+    }
+
+    #[test]
+    fn one_file_and_one_model_folder_serve_too() {
+        let folder = Folder::new();
+        let file = folder.write("repository/resnet.onnx", "");
+        let config = folder.write("repository/resnet.toml", "");
+        let single = &scan(&file).unwrap()[0];
+        assert_eq!(single.found.as_ref().unwrap().config, Some(config));
+        folder.write("repository/bert/3/model.onnx", "");
+        let bert = &scan(&folder.path().join("repository/bert")).unwrap()[0];
+        assert_eq!((bert.name.as_str(), bert.found.as_ref().unwrap().version.as_str()), ("bert", "3"));
+        folder.write("repository/emulated/model.toml", "");
+        let emulated = found(&folder.path().join("repository"), "emulated").unwrap();
+        assert_eq!((emulated.version.as_str(), emulated.version_folder), ("1", None));
+    }
+
+    #[test]
+    fn a_path_that_holds_nothing_readable_is_an_error() {
+        let folder = Folder::new();
+        assert!(scan(&folder.path().join("gone")).unwrap_err().contains("gone: cannot be read: "));
+        let text = folder.write("notes.txt", "");
+        assert!(scan(&text).unwrap_err().contains("notes.txt: not an ONNX file"));
+        assert_eq!(scan(&folder.path().join(".")).unwrap(), []);
+    }
+
+    #[test]
+    fn a_name_that_could_forge_a_line_of_the_log_is_refused() {
+        let folder = Folder::new();
+        folder.write("a\nERROR b/1/model.onnx", "");
+        folder.write("c\x1b[31m.onnx", "");
+        let candidates = scan(folder.path()).unwrap();
+        assert_eq!(names(&candidates), ["a\\nERROR b", "c\\u{1b}[31m"]);
+        for candidate in candidates {
+            let error = candidate.found.unwrap_err();
+            assert!(error.contains("has control characters") && !error.contains(char::is_control), "{error:?}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_name_that_is_not_utf8_is_an_error_of_its_own() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = Folder::new();
+        folder.write("good/1/model.onnx", "");
+        fs::create_dir(folder.path().join(std::ffi::OsStr::from_bytes(b"bad\xff"))).unwrap();
+        let candidates = scan(folder.path()).unwrap();
+        assert_eq!(candidates.iter().filter(|candidate| candidate.found.is_err()).count(), 1);
+        let bad = candidates.iter().find(|candidate| candidate.found.is_err()).unwrap();
+        assert!(bad.found.as_ref().unwrap_err().contains("is not UTF-8"));
+    }
+}

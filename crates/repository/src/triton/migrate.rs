@@ -1,0 +1,129 @@
+//! What becomes of the `config.pbtxt` of every model of a repository, without loading one.
+
+use super::{Finding, TritonConfig};
+use crate::scan::{CONFIG_FILE, scan};
+use serde::Serialize;
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// A model and its `config.pbtxt`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Migration {
+    /// The model.
+    pub model: String,
+    /// Its `config.pbtxt`; none if it has none, and so nothing to migrate.
+    pub file: Option<String>,
+    /// What becomes of each field, in the order of the file.
+    pub fields: Vec<Finding>,
+    /// The text of the `model.toml` that says the same.
+    pub model_toml: Option<String>,
+    /// Where that would lie.
+    #[serde(skip)]
+    pub target: PathBuf,
+    /// Why it is not served: file, line, field and fix.
+    pub error: Option<String>,
+}
+
+/// Every model at `path`. An error if the path itself cannot be read.
+pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
+    let one = |candidate: crate::scan::Candidate| {
+        let model = candidate.name;
+        let none = |error| Migration {
+            model: model.clone(),
+            file: None,
+            fields: Vec::new(),
+            model_toml: None,
+            target: PathBuf::new(),
+            error,
+        };
+        let found = match candidate.found {
+            Ok(found) => found,
+            Err(error) => return none(Some(error)),
+        };
+        let target = found.folder.join(CONFIG_FILE);
+        let Some(file) = &found.triton else { return Migration { target, ..none(None) } };
+        let shown = Some(file.display().to_string());
+        match TritonConfig::read(file, &found.name, &found.versions) {
+            Err(error) => Migration { file: shown, target, ..none(Some(error)) },
+            Ok(read) => {
+                let error = read.check().err();
+                let text = error.is_none().then(|| written(&read));
+                Migration { file: shown, target, fields: read.findings, model_toml: text, ..none(error) }
+            }
+        }
+    };
+    Ok(scan(path)?.into_iter().map(one).collect())
+}
+
+fn written(read: &TritonConfig) -> String {
+    let settings = read.settings.to_toml(read.model_file.as_deref());
+    format!("# Written by ripieno migrate. It goes before the config.pbtxt beside it.\n{settings}")
+}
+
+fn ignore_absent(error: io::Error) -> io::Result<()> {
+    if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+impl Migration {
+    /// Writes the `model.toml`; one that is there already is replaced only if that is asked for.
+    pub fn write(&self, replace: bool) -> Result<(), String> {
+        let Some(text) = &self.model_toml else { return Ok(()) };
+        let shown = self.target.display();
+        let unwritable = |error: io::Error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                format!("{shown}: is there already, and goes before config.pbtxt; --force replaces it")
+            }
+            _ => format!("{shown}: cannot be written: {error}"),
+        };
+        if replace {
+            fs::remove_file(&self.target).or_else(ignore_absent).map_err(unwritable)?;
+        }
+        // Never through a link, which in somebody else's repository could lead anywhere.
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&self.target).map_err(unwritable)?;
+        file.write_all(text.as_bytes()).map_err(unwritable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Outcome;
+    use super::*;
+    use crate::config::ModelConfig;
+    use crate::fixture::Folder;
+
+    #[test]
+    fn every_model_is_explained_and_written_once() {
+        let folder = Folder::new();
+        folder.write("a/1/model.onnx", "");
+        folder.write("a/config.pbtxt", "name: \"a\"\nmax_batch_size: 4\ndefault_model_filename: \"net.onnx\"\n");
+        folder.write("b/1/model.onnx", "");
+        folder.write("b/config.pbtxt", "max_batch_size: 4\nsequence_batching { }");
+        folder.write("c.onnx", "");
+        folder.write("d/1/model.onnx", "");
+        folder.write("d/config.pbtxt", "max_batch_size: four");
+        let models = migrate(folder.path()).unwrap();
+        let names: Vec<&str> = models.iter().map(|model| model.model.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+        let outcomes: Vec<Outcome> = models[0].fields.iter().map(|field| field.outcome).collect();
+        assert_eq!(outcomes, [Outcome::Honoured, Outcome::Mapped, Outcome::Honoured]);
+        assert!(models[1].error.as_ref().unwrap().contains("sequence_batching = {}: models keep no state"));
+        assert_eq!((models[1].fields.len(), &models[1].model_toml), (2, &None));
+        assert_eq!((&models[2].file, &models[2].error), (&None, &None));
+        assert!(models[3].error.as_ref().unwrap().contains("d/config.pbtxt:1: expected an integer"));
+        for model in &models {
+            model.write(false).unwrap();
+        }
+        let written = ModelConfig::read(&folder.path().join("a/model.toml")).unwrap();
+        assert_eq!((written.max_batch, written.blocks[0].file.as_deref()), (Some(4), Some("net.onnx")));
+        assert!(!folder.path().join("b/model.toml").exists() && !folder.path().join("d/model.toml").exists());
+        assert!(models[0].write(false).unwrap_err().contains("a/model.toml: is there already"));
+        models[0].write(true).unwrap();
+        let (link, outside) = (folder.path().join("a/model.toml"), folder.path().join("outside"));
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        assert!(models[0].write(false).is_err() && !outside.exists());
+        models[0].write(true).unwrap();
+        assert!(!outside.exists() && fs::symlink_metadata(&link).unwrap().is_file());
+    }
+}

@@ -1,0 +1,67 @@
+//! How the models of a repository walk, seen before a server for them is built.
+//!
+//! One scheduler runs all models, and which one it can be depends on how they walk. So this looks into every `model.toml` for
+//! that alone; whatever else is wrong with the file shows when its model is loaded.
+
+use crate::scan::scan;
+use ripieno_model::Walk;
+use std::path::Path;
+
+/// A model of a repository, as far as schedulers are chosen by it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walker {
+    /// The model's name.
+    pub model: String,
+    /// How it walks; as a whole if it does not say.
+    pub walk: Walk,
+    /// Whether its requests are padded to the longest of a batch.
+    pub pads: bool,
+}
+
+/// The models at `repository` and how each walks. Nothing if it cannot be read.
+pub fn walks(repository: &Path) -> Vec<Walker> {
+    let candidates = scan(repository).unwrap_or_default();
+    let known = candidates.into_iter().filter_map(|candidate| {
+        let found = candidate.found.ok()?;
+        let table = found.config.as_deref().and_then(read).unwrap_or_default();
+        Some(Walker { model: candidate.name, walk: walk(&table).unwrap_or(Walk::Whole), pads: pads(&table) })
+    });
+    known.collect()
+}
+
+fn read(config: &Path) -> Option<toml::Table> {
+    std::fs::read_to_string(config).ok()?.parse().ok()
+}
+
+fn walk(table: &toml::Table) -> Option<Walk> {
+    let word = |key: &str| table.get(key)?.as_str();
+    // Which of the walks in cells the model gets is known once it is cut.
+    let cut_into_cells = word("granularity") == Some("cells");
+    if cut_into_cells { Some(Walk::Repeat) } else { Walk::named(word("walk")?) }
+}
+
+fn pads(table: &toml::Table) -> bool {
+    let inputs = table.get("input").and_then(toml::Value::as_array);
+    inputs.into_iter().flatten().any(|input| input.get("length_dim").is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Folder;
+
+    #[test]
+    fn the_walk_is_read_and_everything_else_left_to_the_loader() {
+        let folder = Folder::new();
+        let padded = "[[input]]\nname = \"x\"\nlength_dim = 1";
+        let texts = [("a", "walk = \"tree\"\nslo_m = 3"), ("b", "slo_ms = 5"), ("c", "walk = ["), ("d", padded)];
+        for (name, text) in texts {
+            folder.write(&format!("{name}/model.toml"), text);
+        }
+        let found = walks(folder.path());
+        let walker = |(model, walk, pads): (&str, Walk, bool)| Walker { model: model.to_owned(), walk, pads };
+        let expected = [("a", Walk::Tree), ("b", Walk::Whole), ("c", Walk::Whole), ("d", Walk::Whole)];
+        assert_eq!(found, expected.map(|(model, walk)| walker((model, walk, model == "d"))));
+        assert!(walks(&folder.path().join("gone")).is_empty());
+    }
+}

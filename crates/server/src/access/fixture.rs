@@ -1,0 +1,22 @@
+//! A folder of files for a test.
+
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+pub(super) struct Folder(TempDir);
+
+impl Folder {
+    pub(super) fn new() -> Folder {
+        Folder(TempDir::new().unwrap())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(super) fn write(&self, file: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path().join(file);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+}
