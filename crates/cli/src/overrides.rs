@@ -3,7 +3,7 @@
 use crate::policy::PolicyArgs;
 use anyhow::bail;
 use clap::Args;
-use ripieno_sched::Objective;
+use ripieno_sched::{Objective, Options, find, served_options};
 use ripieno_sim::Scenario;
 use std::path::Path;
 
@@ -13,9 +13,9 @@ pub(crate) struct Overrides {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 
-    /// Serve the models as `ripieno serve` would: its choice of the policy and its options, its largest batches, the
-    /// margins by which it plans deadlines ahead, and what it refuses at the door.
-    #[arg(long, conflicts_with = "policy")]
+    /// Serve the models as `ripieno serve` would: its choice of the policy (or --policy) and its options, its largest batches,
+    /// the margins by which it plans deadlines ahead, and what it refuses at the door.
+    #[arg(long)]
     pub(crate) as_served: bool,
 
     /// Seed of the random arrivals, instead of the scenario's.
@@ -32,7 +32,13 @@ impl Overrides {
     pub(crate) fn read(&self, path: &Path) -> anyhow::Result<Scenario> {
         let mut scenario = Scenario::read(path)?;
         if self.as_served {
-            scenario.serve(Objective::default());
+            match &self.policy.policy {
+                Some(policy) => {
+                    let policy = find(policy)?;
+                    scenario.serve_under(policy, served_options(policy, Options::new(), Objective::default()));
+                }
+                None => drop(scenario.serve(Objective::default())),
+            }
         }
         if let Some(policy) = self.policy.policy.as_ref().filter(|&policy| *policy != scenario.policy) {
             scenario.policy.clone_from(policy);

@@ -100,7 +100,7 @@ fn policy(
     recorded: &Recorded,
     overrides: &Overrides,
 ) -> anyhow::Result<(String, Options)> {
-    if overrides.as_served {
+    if overrides.as_served && overrides.policy.policy.is_none() {
         let kinds: Vec<_> = recorded.models().map(Kind::of).collect();
         let Choice { policy, options, .. } = choose(&kinds, Objective::default());
         return Ok((policy.to_owned(), overrides.policy.over(options)));

@@ -24,7 +24,7 @@ use model::ModelTable;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Setup, choose, fit_batches};
+use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -192,12 +192,17 @@ impl Scenario {
     pub fn serve(&mut self, objective: Objective) -> Option<String> {
         let kinds: Vec<_> = self.setup.models.iter().map(Kind::of).collect();
         let Choice { policy, options, because } = choose(&kinds, objective);
-        (self.policy, self.policy_options) = (policy.to_owned(), options);
-        (self.margins, self.admission) = (true, true);
         if let Ok(policy) = ripieno_sched::find(policy) {
-            self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
+            self.serve_under(policy, options);
         }
         because
+    }
+
+    /// The same under a policy that somebody chose, with the options as they are given to the server.
+    pub fn serve_under(&mut self, policy: &'static Policy, options: Options) {
+        (self.policy, self.policy_options) = (policy.name.to_owned(), options);
+        (self.margins, self.admission) = (true, true);
+        self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
     }
 
     /// The policy's options, with the estimates of the network where the policy takes them and none are given.
