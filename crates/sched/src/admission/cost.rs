@@ -13,9 +13,13 @@ const PRIOR: i64 = 16;
 const MOST: i64 = 64;
 /// What was learnt fades by one part in so many with each task that teaches nothing.
 const FORGET: i64 = 512;
-/// Late answers are counted in hundredths; one is taken for luck.
+/// Late answers are counted in hundredths; one in a hundred is taken for luck.
 const LATE: u64 = 100;
-/// Outcomes from which a margin is judged.
+/// What a margin may cost of the rate at most, in hundredths.
+const DEAREST: u64 = 10;
+/// A late batch asks for this part of the latency target as margin.
+const GAIN: i64 = 32;
+/// Batches from which a margin is judged.
 const TRIAL: u64 = 64;
 
 /// The costs of a model.
@@ -24,6 +28,7 @@ pub(crate) struct Cost {
     model: Box<Model>,
     /// For each block the batch in which its work is reckoned.
     batches: Vec<usize>,
+    devices: usize,
     /// For each number of rows up to the largest of these batches, how much more a row takes in a batch of so many; in parts
     /// of [`ONE`].
     scales: Vec<i64>,
@@ -39,12 +44,16 @@ pub(crate) struct Cost {
     trial: Trial,
 }
 
-/// The outcomes of requests that were let in since the margin was set: earlier ones say nothing of it.
+/// The outcomes of requests that were let in since the margin was set: earlier ones say nothing of it. Those of a batch are late
+/// together, so batches are counted and not requests: one unlucky batch of many is one case.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trial {
     since: Time,
-    outcomes: u64,
+    batches: u64,
+    /// Batches that were late; of those that were in part, the part. In hundredths.
     late: u64,
+    /// The outcomes since the last task ended, and how many of them are late.
+    last: (u64, u64),
 }
 
 impl Cost {
@@ -53,6 +62,7 @@ impl Cost {
         let mut cost = Cost {
             model,
             batches: Vec::new(),
+            devices: 1,
             scales: Vec::new(),
             used: 0,
             thought: 0,
@@ -76,6 +86,7 @@ impl Cost {
     /// Derives what follows from profiles, after a change of them. Batches of a chain are as large as staggered execution
     /// allows within the SLO; cells as large as pays, since requests join and leave between them.
     pub(crate) fn reckon(&mut self, devices: usize) {
+        self.devices = devices.max(1);
         let model = &self.model;
         let within = |block: &Block| model.max_batch.min(block.profile.max_batch());
         self.batches = if model.walk.is_unfolded() {
@@ -163,6 +174,11 @@ impl Cost {
         each.fold(Nanos::ZERO, |sum, span| Nanos(sum.0.saturating_add(span.0)))
     }
 
+    /// The rows of the largest batch in which work is reckoned.
+    pub(crate) fn largest(&self) -> usize {
+        self.scales.len()
+    }
+
     /// The rows of a batch of a block in which its work is reckoned.
     pub(crate) fn batch(&self, block: usize) -> usize {
         self.batches[block]
@@ -204,24 +220,52 @@ impl Cost {
     }
 
     /// A request that was let in at `entered` has been answered or given up.
-    pub(crate) fn on_outcome(&mut self, now: Time, entered: Time, late: bool) {
-        self.trial.outcomes += u64::from(entered >= self.trial.since);
-        self.trial.late += u64::from(late && entered >= self.trial.since);
-        let Trial { since, outcomes, late } = self.trial;
-        let enough = outcomes >= TRIAL || late >= TRIAL / 8 || (outcomes >= TRIAL / 4 && now - since > self.model.slo);
+    pub(crate) fn on_outcome(&mut self, entered: Time, late: bool) {
+        let counts = u64::from(entered >= self.trial.since);
+        self.trial.last.0 += counts;
+        self.trial.last.1 += counts * u64::from(late);
+    }
+
+    /// A task has ended: what has come since the one before is a batch's outcomes.
+    pub(crate) fn on_batch(&mut self, now: Time) {
+        let (outcomes, late) = std::mem::take(&mut self.trial.last);
+        if outcomes == 0 {
+            return;
+        }
+        self.trial.batches += 1;
+        self.trial.late += late * LATE / outcomes;
+        let Trial { since, batches, late, .. } = self.trial;
+        let slo = self.model.slo;
+        let enough = batches >= TRIAL || late >= LATE * TRIAL / 16 || (batches >= TRIAL / 4 && now - since > slo);
         if !enough {
             return;
         }
-        let slo = self.model.slo.0;
-        let step = match late * LATE / outcomes {
-            0 => -slo / 384,
-            1 => 0,
-            2..10 => slo / 64,
-            10..50 => slo / 16,
-            _ => slo / 8,
+        // In the long run zero where one batch in a hundred is late.
+        let step = slo.0 / GAIN * (late as i64 - batches as i64) / LATE as i64;
+        let most = if step > 0 { self.margin.max(self.worth(late / batches)) } else { slo };
+        self.margin = (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, most.min(slo.scale(7, 8)));
+        self.trial = Trial { since: now, ..Trial::default() };
+    }
+
+    /// The largest margin that is worth it while so many batches in a hundred are late. A margin shortens the queue and with it the
+    /// batches; where these lose more than what is late, even none being late any more would be no gain. What each batch takes
+    /// longer than its profile would otherwise end in batches of one, of which as many are late.
+    fn worth(&self, late: u64) -> Nanos {
+        let (model, slo) = (&self.model, self.model.slo);
+        if model.walk.is_unfolded() {
+            return slo;
+        }
+        let profile = model.profile();
+        let most = self.scales.len();
+        let takes = |rows: usize| self.corrected(profile.latency(rows).0);
+        // rows / takes(rows) >= (1 - late) * most / takes(most)
+        let keeps = |&rows: &usize| {
+            let (kept, all) = (rows as i128 * i128::from(takes(most)), most as i128 * i128::from(takes(rows)));
+            kept * i128::from(LATE) >= all * i128::from(LATE - late.min(DEAREST))
         };
-        self.margin = (self.margin + Nanos(step)).clamp(Nanos::ZERO, self.model.slo.scale(7, 8));
-        self.trial = Trial { since: now, outcomes: 0, late: 0 };
+        let smallest = (1..=most).rev().take_while(keeps).last().unwrap_or(most);
+        // A batch that has just been missed is waited for.
+        slo - Nanos(takes(smallest)).scale(self.devices as u64 + 1, self.devices as u64)
     }
 
     /// By how much predictions are too early.

@@ -248,8 +248,9 @@ impl Admission {
         self.waiting(now).saturating_add(own)
     }
 
-    /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who is
-    /// late already, or hardly later with it, is no reason: a model whose oldest request is starved could take none any more.
+    /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who
+    /// would be late without it, too, or hardly later with it, is no reason: a model whose oldest request is starved, or waits
+    /// for a batch that takes long by chance, could take none any more.
     fn grown_batch(&self, now: Time, served: &Served, request: &Request) -> bool {
         let Some(head) = served.waiting.front().filter(|_| !served.cost.model().walk.is_unfolded()) else {
             return false;
@@ -264,10 +265,13 @@ impl Admission {
         let begin = now + Nanos(others / self.devices.present().max(1) as i64);
         let (before, after) = (served.cost.alone(request, served.waiting_rows), served.cost.alone(request, rows));
         let (deadline, slo) = (self.entries[head as usize].deadline, served.cost.model().slo);
-        // It does not grow where the work is reckoned in smaller batches: then this one makes one more of them.
-        let growth = (after - before).0;
-        let matters = now <= deadline && (growth == 0 || growth >= slo.0 / SMALL);
-        matters && begin + after > deadline - served.cost.margin()
+        let limits = [deadline - served.cost.margin(), deadline];
+        if rows > served.cost.largest() {
+            // The work is reckoned in smaller batches, and this request makes one more of them.
+            return now <= deadline && begin + after > limits[0];
+        }
+        let crossed = |limit: Time| begin + before <= limit && begin + after > limit;
+        (after - before).0 >= slo.0 / SMALL && limits.into_iter().any(crossed)
     }
 
     /// Device time that everything in the policy is still to take.
@@ -318,7 +322,7 @@ impl Admission {
             served.cost.on_finish();
         }
         if late || outcome.is_none() {
-            served.cost.on_outcome(now, entered, late);
+            served.cost.on_outcome(entered, late);
         }
         if late && !futile && !served.may_be_late() {
             self.shares.on_loss(flow, corrected);
@@ -503,6 +507,7 @@ impl Scheduler for Admission {
         let used = self.devices.end(now, done.task, |model, time| spend(models, backlog, devices, model, time));
         let Note { model, thought } = self.tasks[done.task.index()];
         if let Some(served) = self.models[model.index()].as_mut() {
+            served.cost.on_batch(now);
             match (done.outcome, thought) {
                 (Outcome::Ok, Some(thought)) => served.cost.on_task(thought, used),
                 (Outcome::Ok, None) => served.cost.forget(),
