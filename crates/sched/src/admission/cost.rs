@@ -15,8 +15,8 @@ const MOST: i64 = 64;
 const FORGET: i64 = 512;
 /// Late answers are counted in hundredths; one in a hundred is taken for luck.
 const LATE: u64 = 100;
-/// What a margin may cost of the rate at most, in hundredths.
-const DEAREST: u64 = 10;
+/// A margin takes this part of the latency target at most.
+const MOST_MARGIN: (u64, u64) = (1, 2);
 /// A late batch asks for this part of the latency target as margin.
 const GAIN: i64 = 32;
 /// Batches from which a margin is judged.
@@ -28,7 +28,6 @@ pub(crate) struct Cost {
     model: Box<Model>,
     /// For each block the batch in which its work is reckoned.
     batches: Vec<usize>,
-    devices: usize,
     /// For each number of rows up to the largest of these batches, how much more a row takes in a batch of so many; in parts
     /// of [`ONE`].
     scales: Vec<i64>,
@@ -62,7 +61,6 @@ impl Cost {
         let mut cost = Cost {
             model,
             batches: Vec::new(),
-            devices: 1,
             scales: Vec::new(),
             used: 0,
             thought: 0,
@@ -86,7 +84,6 @@ impl Cost {
     /// Derives what follows from profiles, after a change of them. Batches of a chain are as large as staggered execution
     /// allows within the SLO; cells as large as pays, since requests join and leave between them.
     pub(crate) fn reckon(&mut self, devices: usize) {
-        self.devices = devices.max(1);
         let model = &self.model;
         let within = |block: &Block| model.max_batch.min(block.profile.max_batch());
         self.batches = if model.walk.is_unfolded() {
@@ -242,30 +239,9 @@ impl Cost {
         }
         // In the long run zero where one batch in a hundred is late.
         let step = slo.0 / GAIN * (late as i64 - batches as i64) / LATE as i64;
-        let most = if step > 0 { self.margin.max(self.worth(late / batches)) } else { slo };
-        self.margin = (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, most.min(slo.scale(7, 8)));
+        self.margin =
+            (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, slo.scale(MOST_MARGIN.0, MOST_MARGIN.1));
         self.trial = Trial { since: now, ..Trial::default() };
-    }
-
-    /// The largest margin that is worth it while so many batches in a hundred are late. A margin shortens the queue and with it the
-    /// batches; where these lose more than what is late, even none being late any more would be no gain. What each batch takes
-    /// longer than its profile would otherwise end in batches of one, of which as many are late.
-    fn worth(&self, late: u64) -> Nanos {
-        let (model, slo) = (&self.model, self.model.slo);
-        if model.walk.is_unfolded() {
-            return slo;
-        }
-        let profile = model.profile();
-        let most = self.scales.len();
-        let takes = |rows: usize| self.corrected(profile.latency(rows).0);
-        // rows / takes(rows) >= (1 - late) * most / takes(most)
-        let keeps = |&rows: &usize| {
-            let (kept, all) = (rows as i128 * i128::from(takes(most)), most as i128 * i128::from(takes(rows)));
-            kept * i128::from(LATE) >= all * i128::from(LATE - late.min(DEAREST))
-        };
-        let smallest = (1..=most).rev().take_while(keeps).last().unwrap_or(most);
-        // A batch that has just been missed is waited for.
-        slo - Nanos(takes(smallest)).scale(self.devices as u64 + 1, self.devices as u64)
     }
 
     /// By how much predictions are too early.

@@ -370,10 +370,12 @@ impl Admission {
         }
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         served.cost.on_start(block.index(), count);
-        // Where the policy could have filled a batch, the one that it made is as full as it makes them.
+        // Where the policy could have filled a batch, or has left somebody waiting, the one that it made is as full as it makes them.
         let unfolds = served.cost.model().walk.is_unfolded();
         let there = if unfolds { served.rows } else { served.waiting_rows + rows };
-        let thought = (there >= served.cost.batch(block.index())).then_some(work);
+        let left = !unfolds && block.index() == 0 && served.waiting_rows > 0;
+        let thought = (left || there >= served.cost.batch(block.index()))
+            .then(|| if unfolds { work } else { served.cost.in_batches_of(work, there) });
         if self.tasks.len() <= task.index() {
             self.tasks.resize(task.index() + 1, Note { model, thought: None });
         }
