@@ -234,13 +234,13 @@ pub struct Entry {
     /// Whether each step's part of the answer is wanted as it is there, in [`Progress::step`].
     pub stream: bool,
     /// Whether it runs every block of a chain, whatever the model's conditions say: to measure and try them all.
-    pub straight: bool,
+    pub ignore_conditions: bool,
 }
 
 impl Entry {
     /// Of a request that runs each block once, of a model whose requests do not differ in length.
     pub fn of(inputs: Arc<[Tensor]>) -> Entry {
-        Entry { inputs, extent: Extent::ONE, graph: None, stream: false, straight: false }
+        Entry { inputs, extent: Extent::ONE, graph: None, stream: false, ignore_conditions: false }
     }
 }
 

@@ -8,7 +8,7 @@
 //! Deriving it from the operators was rejected: it must know every operator of every engine, and where it does not, it has to
 //! refuse what works.
 
-use crate::profile::Stand;
+use crate::profile::ExampleRunner;
 use crate::rows;
 use crate::{Engine, Entry, ExecError, Loaded, Tensor};
 use ripieno_model::{DataType, TensorSpec};
@@ -49,9 +49,9 @@ pub fn check_rows(engine: &dyn Engine, model: &Arc<dyn Loaded>, max_batch: usize
         for size in SIZES {
             let row = |row: usize| request(&**model, Draw { style, size, row });
             let Some(rows) = (0..count).map(row).collect::<Option<Vec<_>>>() else { continue };
-            let tried = Stand::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
-            let tried = tried.and_then(|stand| match alone(&stand, &rows) {
-                Ok(answers) => Ok(together(&stand, &rows, &answers)),
+            let tried = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
+            let tried = tried.and_then(|runner| match alone(&runner, &rows) {
+                Ok(answers) => Ok(together(&runner, &rows, &answers)),
                 Err(cause) => Err(cause.to_string()),
             });
             match tried {
@@ -66,14 +66,14 @@ pub fn check_rows(engine: &dyn Engine, model: &Arc<dyn Loaded>, max_batch: usize
 /// The outputs of one row, tensor by tensor.
 type Answer = Vec<Tensor>;
 
-fn alone(stand: &Stand, rows: &[Vec<Tensor>]) -> Result<Vec<Answer>, ExecError> {
+fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<Answer>, ExecError> {
     // The first one twice, the second time last: a model that draws random numbers is found out.
-    let run = |row: &Vec<Tensor>| Ok(stand.answers(&[&stand.entry(row.clone())])?.remove(0));
+    let run = |row: &Vec<Tensor>| Ok(runner.answers(&[&runner.entry(row.clone())])?.remove(0));
     rows.iter().chain(rows.first()).map(run).collect()
 }
 
 /// Compares what rows are alone with what they are in two batches of the same rows.
-fn together(stand: &Stand, rows: &[Vec<Tensor>], alone: &[Answer]) -> Rows {
+fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[Answer]) -> Rows {
     if let Some(how) = differs(&alone[0], &alone[rows.len()], alone) {
         return Rows::Mixed(format!("the same request is answered differently when it is run again: {how}"));
     }
@@ -84,8 +84,8 @@ fn together(stand: &Stand, rows: &[Vec<Tensor>], alone: &[Answer]) -> Rows {
         let second = if order.len() > 2 { 1..3 } else { 1..2 };
         let parts = [&order[..1], &order[second.clone()], &order[second.end..]];
         let parts: Vec<&[usize]> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        let entries: Vec<Entry> = parts.iter().map(|part| stand.entry(joined(part, rows))).collect();
-        let answers = match stand.answers(&entries.iter().collect::<Vec<_>>()) {
+        let entries: Vec<Entry> = parts.iter().map(|part| runner.entry(joined(part, rows))).collect();
+        let answers = match runner.answers(&entries.iter().collect::<Vec<_>>()) {
             Ok(answers) => answers,
             Err(cause) => {
                 return Rows::Mixed(format!("each row runs alone, but {} together fail: {cause}", rows.len()));

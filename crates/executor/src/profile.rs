@@ -113,8 +113,8 @@ fn measure_one(
     measurement: &Measurement,
     progress: &mut dyn FnMut(Step),
 ) -> Result<(Vec<Profile>, Option<String>), LoadError> {
-    let stand = Stand::new(engine, model, inputs)?;
-    let mut bench = OnStand { stand: &stand, begun: Instant::now() };
+    let runner = ExampleRunner::new(engine, model, inputs)?;
+    let mut bench = Timed { runner: &runner, begun: Instant::now() };
     let sizes = sizes(measurement.max_batch);
     let curve = measure_curve(&mut bench, model.blocks(), &sizes, measurement.budget, progress)?;
     let profile = |points: Vec<(usize, Nanos)>| {
@@ -125,27 +125,27 @@ fn measure_one(
     Ok((profiles, curve.doubt))
 }
 
-/// A stand on the clock of the wall.
-struct OnStand<'a> {
-    stand: &'a Stand,
+/// Examples run and timed by the clock.
+struct Timed<'a> {
+    runner: &'a ExampleRunner,
     begun: Instant,
 }
 
-impl Bench for OnStand<'_> {
+impl Bench for Timed<'_> {
     fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
 
     fn run(&mut self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), ExecError> {
-        self.stand.walk(batch, samples)
+        self.runner.walk(batch, samples)
     }
 }
 
 /// Runs a batch of example requests once through all blocks: what loads may still fail to run.
 pub fn run_example(engine: &dyn Engine, model: &Arc<dyn Loaded>, batch: usize) -> Result<(), LoadError> {
     let mut samples = vec![Vec::new(); model.blocks()];
-    let stand = Stand::new(engine, model, example_inputs(&**model)?)?;
-    let outcome = stand.walk(batch, &mut samples);
+    let runner = ExampleRunner::new(engine, model, example_inputs(&**model)?)?;
+    let outcome = runner.walk(batch, &mut samples);
     outcome.map_err(|cause| LoadError(format!("an example request cannot run: a batch of {batch}: {cause}")))
 }
 
@@ -156,13 +156,13 @@ pub fn run_example(engine: &dyn Engine, model: &Arc<dyn Loaded>, batch: usize) -
 pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(), LoadError> {
     let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
     let short = (longest / 3).max(1);
-    let stand = Stand::new(engine, model, example_of_length(&**model, short)?)?;
+    let runner = ExampleRunner::new(engine, model, example_of_length(&**model, short)?)?;
     let extent = Extent { length: longest, ..Extent::ONE };
-    let beside = Entry { straight: true, extent, ..Entry::of(example_of_length(&**model, longest)?) };
+    let beside = Entry { ignore_conditions: true, extent, ..Entry::of(example_of_length(&**model, longest)?) };
     let failed =
         |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
-    let alone = stand.answers(&[&stand.example]).map_err(failed)?;
-    let padded = stand.answers(&[&stand.example, &beside]).map_err(failed)?;
+    let alone = runner.answers(&[&runner.example]).map_err(failed)?;
+    let padded = runner.answers(&[&runner.example, &beside]).map_err(failed)?;
     for (alone, padded) in alone[0].iter().zip(&padded[0]) {
         compare_padded(alone, padded).map_err(LoadError)?;
     }
@@ -267,8 +267,8 @@ pub(crate) fn example_of(spec: &TensorSpec, range: Option<(i64, i64)>) -> Result
     Ok(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data })
 }
 
-/// A device with the model on it.
-pub(crate) struct Stand {
+/// Runs example requests of a model on a device of its own.
+pub(crate) struct ExampleRunner {
     device: Box<dyn crate::Device>,
     results: Receiver<TaskResult>,
     /// What each request of a batch brings.
@@ -282,8 +282,12 @@ pub(crate) struct Stand {
 /// How many elements or nodes an example has: enough for steps that go on with state.
 const EXAMPLE_LENGTH: u32 = 4;
 
-impl Stand {
-    pub(crate) fn new(engine: &dyn Engine, model: &Arc<dyn Loaded>, inputs: Arc<[Tensor]>) -> Result<Stand, LoadError> {
+impl ExampleRunner {
+    pub(crate) fn new(
+        engine: &dyn Engine,
+        model: &Arc<dyn Loaded>,
+        inputs: Arc<[Tensor]>,
+    ) -> Result<ExampleRunner, LoadError> {
         let (sender, results) = sync_channel(1);
         // Only one task is out at a time; should the receiver be gone, nobody wants the result.
         let device = engine.open(1, Arc::new(move |result| drop(sender.send(result))))?;
@@ -292,9 +296,9 @@ impl Stand {
         let (extent, graph) = model.describe(&inputs).map_err(refused)?;
         let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
         let tasks = tasks(&**model, extent, graph.as_ref());
-        let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false, straight: true };
+        let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false, ignore_conditions: true };
         let length = model.lengths().map_or(1, |_| extent.length);
-        Ok(Stand { device, results, example, length, tasks })
+        Ok(ExampleRunner { device, results, example, length, tasks })
     }
 
     /// Runs a batch of requests side by side through all their tasks; notes how long each took.
@@ -312,7 +316,7 @@ impl Stand {
         Ok(())
     }
 
-    /// A request beside the example, for [`answers`](Stand::answers).
+    /// A request beside the example, for [`answers`](ExampleRunner::answers).
     pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Entry {
         Entry { inputs: inputs.into(), ..self.example.clone() }
     }

@@ -153,18 +153,18 @@ struct Attached {
 struct Walk {
     /// Which attachment of its model it goes through.
     attachment: u64,
-    course: Course,
+    state: RequestState,
 }
 
-/// What a walk has with it.
-struct Course {
+/// What is kept of a request between its blocks.
+struct RequestState {
     values: Values,
     /// The request's own length.
     length: u32,
     /// What it was padded to in its first block.
     padded: u32,
     /// Whether conditions do not matter to it.
-    straight: bool,
+    ignore_conditions: bool,
 }
 
 /// A request's part of each value of the plan, as far as it is there and still needed.
@@ -219,20 +219,20 @@ impl Worker {
         let attachment = attached.attachment;
         let mut slots = self.slots.0.lock();
         let mut failures = vec![None; task.members.len()];
-        let mut walks: Vec<Option<Course>> = Vec::with_capacity(task.members.len());
+        let mut walks: Vec<Option<RequestState>> = Vec::with_capacity(task.members.len());
         for (member, failure) in task.members.iter().zip(&mut failures) {
-            let course = match block {
+            let state = match block {
                 0 => begin(&plan, &mut slots, member),
                 _ => resume(&plan, &mut slots, member, attachment),
             };
-            walks.push(course.map_err(|cause| *failure = Some(cause)).ok());
+            walks.push(state.map_err(|cause| *failure = Some(cause)).ok());
         }
         drop(slots);
         pad(&plan, task, &mut walks, &mut failures);
         let mut spent = Spent::default();
         let batches = batches(&plan, block, &walks);
         let again = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
-            let members: Vec<&Course> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
+            let members: Vec<&RequestState> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
             let (outputs, copied) = attached.run(block, &members, ready, (&mut watch, &mut spent))?;
             self.account.count(copied, block > 0 && copied == 0);
             scatter(&plan, block, (task, part), &mut walks, outputs)
@@ -247,20 +247,20 @@ impl Worker {
         &self,
         plan: &Plan,
         (task, attachment): (&Task, u64),
-        walks: Vec<Option<Course>>,
+        walks: Vec<Option<RequestState>>,
         failures: Vec<Option<ExecError>>,
     ) -> Vec<Progress> {
         let block = task.block.index();
-        let each = walks.iter().zip(failures).map(|(course, failure)| match (failure, course) {
-            (None, Some(course)) => caught(|| progress(plan, block, course)).unwrap_or_else(Progress::failed),
+        let each = walks.iter().zip(failures).map(|(state, failure)| match (failure, state) {
+            (None, Some(state)) => caught(|| progress(plan, block, state)).unwrap_or_else(Progress::failed),
             (failure, _) => Progress::failed(failure.unwrap_or_else(|| ExecError("it was not run".to_owned()))),
         });
         let each: Vec<Progress> = each.collect();
         let mut slots = self.slots.0.lock();
-        for ((member, course), progress) in task.members.iter().zip(walks).zip(&each) {
-            if let Some(mut course) = course.filter(|_| !progress.ended && progress.failed.is_none()) {
-                forget(plan, block, &mut course);
-                slots.insert(member.slot, Walk { attachment, course });
+        for ((member, state), progress) in task.members.iter().zip(walks).zip(&each) {
+            if let Some(mut state) = state.filter(|_| !progress.ended && progress.failed.is_none()) {
+                forget(plan, block, &mut state);
+                slots.insert(member.slot, Walk { attachment, state });
             }
         }
         each
@@ -314,20 +314,20 @@ fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
 
 /// Pads a batch as the task says, in its first block. What a block leaves cannot be padded, so later its members stay as they
 /// are. Who is longer than that fails.
-fn pad(plan: &Plan, task: &Task, walks: &mut [Option<Course>], failures: &mut [Option<ExecError>]) {
+fn pad(plan: &Plan, task: &Task, walks: &mut [Option<RequestState>], failures: &mut [Option<ExecError>]) {
     if plan.padding.is_none() {
         return;
     }
     for ((place, failure), member) in walks.iter_mut().zip(failures).zip(&task.members) {
         match place {
-            Some(course) if course.padded > task.length => {
+            Some(state) if state.padded > task.length => {
                 *failure = Some(ExecError(format!(
                     "the request in slot {} of model '{}' is {} long, but its batch is padded to {}",
-                    member.slot.0, plan.name, course.padded, task.length
+                    member.slot.0, plan.name, state.padded, task.length
                 )));
                 *place = None;
             }
-            Some(course) if task.block == BlockId(0) => course.padded = task.length,
+            Some(state) if task.block == BlockId(0) => state.padded = task.length,
             _ => {}
         }
     }
@@ -335,9 +335,9 @@ fn pad(plan: &Plan, task: &Task, walks: &mut [Option<Course>], failures: &mut [O
 
 /// The batches that a task is run as, by the members' places: one, unless its members differ in their shapes. Whoever forms
 /// batches should not let them meet; if they do, it costs time and nothing else.
-fn batches(plan: &Plan, block: usize, walks: &[Option<Course>]) -> Vec<Vec<usize>> {
+fn batches(plan: &Plan, block: usize, walks: &[Option<RequestState>]) -> Vec<Vec<usize>> {
     let taken = &plan.blocks[block].inputs;
-    let alike = |a: &Course, b: &Course| {
+    let alike = |a: &RequestState, b: &RequestState| {
         let same = |&value: &usize| {
             let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value)).map(|axis| axis.dim - 1);
             match (&a.values[value], &b.values[value]) {
@@ -347,12 +347,12 @@ fn batches(plan: &Plan, block: usize, walks: &[Option<Course>]) -> Vec<Vec<usize
         };
         a.padded == b.padded && taken.iter().all(same)
     };
-    let mut batches: Vec<(&Course, Vec<usize>)> = Vec::with_capacity(1);
-    for (at, course) in walks.iter().enumerate() {
-        let Some(course) = course else { continue };
-        match batches.iter_mut().find(|(first, _)| alike(first, course)) {
+    let mut batches: Vec<(&RequestState, Vec<usize>)> = Vec::with_capacity(1);
+    for (at, state) in walks.iter().enumerate() {
+        let Some(state) = state else { continue };
+        match batches.iter_mut().find(|(first, _)| alike(first, state)) {
             Some((_, members)) => members.push(at),
-            None => batches.push((course, vec![at])),
+            None => batches.push((state, vec![at])),
         }
     }
     batches.into_iter().map(|(_, members)| members).collect()
@@ -364,7 +364,7 @@ fn same_shape(a: &[i64], b: &[i64], padded: Option<usize>) -> bool {
 }
 
 /// What a request brings.
-fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<Course, ExecError> {
+fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<RequestState, ExecError> {
     slots.remove(&member.slot);
     let mut values: Values = vec![None; plan.values.len()];
     let brought: &[Tensor] = member.entry.as_deref().map_or(&[], |entry| &entry.inputs);
@@ -383,8 +383,8 @@ fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -
     }
     let entry = member.entry.as_ref().filter(|_| plan.padding.is_some());
     let length = entry.map_or(1, |entry| entry.extent.length);
-    let straight = member.entry.as_ref().is_some_and(|entry| entry.straight);
-    Ok(Course { values, length, padded: length, straight })
+    let ignore_conditions = member.entry.as_ref().is_some_and(|entry| entry.ignore_conditions);
+    Ok(RequestState { values, length, padded: length, ignore_conditions })
 }
 
 /// What the blocks before have left.
@@ -393,14 +393,14 @@ fn resume(
     slots: &mut HashMap<RequestSlot, Walk>,
     member: &Member,
     attachment: u64,
-) -> Result<Course, ExecError> {
+) -> Result<RequestState, ExecError> {
     let walk = slots.remove(&member.slot).filter(|walk| walk.attachment == attachment).ok_or_else(|| {
         ExecError(format!(
             "slot {} has no walk through model '{}' on this device: its first block must run here first",
             member.slot.0, plan.name
         ))
     })?;
-    match walk.course.values.iter().flatten().find(|rows| rows.count() != member.rows) {
+    match walk.state.values.iter().flatten().find(|rows| rows.count() != member.rows) {
         Some(rows) => Err(ExecError(format!(
             "slot {} walks through model '{}' with {} rows, not {}",
             member.slot.0,
@@ -408,7 +408,7 @@ fn resume(
             rows.count(),
             member.rows
         ))),
-        None => Ok(walk.course),
+        None => Ok(walk.state),
     }
 }
 
@@ -433,13 +433,13 @@ impl Attached {
     fn run(
         &mut self,
         block: usize,
-        walks: &[&Course],
+        walks: &[&RequestState],
         ready: Instant,
         (watch, spent): (&mut Watch, &mut Spent),
     ) -> Result<(Vec<Batch>, usize), ExecError> {
         let plan = &self.ready.plan;
         let taken = &plan.blocks[block].inputs;
-        let length = walks.first().map_or(1, |course| course.padded);
+        let length = walks.first().map_or(1, |state| state.padded);
         let shapes: Vec<Vec<i64>> = taken.iter().map(|&value| padded_shape(plan, value, walks, length)).collect();
         let mut copied = 0;
         let mut inputs = Vec::with_capacity(taken.len());
@@ -462,28 +462,33 @@ impl Attached {
 }
 
 /// The shape that rows of a value are padded to; nothing where they are not padded.
-fn padded_shape(plan: &Plan, value: usize, walks: &[&Course], length: u32) -> Vec<i64> {
+fn padded_shape(plan: &Plan, value: usize, walks: &[&RequestState], length: u32) -> Vec<i64> {
     let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value));
-    let first = walks.first().and_then(|course| course.values[value].as_ref());
+    let first = walks.first().and_then(|state| state.values[value].as_ref());
     let Some((axis, first)) = axis.zip(first) else { return Vec::new() };
     let mut shape = first.row_shape().to_vec();
     shape[axis.dim - 1] = i64::from(length);
     shape
 }
 
-fn members_of<'a>(plan: &Plan, block: usize, value: usize, walks: &[&'a Course]) -> Result<Vec<&'a Rows>, ExecError> {
+fn members_of<'a>(
+    plan: &Plan,
+    block: usize,
+    value: usize,
+    walks: &[&'a RequestState],
+) -> Result<Vec<&'a Rows>, ExecError> {
     let missing = || {
         ExecError(format!(
             "block {block} of model '{}' takes '{}', which no block before it has left: the blocks must run in order",
             plan.name, plan.values[value].name
         ))
     };
-    walks.iter().map(|course| course.values[value].as_ref().ok_or_else(missing)).collect()
+    walks.iter().map(|state| state.values[value].as_ref().ok_or_else(missing)).collect()
 }
 
 /// The rows of a batch; all values of a walk have the same number of rows.
-fn rows_of(walks: &[&Course]) -> usize {
-    walks.iter().map(|course| course.values.iter().flatten().next().map_or(0, Rows::count)).sum()
+fn rows_of(walks: &[&RequestState]) -> usize {
+    walks.iter().map(|state| state.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
 /// Gives each walk of a part of the task its rows of the outputs.
@@ -491,7 +496,7 @@ fn scatter(
     plan: &Plan,
     block: usize,
     (task, part): (&Task, &[usize]),
-    walks: &mut [Option<Course>],
+    walks: &mut [Option<RequestState>],
     outputs: Vec<Batch>,
 ) -> Result<(), ExecError> {
     let rows: usize = part.iter().map(|&at| task.members[at].rows).sum();
@@ -509,8 +514,8 @@ fn scatter(
         let mut first = 0;
         for &at in part {
             let after = first + task.members[at].rows;
-            if let Some(course) = &mut walks[at] {
-                course.values[value] = Some(Rows::of_batch(&batch, first..after));
+            if let Some(state) = &mut walks[at] {
+                state.values[value] = Some(Rows::of_batch(&batch, first..after));
             }
             first = after;
         }
@@ -519,8 +524,8 @@ fn scatter(
 }
 
 /// Forgets what no later block takes.
-fn forget(plan: &Plan, block: usize, course: &mut Course) {
-    for (held, value) in course.values.iter_mut().zip(&plan.values) {
+fn forget(plan: &Plan, block: usize, state: &mut RequestState) {
+    for (held, value) in state.values.iter_mut().zip(&plan.values) {
         if value.last_use <= block {
             *held = None;
         }
@@ -528,15 +533,15 @@ fn forget(plan: &Plan, block: usize, course: &mut Course) {
 }
 
 /// What a block did for a member: its walk is over, be it early, or it goes on with the next block or a later one.
-fn progress(plan: &Plan, block: usize, course: &Course) -> Result<Progress, ExecError> {
-    let conditions = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !course.straight);
+fn progress(plan: &Plan, block: usize, state: &RequestState) -> Result<Progress, ExecError> {
+    let conditions = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !state.ignore_conditions);
     let (mut report, mut answer) = (StepReport::default(), &plan.output_values[..]);
     if let Some(conditions) = conditions {
         let outputs = plan.blocks[block].outputs.iter().filter_map(|&value| {
-            let rows = course.values[value].clone()?;
+            let rows = state.values[value].clone()?;
             Some((&*plan.values[value].name, rows))
         });
-        let verdict = conditions.judge(block, &outputs.collect::<Vec<_>>(), |value| course.values[value].clone());
+        let verdict = conditions.judge(block, &outputs.collect::<Vec<_>>(), |value| state.values[value].clone());
         match verdict.map_err(|cause| ExecError(format!("block {block} of model '{}': {cause}", plan.name)))? {
             Verdict::Go => {}
             Verdict::Exit => (report.ended, answer) = (true, conditions.answer(block)),
@@ -545,19 +550,19 @@ fn progress(plan: &Plan, block: usize, course: &Course) -> Result<Progress, Exec
     }
     let at = Position::before(BlockId(block as u16));
     match at.advance(Steps::Once, plan.blocks.len(), Extent::ONE, report) {
-        Onward::End => finish(plan, course, answer),
+        Onward::End => finish(plan, state, answer),
         Onward::Step | Onward::Block(_) => Ok(Progress { skip: report.skip, ..Progress::default() }),
     }
 }
 
 /// The answer to a request whose walk is over, made of these values.
-fn finish(plan: &Plan, course: &Course, values: &[usize]) -> Result<Progress, ExecError> {
+fn finish(plan: &Plan, state: &RequestState, values: &[usize]) -> Result<Progress, ExecError> {
     let output = |(&output, &value): (&usize, &usize)| {
         let name = &plan.values[output].name;
         let missing = || ExecError(format!("no block of model '{}' gave output '{name}'", plan.name));
-        let rows = course.values[value].as_ref().ok_or_else(missing)?;
+        let rows = state.values[value].as_ref().ok_or_else(missing)?;
         let Some(padding) = &plan.padding else { return Ok(rows.to_tensor(name)) };
-        let own = padding.cut(output, rows, course.length, course.padded);
+        let own = padding.cut(output, rows, state.length, state.padded);
         let own = own.map_err(|cause| ExecError(format!("output '{name}' of model '{}': {cause}", plan.name)))?;
         Ok(own.to_tensor(name))
     };

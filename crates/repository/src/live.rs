@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_millis(50);
 /// How often a replaced version is asked whether it is idle.
 const POLL: Duration = Duration::from_millis(2);
 /// The longest that a replaced version is kept for its last requests.
-const LONGEST_FAREWELL: Duration = Duration::from_secs(30);
+const MAX_UNLOAD_WAIT: Duration = Duration::from_secs(30);
 
 /// Where models run once they are loaded: the runtime, or a stand-in in tests.
 pub trait Host: Send + Sync {
@@ -199,9 +199,9 @@ impl LiveRepository {
     ///
     /// The grace at the start is for requests that looked it up just before the switch and are still being decoded.
     fn retire(&self, old: &ServedEntry) {
-        let time = Duration::from_nanos(old.slo.span.0.unsigned_abs()).min(LONGEST_FAREWELL);
+        let time = Duration::from_nanos(old.slo.span.0.unsigned_abs()).min(MAX_UNLOAD_WAIT);
         // Whoever may be late may be so for any time.
-        let patience = if old.slo.answer_late { LONGEST_FAREWELL } else { time };
+        let patience = if old.slo.answer_late { MAX_UNLOAD_WAIT } else { time };
         let begun = Instant::now();
         std::thread::sleep(GRACE);
         while self.host.live(old.id) > 0 && begun.elapsed() < patience + GRACE {

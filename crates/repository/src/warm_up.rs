@@ -56,7 +56,7 @@ fn run_batch(
 ) -> Result<(), String> {
     let inputs = model.inputs().iter().map(|spec| zeros(spec, rows));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
-    let entry = Arc::new(Entry { straight: true, ..Entry::of(inputs.into()) });
+    let entry = Arc::new(Entry { ignore_conditions: true, ..Entry::of(inputs.into()) });
     for block in 0..model.blocks() {
         let member = Member::new(RequestSlot(0), rows, (block == 0).then(|| entry.clone()));
         let (id, block) = (TaskId(block as u32), BlockId(block as u16));

@@ -4,12 +4,12 @@ use crate::admission::{Admission, Asked, ModelEntry};
 use crate::answer::{Answerer, Gate};
 use crate::clock::saturating_nanos;
 use crate::core::Core;
+use crate::failures::FailureHistory;
 use crate::fleet::{Devices, Fleet};
 use crate::jobs::{Call, Hold, JobTable, Part};
 use crate::joiner::Joiner;
 use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
-use crate::offences::Offences;
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
 use crate::scheduler_thread::SchedulerThread;
@@ -174,8 +174,8 @@ impl Engine {
             jobs: JobTable::new(limits.requests),
             fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits),
             joiner: Joiner::start().map_err(StartError::Thread)?,
-            residents: (0..limits.models).map(|_| None).collect(),
-            offences: Offences::default(),
+            models: (0..limits.models).map(|_| None).collect(),
+            failures: FailureHistory::default(),
             withdrawals: Vec::with_capacity(limits.requests),
             doubted: Vec::new(),
             leaving: Vec::new(),
@@ -447,7 +447,7 @@ fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
         return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
     }
     let (inputs, graph) = (Arc::clone(&job.inputs), graph.map(Arc::new));
-    Ok(vec![Part::new(1, Entry { inputs, extent, graph, stream, straight: false })])
+    Ok(vec![Part::new(1, Entry { inputs, extent, graph, stream, ignore_conditions: false })])
 }
 
 /// When an answer is due, and when the client is told that it is too late.

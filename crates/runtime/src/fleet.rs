@@ -83,7 +83,7 @@ struct InFlight {
 }
 
 /// A task that has ended, as the core is to be told.
-pub(crate) struct Landed {
+pub(crate) struct EndedTask {
     pub(crate) task: TaskId,
     pub(crate) outcome: Outcome,
     pub(crate) members: Vec<RequestSlot>,
@@ -175,7 +175,7 @@ impl Fleet {
     }
 
     /// Takes in a result: outputs or error go to the members, times to the metrics.
-    pub(crate) fn land(&mut self, now: Time, result: TaskResult, jobs: &mut JobTable) -> Landed {
+    pub(crate) fn land(&mut self, now: Time, result: TaskResult, jobs: &mut JobTable) -> EndedTask {
         let TaskResult { id: task, outcome, again, lost, started, finished } = result;
         let flying = self.flying.remove(&task).expect("a device reports each task once");
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
@@ -212,7 +212,7 @@ impl Fleet {
         nodes.clear();
         self.spare_nodes.push(nodes);
         let ran = Ran { block, rows, length, took: times.execution, alone };
-        Landed { task, outcome, members, model, expected, again: again.is_some(), lost, ran }
+        EndedTask { task, outcome, members, model, expected, again: again.is_some(), lost, ran }
     }
 
     /// Whether no other lane of the device has worked since `started`. One that holds a task may be at it already.

@@ -12,12 +12,12 @@
 use crate::admission::ModelEntry;
 use crate::answer::Gate;
 use crate::core::Core;
-use crate::fleet::{Fleet, Landed, Start, stop_waiting};
+use crate::failures::FailureHistory;
+use crate::fleet::{EndedTask, Fleet, Start, stop_waiting};
 use crate::jobs::{Call, JobTable, Stage};
 use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{Ending, SchedulerMetrics};
-use crate::offences::Offences;
 use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::shapes::Shapes;
@@ -41,9 +41,9 @@ pub(crate) struct SchedulerThread {
     pub(crate) jobs: JobTable,
     pub(crate) fleet: Fleet,
     pub(crate) joiner: Joiner,
-    pub(crate) offences: Offences,
+    pub(crate) failures: FailureHistory,
     /// By model id.
-    pub(crate) residents: Vec<Option<Resident>>,
+    pub(crate) models: Vec<Option<KnownModel>>,
     /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
     /// inputs, since the outbox may be half performed when that becomes known.
     pub(crate) withdrawals: Vec<RequestSlot>,
@@ -56,7 +56,7 @@ pub(crate) struct SchedulerThread {
 }
 
 /// A model that the core knows.
-pub(crate) struct Resident {
+pub(crate) struct KnownModel {
     entry: Arc<ModelEntry>,
     /// Parts in the core.
     live: usize,
@@ -68,10 +68,10 @@ pub(crate) struct Resident {
     learnt: Calibration,
 }
 
-impl Resident {
-    fn new(entry: Arc<ModelEntry>, model: &Model) -> Resident {
+impl KnownModel {
+    fn new(entry: Arc<ModelEntry>, model: &Model) -> KnownModel {
         let shapes = Shapes::new(&*entry.loaded, entry.unfolds);
-        Resident { entry, live: 0, tasks: 0, leaving: false, shapes, learnt: Calibration::new(model) }
+        KnownModel { entry, live: 0, tasks: 0, leaving: false, shapes, learnt: Calibration::new(model) }
     }
 }
 
@@ -137,20 +137,20 @@ impl SchedulerThread {
     fn admit(&mut self, now: Time, call: Box<Call>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
         let lead = self.jobs.insert(call);
-        let resident = self.residents[id.index()].as_mut();
-        let resident = resident.filter(|resident| !resident.leaving && Arc::ptr_eq(&resident.entry, &entry));
-        let Some(resident) = resident.filter(|_| !self.dismissing) else {
+        let known = self.models[id.index()].as_mut();
+        let known = known.filter(|known| !known.leaving && Arc::ptr_eq(&known.entry, &entry));
+        let Some(known) = known.filter(|_| !self.dismissing) else {
             let why = if self.dismissing { Failure::ShuttingDown } else { Failure::Unloaded };
             self.fail(now, lead, why);
             return self.jobs.release_if_over(lead);
         };
         let call = self.jobs.call(lead);
-        resident.live += call.parts.len();
-        let margin = resident.learnt.ahead();
+        known.live += call.parts.len();
+        let margin = known.learnt.ahead();
         call.in_core = call.parts.len();
-        if self.offences.on_request(now, id, call.class.client) {
+        if self.failures.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;
-        } else if let Some(shapes) = &mut resident.shapes {
+        } else if let Some(shapes) = &mut known.shapes {
             call.class.shape = shapes.enter(&call.parts[0].entry.inputs, call.parts.len());
         }
         let class = call.class;
@@ -171,16 +171,16 @@ impl SchedulerThread {
     }
 
     fn land(&mut self, now: Time, result: TaskResult) {
-        let Landed { task, outcome, members, model, expected, again, lost, ran } =
+        let EndedTask { task, outcome, members, model, expected, again, lost, ran } =
             self.fleet.land(now, result, &mut self.jobs);
-        let resident = self.residents[model.index()].as_mut().expect("a model stays while its tasks fly");
-        resident.tasks -= 1;
+        let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
+        known.tasks -= 1;
         // A batch that was stopped, run more than once or lost says nothing about how late batches end.
         if outcome != Outcome::Cancelled && !again && lost.is_none() {
-            resident.learnt.on_end(now - expected);
+            known.learnt.on_end(now - expected);
         }
-        let better = (outcome == Outcome::Ok && !again).then(|| resident.learnt.on_task(now, &ran)).flatten();
-        for &slot in members.iter().filter(|_| !resident.entry.unfolds) {
+        let better = (outcome == Outcome::Ok && !again).then(|| known.learnt.on_task(now, &ran)).flatten();
+        for &slot in members.iter().filter(|_| !known.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
                 // It will be finished in this very turn, so its timer must not strike between.
@@ -208,7 +208,7 @@ impl SchedulerThread {
             let slot = self.fleet.culprits()[at];
             let (lead, call, part) = self.jobs.owner(slot);
             call.model.metrics.on_bad_request();
-            self.offences.on_failure(now, call.id, call.class.client);
+            self.failures.on_failure(now, call.id, call.class.client);
             if call.model.unfolds && outcome == Outcome::Ok {
                 let failure = failure(call, part);
                 self.fail(now, lead, failure);
@@ -226,24 +226,24 @@ impl SchedulerThread {
         }));
         clients.sort_unstable();
         clients.dedup();
-        clients.into_iter().for_each(|(model, client)| self.offences.on_death(now, model, client));
+        clients.into_iter().for_each(|(model, client)| self.failures.on_death(now, model, client));
     }
 
     fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
         match order {
             Order::Load { id, entry, model } => {
-                self.residents[id.index()] = Some(Resident::new(entry, &model));
+                self.models[id.index()] = Some(KnownModel::new(entry, &model));
                 self.core.control(Control::ModelLoaded(id, model));
             }
             Order::Unload(id) => {
-                let resident = self.residents[id.index()].as_mut().expect("only what is served is unloaded");
-                resident.leaving = true;
+                let known = self.models[id.index()].as_mut().expect("only what is served is unloaded");
+                known.leaving = true;
                 self.leaving.push(id);
                 self.core.control(Control::ModelUnloaded(id));
             }
             Order::Profile { id, block, profile } => {
-                if let Some(resident) = &mut self.residents[id.index()] {
-                    resident.learnt.replace(block, profile.clone());
+                if let Some(known) = &mut self.models[id.index()] {
+                    known.learnt.replace(block, profile.clone());
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
@@ -255,19 +255,19 @@ impl SchedulerThread {
 
     /// The tasks of a block take otherwise than profiled: plans with what they take.
     fn correct(&mut self, id: ModelId, block: BlockId, profile: Profile) {
-        let resident = self.residents[id.index()].as_mut().expect("a model stays while its tasks fly");
-        if resident.leaving {
+        let known = self.models[id.index()].as_mut().expect("a model stays while its tasks fly");
+        if known.leaving {
             return;
         }
-        let wrong = resident.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
+        let wrong = known.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
         let right = profile.latency(1).as_millis_f64();
         tracing::warn!(
-            model = resident.entry.name,
+            model = known.entry.name,
             block = block.0,
             "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
-        resident.entry.metrics.on_correction();
-        resident.learnt.replace(block, profile.clone());
+        known.entry.metrics.on_correction();
+        known.learnt.replace(block, profile.clone());
         self.core.control(Control::ProfileReplaced { model: id, block, profile });
     }
 
@@ -275,10 +275,10 @@ impl SchedulerThread {
     fn doubt(&mut self, now: Time, slot: RequestSlot) {
         let (_, call, part) = self.jobs.owner(slot);
         let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
-        let idle = self.residents.iter().flatten().all(|resident| resident.tasks == 0);
-        let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
-        if resident.tasks == 0
-            && let Some(alone) = resident.learnt.on_hopeless(now, extent, allowed, idle)
+        let idle = self.models.iter().flatten().all(|known| known.tasks == 0);
+        let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
+        if known.tasks == 0
+            && let Some(alone) = known.learnt.on_hopeless(now, extent, allowed, idle)
         {
             self.doubted.push((call.id, alone));
         }
@@ -287,15 +287,15 @@ impl SchedulerThread {
     /// Gives models the benefit of the doubt, as an input of its own: the outbox may be half performed when it arises.
     fn test_doubted(&mut self) {
         while let Some((id, alone)) = self.doubted.pop() {
-            let Some(resident) = self.residents[id.index()].as_mut().filter(|resident| !resident.leaving) else {
+            let Some(known) = self.models[id.index()].as_mut().filter(|known| !known.leaving) else {
                 continue;
             };
             tracing::warn!(
-                model = resident.entry.name,
+                model = known.entry.name,
                 "by its profile a lone request takes {:.3} ms and nothing of it runs: that is put to the test",
                 alone.as_millis_f64()
             );
-            for (block, profile) in resident.learnt.test(alone) {
+            for (block, profile) in known.learnt.test(alone) {
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
         }
@@ -322,9 +322,9 @@ impl SchedulerThread {
         match action {
             Action::Start { task, model, block, device, lane, length, not_before } => {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
-                let resident = self.residents[model.index()].as_mut().expect("a model stays while its requests live");
-                resident.tasks += 1;
-                let spec = &resident.learnt.model().blocks[block.index()];
+                let known = self.models[model.index()].as_mut().expect("a model stays while its requests live");
+                known.tasks += 1;
+                let spec = &known.learnt.model().blocks[block.index()];
                 let start = Start { task, model, block, spec, device, lane, length, not_before, members, nodes };
                 self.fleet.start(now, &start, &mut self.jobs);
             }
@@ -385,9 +385,9 @@ impl SchedulerThread {
             stop_waiting(&call.model);
         }
         call.in_core -= 1;
-        let resident = self.residents[call.id.index()].as_mut().expect("a model stays while its requests live");
-        resident.live -= 1;
-        if let Some(shapes) = &mut resident.shapes {
+        let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
+        known.live -= 1;
+        if let Some(shapes) = &mut known.shapes {
             shapes.leave(call.class.shape);
         }
         lead
@@ -436,14 +436,13 @@ impl SchedulerThread {
 
     /// Lets go of unloaded models whose last request has ended.
     fn see_off(&mut self) {
-        let (residents, fleet, registry, offences) =
-            (&mut self.residents, &self.fleet, &self.registry, &mut self.offences);
+        let (models, fleet, registry, failures) = (&mut self.models, &self.fleet, &self.registry, &mut self.failures);
         self.leaving.retain(|&id| {
-            let live = residents[id.index()].as_ref().map_or(0, |resident| resident.live + resident.tasks);
+            let live = models[id.index()].as_ref().map_or(0, |known| known.live + known.tasks);
             if live == 0 {
-                residents[id.index()] = None;
+                models[id.index()] = None;
                 fleet.detach(id);
-                offences.forget(id);
+                failures.forget(id);
                 registry.free(id);
             }
             live > 0

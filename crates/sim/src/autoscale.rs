@@ -50,8 +50,8 @@ pub(crate) struct Autoscaler {
     windows: Vec<WindowFigures>,
 }
 
-/// The eyes of an [`Autoscaler`]; the world shows them what happens.
-pub(crate) struct Eyes(Rc<RefCell<Meter>>);
+/// Shows the meter of an [`Autoscaler`] what happens in the world.
+pub(crate) struct MeterHandle(Rc<RefCell<Meter>>);
 
 impl Autoscaler {
     pub(crate) fn new(every: Nanos, scale: Option<Autoscale>, setup: &Setup) -> Autoscaler {
@@ -67,8 +67,8 @@ impl Autoscaler {
         }
     }
 
-    pub(crate) fn eyes(&self) -> Eyes {
-        Eyes(Rc::clone(&self.meter))
+    pub(crate) fn meter_handle(&self) -> MeterHandle {
+        MeterHandle(Rc::clone(&self.meter))
     }
 
     /// The devices that were there from `start` to `end`, in the mean over time.
@@ -144,7 +144,7 @@ impl Controller for Autoscaler {
     }
 }
 
-impl Observer for Eyes {
+impl Observer for MeterHandle {
     fn accepted(&mut self, _id: u64, request: &Request) {
         self.0.borrow_mut().arrived(request.model);
     }

@@ -170,8 +170,8 @@ fn run(
         return Ok(Summary { unfolded, ..statistics.finish(info) });
     };
     let mut autoscaler = Autoscaler::new(window, scenario.autoscale, setup);
-    let mut eyes = autoscaler.eyes();
-    observers.push(&mut eyes);
+    let mut meter = autoscaler.meter_handle();
+    observers.push(&mut meter);
     world.run_controlled(arrivals, &mut autoscaler, &mut observers);
     let last_arrival = world.last_arrival();
     info.events = world.events();

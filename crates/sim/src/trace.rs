@@ -11,14 +11,14 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Trace {
     models: Vec<Model>,
-    requests: Vec<Fate>,
+    requests: Vec<TracedRequest>,
     tasks: Vec<((Time, DeviceId), String)>,
     /// Whether the ends of tasks are not known at their starts, since devices have several lanes.
     shared: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Fate {
+struct TracedRequest {
     model: ModelId,
     arrival: Time,
     start: Option<Time>,
@@ -37,11 +37,11 @@ impl Trace {
     /// `dropped`.
     pub fn requests_csv(&self) -> String {
         let mut text = "id,model,arrival_ms,start_ms,finish_ms,outcome\n".to_owned();
-        for (id, fate) in (1..).zip(&self.requests) {
-            let start = fate.start.map_or(String::new(), millis);
-            let name = &self.models[fate.model.index()].name;
-            let (arrival, finish) = (millis(fate.arrival), millis(fate.finish));
-            writeln!(text, "{id},{},{arrival},{start},{finish},{}", quoted(name), fate.outcome)
+        for (id, request) in (1..).zip(&self.requests) {
+            let start = request.start.map_or(String::new(), millis);
+            let name = &self.models[request.model.index()].name;
+            let (arrival, finish) = (millis(request.arrival), millis(request.finish));
+            writeln!(text, "{id},{},{arrival},{start},{finish},{}", quoted(name), request.outcome)
                 .expect("writing to a string never fails");
         }
         text
@@ -88,11 +88,11 @@ impl Trace {
         self.tasks.insert(at, (key, self.line(run, end)));
     }
 
-    fn fate(&mut self, id: u64, model: ModelId, arrival: Time) -> &mut Fate {
+    fn request(&mut self, id: u64, model: ModelId, arrival: Time) -> &mut TracedRequest {
         let index = id as usize - 1;
         while self.requests.len() <= index {
-            let fate = Fate { model, arrival, start: None, finish: arrival, outcome: "dropped" };
-            self.requests.push(fate);
+            let request = TracedRequest { model, arrival, start: None, finish: arrival, outcome: "dropped" };
+            self.requests.push(request);
         }
         &mut self.requests[index]
     }
@@ -100,11 +100,11 @@ impl Trace {
 
 impl Observer for Trace {
     fn accepted(&mut self, id: u64, request: &Request) {
-        self.fate(id, request.model, request.arrived);
+        self.request(id, request.model, request.arrived);
     }
 
     fn refused(&mut self, now: Time, id: u64, model: ModelId) {
-        self.fate(id, model, now);
+        self.request(id, model, now);
     }
 
     fn started(&mut self, _now: Time, run: &Run<'_>) {
@@ -130,9 +130,9 @@ impl Observer for Trace {
     }
 
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
-        let fate = &mut self.requests[id as usize - 1];
-        fate.finish = now;
-        fate.outcome = match end {
+        let traced = &mut self.requests[id as usize - 1];
+        traced.finish = now;
+        traced.outcome = match end {
             End::Finished if now <= request.deadline => "ok",
             End::Finished => "late",
             End::Rejected(_) => "dropped",

@@ -33,9 +33,9 @@ pub(crate) fn execute(
     terms: &Terms<'_>,
     account: &Account,
 ) -> Result<Done, ExecError> {
-    let mut care = Care { cells, task, failed: true };
+    let mut guard = AbandonOnDrop { cells, task, failed: true };
     let (progress, again) = run(plan, cells, engine, task, terms, account)?;
-    care.failed = false;
+    guard.failed = false;
     for (member, _) in task.members.iter().zip(&progress).filter(|(_, progress)| progress.failed.is_some()) {
         give_up(cells, member);
     }
@@ -43,13 +43,13 @@ pub(crate) fn execute(
 }
 
 /// Gives the walks of a task up unless it comes to its end.
-struct Care<'a> {
+struct AbandonOnDrop<'a> {
     cells: &'a Cells,
     task: &'a Task,
     failed: bool,
 }
 
-impl Drop for Care<'_> {
+impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
         self.task.members.iter().filter(|_| self.failed).for_each(|member| give_up(self.cells, member));
     }

@@ -1,6 +1,6 @@
 //! One process of an engine, from its start to its end.
 //!
-//! Two threads look at it: its keeper waits for its end, and whoever uses it may find it hung or mad and kill it. A process id
+//! Two threads look at it: its supervisor waits for its end, and whoever uses it may find it hung or mad and kill it. A process id
 //! is another's once its process has been reaped, so reaping and killing exclude each other.
 
 use parking_lot::{Condvar, Mutex};
@@ -96,8 +96,8 @@ impl Connection {
     }
 
     /// What is said through this takes at most twice the limit, however slowly the process goes on.
-    pub(super) fn talk(&self) -> Talk<'_> {
-        Talk { socket: &self.socket, until: Instant::now() + self.limit }
+    pub(super) fn exchange(&self) -> Exchange<'_> {
+        Exchange { socket: &self.socket, until: Instant::now() + self.limit }
     }
 
     /// It failed with this: makes sure of its end, and says how it ended.
@@ -126,25 +126,25 @@ pub(super) fn is_timeout(cause: &io::Error) -> bool {
 }
 
 /// What is said to a process about one batch.
-pub(super) struct Talk<'a> {
+pub(super) struct Exchange<'a> {
     socket: &'a UnixStream,
     until: Instant,
 }
 
-impl Talk<'_> {
+impl Exchange<'_> {
     fn check(&self) -> io::Result<()> {
         if Instant::now() < self.until { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
-impl Read for Talk<'_> {
+impl Read for Exchange<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.check()?;
         self.socket.read(into)
     }
 }
 
-impl Write for Talk<'_> {
+impl Write for Exchange<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.check()?;
         self.socket.write(from)

@@ -5,7 +5,7 @@
 //! runs without a process of its own runs with it.
 //!
 //! There are as many processes of a model as lanes that it is attached to, as there are sessions of ONNX Runtime: a batch waits for
-//! no other. A [`keeper`], a thread, starts one, waits for its end, and starts it again; after a pause that doubles as long as it
+//! no other. A [`supervisor`], a thread, starts one, waits for its end, and starts it again; after a pause that doubles as long as it
 //! does not live. What ran in it fails at once and is to be sent again, and so is what comes while there is none: [`Down`] tells
 //! such a failure from one of the engine's own. The batch is not run again in parts: each of them might kill a process. One that
 //! answers nonsense, or not at all, is killed; see [`life`].
@@ -14,9 +14,9 @@
 //! faster and needs `unsafe` on both sides of a border that is there because one side is not trusted.
 
 mod child;
-mod keeper;
 mod life;
 mod protocol;
+mod supervisor;
 
 pub use child::serve_engine;
 
@@ -25,11 +25,11 @@ use crate::plan::Plan;
 use crate::rows::Batch;
 use crate::worker::{Call, Down, Ready, Runner};
 use crate::{ExecError, Isolation, LoadError, Loaded, Loss, ModelSource, Outage};
-use keeper::Processes;
 use protocol::{Done, Load, LoadBlock, Packed, Range, Run, fits, receive, send};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use supervisor::Processes;
 
 /// Which engine a process is to be.
 pub(crate) struct Kind {
@@ -123,8 +123,8 @@ impl Proxy {
             self.down.set(Loss { retry_after: outage.retry_after, inside: false });
             ExecError(format!("{}; it is being started again", outage.cause))
         })?;
-        let mut talk = connection.talk();
-        let outcome = send(&mut talk, run).and_then(|()| receive::<Done>(&mut talk));
+        let mut exchange = connection.exchange();
+        let outcome = send(&mut exchange, run).and_then(|()| receive::<Done>(&mut exchange));
         let nonsense = |done: &Done| io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number));
         match outcome.and_then(|done| if done.number == run.number { Ok(done) } else { Err(nonsense(&done)) }) {
             Ok(done) => {

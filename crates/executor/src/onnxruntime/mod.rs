@@ -103,7 +103,7 @@ impl Engine for OnnxRuntimeEngine {
         let at_once = Arc::clone(&self.at_once);
         let (library, threads) = (self.library, self.threads);
         let pool =
-            SessionPool { library, threads, paths, at_once, stock: Mutex::default(), given_back: Condvar::new() };
+            SessionPool { library, threads, paths, at_once, state: Mutex::default(), given_back: Condvar::new() };
         let pool = Arc::new(pool);
         pool.grow()?;
         Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: pool }))
@@ -154,14 +154,14 @@ struct SessionPool {
     paths: Vec<PathBuf>,
     /// Of the engine.
     at_once: Arc<AtomicUsize>,
-    stock: Mutex<Stock>,
+    state: Mutex<PoolState>,
     given_back: Condvar,
 }
 
 impl Own for Arc<SessionPool> {}
 
 #[derive(Default)]
-struct Stock {
+struct PoolState {
     made: usize,
     idle: Vec<Sessions>,
 }
@@ -173,7 +173,7 @@ impl SessionPool {
     /// Makes what is missing for as many batches as may run at once now. Batches that run meanwhile do not wait for it.
     fn grow(&self) -> Result<(), LoadError> {
         while self.reserve() {
-            let made = self.make().inspect_err(|_| self.stock.lock().made -= 1)?;
+            let made = self.make().inspect_err(|_| self.state.lock().made -= 1)?;
             self.put(made);
         }
         Ok(())
@@ -181,30 +181,30 @@ impl SessionPool {
 
     /// Whether sessions are missing; they count as made from now on.
     fn reserve(&self) -> bool {
-        let mut stock = self.stock.lock();
-        let missing = stock.made < self.wanted();
-        stock.made += usize::from(missing);
+        let mut state = self.state.lock();
+        let missing = state.made < self.wanted();
+        state.made += usize::from(missing);
         missing
     }
 
     /// Sessions for one batch. It may have to wait while those of a device that has just been attached are being made.
-    fn lend(&self) -> Lent<'_> {
-        let mut stock = self.stock.lock();
+    fn lend(&self) -> Lease<'_> {
+        let mut state = self.state.lock();
         loop {
-            match stock.idle.pop() {
-                Some(sessions) => return Lent { pool: self, sessions },
-                None => self.given_back.wait(&mut stock),
+            match state.idle.pop() {
+                Some(sessions) => return Lease { pool: self, sessions },
+                None => self.given_back.wait(&mut state),
             }
         }
     }
 
     /// Takes sessions back, or lets them go if a device has been closed since.
     fn put(&self, sessions: Sessions) {
-        let mut stock = self.stock.lock();
-        if stock.made > self.wanted() {
-            stock.made -= 1;
+        let mut state = self.state.lock();
+        if state.made > self.wanted() {
+            state.made -= 1;
         } else {
-            stock.idle.push(sessions);
+            state.idle.push(sessions);
             self.given_back.notify_one();
         }
     }
@@ -238,12 +238,12 @@ fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, 
 }
 
 /// Sessions that a batch uses; given back when it is over.
-struct Lent<'a> {
+struct Lease<'a> {
     pool: &'a SessionPool,
     sessions: Sessions,
 }
 
-impl Drop for Lent<'_> {
+impl Drop for Lease<'_> {
     fn drop(&mut self) {
         self.pool.put(std::mem::take(&mut self.sessions));
     }
@@ -289,7 +289,7 @@ mod tests {
         let block = BlockSource { path: Some(path), ..BlockSource::new("way") };
         let loaded = engine.load(&ModelSource::new("way", vec![block], 4)).unwrap();
         let pool = &LoadedModel::<Arc<SessionPool>>::of(&*loaded, NAME).unwrap().own;
-        assert_eq!(pool.stock.lock().made, 1);
+        assert_eq!(pool.state.lock().made, 1);
         let open = |lanes: usize| {
             let device = engine.open(lanes, Arc::new(|_| {})).unwrap();
             device.attach(ModelId(0), Arc::clone(&loaded));
@@ -297,15 +297,15 @@ mod tests {
         };
         let (wide, narrow) = (open(3), open(1));
         assert_eq!(
-            pool.stock.lock().made,
+            pool.state.lock().made,
             3,
             "two at once on the device of three lanes and two threads, one on the other"
         );
         drop(wide);
         let (first, second) = (pool.lend(), pool.lend());
         drop((first, second));
-        let stock = pool.stock.lock();
-        assert_eq!((stock.made, stock.idle.len()), (1, 1));
-        drop((stock, narrow));
+        let state = pool.state.lock();
+        assert_eq!((state.made, state.idle.len()), (1, 1));
+        drop((state, narrow));
     }
 }

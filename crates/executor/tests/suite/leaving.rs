@@ -26,15 +26,15 @@ fn weight(at: usize, factor: usize) -> f32 {
 }
 
 /// The answer to a row by the way that its first number takes it.
-fn expected(x: &[f32], straight: bool) -> Vec<f32> {
+fn expected(x: &[f32], ignores_conditions: bool) -> Vec<f32> {
     let layer = |x: &[f32], columns: usize, w: usize, b: usize| -> Vec<f32> {
         let sum = |j: usize| x.iter().enumerate().map(|(i, x)| x * weight(i * columns + j, w)).sum::<f32>();
         (0..columns).map(|j| sum(j) + weight(j, b)).collect()
     };
     let hidden: Vec<f32> = layer(x, 8, 5, 3).into_iter().map(|h| h.max(0.0)).collect();
     match x[0] {
-        first if first > 1.0 && !straight => hidden[..3].to_vec(),
-        first if first <= -1.0 && !straight => layer(&hidden, 3, 7, 11),
+        first if first > 1.0 && !ignores_conditions => hidden[..3].to_vec(),
+        first if first <= -1.0 && !ignores_conditions => layer(&hidden, 3, 7, 11),
         _ => layer(&hidden.iter().map(|h| 2.0 * h).collect::<Vec<_>>(), 3, 7, 11),
     }
 }
@@ -104,13 +104,13 @@ fn a_request_of_several_rows_leaves_as_one() {
 }
 
 #[test]
-fn who_goes_straight_runs_every_block_and_so_it_is_measured() {
+fn who_ignores_conditions_runs_every_block_and_so_it_is_measured() {
     let engine = cpu().engine;
     let model = engine.load(&ways()).unwrap();
     let stand = Stand::of_model(&*engine, Arc::clone(&model), 1);
     let member = |(slot, row): (u32, [f32; 4])| {
         let entry = request(slot, &row).entry.unwrap();
-        let entry = Entry { straight: true, ..(*entry).clone() };
+        let entry = Entry { ignore_conditions: true, ..(*entry).clone() };
         Member::new(RequestSlot(slot), 1, Some(Arc::new(entry)))
     };
     for (row, answer) in rows().iter().zip(drive(&stand, (0..).zip(rows()).map(member).collect())) {

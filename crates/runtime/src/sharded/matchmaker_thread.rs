@@ -1,7 +1,7 @@
 //! The thread of the matchmaker.
 
-use super::board::Board;
 use super::meter::{Meter, Spent};
+use super::offers::OfferTable;
 use crate::Clock;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::Time;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The matchmaker and its ends of the mailboxes.
 pub(super) struct MatchmakerThread {
     pub(super) matchmaker: Matchmaker,
-    pub(super) board: Arc<Board>,
+    pub(super) table: Arc<OfferTable>,
     /// Releases, and news of what was sent, from all shards.
     pub(super) events: Arc<ArrayQueue<ToMatchmaker>>,
     /// One ring a shard; a model belongs to the shard at its id modulo their number.
@@ -42,7 +42,7 @@ impl MatchmakerThread {
             inputs += 1;
         }
         let matchmaker = &mut self.matchmaker;
-        inputs += self.board.read(|offer| matchmaker.on_mail(now, ToMatchmaker::Offer(offer)));
+        inputs += self.table.read(|offer| matchmaker.on_mail(now, ToMatchmaker::Offer(offer)));
         while let Some(grant) = self.matchmaker.next_grant(now) {
             let ring = &self.grants[grant.model.index() % self.grants.len()];
             assert!(ring.push(grant).is_ok(), "a ring holds as many grants as there are device slots");

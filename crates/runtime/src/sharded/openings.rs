@@ -2,7 +2,7 @@
 //!
 //! A deferred batch waits on purpose, until its window opens; that is policy, not latency. What counts is the time from
 //! the opening to the moment at which the `Start` is handed out, through both threads and both mailboxes. A window opens
-//! at the moment that the offer announced; or at once, because of an arrival, and then at the moment at which that request
+//! at the moment that the offer published; or at once, because of an arrival, and then at the moment at which that request
 //! was due, not when somebody got round to it. Where several arrived in the same turn, the first counts, and a batch
 //! counts with its opening, however late its last member joined: what is reported is never less than what any request
 //! waited. Waiting for a device is included.

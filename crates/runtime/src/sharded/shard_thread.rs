@@ -1,8 +1,8 @@
 //! The thread of a model shard, under a load that it generates itself.
 
-use super::board::Poster;
 use super::load::Load;
 use super::meter::{Meter, Spent};
+use super::offers::OfferWriter;
 use super::openings::Openings;
 use crate::Clock;
 use crossbeam_queue::ArrayQueue;
@@ -16,7 +16,7 @@ pub(super) struct ShardThread {
     shard: ModelShard,
     pub(super) load: Load,
     openings: Openings,
-    poster: Poster,
+    writer: OfferWriter,
     /// Releases and news of what was sent, to the matchmaker.
     events: Arc<ArrayQueue<ToMatchmaker>>,
     grants: Arc<ArrayQueue<Grant>>,
@@ -29,7 +29,7 @@ impl ShardThread {
         shard: ModelShard,
         load: Load,
         limits: &Limits,
-        poster: Poster,
+        writer: OfferWriter,
         events: Arc<ArrayQueue<ToMatchmaker>>,
         grants: Arc<ArrayQueue<Grant>>,
     ) -> ShardThread {
@@ -37,7 +37,7 @@ impl ShardThread {
             shard,
             load,
             openings: Openings::new(limits.models),
-            poster,
+            writer,
             events,
             grants,
             out: Outbox::new(limits),
@@ -120,11 +120,11 @@ impl ShardThread {
             match mail {
                 ToMatchmaker::Offer(offer) => {
                     self.openings.offered(now, offer.model, offer.opens());
-                    self.poster.post(&offer);
+                    self.writer.write(&offer);
                 }
                 event => assert!(self.events.push(event).is_ok(), "a ring holds an event a device slot"),
             }
         }
-        self.poster.announce();
+        self.writer.publish();
     }
 }

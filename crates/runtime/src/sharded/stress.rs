@@ -1,10 +1,10 @@
 //! How many requests a second the scheduler alone carries, live: as the left side of Figure 13 of "Symphony: Optimized DNN
 //! Model Serving using Deferred Batch Scheduling".
 
-use super::board::{Board, Poster};
 use super::load::{Load, Plan, Tally};
 use super::matchmaker_thread::MatchmakerThread;
 use super::meter::{Meter, Spent};
+use super::offers::{OfferTable, OfferWriter};
 use super::shard_thread::ShardThread;
 use crate::Clock;
 use crossbeam_queue::ArrayQueue;
@@ -115,15 +115,15 @@ impl Stress {
         let limits = Limits { requests: MAX_LIVE, models, devices, lanes: 1, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
-        let (board, events) = (Arc::new(Board::new(models)), Arc::new(ArrayQueue::new(2 * limits.tasks())));
+        let (table, events) = (Arc::new(OfferTable::new(models)), Arc::new(ArrayQueue::new(2 * limits.tasks())));
         let grants: Vec<_> = halves.shards.iter().map(|_| Arc::new(ArrayQueue::new(limits.tasks()))).collect();
         let shard = |(number, shard)| {
-            let poster = Poster::new(board.clone());
+            let writer = OfferWriter::new(table.clone());
             let load = Load::new(self.plan(number), &limits);
-            ShardThread::new(shard, load, &limits, poster, events.clone(), grants[number].clone())
+            ShardThread::new(shard, load, &limits, writer, events.clone(), grants[number].clone())
         };
         let shards = halves.shards.into_iter().enumerate().map(shard).collect();
-        let matchmaker = MatchmakerThread { matchmaker: halves.matchmaker, board, events, grants };
+        let matchmaker = MatchmakerThread { matchmaker: halves.matchmaker, table, events, grants };
         Ok(Threads { matchmaker, shards })
     }
 

@@ -24,7 +24,7 @@ use ripieno_report::{Collector, RunInfo, Summary, Window};
 use ripieno_sched::{Action, Control, Event, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches};
 use ripieno_workload::Arrival as Process;
 use std::collections::HashMap;
-use tasks::{Tasks, Under};
+use tasks::{TaskMembers, Tasks};
 
 /// Requests of a recording, some 3 GB of memory; more are a mistake, or a file to be cut.
 const MOST_REQUESTS: usize = 1 << 24;
@@ -35,7 +35,7 @@ pub struct Recorded {
     models: Vec<Seen>,
     /// By the id that a model has at this point of the recording, where it stands among the models.
     loaded: HashMap<ModelId, usize>,
-    requests: Vec<Came>,
+    requests: Vec<RecordedRequest>,
     graphs: Vec<Graph>,
     /// The graph that the next request of a slot brings.
     brought: HashMap<RequestSlot, u32>,
@@ -55,7 +55,7 @@ struct Seen {
 
 /// A request that came.
 #[derive(Debug)]
-struct Came {
+struct RecordedRequest {
     arrival: Arrival,
     /// The client's own time limit, where it was shorter than the SLO.
     limit: Option<Nanos>,
@@ -188,7 +188,7 @@ impl Recorded {
         let (first, _) = self.span();
         let slo = |model: ModelId| self.models[model.index()].model.slo;
         let since = |time: Time| Time::ORIGIN + (time - first);
-        let arrival = |came: &Came| {
+        let arrival = |came: &RecordedRequest| {
             let (arrived, slo) = (since(came.arrival.arrived), slo(came.arrival.model));
             let deadline = arrived + came.limit.map_or(slo, |limit| limit.min(slo));
             Arrival { at: since(came.arrival.at), arrived, deadline, ..came.arrival }
@@ -302,7 +302,7 @@ impl Recorded {
         let arrival = Arrival::new(self.now, ModelId(at as u16), arrived + limit.unwrap_or(slo));
         let arrival = Arrival { arrived, rows, extent, class, graph, ..arrival };
         self.live.insert(request.slot, self.requests.len());
-        self.requests.push(Came { arrival, limit, ended: None, finished: false });
+        self.requests.push(RecordedRequest { arrival, limit, ended: None, finished: false });
         Ok(())
     }
 
@@ -316,7 +316,7 @@ impl Recorded {
                     let members = slots.iter().map(request).collect::<Result<Vec<_>, _>>()?;
                     let nodes = nodes.next().cloned().unwrap_or_default();
                     let model = self.model_of(&members, model)?;
-                    self.start(action, Under { model, members, nodes })?;
+                    self.start(action, TaskMembers { model, members, nodes })?;
                 }
                 Action::Finish { request } => self.end(request, true)?,
                 Action::Reject { request, .. } => self.end(request, false)?,
@@ -327,16 +327,16 @@ impl Recorded {
     }
 
     /// A batch begins, as soon as its lane is free.
-    fn start(&mut self, action: &Action, under: Under) -> Result<(), String> {
+    fn start(&mut self, action: &Action, of: TaskMembers) -> Result<(), String> {
         let Action::Start { block, length, .. } = *action else { return Ok(()) };
-        let model = &self.models[under.model].model;
+        let model = &self.models[of.model].model;
         let spec = model.blocks.get(block.index()).ok_or_else(|| format!("model {:?} has no {block:?}", model.name))?;
-        let rows: usize = under.members.iter().map(|&at| self.requests[at].arrival.rows as usize).sum();
+        let rows: usize = of.members.iter().map(|&at| self.requests[at].arrival.rows as usize).sum();
         if rows == 0 || rows > spec.max_batch() {
             return Err(format!("a batch of {rows} rows, which {block:?} of model {:?} does not take", model.name));
         }
         check::extent(Extent { length, ..Extent::ONE })?;
-        self.tasks.start(self.now, action, (spec, rows, length), under)
+        self.tasks.start(self.now, action, (spec, rows, length), of)
     }
 
     fn end(&mut self, request: RequestSlot, finished: bool) -> Result<(), String> {
@@ -356,7 +356,7 @@ impl Recorded {
 
     /// Notes whose walk ended in a task, and who goes on where.
     fn done(&mut self, task: &tasks::Task, ended: &[bool], skips: &[BlockId]) {
-        let Under { model, members, nodes } = &task.under;
+        let TaskMembers { model, members, nodes } = &task.of;
         let Some(block) = self.models[*model].model.blocks.get(task.block.index()) else { return };
         let until_end = block.steps == Steps::UntilEnd;
         let unfolds = self.models[*model].model.walk.is_unfolded();
@@ -385,7 +385,7 @@ impl Recorded {
             shown[came.arrival.model.index()].push((came.arrival.output, came.arrival.route));
         }
         let mut turn = vec![0; self.models.len()];
-        for Came { arrival, .. } in self.requests.iter_mut().filter(|came| !came.finished) {
+        for RecordedRequest { arrival, .. } in self.requests.iter_mut().filter(|came| !came.finished) {
             let (shown, turn) = (&shown[arrival.model.index()], &mut turn[arrival.model.index()]);
             if !shown.is_empty() {
                 (arrival.output, arrival.route) = shown[*turn % shown.len()];

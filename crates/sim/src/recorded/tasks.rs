@@ -26,7 +26,7 @@ pub(super) struct Batch {
 
 /// Who is in a task.
 #[derive(Debug)]
-pub(super) struct Under {
+pub(super) struct TaskMembers {
     /// Where the model stands.
     pub(super) model: usize,
     /// Where the requests stand.
@@ -38,7 +38,7 @@ pub(super) struct Under {
 /// A batch on its device.
 #[derive(Debug)]
 pub(super) struct Task {
-    pub(super) under: Under,
+    pub(super) of: TaskMembers,
     pub(super) block: BlockId,
     rows: u32,
     device: DeviceId,
@@ -92,7 +92,7 @@ impl Tasks {
         now: Time,
         action: &Action,
         (spec, rows, length): (&Block, usize, u32),
-        under: Under,
+        of: TaskMembers,
     ) -> Result<(), String> {
         let Action::Start { task: id, block, device, lane, not_before, .. } = *action else { return Ok(()) };
         if device.index() >= self.limits.devices || lane.index() >= self.limits.lanes {
@@ -105,7 +105,7 @@ impl Tasks {
             due.start(now, lane, Job { task: id, earliest, alone, share });
         }
         let rows = rows as u32;
-        let task = Task { under, block, rows, device, lane, earliest, alone };
+        let task = Task { of, block, rows, device, lane, earliest, alone };
         match self.flying.insert(id, task) {
             Some(_) => Err(format!("{id:?} starts, but it has not ended")),
             None => Ok(()),
@@ -126,7 +126,7 @@ impl Tasks {
         let (began, ended) = (began.min(now), due.min(now));
         *free = ended;
         let heard = (outcome == Outcome::Ok).then_some(now);
-        let (model, device, rows) = (ModelId(task.under.model as u16), task.device, task.rows);
+        let (model, device, rows) = (ModelId(task.of.model as u16), task.device, task.rows);
         self.most_rows = self.most_rows.max(rows);
         self.batches.push(Batch { model, device, rows, began, ended, heard });
         Ok(task)

@@ -35,7 +35,7 @@ impl Bench {
             extent,
             graph: graph.map(Arc::new),
             stream: false,
-            straight: false,
+            ignore_conditions: false,
         }))
     }
 

@@ -44,7 +44,7 @@ fn turns_in_virtual_time_start_batches_when_their_windows_open() {
     }
 }
 
-/// Shards, matchmaker, board and rings: a second of turns under a load that keeps the devices busy and has requests
+/// Shards, matchmaker, table and rings: a second of turns under a load that keeps the devices busy and has requests
 /// dropped, counted by the allocator.
 #[test]
 fn turns_allocate_nothing() {

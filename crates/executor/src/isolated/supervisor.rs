@@ -39,7 +39,7 @@ pub(super) struct Processes {
 struct State {
     /// Lanes that are to have a process.
     wanted: usize,
-    keepers: Vec<SyncSender<()>>,
+    supervisors: Vec<SyncSender<()>>,
     /// Being hired.
     candidates: usize,
     /// To processes that have nothing to do.
@@ -58,36 +58,36 @@ impl Processes {
         Arc::new(Processes { model, isolation, load, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Starts keepers until there are so many. An error of a first process is returned, and its keeper is none.
+    /// Starts supervisors until there are so many. An error of a first process is returned, and its supervisor is none.
     pub(super) fn provide(self: &Arc<Self>, count: usize) -> Result<(), LoadError> {
         while self.hires(count) {
             let hired = self.start_keeper();
             let mut state = self.state.lock();
             state.candidates -= 1;
-            state.keepers.push(hired?);
+            state.supervisors.push(hired?);
         }
         Ok(())
     }
 
     fn hires(&self, count: usize) -> bool {
         let mut state = self.state.lock();
-        let missing = state.keepers.len() + state.candidates < count;
+        let missing = state.supervisors.len() + state.candidates < count;
         state.candidates += usize::from(missing);
         missing
     }
 
-    /// The keeper ends, be it in the midst of a pause, when what is returned is dropped.
+    /// The supervisor ends, be it in the midst of a pause, when what is returned is dropped.
     fn start_keeper(self: &Arc<Self>) -> Result<SyncSender<()>, LoadError> {
         let failed = |cause: String| LoadError(format!("model '{}': {cause}", self.model));
         let (tell, told) = sync_channel(1);
         let (leave, leaving) = sync_channel(0);
-        // Whoever uses the model holds it; a keeper only looks after it.
+        // Whoever uses the model holds it; a supervisor only looks after it.
         let processes = Arc::downgrade(self);
         let (isolation, load) = (self.isolation.clone(), self.load.clone());
-        let body = move || Keeper { processes, isolation, load, leaving, pause: FIRST_PAUSE }.run(&tell);
-        let name = format!("keeper-{}", self.model);
+        let body = move || Supervisor { processes, isolation, load, leaving, pause: FIRST_PAUSE }.run(&tell);
+        let name = format!("engine-{}", self.model);
         thread::Builder::new().name(name).spawn(body).map_err(|cause| failed(format!("no thread: {cause}")))?;
-        told.recv().unwrap_or_else(|_| Err("its keeper panicked".to_owned())).map_err(failed)?;
+        told.recv().unwrap_or_else(|_| Err("its supervisor panicked".to_owned())).map_err(failed)?;
         Ok(leave)
     }
 
@@ -155,7 +155,7 @@ impl State {
 }
 
 /// Looks after one process. When the model is gone, so are the connections to its processes, which end then, and so does this.
-struct Keeper {
+struct Supervisor {
     processes: Weak<Processes>,
     isolation: Isolation,
     load: Load,
@@ -171,7 +171,7 @@ struct Started {
     connection: Connection,
 }
 
-impl Keeper {
+impl Supervisor {
     /// Tells of the first process, then goes on as long as the model is there.
     fn run(&mut self, tell: &SyncSender<Result<(), String>>) {
         let mut started = match self.start() {

@@ -31,7 +31,7 @@ const MOST: usize = 1024;
 
 /// Who has failed lately.
 #[derive(Debug, Default)]
-pub(crate) struct Offences {
+pub(crate) struct FailureHistory {
     records: HashMap<(ModelId, u16), Record>,
 }
 
@@ -55,7 +55,7 @@ impl Record {
     }
 }
 
-impl Offences {
+impl FailureHistory {
     /// A request comes in; whether it must run alone.
     pub(crate) fn on_request(&mut self, now: Time, model: ModelId, client: u16) -> bool {
         let Some(record) = self.records.get_mut(&(model, client)) else { return false };
@@ -104,28 +104,28 @@ mod tests {
 
     #[test]
     fn a_client_that_fails_repeatedly_runs_alone_until_it_has_faded() {
-        let mut offences = Offences::default();
+        let mut failures = FailureHistory::default();
         for failure in 0..3 {
-            assert!(!offences.on_request(s(1), MODEL, 7), "after {failure} failures");
-            offences.on_failure(s(1), MODEL, 7);
+            assert!(!failures.on_request(s(1), MODEL, 7), "after {failure} failures");
+            failures.on_failure(s(1), MODEL, 7);
         }
-        assert!((0..1_000).all(|_| offences.on_request(s(1), MODEL, 7)), "however many good ones it sends");
-        assert!(!offences.on_request(s(1), MODEL, 8), "another client of the model");
-        assert!(!offences.on_request(s(1), ModelId(4), 7), "the client with another model");
-        assert!(offences.on_request(s(10), MODEL, 7));
-        assert!(!offences.on_request(s(11), MODEL, 7), "half of three are too few");
-        (0..2).for_each(|_| offences.on_failure(s(12), MODEL, 7));
-        assert!(offences.on_request(s(12), MODEL, 7), "what is left still counts");
-        assert!(!offences.on_request(s(1_000_000), MODEL, 7));
-        assert!(offences.records.is_empty());
+        assert!((0..1_000).all(|_| failures.on_request(s(1), MODEL, 7)), "however many good ones it sends");
+        assert!(!failures.on_request(s(1), MODEL, 8), "another client of the model");
+        assert!(!failures.on_request(s(1), ModelId(4), 7), "the client with another model");
+        assert!(failures.on_request(s(10), MODEL, 7));
+        assert!(!failures.on_request(s(11), MODEL, 7), "half of three are too few");
+        (0..2).for_each(|_| failures.on_failure(s(12), MODEL, 7));
+        assert!(failures.on_request(s(12), MODEL, 7), "what is left still counts");
+        assert!(!failures.on_request(s(1_000_000), MODEL, 7));
+        assert!(failures.records.is_empty());
     }
 
     #[test]
     fn clients_that_nobody_tells_apart_run_alone_only_while_many_fail() {
-        let mut offences = Offences::default();
+        let mut failures = FailureHistory::default();
         let mut send = |now: Time, of: u32, failing: u32| {
-            let alone = (0..of).filter(|_| offences.on_request(now, MODEL, UNKNOWN)).count();
-            (0..failing).for_each(|_| offences.on_failure(now, MODEL, UNKNOWN));
+            let alone = (0..of).filter(|_| failures.on_request(now, MODEL, UNKNOWN)).count();
+            (0..failing).for_each(|_| failures.on_failure(now, MODEL, UNKNOWN));
             alone
         };
         for _ in 0..100 {
@@ -137,26 +137,26 @@ mod tests {
 
     #[test]
     fn who_was_in_a_process_that_ended_runs_alone_at_once() {
-        let mut offences = Offences::default();
-        offences.on_death(s(1), MODEL, 7);
-        assert!(offences.on_request(s(1), MODEL, 7) && !offences.on_request(s(1), MODEL, 8));
-        assert!(!offences.on_request(s(11), MODEL, 7), "and no longer if nothing more happens");
-        offences.on_death(s(20), MODEL, UNKNOWN);
-        let alone = (0..100).filter(|_| offences.on_request(s(20), MODEL, UNKNOWN)).count();
+        let mut failures = FailureHistory::default();
+        failures.on_death(s(1), MODEL, 7);
+        assert!(failures.on_request(s(1), MODEL, 7) && !failures.on_request(s(1), MODEL, 8));
+        assert!(!failures.on_request(s(11), MODEL, 7), "and no longer if nothing more happens");
+        failures.on_death(s(20), MODEL, UNKNOWN);
+        let alone = (0..100).filter(|_| failures.on_request(s(20), MODEL, UNKNOWN)).count();
         assert!((8..16).contains(&alone), "{alone} of those that nobody tells apart");
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let mut offences = Offences::default();
+        let mut failures = FailureHistory::default();
         for client in 0..3 * MOST as u16 {
-            offences.on_failure(s(i64::from(client)), MODEL, 1 + client);
-            assert!(offences.records.len() <= MOST);
+            failures.on_failure(s(i64::from(client)), MODEL, 1 + client);
+            assert!(failures.records.len() <= MOST);
         }
         let last = 3 * MOST as u16;
-        (0..2).for_each(|_| offences.on_failure(s(i64::from(last)), MODEL, last));
-        assert!(offences.on_request(s(i64::from(last)), MODEL, last), "the latest is not forgotten");
-        offences.forget(MODEL);
-        assert!(offences.records.is_empty());
+        (0..2).for_each(|_| failures.on_failure(s(i64::from(last)), MODEL, last));
+        assert!(failures.on_request(s(i64::from(last)), MODEL, last), "the latest is not forgotten");
+        failures.forget(MODEL);
+        assert!(failures.records.is_empty());
     }
 }

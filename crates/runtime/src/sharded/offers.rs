@@ -1,6 +1,6 @@
-//! The board on which shards leave the latest offer of each model.
+//! The table into which shards write the latest offer of each model: a seqlock an entry, and a set of changed entries.
 //!
-//! A newer offer replaces an older one that was not read, so the board never fills up, and a matchmaker that falls behind
+//! A newer offer replaces an older one that was not read, so the table never fills up, and a matchmaker that falls behind
 //! reads less instead of more. A set of changed models, one bit each under a bit for every 64 of them, spares it the look
 //! at every model: reading costs as much as there is news.
 //!
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The latest offer of each model. One writer a model, one reader.
-pub(super) struct Board {
+pub(super) struct OfferTable {
     slots: Box<[Slot]>,
     /// Changed models, a bit each.
     changed: Box<[AtomicU64]>,
@@ -32,18 +32,18 @@ struct Slot {
     words: [AtomicU64; Offer::WORDS],
 }
 
-/// A shard's end of the board.
-pub(super) struct Poster {
-    board: Arc<Board>,
-    /// Models posted since the last [`Poster::announce`], a bit each; the words among them that are not zero.
+/// A shard's end of the table.
+pub(super) struct OfferWriter {
+    table: Arc<OfferTable>,
+    /// Models posted since the last [`OfferWriter::publish`], a bit each; the words among them that are not zero.
     posted: Box<[u64]>,
     posted_words: Vec<usize>,
 }
 
-impl Board {
-    pub(super) fn new(models: usize) -> Board {
+impl OfferTable {
+    pub(super) fn new(models: usize) -> OfferTable {
         let words = models.div_ceil(64);
-        Board {
+        OfferTable {
             slots: (0..models).map(|_| Slot::default()).collect(),
             changed: (0..words).map(|_| AtomicU64::new(0)).collect(),
             words: (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
@@ -101,16 +101,16 @@ impl Slot {
     }
 }
 
-impl Poster {
-    pub(super) fn new(board: Arc<Board>) -> Poster {
-        let words = board.changed.len();
-        Poster { board, posted: vec![0; words].into(), posted_words: Vec::with_capacity(words) }
+impl OfferWriter {
+    pub(super) fn new(table: Arc<OfferTable>) -> OfferWriter {
+        let words = table.changed.len();
+        OfferWriter { table, posted: vec![0; words].into(), posted_words: Vec::with_capacity(words) }
     }
 
-    /// Writes an offer. It may be read from now on, and will be after the next [`Poster::announce`].
-    pub(super) fn post(&mut self, offer: &Offer) {
+    /// Writes an offer. It may be read from now on, and will be after the next [`OfferWriter::publish`].
+    pub(super) fn write(&mut self, offer: &Offer) {
         let (word, bit) = (offer.model.index() / 64, offer.model.index() % 64);
-        self.board.slots[offer.model.index()].write(offer.to_words());
+        self.table.slots[offer.model.index()].write(offer.to_words());
         if self.posted[word] == 0 {
             self.posted_words.push(word);
         }
@@ -119,11 +119,11 @@ impl Poster {
 
     /// Marks as changed what was posted. The marks follow the offers: a reader that sees a mark sees this offer or a
     /// later one. The mark of a word follows those in it: whoever finds the word empty sets it.
-    pub(super) fn announce(&mut self) {
+    pub(super) fn publish(&mut self) {
         for word in self.posted_words.drain(..) {
             let bits = std::mem::take(&mut self.posted[word]);
-            if self.board.changed[word].fetch_or(bits, Ordering::AcqRel) == 0 {
-                self.board.words[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
+            if self.table.changed[word].fetch_or(bits, Ordering::AcqRel) == 0 {
+                self.table.words[word / 64].fetch_or(1 << (word % 64), Ordering::AcqRel);
             }
         }
     }
@@ -142,24 +142,24 @@ mod tests {
 
     #[test]
     fn the_latest_offer_of_each_changed_model_is_read_once() {
-        let board = Arc::new(Board::new(5_000));
-        let mut poster = Poster::new(board.clone());
+        let table = Arc::new(OfferTable::new(5_000));
+        let mut writer = OfferWriter::new(table.clone());
         let read = || {
             let mut seen = Vec::new();
-            board.read(|offer| seen.push((offer.model.index(), offer.to_words()[0])));
+            table.read(|offer| seen.push((offer.model.index(), offer.to_words()[0])));
             seen
         };
         assert_eq!(read(), []);
         for (model, say) in [(4_999, 1), (3, 2), (64, 3), (3, 4)] {
-            poster.post(&offer(model, say));
+            writer.write(&offer(model, say));
         }
-        assert_eq!(read(), [], "not announced");
-        poster.announce();
+        assert_eq!(read(), [], "not published");
+        writer.publish();
         assert_eq!(read(), [(3, 4), (64, 3), (4_999, 1)]);
-        poster.announce();
+        writer.publish();
         assert_eq!(read(), []);
-        poster.post(&offer(64, 5));
-        poster.announce();
+        writer.write(&offer(64, 5));
+        writer.publish();
         assert_eq!(read(), [(64, 5)]);
     }
 
@@ -168,10 +168,10 @@ mod tests {
     fn offers_are_read_whole_and_none_is_lost() {
         const MODELS: usize = 130;
         const ROUNDS: u64 = 20_000;
-        let board = Arc::new(Board::new(MODELS));
+        let table = Arc::new(OfferTable::new(MODELS));
         let mut latest = BTreeMap::new();
         let mut look = || {
-            board.read(|offer| {
+            table.read(|offer| {
                 let words = offer.to_words();
                 assert_eq!(words, [words[0]; Offer::WORDS]);
                 let before = latest.insert(offer.model.index(), words[0]);
@@ -180,11 +180,11 @@ mod tests {
         };
         thread::scope(|scope| {
             let write = |shard: usize| {
-                let mut poster = Poster::new(board.clone());
+                let mut writer = OfferWriter::new(table.clone());
                 for say in 1..=ROUNDS {
-                    poster.post(&offer((2 * say as usize * 31 + shard) % MODELS, say));
+                    writer.write(&offer((2 * say as usize * 31 + shard) % MODELS, say));
                     if say % 3 == 0 || say == ROUNDS {
-                        poster.announce();
+                        writer.publish();
                     }
                 }
             };
