@@ -157,9 +157,9 @@ impl<T> Cohorts<T> {
         let other = self.open(model, own);
         let parted = self.get_mut(other);
         (parted.block, parted.length) = (block, length);
-        let (mut place, mut next) = (0, self.get(id).members.front());
-        while let Some(slot) = next.map(RequestSlot) {
-            next = self.links.next(slot.0);
+        let (mut place, mut next) = (0, self.first(id));
+        while let Some(slot) = next {
+            next = self.after(slot);
             if go(place, self.next(slot)) {
                 self.take(slot);
                 self.insert(other, slot);
@@ -226,9 +226,9 @@ impl<T> Cohorts<T> {
     pub fn advance(&mut self, id: CohortId, mut gone: impl FnMut(RequestSlot)) -> bool {
         let cohort = self.get_mut(id);
         cohort.runs = false;
-        let (block, mut wanted, mut next) = (cohort.block, OVER, cohort.members.front());
-        while let Some(slot) = next.map(RequestSlot) {
-            next = self.links.next(slot.0);
+        let (block, mut wanted, mut next) = (cohort.block, OVER, self.first(id));
+        while let Some(slot) = next {
+            next = self.after(slot);
             match self.next(slot) {
                 Some(next) => wanted = wanted.min(next),
                 None => {
@@ -250,13 +250,32 @@ impl<T> Cohorts<T> {
 
     /// Takes a request out of a cohort that has not begun. False if nobody is left, and with that no cohort.
     pub fn withdraw(&mut self, slot: RequestSlot) -> bool {
-        let id = self.take(slot);
+        let Some(id) = self.leave(slot) else {
+            return false;
+        };
         let length = self.members(id).map(|slot| self.members[slot.index()].extent.length).max();
-        match length {
-            Some(length) => self.get_mut(id).length = length,
-            None => self.close(id),
+        self.get_mut(id).length = length.expect("somebody is left");
+        true
+    }
+
+    /// Takes a request out of its cohort, which is returned; none if nobody is left, and with that no cohort.
+    pub(crate) fn leave(&mut self, slot: RequestSlot) -> Option<CohortId> {
+        let id = self.take(slot);
+        if self.get(id).is_empty() {
+            self.close(id);
+            return None;
         }
-        length.is_some()
+        Some(id)
+    }
+
+    /// The first member, for loops in which members change.
+    pub(crate) fn first(&self, id: CohortId) -> Option<RequestSlot> {
+        self.get(id).members.front().map(RequestSlot)
+    }
+
+    /// The member after one.
+    pub(crate) fn after(&self, slot: RequestSlot) -> Option<RequestSlot> {
+        self.links.next(slot.0).map(RequestSlot)
     }
 
     /// Takes all members out, and with that the cohort.
@@ -265,7 +284,7 @@ impl<T> Cohorts<T> {
     }
 
     fn drain_into(&mut self, id: CohortId, mut to: impl FnMut(&mut Cohorts<T>, RequestSlot)) {
-        while let Some(slot) = self.get(id).members.front().map(RequestSlot) {
+        while let Some(slot) = self.first(id) {
             self.take(slot);
             to(self, slot);
         }
