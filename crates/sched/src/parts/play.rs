@@ -36,6 +36,15 @@ impl<T, C> Clone for Scene<'_, T, C> {
 
 impl<T, C> Copy for Scene<'_, T, C> {}
 
+/// What comes of newcomers that join.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Joining {
+    /// Whether all, those who stand and the newcomers, are answered sooner in sum.
+    pub(crate) pays: bool,
+    /// When those who stand have ended if newcomers join, the newcomers too, and if not.
+    pub(crate) ends: [Time; 2],
+}
+
 /// Plays; the vectors are scratch room.
 #[derive(Debug)]
 pub(crate) struct Play {
@@ -63,24 +72,24 @@ impl Play {
         }
     }
 
-    /// Whether those who stand and the newcomers, of model `id`, are answered sooner in sum if the newcomers go first and catch up
-    /// than if they run by themselves, once the stack has ended or there is room for them elsewhere.
-    pub(crate) fn pays<T, C>(
+    /// What comes of newcomers, of model `id`, that go first and catch up with those who stand, beside newcomers that run by themselves once
+    /// the stack has ended or there is room for them elsewhere.
+    pub(crate) fn join<T, C>(
         &mut self,
         scene: Scene<'_, T, C>,
         elsewhere: Time,
         id: ModelId,
         newcomers: impl Iterator<Item = RequestSlot> + Clone,
-    ) -> bool {
+    ) -> Joining {
         self.set_up(scene);
         self.enter(id, newcomers.clone());
-        self.play_out(scene, scene.now);
+        let then = self.play_out(scene, scene.now);
         let joined = self.sum_of_ends(scene.now);
         self.set_up(scene);
-        let free = self.play_out(scene, scene.now).min(elsewhere);
+        let before = self.play_out(scene, scene.now);
         self.enter(id, newcomers);
-        self.play_out(scene, free);
-        joined < self.sum_of_ends(scene.now)
+        self.play_out(scene, before.min(elsewhere));
+        Joining { pays: joined < self.sum_of_ends(scene.now), ends: [then, before] }
     }
 
     fn sum_of_ends(&self, now: Time) -> i128 {

@@ -43,7 +43,7 @@ use crate::parts::cohorts::{Cohort, Cohorts};
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models;
-use crate::parts::play::{Play, Scene};
+use crate::parts::play::{Joining, Play, Scene};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
@@ -361,17 +361,16 @@ impl DvaBatch {
         if newcomers == 0 || (gain && on.suits_apart(model, plan, stage, rows, new_rows)) {
             return;
         }
-        let [then, before] = plan.lasts(model, stage, rows, new_rows).map(|cost| now + on.takes(cost));
+        // By the profiles: gains are the same on a slow device, deadlines are not.
+        let (stack, requests) = (&[batch][..], &fifo.requests);
+        let scene = Scene { now, percent: 100, models, until_end: |_| 1, requests, cohorts, stack };
+        let slots = fifo.waiting(id).take(newcomers).map(|request| request.slot);
+        let Joining { pays, ends } = play.join(scene, on.next_end(now), id, slots);
+        let [then, before] = ends.map(|end| now + on.takes(end - now));
         let late = |deadline: Time| deadline >= before && deadline < then;
         let harmed = cohorts.members(batch).any(|slot| late(fifo.request(slot).deadline));
-        let mut pays = || {
-            let stack = &[batch];
-            let scene =
-                Scene { now, percent: 100, models, until_end: |_| u32::MAX, requests: &fifo.requests, cohorts, stack };
-            let slots = fifo.waiting(id).take(newcomers).map(|request| request.slot);
-            play.pays(scene, on.next_end(now), id, slots)
-        };
-        if harmed || if gain { !pays() } else { now - begun > plan.comp_wait } {
+        let may = if gain { pays } else { now - begun <= plan.comp_wait };
+        if harmed || !may {
             return;
         }
         let sealed = plan.will_split(model, stage, rows + new_rows, 1);

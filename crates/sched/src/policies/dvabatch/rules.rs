@@ -167,13 +167,6 @@ impl Plan {
         let halves = (rows.div_ceil(2), rows / 2);
         rows > 1 && (stage.max(1)..model.blocks.len()).any(|stage| self.splits(model, stage, halves, length))
     }
-
-    /// How long a batch of so many rows lasts from a stage on if newcomers join it, and how long without them.
-    pub(super) fn lasts(&self, model: &Model, stage: usize, rows: usize, new_rows: usize) -> [Nanos; 2] {
-        let catch_up = self.remaining(model, 0, new_rows, 1) - self.remaining(model, stage, new_rows, 1);
-        let merged = self.remaining(model, stage, rows + new_rows, 1);
-        [catch_up + merged, self.remaining(model, stage, rows, 1)]
-    }
 }
 
 /// How much of a device is used for how long.

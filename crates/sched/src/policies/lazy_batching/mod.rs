@@ -278,7 +278,7 @@ impl LazyBatching {
             return admitted.max(fits.min(1));
         }
         let newcomers = fifo.waiting(id).take(admitted).map(|request| request.slot);
-        let pays = admitted > 0 && (!rules.gain || predictor.play.pays(scene, Time::NEVER, id, newcomers));
+        let pays = admitted > 0 && (!rules.gain || predictor.play.join(scene, Time::NEVER, id, newcomers).pays);
         if pays { admitted } else { 0 }
     }
 
