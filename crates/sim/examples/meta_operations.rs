@@ -1,14 +1,14 @@
 //! A policy of your own for a model in stages, out of DVABatch's three operations: *new* makes a batch of those who wait,
-//! *stretch* lets newcomers join the batch that stands before a stage, *split* halves it. `BatchTable` keeps the books; when to do
+//! *stretch* lets newcomers join the batch that stands before a stage, *split* halves it. `Cohorts` keeps the books; when to do
 //! what is all that is written here. Run it: `cargo run --release -p ripieno-sim --example meta_operations`.
 //!
-//! The policy is `operate`; the rest carries items of the table to a device and back, whatever the conditions are. Requests of
-//! one row, devices of one lane, nobody who leaves early: `dva` does that, too.
+//! The policy is `operate`; the rest carries batches of the table to a device and back, whatever the conditions are. Requests of
+//! one row, devices of one lane: `dva` has more.
 
-use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Model, Profile, Walk};
 use ripieno_sched::{
-    Action, BatchTable, Control, Item, Limits, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why,
+    Action, CohortId, Cohorts, Control, Limits, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why,
 };
 use ripieno_sim::{Arrival, End, Observer, World, checkers::Checkers};
 use ripieno_workload::{stream, unit};
@@ -19,7 +19,7 @@ struct Conditions {
     /// Newcomers may join a batch that has begun and stands before this stage or an earlier one.
     stretch: Option<usize>,
     /// Before this stage a batch of more than so many is halved.
-    split: Option<(usize, u16)>,
+    split: Option<(usize, usize)>,
 }
 
 /// How often each was done.
@@ -35,20 +35,23 @@ pub(crate) struct Done {
 
 /// Tables are made once, as large as the limits say.
 struct OfDevice {
-    table: BatchTable,
-    /// By batch, in the order of their positions.
-    members: Vec<Vec<RequestSlot>>,
-    /// What runs, and its stage.
-    running: Option<(Item, usize)>,
-    /// The members of that item.
-    batch: Vec<RequestSlot>,
+    /// The oldest first.
+    batches: Vec<CohortId>,
+    /// Newcomers, and the batch that stands until they have caught up with it.
+    stretched: Option<(CohortId, CohortId)>,
+    running: Option<CohortId>,
+    /// The members of the batch that runs.
+    members: Vec<RequestSlot>,
 }
 
 struct Mine {
     conditions: Conditions,
     done: Done,
+    model: Model,
     most: usize,
-    waiting: Vec<RequestSlot>,
+    waiting: Vec<Request>,
+    /// Beside each batch, whether nobody may join it, since it came from a split.
+    cohorts: Cohorts<bool>,
     devices: Vec<OfDevice>,
     /// Decided, and told in the next settle.
     ended: Vec<Action>,
@@ -58,63 +61,72 @@ impl Mine {
     fn new(setup: &Setup, conditions: Conditions) -> Mine {
         let Limits { requests, devices, batch, .. } = setup.limits;
         let device = |_| OfDevice {
-            table: BatchTable::new(setup.models[0].blocks.len(), batch),
-            members: (0..batch).map(|_| Vec::with_capacity(batch)).collect(),
+            batches: Vec::with_capacity(batch + 1),
+            stretched: None,
             running: None,
-            batch: Vec::with_capacity(batch),
+            members: Vec::with_capacity(batch),
         };
         Mine {
             conditions,
             done: Done::default(),
+            model: setup.models[0].clone(),
             most: batch,
             waiting: Vec::with_capacity(requests),
+            cohorts: Cohorts::new(requests),
             devices: (0..devices).map(device).collect(),
             ended: Vec::with_capacity(requests),
         }
     }
 
     /// The policy: what is done with the batches of a device that is idle.
-    fn operate(&mut self, now: Time, device: usize) {
-        let Mine { conditions, done, most, waiting, devices, .. } = self;
-        let OfDevice { table, members, .. } = &mut devices[device];
-        let present: usize = table.ids().map(|id| usize::from(table.row(id).bs)).sum();
+    fn operate(&mut self, device: usize) {
+        let Mine { conditions, done, most, waiting, cohorts, devices, .. } = self;
+        let OfDevice { batches, stretched, .. } = &mut devices[device];
+        if stretched.is_some() {
+            return;
+        }
+        let present: usize = batches.iter().map(|&id| cohorts.get(id).rows).sum();
         let newcomers = waiting.len().min(*most - present);
-        // A batch that a split awaits, or that came from one, is joined by nobody.
-        let open = table.latest().filter(|&id| !table.row(id).sealed);
-        let Some(id) = open else {
+        let mut open = |cohorts: &mut Cohorts<bool>| {
+            let id = cohorts.open(ModelId(0), false);
+            waiting.drain(..newcomers).for_each(|request| cohorts.push(id, &request));
+            id
+        };
+        let Some(&id) = batches.last().filter(|&&id| !cohorts.get(id).own) else {
             if newcomers > 0 {
-                let id = table.new_batch(newcomers as u16, now, false);
-                members[id.index()].extend(waiting.drain(..newcomers));
+                batches.push(open(cohorts));
                 done.new += 1;
             }
             return;
         };
-        // None while a part of it is under way, as newcomers are.
-        let Some(before) = table.border(id) else { return };
-        let size = table.row(id).bs;
+        let (before, size) = (cohorts.get(id).block.index(), cohorts.get(id).len());
         if conditions.stretch.is_some_and(|last| 0 < before && before <= last) && newcomers > 0 {
-            table.stretch(id, newcomers as u16, false);
-            members[id.index()].extend(waiting.drain(..newcomers));
+            let newcomers = open(cohorts);
+            batches.push(newcomers);
+            *stretched = Some((newcomers, id));
             done.stretch += 1;
         } else if conditions.split.is_some_and(|(stage, preferred)| before == stage && size > preferred) {
-            let other = table.split(id, before, size.div_ceil(2));
-            let rest = members[id.index()].drain(usize::from(size.div_ceil(2))..).collect::<Vec<_>>();
-            members[other.index()].extend(rest);
+            let other = cohorts.split(id, true, |place, _| place >= size.div_ceil(2));
+            *cohorts.own_mut(id) = true;
+            batches.push(other);
             done.split += 1;
         }
     }
 
-    /// Starts the item that is furthest.
+    /// Starts the batch that is furthest, of those equally far the oldest.
     fn run_next(&mut self, now: Time, device: usize, out: &mut Outbox) {
-        let OfDevice { table, members, running, batch } = &mut self.devices[device];
-        let Some(stage) = (0..table.stages()).rev().find(|&stage| !table.queue(stage).is_empty()) else { return };
-        let item = table.pull(stage, 0);
-        batch.extend(&members[item.id.index()][item.positions()]);
-        *running = Some((item, stage));
+        let Mine { cohorts, devices, .. } = self;
+        let OfDevice { batches, stretched, running, members } = &mut devices[device];
+        let may_run = |id: &&CohortId| stretched.is_none_or(|(_, stands)| stands != **id);
+        let furthest = batches.iter().rev().filter(may_run).max_by_key(|&&id| cohorts.get(id).block);
+        let Some(&id) = furthest else { return };
+        members.extend(cohorts.active(id).map(|(slot, _)| slot));
+        cohorts.begin(id);
+        *running = Some(id);
         out.push(Action::Start {
             task: TaskId(device as u32),
             model: ModelId(0),
-            block: BlockId(stage as u16),
+            block: cohorts.get(id).block,
             device: DeviceId(device as u16),
             lane: LaneId(0),
             length: 1,
@@ -125,35 +137,39 @@ impl Mine {
 
 impl Scheduler for Mine {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        self.waiting.push(request.slot);
+        self.waiting.push(*request);
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        let OfDevice { table, members, running, batch } = &mut self.devices[done.task.index()];
-        let (item, stage) = running.take().expect("a task that ends was started");
-        let failed = done.outcome != Outcome::Ok;
-        for request in batch.drain(..) {
-            match failed {
-                true => self.ended.push(Action::Reject { request, why: Why::Failed }),
-                false if stage + 1 == table.stages() => self.ended.push(Action::Finish { request }),
-                false => {}
+        let Mine { model, cohorts, devices, ended, .. } = self;
+        let OfDevice { batches, stretched, running, members } = &mut devices[done.task.index()];
+        let id = running.take().expect("a task that ends was started");
+        cohorts.report(id, members, model, done);
+        members.clear();
+        let goes_on = cohorts.advance(id, |request| {
+            ended.push(match done.outcome {
+                Outcome::Ok => Action::Finish { request },
+                _ => Action::Reject { request, why: Why::Failed },
+            });
+        });
+        let caught_up = stretched.filter(|&(newcomers, batch)| {
+            newcomers == id && (!goes_on || cohorts.get(id).block == cohorts.get(batch).block)
+        });
+        if let Some((newcomers, batch)) = caught_up {
+            *stretched = None;
+            if goes_on {
+                cohorts.merge(newcomers, batch);
             }
         }
-        let left = if failed { item.num } else { 0 };
-        table.update(item, stage, left);
-        let members = &mut members[item.id.index()];
-        if failed {
-            members.drain(item.positions());
-        }
-        if !table.contains(item.id) {
-            members.clear();
+        if !goes_on || caught_up.is_some() {
+            batches.retain(|&other| other != id);
         }
     }
 
     fn on_control(&mut self, _now: Time, control: Control) {
         if let Control::Cancelled(slot) = control {
-            let withdrawn = self.waiting.extract_if(.., |other| *other == slot);
-            self.ended.extend(withdrawn.map(|request| Action::Reject { request, why: Why::Cancelled }));
+            let withdrawn = self.waiting.extract_if(.., |other| other.slot == slot);
+            self.ended.extend(withdrawn.map(|other| Action::Reject { request: other.slot, why: Why::Cancelled }));
         }
     }
 
@@ -161,7 +177,7 @@ impl Scheduler for Mine {
         self.ended.drain(..).for_each(|action| out.push(action));
         for device in 0..self.devices.len() {
             if self.devices[device].running.is_none() {
-                self.operate(now, device);
+                self.operate(device);
                 self.run_next(now, device, out);
             }
         }
@@ -172,7 +188,7 @@ impl Scheduler for Mine {
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
-        &self.devices[task.index()].batch
+        &self.devices[task.index()].members
     }
 }
 
@@ -209,7 +225,7 @@ fn model() -> Model {
 }
 
 /// What was done, and the mean latency in milliseconds; with every promise of a scheduler checked.
-pub(crate) fn run(stretch: Option<usize>, split: Option<(usize, u16)>) -> (Done, f64) {
+pub(crate) fn run(stretch: Option<usize>, split: Option<(usize, usize)>) -> (Done, f64) {
     let limits = Limits { requests: REQUESTS, models: 1, devices: 1, lanes: 1, depth: 1, batch: MOST, nodes: 0 };
     let setup = Setup { models: vec![model()], devices: 1, limits };
     let (mut random, mut at) = (stream(1, 0), Time::ORIGIN);

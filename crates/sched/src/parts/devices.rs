@@ -17,13 +17,18 @@ pub(crate) struct Device<T> {
 impl<T> Device<T> {
     /// How long it takes for what costs so much by the profiles.
     pub(crate) fn takes(&self, cost: Nanos) -> Nanos {
-        if self.percent == 100 { cost } else { cost.scale(self.percent.into(), 100) }
+        takes(self.percent, cost)
     }
 
     /// What costs so much by the profiles that it takes so long.
     pub(crate) fn by_profile(&self, span: Nanos) -> Nanos {
         if self.percent == 100 { span } else { span.scale(100, self.percent.into()) }
     }
+}
+
+/// How long a device of this latency takes for what costs so much by the profiles.
+pub(crate) fn takes(percent: u32, cost: Nanos) -> Nanos {
+    if percent == 100 { cost } else { cost.scale(percent.into(), 100) }
 }
 
 impl<T> Deref for Device<T> {

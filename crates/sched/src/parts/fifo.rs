@@ -5,7 +5,7 @@
 
 use super::models::{BatchOptions, Models, Served};
 use super::requests::{DropTimers, Requests, State};
-use crate::{Limits, Outbox, Request, Why};
+use crate::{Limits, Outbox, Outcome, Request, Why};
 use ripieno_base::{Links, List, ModelId, Nanos, RequestSlot, Time};
 
 /// The queues of all models.
@@ -32,13 +32,8 @@ impl Fifo {
         self.requests.get(slot.0)
     }
 
-    pub(crate) fn links(&self) -> &Links {
+    fn links(&self) -> &Links {
         &self.requests.links
-    }
-
-    /// For lists of requests that wait no more.
-    pub(crate) fn links_mut(&mut self) -> &mut Links {
-        &mut self.requests.links
     }
 
     /// Takes a request out of its queue; false if it does not stand there.
@@ -85,7 +80,7 @@ impl Fifo {
     }
 
     /// The requests of a model, the oldest first.
-    pub(crate) fn waiting(&self, model: ModelId) -> impl Iterator<Item = &Request> {
+    pub(crate) fn waiting(&self, model: ModelId) -> impl Iterator<Item = &Request> + Clone {
         self.queues[model.index()].iter(self.links()).map(|slot| self.requests.get(slot))
     }
 
@@ -107,8 +102,13 @@ impl Fifo {
         heads.filter(|&key| after.is_none_or(|after| key > after)).min()
     }
 
-    pub(crate) fn finish(&mut self, slot: RequestSlot) {
+    fn finish(&mut self, slot: RequestSlot) {
         self.requests.finish(slot, &mut self.pending);
+    }
+
+    /// Ends a request with the block that it ran.
+    pub(crate) fn end(&mut self, slot: RequestSlot, outcome: Outcome) {
+        if outcome == Outcome::Ok { self.finish(slot) } else { self.reject(slot, Why::Failed) }
     }
 
     pub(crate) fn reject(&mut self, slot: RequestSlot, why: Why) {

@@ -3,6 +3,7 @@
 pub(crate) mod calibration;
 pub(crate) mod cells;
 pub(crate) mod central;
+pub(crate) mod cohorts;
 pub(crate) mod cost;
 pub(crate) mod devices;
 pub(crate) mod drift;
@@ -11,6 +12,7 @@ pub(crate) mod frontends;
 pub(crate) mod margin;
 pub(crate) mod models;
 pub(crate) mod placement;
+pub(crate) mod play;
 pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod rate;

@@ -14,6 +14,7 @@
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::cohorts::{CohortId, Cohorts};
 use crate::parts::cost;
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
@@ -22,7 +23,7 @@ use crate::parts::tasks::Tasks;
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::{DeviceChoice, Fused, Gather, Network, Rules, StartBy};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
-use ripieno_base::{BlockId, DeviceId, LaneId, List, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
 pub(crate) const POLICY: Policy = Policy {
@@ -68,27 +69,20 @@ struct OfModel {
     batches: usize,
 }
 
-/// What a device does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Idle,
-    /// A batch runs a block.
-    Runs(TaskId),
-    /// A batch stands before its next block.
-    GoesOn(TaskId),
-}
-
 /// What is kept of a device.
+#[derive(Default)]
 struct OfDevice {
-    state: State,
+    /// The batch that runs, or stands before its next block.
+    batch: Option<CohortId>,
     /// The batch that follows.
-    ahead: Option<(ModelId, List)>,
+    ahead: Option<CohortId>,
 }
 
 /// The rule that forms batches ahead.
 struct DelayBatch {
     window: PerModel<Nanos>,
     tables: Tables<OfModel>,
+    cohorts: Cohorts<()>,
     tasks: Tasks,
     devices: Devices<OfDevice>,
     /// Requests whose batch was lost.
@@ -104,8 +98,9 @@ impl DelayBatch {
             tables: Tables::new(limits, options, |served, request| {
                 cost::of_blocks(&served.model, BlockId(0), request.rows as usize, request.extent.length)
             }),
+            cohorts: Cohorts::new(limits.requests),
             tasks: Tasks::new(limits),
-            devices: Devices::new(limits, setup.devices, || OfDevice { state: State::Idle, ahead: None }),
+            devices: Devices::new(limits, setup.devices, OfDevice::default),
             returned: Vec::with_capacity(limits.requests),
             window_ends: Time::NEVER,
         };
@@ -129,14 +124,11 @@ impl DelayBatch {
 
     /// Takes the batch back that follows on a device.
     fn dissolve(&mut self, device: DeviceId) {
-        let Some((model, mut members)) = self.devices[device].ahead.take() else {
-            return;
-        };
-        self.tables.models.get_mut(model).batches -= 1;
-        while let Some(slot) = members.pop_front(self.tables.fifo.links_mut()) {
-            self.returned.push(RequestSlot(slot));
+        if let Some(ahead) = self.devices[device].ahead.take() {
+            self.tables.models.get_mut(self.cohorts.get(ahead).model).batches -= 1;
+            self.cohorts.drain(ahead, |slot| self.returned.push(slot));
+            self.take_back();
         }
-        self.take_back();
     }
 
     /// The model whose first request has waited longest, of those that may have a batch now, and how many requests of it.
@@ -164,38 +156,29 @@ impl DelayBatch {
     /// Forms the batch that follows on a device.
     fn form(&mut self, device: DeviceId, model: ModelId, count: usize) {
         let Tables { models, fifo, .. } = &mut self.tables;
-        let mut members = List::default();
+        let ahead = self.cohorts.open(model, ());
         for _ in 0..count {
             let slot = fifo.pop(model).expect("so many wait");
-            members.push_back(fifo.links_mut(), slot.0);
+            self.cohorts.push(ahead, fifo.request(slot));
         }
         models.get_mut(model).batches += 1;
-        self.devices[device].ahead = Some((model, members));
+        self.devices[device].ahead = Some(ahead);
     }
 
     /// Starts what a device is to run next, if it runs nothing.
     fn run(&mut self, device: DeviceId, out: &mut Outbox) {
-        let task = match (self.devices[device].state, self.devices[device].ahead) {
-            (State::GoesOn(task), _) => task,
-            (State::Idle, Some((model, mut members))) => {
-                self.devices[device].ahead = None;
-                let task = self.tasks.open(model, BlockId(0), device, LaneId(0));
-                while let Some(slot) = members.pop_front(self.tables.fifo.links_mut()) {
-                    let slot = RequestSlot(slot);
-                    self.tasks.push(task, slot, self.tables.fifo.request(slot).extent.length);
-                }
-                task
-            }
-            _ => return,
-        };
-        self.devices[device].state = State::Runs(task);
-        out.push(self.tasks.start(task, Time::ORIGIN));
+        let OfDevice { batch, ahead } = &mut self.devices[device].own;
+        *batch = batch.or_else(|| ahead.take());
+        if let Some(batch) = batch.filter(|&batch| !self.cohorts.get(batch).runs) {
+            let task = self.cohorts.run(batch, &mut self.tasks, (device, LaneId(0)), false);
+            out.push(self.tasks.start(task, Time::ORIGIN));
+        }
     }
 
     /// A device that may take a batch: one that does nothing, or else one without a batch ahead.
     fn taker(&self) -> Option<DeviceId> {
         let open = || self.devices.iter().filter(|(_, device)| device.present && device.ahead.is_none());
-        let idle = open().find(|(_, device)| device.state == State::Idle);
+        let idle = open().find(|(_, device)| device.batch.is_none());
         idle.or_else(|| open().next()).map(|(id, _)| id)
     }
 }
@@ -206,20 +189,24 @@ impl Scheduler for DelayBatch {
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        let DelayBatch { tasks, tables: Tables { models, fifo, .. }, returned, devices, .. } = self;
-        let on = tasks.get(done.task);
-        tasks.report(done, &models.get(on.model).model);
-        let reported = (tasks.take_done(0), tasks.take_done(1));
-        assert_eq!(reported, (Some((done.task, done.outcome)), None), "each end is acted upon at once");
-        let going_on = match done.outcome {
-            Outcome::Ok => tasks.advance(done.task, |slot| fifo.finish(slot)),
-            Outcome::Failed => tasks.fail(done.task, |slot| fifo.reject(slot, Why::Failed)),
-            Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(done.task, |slot| returned.push(slot)),
+        let DelayBatch { cohorts, tasks, tables: Tables { models, fifo, .. }, returned, devices, .. } = self;
+        let device = tasks.get(done.task).device;
+        let batch = devices[device].batch.expect("a batch runs");
+        let id = cohorts.get(batch).model;
+        let goes_on = match done.outcome {
+            Outcome::DeviceLost | Outcome::Cancelled => {
+                cohorts.drain(batch, |slot| returned.push(slot));
+                false
+            }
+            Outcome::Ok | Outcome::Failed => {
+                cohorts.report(batch, tasks.members(done.task), &models.get(id).model, done);
+                cohorts.advance(batch, |slot| fifo.end(slot, done.outcome))
+            }
         };
-        devices[on.device].state = if going_on > 0 { State::GoesOn(done.task) } else { State::Idle };
-        if going_on == 0 {
-            tasks.close(done.task);
-            models.get_mut(on.model).batches -= 1;
+        tasks.close(done.task);
+        if !goes_on {
+            devices[device].batch = None;
+            models.get_mut(id).batches -= 1;
             self.take_back();
         }
     }

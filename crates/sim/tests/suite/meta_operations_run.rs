@@ -2,7 +2,7 @@
 
 use super::meta_operations::{main, run};
 
-const SPLIT: Option<(usize, u16)> = Some((2, 4));
+const SPLIT: Option<(usize, usize)> = Some((2, 4));
 
 #[test]
 fn a_policy_of_ones_own_does_each_operation_where_it_is_told_to() {

@@ -100,7 +100,7 @@ impl<C: Choose> Scheduler for CellScheduler<C> {
     }
 
     fn next_wakeup(&self) -> Time {
-        self.cells.timers.next().min(self.cells.sets.ripens)
+        self.cells.timers.next().min(self.cells.turns.ripens)
     }
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {

@@ -25,6 +25,7 @@ pub(crate) use frame::CellScheduler;
 pub(crate) use served::{Cell, Served};
 
 use crate::knobs::BuildError;
+use crate::parts::cohorts::{CohortId, Cohorts};
 use crate::parts::devices::Devices;
 use crate::parts::models::{BatchOptions, Models};
 use crate::parts::requests::DropTimers;
@@ -34,7 +35,7 @@ use graphs::Graphs;
 use ripieno_base::{BlockId, DeviceId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
 use served::OfModel;
-use sets::Sets;
+use sets::{Set, Turns};
 use subgraphs::Subgraphs;
 
 /// What the policy's options say about a model.
@@ -107,8 +108,10 @@ pub(crate) struct Cells {
     /// Beside each member of a task its subgraph, and the node's place among the graphs; with a fixed stride.
     places: Vec<(u32, u32)>,
     stride: usize,
-    sets: Sets,
-    /// Links of the lists of requests: buckets and sets.
+    /// Who runs together, where that is fixed.
+    sets: Cohorts<Set>,
+    turns: Turns,
+    /// Links of the buckets.
     links: Links,
     devices: Devices<OfDevice>,
     /// When waiting requests are to be dropped.
@@ -134,11 +137,6 @@ struct Walker {
     flying: u32,
     /// A task of it was lost: it starts over once nothing of it is in flight.
     lost: bool,
-    set: Option<u32>,
-    /// The device that runs its set.
-    bound: Option<DeviceId>,
-    /// With padding, how many steps its sequence takes.
-    padded: u32,
     /// What it was padded to in its first block; its own length before.
     length: u32,
     /// Whether it counts among those of its set that have not reached their end.
@@ -156,9 +154,6 @@ impl Walker {
             open: 0,
             flying: 0,
             lost: false,
-            set: None,
-            bound: None,
-            padded: 0,
             length: request.extent.length,
             going: false,
         }
@@ -181,7 +176,7 @@ enum State {
 struct OfDevice {
     /// Tasks in flight.
     held: usize,
-    set: Option<u32>,
+    set: Option<CohortId>,
     /// Before that, merging is not done.
     ready: Time,
 }
@@ -197,7 +192,8 @@ impl Cells {
             tasks: Tasks::new(limits),
             places: vec![(0, 0); limits.tasks() * limits.batch],
             stride: limits.batch,
-            sets: Sets::new(limits),
+            sets: Cohorts::new(limits.requests),
+            turns: Turns { last: (0, 0), ripens: Time::NEVER },
             links: Links::new(limits.requests),
             devices: Devices::new(limits, devices, device),
             timers: DropTimers::new(limits.requests),

@@ -1,50 +1,36 @@
 //! Who runs together: buckets in which requests wait, and sets that begin or end as one.
 
 use super::{Cells, Join, Leave, Padding, Served, State};
-use crate::{Action, Limits};
+use crate::Action;
+use crate::parts::cohorts::CohortId;
 use ripieno_base::{DeviceId, List, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::Steps;
 
 /// The most buckets of a model; what is longer stands in the last one.
 pub(super) const BUCKETS: usize = 1024;
 
+/// Whose turn it is.
 #[derive(Debug)]
-pub(super) struct Sets {
-    table: Vec<Set>,
-    free: Vec<u32>,
+pub(super) struct Turns {
     /// The bucket that had its turn last.
-    turn: (usize, usize),
+    pub(super) last: (usize, usize),
     /// When an idle device may take the next set; never while none waits for one.
     pub(super) ripens: Time,
 }
 
+/// What is kept of a cohort that is a set. Its members walk by subgraphs: their steps are queued ahead.
 #[derive(Clone, Copy, Debug, Default)]
-struct Set {
-    members: List,
+pub(super) struct Set {
     /// Members whose walk is not complete.
     unfinished: u32,
     /// Members that have not reached the end of the block that runs until its end.
     going: u32,
+    /// The device that runs it; none: any.
     device: Option<DeviceId>,
+    /// With padding, how many steps each sequence takes; else 0.
+    padded: u32,
     /// While members are let go one after the other.
     busy: bool,
-}
-
-impl Sets {
-    pub(super) fn new(limits: &Limits) -> Sets {
-        Sets {
-            table: vec![Set::default(); limits.requests],
-            free: (0..limits.requests as u32).rev().collect(),
-            turn: (0, 0),
-            ripens: Time::NEVER,
-        }
-    }
-
-    fn open(&mut self, device: Option<DeviceId>) -> u32 {
-        let id = self.free.pop().expect("a set has a request at least");
-        self.table[id as usize] = Set { device, ..Set::default() };
-        id
-    }
 }
 
 impl Cells {
@@ -78,24 +64,24 @@ impl Cells {
         let Some((model, bucket)) = self.next_bucket(now, device) else {
             return;
         };
-        self.sets.turn = (model.index(), bucket);
+        self.turns.last = (model.index(), bucket);
         let cap = self.served(model).max_batch;
-        let id = self.sets.open(Some(device));
+        let id = self.sets.open(model, Set { device: Some(device), ..Set::default() });
         self.devices[device].set = Some(id);
-        let (mut rows, mut longest, mut nodes) = (0, 0, 0);
+        let mut nodes = 0;
         while let Some(slot) = self.served(model).buckets[bucket].front() {
             let request = self.walkers[slot as usize].request;
+            let rows = self.sets.get(id).rows;
             if rows > 0 && rows + request.rows as usize > cap {
                 break;
             }
-            let served = self.models.get_mut(model);
-            served.buckets[bucket].remove(&mut self.links, slot);
-            self.sets.table[id as usize].members.push_back(&mut self.links, slot);
-            (rows, longest) = (rows + request.rows as usize, longest.max(request.extent.length));
+            self.models.get_mut(model).buckets[bucket].remove(&mut self.links, slot);
+            self.sets.push(id, &request);
             nodes += self.nodes(RequestSlot(slot));
         }
         let merged = self.served(model).terms.merge_per_node * nodes;
         self.devices[device].ready = now + merged.max(Nanos::ZERO);
+        let longest = self.sets.get(id).length;
         let bucket_end = match self.served(model).terms.join {
             Join::InSets { width: Some(width), .. } => (bucket as u32 + 1).saturating_mul(width).max(longest),
             _ => longest,
@@ -105,8 +91,12 @@ impl Cells {
             Padding::ToLongest => longest,
             Padding::ToBucket => bucket_end,
         };
-        self.bind(id, Some(device), padded);
-        self.begin_all(id);
+        self.bind(id, padded);
+        let mut next = self.sets.first(id);
+        while let Some(slot) = next {
+            next = self.sets.after(slot);
+            self.open_stage(slot);
+        }
     }
 
     /// How many cells the graph of a request has, as far as it is known.
@@ -124,7 +114,7 @@ impl Cells {
 
     /// The next bucket in turn with a set in it: a full one, or somebody who has waited for the window.
     fn next_bucket(&self, now: Time, device: DeviceId) -> Option<(ModelId, usize)> {
-        let (model, bucket) = self.sets.turn;
+        let (model, bucket) = self.turns.last;
         let count = self.models.len();
         if let Some(served) = self.models.find(ModelId(model as u16)) {
             let full = |list: &List| list.len() >= served.max_batch;
@@ -161,37 +151,35 @@ impl Cells {
         let waits = |served: &&Served| idle && served.terms.window > Nanos::ZERO;
         let served = self.models().map(|(_, served)| served).filter(waits);
         let times = served.flat_map(|served| served.buckets.iter().filter_map(|bucket| self.ripe_at(served, bucket)));
-        self.sets.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
+        self.turns.ripens = times.filter(|&at| at > now).min().unwrap_or(Time::NEVER);
     }
 
-    /// The members of a set run on this device, or on any.
-    fn bind(&mut self, id: u32, device: Option<DeviceId>, padded: u32) {
-        let mut next = self.sets.table[id as usize].members.front();
-        while let Some(slot) = next {
-            next = self.links.next(slot);
-            self.timers.disarm(RequestSlot(slot));
-            let has_end = self.has_open_end(RequestSlot(slot));
-            let walker = &mut self.walkers[slot as usize];
-            (walker.state, walker.set, walker.bound, walker.padded) = (State::Running, Some(id), device, padded);
-            walker.going = padded > 0 && has_end;
-            let going = u32::from(walker.going);
-            let set = &mut self.sets.table[id as usize];
-            (set.unfinished, set.going) = (set.unfinished + 1, set.going + going);
+    /// The members of a set run.
+    fn bind(&mut self, id: CohortId, padded: u32) {
+        let Cells { models, sets, timers, walkers, .. } = self;
+        // Whether they have an output whose rows are kept for the others.
+        let served = models.get(sets.get(id).model);
+        let has_end =
+            served.terms.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd);
+        let going = padded > 0 && has_end;
+        for slot in sets.members(id) {
+            timers.disarm(slot);
+            let walker = &mut walkers[slot.index()];
+            (walker.state, walker.going) = (State::Running, going);
         }
+        let unfinished = sets.get(id).len() as u32;
+        let set = sets.own_mut(id);
+        (set.padded, set.unfinished, set.going) = (padded, unfinished, if going { unfinished } else { 0 });
     }
 
-    /// Whether it has an output whose row is kept for the others of its set.
-    fn has_open_end(&self, slot: RequestSlot) -> bool {
-        let served = self.served(self.walkers[slot.index()].request.model);
-        served.terms.pads_output && served.model.blocks.iter().any(|block| block.steps == Steps::UntilEnd)
+    /// The device that runs the set of a request, if one does.
+    pub(super) fn bound(&self, slot: RequestSlot) -> Option<DeviceId> {
+        self.sets.get(self.sets.of(slot)?).own.device
     }
 
-    fn begin_all(&mut self, id: u32) {
-        let mut next = self.sets.table[id as usize].members.front();
-        while let Some(slot) = next {
-            next = self.links.next(slot);
-            self.open_stage(RequestSlot(slot));
-        }
+    /// How many steps the sequence of a request takes with padding; else 0.
+    pub(super) fn padded(&self, slot: RequestSlot) -> u32 {
+        self.sets.of(slot).map_or(0, |id| self.sets.get(id).own.padded)
     }
 
     /// Those that begin in one task become a set, where they leave together. To be called before they move on.
@@ -199,30 +187,27 @@ impl Cells {
         let Leave::WithItsSet(padding) = self.served(model).terms.leave else {
             return;
         };
-        let (mut id, mut longest) = (None, 0);
-        for at in 0..self.tasks.members(task).len() {
-            let slot = self.tasks.members(task)[at];
-            let walker = &mut self.walkers[slot.index()];
-            if walker.set.is_none() {
-                let set = *id.get_or_insert_with(|| self.sets.open(None));
-                walker.set = Some(set);
-                longest = longest.max(walker.request.extent.length);
-                self.sets.table[set as usize].members.push_back(&mut self.links, slot.0);
+        let Cells { sets, tasks, walkers, .. } = self;
+        let mut id = None;
+        for &slot in tasks.members(task) {
+            if sets.of(slot).is_none() {
+                let set = *id.get_or_insert_with(|| sets.open(model, Set::default()));
+                sets.push(set, &walkers[slot.index()].request);
             }
         }
         let Some(id) = id else { return };
-        self.bind(id, None, if padding == Padding::None { 0 } else { longest });
-        let mut next = self.sets.table[id as usize].members.front();
+        let longest = sets.get(id).length;
+        self.bind(id, if padding == Padding::None { 0 } else { longest });
+        let mut next = self.sets.first(id);
         while let Some(slot) = next {
-            next = self.links.next(slot);
-            self.pad_first_stage(RequestSlot(slot), longest);
+            next = self.sets.after(slot);
+            self.pad_first_stage(slot, longest);
         }
     }
 
     fn pad_first_stage(&mut self, slot: RequestSlot, longest: u32) {
         let model = self.walkers[slot.index()].request.model;
-        let padded = self.walkers[slot.index()].padded > 0;
-        let mut next = self.subgraphs.first(slot).filter(|_| padded);
+        let mut next = self.subgraphs.first(slot).filter(|_| self.padded(slot) > 0);
         while let Some(id) = next {
             next = self.subgraphs.next(id);
             let steps = self.served(model).steps(self.subgraphs.at(id).block);
@@ -234,37 +219,39 @@ impl Cells {
     }
 
     /// A member's walk is complete.
-    pub(super) fn one_less_unfinished(&mut self, id: u32) {
-        self.sets.table[id as usize].unfinished -= 1;
+    pub(super) fn one_less_unfinished(&mut self, id: CohortId) {
+        self.sets.own_mut(id).unfinished -= 1;
         self.let_go(id);
     }
 
-    /// Answers all members of a set if none is unfinished.
-    fn let_go(&mut self, id: u32) {
-        let set = self.sets.table[id as usize];
+    /// Answers all members of a set if none is unfinished; with the last one the set has ended.
+    fn let_go(&mut self, id: CohortId) {
+        let set = self.sets.own_mut(id);
         if set.unfinished > 0 || set.busy {
             return;
         }
-        self.sets.table[id as usize].busy = true;
-        while let Some(slot) = self.sets.table[id as usize].members.front() {
-            self.end(RequestSlot(slot), Action::Finish { request: RequestSlot(slot) });
+        set.busy = true;
+        let mut next = self.sets.first(id);
+        while let Some(request) = next {
+            next = self.sets.after(request);
+            self.end(request, Action::Finish { request });
         }
     }
 
     /// A member has reached the end of its output; if it was the last, all move on.
-    pub(super) fn one_less_going(&mut self, id: u32) {
-        let set = &mut self.sets.table[id as usize];
+    pub(super) fn one_less_going(&mut self, id: CohortId) {
+        let set = self.sets.own_mut(id);
         set.going -= 1;
         if set.going > 0 {
             return;
         }
         let busy = std::mem::replace(&mut set.busy, true);
-        let mut next = set.members.front();
+        let mut next = self.sets.first(id);
         while let Some(slot) = next {
-            next = self.links.next(slot);
-            self.complete_open_end(RequestSlot(slot));
+            next = self.sets.after(slot);
+            self.complete_open_end(slot);
         }
-        self.sets.table[id as usize].busy = busy;
+        self.sets.own_mut(id).busy = busy;
         self.let_go(id);
     }
 
@@ -284,24 +271,15 @@ impl Cells {
 
     /// A request leaves its set, if it has one.
     pub(super) fn leave_set(&mut self, slot: RequestSlot, unfinished: bool) {
-        let walker = &mut self.walkers[slot.index()];
-        let Some(id) = walker.set.take() else { return };
-        walker.bound = None;
-        let going = std::mem::take(&mut walker.going);
-        let set = &mut self.sets.table[id as usize];
-        set.members.remove(&mut self.links, slot.0);
+        let Some(id) = self.sets.of(slot) else { return };
+        let going = std::mem::take(&mut self.walker(slot).going);
+        let set = self.sets.own_mut(id);
         set.unfinished -= u32::from(unfinished);
-        if set.members.is_empty() {
-            if let Some(device) = set.device.take() {
-                self.devices[device].set = None;
-            }
-            self.sets.free.push(id);
-            return;
-        }
-        if going {
-            self.one_less_going(id);
-        } else {
-            self.let_go(id);
+        let device = set.device;
+        match self.sets.leave(slot) {
+            None => device.into_iter().for_each(|device| self.devices[device].set = None),
+            Some(id) if going => self.one_less_going(id),
+            Some(id) => self.let_go(id),
         }
     }
 
@@ -313,12 +291,11 @@ impl Cells {
         let Some(id) = self.devices[device].set.take() else {
             return;
         };
-        self.sets.table[id as usize].device = None;
-        let mut next = self.sets.table[id as usize].members.front();
+        self.sets.own_mut(id).device = None;
+        let mut next = self.sets.first(id);
         while let Some(slot) = next {
-            next = self.links.next(slot);
-            self.walkers[slot as usize].bound = None;
-            let mut subgraph = self.subgraphs.first(RequestSlot(slot));
+            next = self.sets.after(slot);
+            let mut subgraph = self.subgraphs.first(slot);
             while let Some(id) = subgraph {
                 self.pin(id, None);
                 subgraph = self.subgraphs.next(id);

@@ -63,7 +63,7 @@ impl Cells {
 
     /// Releases what the next stage of a walk begins with, or ends the walk.
     pub(super) fn open_stage(&mut self, slot: RequestSlot) {
-        let Walker { request, stage, padded, .. } = self.walkers[slot.index()];
+        let (Walker { request, stage, .. }, padded) = (self.walkers[slot.index()], self.padded(slot));
         match self.served(request.model).stages.get(stage).cloned() {
             None => self.complete_walk(slot),
             Some(Stage::Lines(blocks)) => {
@@ -106,8 +106,9 @@ impl Cells {
 
     /// Puts a subgraph into the queue of its cell type, in the order in which requests arrived.
     fn enqueue(&mut self, id: u32) {
+        let bound = self.bound(self.subgraphs.at(id).slot);
         let Cells { models, walkers, subgraphs, .. } = self;
-        let Walker { bound, request, .. } = walkers[subgraphs.at(id).slot.index()];
+        let request = walkers[subgraphs.at(id).slot.index()].request;
         let subgraph = subgraphs.at_mut(id);
         (subgraph.queued, subgraph.pinned) = (true, bound);
         let cell = &mut models.get_mut(request.model).cells[subgraph.block.index()];
@@ -217,11 +218,9 @@ impl Cells {
         if self.subgraphs.at(id).total != ENDLESS {
             return self.complete(id);
         }
-        let walker = self.walker(slot);
-        let set = walker.set.filter(|_| std::mem::take(&mut walker.going));
-        if let Some(set) = set {
+        if std::mem::take(&mut self.walker(slot).going) {
             self.send_back(slot, id);
-            self.one_less_going(set);
+            self.one_less_going(self.sets.of(slot).expect("it goes on for its set"));
         }
     }
 
@@ -249,8 +248,8 @@ impl Cells {
     }
 
     fn complete_walk(&mut self, slot: RequestSlot) {
-        let Walker { request, set, .. } = self.walkers[slot.index()];
-        match (self.served(request.model).terms.leave, set) {
+        let model = self.walkers[slot.index()].request.model;
+        match (self.served(model).terms.leave, self.sets.of(slot)) {
             (Leave::WithItsSet(_), Some(set)) => {
                 self.walker(slot).state = State::Held;
                 self.one_less_unfinished(set);
@@ -303,7 +302,7 @@ impl Cells {
 
     /// Frees or closes a subgraph without tasks in flight, or starts its request over.
     pub(super) fn tidy(&mut self, slot: RequestSlot, id: u32) {
-        let Walker { state, lost, flying, bound, .. } = self.walkers[slot.index()];
+        let Walker { state, lost, flying, .. } = self.walkers[slot.index()];
         if state == State::Over {
             return;
         }
@@ -320,7 +319,7 @@ impl Cells {
         }
         match (subgraph.flying, subgraph.over, subgraph.is_graph) {
             (0, true, false) => self.subgraphs.close(id),
-            (0, false, _) => self.pin(id, bound),
+            (0, false, _) => self.pin(id, self.bound(slot)),
             _ => {}
         }
     }
@@ -330,7 +329,7 @@ impl Cells {
         self.subgraphs.start_over(slot);
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
-        (walker.state, walker.stage, walker.lost, walker.padded) = (State::Waiting, 0, false, 0);
+        (walker.state, walker.stage, walker.lost) = (State::Waiting, 0, false);
         walker.length = walker.request.extent.length;
         let model = walker.request.model;
         match self.served(model).retired {

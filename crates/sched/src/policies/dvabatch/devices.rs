@@ -1,7 +1,7 @@
 //! Devices and their lanes: what runs, how much of the device it uses, and how long it goes on.
 
 use super::pipeline::Run;
-use super::rules::{Busy, Join, Plan, WHOLE};
+use super::rules::{Busy, Plan, WHOLE};
 use crate::parts::devices;
 use ripieno_base::{LaneId, ModelId, Nanos, Time};
 use ripieno_model::Model;
@@ -11,10 +11,9 @@ use ripieno_model::Model;
 const FULL: u32 = WHOLE / 5 * 4;
 
 /// A lane of a device, and the model whose batch and its parts run on it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lane {
     pub(super) owner: Option<ModelId>,
-    pub(super) batches: usize,
     pub(super) run: Option<Run>,
     /// How much of the device the task can use, and its batch on average from here on.
     pub(super) share: u32,
@@ -74,9 +73,9 @@ impl Device {
         })
     }
 
-    /// How long until another lane has been through with what it runs.
-    pub(super) fn next_end(&self, now: Time) -> Nanos {
-        self.left(now).min().unwrap_or(Nanos::MAX)
+    /// When another lane is through with what it runs, by the profiles.
+    pub(super) fn next_end(&self, now: Time) -> Time {
+        self.left(now).min().map_or(Time::NEVER, |left| now + left)
     }
 
     /// How long until all lanes have been through with what they run.
@@ -86,9 +85,9 @@ impl Device {
 
     /// Whether newcomers had better not join a batch that is not the only one that could run here: because they fit beside
     /// it, or because it and what runs beside it use the device as well as a larger batch would.
-    pub(super) fn suits_apart(&self, model: &Model, plan: &Plan, join: &Join) -> bool {
-        let used = self.shares() + plan.share(model, join.stage, join.rows, 1);
-        let fits = self.free_lane().is_some() && used + plan.share(model, 0, join.new_rows, 1) <= WHOLE;
+    pub(super) fn suits_apart(&self, model: &Model, plan: &Plan, stage: usize, rows: usize, new_rows: usize) -> bool {
+        let used = self.shares() + plan.share(model, stage, rows, 1);
+        let fits = self.free_lane().is_some() && used + plan.share(model, 0, new_rows, 1) <= WHOLE;
         self.lanes.len() > 1 && (fits || used >= FULL)
     }
 

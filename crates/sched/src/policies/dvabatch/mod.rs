@@ -15,8 +15,8 @@
 //!
 //! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
 //!
-//! State: a queue a model; a batch table, batch queues and stage executors for each model on each device. It ignores deadlines but
-//! for rule 4 and for `drop`, and arrivals to come.
+//! State: a queue a model; the batch table, which is that of cohorts; stage executors and the order of batches for each model on each
+//! device. It ignores deadlines but for rule 4 and for `drop`, and arrivals to come.
 //!
 //! Choices where the paper leaves freedom. Whether newcomers may join is decided by what all together would wait more or less by
 //! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Where batches can run
@@ -28,7 +28,6 @@
 //! skip a stage go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
 //! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
 
-mod batch_table;
 mod clusters;
 mod devices;
 mod options;
@@ -38,21 +37,22 @@ mod stage_executors;
 #[cfg(test)]
 mod tests;
 
-pub use batch_table::{BatchId, BatchTable, Item, Row};
 pub(crate) use options::POLICY;
 
+use crate::parts::cohorts::{Cohort, Cohorts};
 use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models;
+use crate::parts::play::{Joining, Play, Scene};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
 use devices::{Lane, OfDevice};
 use options::Options;
 use pipeline::{Batch, Context, Pipeline};
-use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
+use ripieno_base::{DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
-use rules::{Join, Plan, Play, Stretch, WHOLE};
+use rules::{Lanes, Plan, Stretch, WHOLE};
 
 type Served = models::Served<OfModel>;
 
@@ -67,6 +67,9 @@ struct OfModel {
 struct DvaBatch {
     options: Options,
     queues: Tables<OfModel>,
+    /// The batch table, of all models and devices.
+    cohorts: Cohorts<Batch>,
+    play: Play,
     tasks: Tasks,
     devices: Devices<OfDevice>,
     clusters: Clusters,
@@ -83,6 +86,8 @@ impl DvaBatch {
         let alone = |served: &Served, request: &Request| served.plan.alone(&served.model, request);
         let mut dva = DvaBatch {
             queues: Tables::new(limits, options.batches.clone(), alone),
+            cohorts: Cohorts::new(limits.requests),
+            play: Play::new(limits),
             tasks: Tasks::new(limits),
             devices: Devices::new(limits, setup.devices, device),
             clusters: Clusters::new(limits.batch, options.terms.groups),
@@ -112,10 +117,9 @@ impl DvaBatch {
 
     /// A request that waits, in its queue or in a batch that has not begun, is rejected; false if it does not wait.
     fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
-        let Tables { models, fifo, .. } = &mut self.queues;
-        let id = fifo.request(slot).model;
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
-        let mut context = Context { fifo, model, plan };
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(fifo.request(slot).model);
+        let mut context = Context { cohorts, fifo, model, plan };
         let waited =
             context.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut context, slot));
         if waited {
@@ -126,36 +130,31 @@ impl DvaBatch {
 
     /// A request of a model that waits in a batch that has not begun.
     fn formed(&self, id: ModelId) -> Option<RequestSlot> {
-        let in_batch = |pipeline: &Pipeline| pipeline.batch(pipeline.formed()?).members.front().map(RequestSlot);
+        let in_batch = |pipeline: &Pipeline| self.cohorts.members(pipeline.formed(&self.cohorts)?).next();
         self.served(id).pipelines.iter().find_map(in_batch)
     }
 
     /// The device has lost all that it held, or is to go: its requests start over elsewhere.
     fn abandon(&mut self, device: DeviceId) {
-        let DvaBatch { queues, devices, lost, .. } = self;
+        let DvaBatch { queues, cohorts, devices, lost, .. } = self;
         devices[device].lost = false;
-        devices[device].lanes.iter_mut().for_each(|lane| (lane.owner, lane.batches, lane.run) = (None, 0, None));
+        devices[device].lanes.iter_mut().for_each(|lane| (lane.owner, lane.run) = (None, None));
         for (_, served) in queues.models.iter_mut() {
-            served.pipelines[device.index()].clear(&mut queues.fifo, lost);
+            served.pipelines[device.index()].clear(cohorts, lost);
         }
         lost.drain(..).for_each(|slot| queues.take_back(slot));
     }
 
     /// A stage of a lane's batch has run.
-    fn finish_stage(&mut self, (device, lane): (DeviceId, LaneId), done: &TaskDone<'_>) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, tasks, .. } = self;
-        let lane = &mut devices[device].lanes[lane.index()];
+    fn finish_stage(&mut self, Task { device, lane: on, .. }: Task, done: &TaskDone<'_>) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, tasks, .. } = self;
+        let lane = &mut devices[device].lanes[on.index()];
         let run = lane.run.take().expect("the driver reports tasks that were started");
         let owner = lane.owner.expect("a lane that runs has an owner");
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
-        let mut context = Context { fifo, model, plan };
-        let (pipeline, members) = (&mut pipelines[device.index()], tasks.members(done.task));
-        let grown = match done.outcome {
-            Outcome::Ok => pipeline.end(&mut context, &run, members, done),
-            _ => pipeline.fail(&mut context, &run, members),
-        };
-        lane.batches = lane.batches.checked_add_signed(grown).expect("no more batches end than there are");
-        if lane.batches == 0 {
+        let pipeline = &mut pipelines[device.index()];
+        pipeline.end(&mut Context { cohorts, fifo, model, plan }, run, tasks.members(done.task), done);
+        if !pipeline.uses(cohorts, on) {
             lane.owner = None;
         }
     }
@@ -193,20 +192,19 @@ impl DvaBatch {
 
     /// Starts a batch that has been formed and waits for its turn; whether it did.
     fn begin_formed(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) -> bool {
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, .. } = self;
-        let formed = |(id, served): (ModelId, &Served)| Some((served.pipelines[device.index()].formed()?, id));
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, .. } = self;
+        let formed = |(id, served): (ModelId, &Served)| Some((served.pipelines[device.index()].formed(cohorts)?, id));
         let Some((batch, id)) = models.iter().find_map(formed) else {
             return false;
         };
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
-        let Batch { rows, length, .. } = *pipeline.batch(batch);
+        let &Cohort { rows, length, .. } = cohorts.get(batch);
         if !devices[device].has_room(plan.share(model, 0, rows, length)) || !pipeline.takes(lane) {
             return false;
         }
-        pipeline.begin(fifo, now, batch, lane);
-        let place = &mut devices[device].lanes[lane.index()];
-        (place.owner, place.batches) = (Some(id), 1);
+        pipeline.begin(&mut Context { cohorts, fifo, model, plan }, now, batch, lane);
+        devices[device].lanes[lane.index()].owner = Some(id);
         self.run_next(now, device, lane, out);
         true
     }
@@ -222,7 +220,7 @@ impl DvaBatch {
             match self.may_form(now, device, key.1) {
                 Some(0) => return false,
                 Some(count) => {
-                    self.commit(now, device, key.1, count);
+                    self.commit(device, key.1, count);
                     return true;
                 }
                 None => after = Some(key),
@@ -233,15 +231,17 @@ impl DvaBatch {
 
     /// Whether a batch waits for its turn on a device: nobody overtakes it.
     fn has_formed(&self, device: DeviceId) -> bool {
-        self.queues.models.iter().any(|(_, served)| served.pipelines[device.index()].formed().is_some())
+        let formed = |served: &Served| served.pipelines[device.index()].formed(&self.cohorts).is_some();
+        self.queues.models.iter().any(|(_, served)| formed(served))
     }
 
     /// How many of a model's oldest requests may form batches on a device now; 0 if it must wait for the device to have room,
     /// and everybody behind it too; none if it waits for something else.
     fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, window_ends, .. } = self;
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get(id);
         let pipeline = &pipelines[device.index()];
+        let present = pipeline.rows(cohorts);
         let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
         if pipeline.is_empty() && in_use >= model.instances.max(1) {
             return None;
@@ -249,8 +249,8 @@ impl DvaBatch {
         let head = fifo.head(id).expect("a model with a head was asked for");
         // A request that is wider than the limit runs alone.
         let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
-        let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(pipeline.rows));
-        let full = fifo.waiting(id).nth(count).is_some() || rows + pipeline.rows >= plan.max_batch;
+        let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(present));
+        let full = fifo.waiting(id).nth(count).is_some() || rows + present >= plan.max_batch;
         let window_end = head.arrived + plan.windows[usize::from(!devices[device].is_idle())];
         if window_end > now && !full {
             *window_ends = (*window_ends).min(window_end);
@@ -303,14 +303,14 @@ impl DvaBatch {
     fn suits_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
         let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
         let (lanes, others) = (self.devices[device].lanes.len(), self.queues.fifo.len(id) - all);
-        let mut together = Play::new(lanes).after(self.devices[device].rest(now));
+        let mut together = Lanes::new(lanes).after(self.devices[device].rest(now));
         self.divide(device, id, all);
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
         let together = together.waits(others);
         self.divide(device, id, part);
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
-        let mut apart = Play::beside(lanes, self.devices[device].busy(now));
+        let mut apart = Lanes::beside(lanes, self.devices[device].busy(now));
         let mut left = all;
         while left > 0 && apart.waits(others) <= together {
             for (length, rows, members) in self.clusters.groups() {
@@ -326,17 +326,16 @@ impl DvaBatch {
     }
 
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
-    fn commit(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
+    fn commit(&mut self, device: DeviceId, id: ModelId, count: usize) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, clusters, .. } = self;
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
         let mut taken = 0;
         for (length, rows, members) in clusters.groups() {
-            let sealed = plan.will_split(model, 1, rows, length);
-            let batch = pipeline.open(now, members.len(), length, sealed);
+            let batch = pipeline.open(cohorts, id, plan.will_split(model, 1, rows, length));
             for &(_, _, slot) in members {
                 fifo.set_apart(slot);
-                pipeline.add(fifo, batch, slot);
+                cohorts.push(batch, fifo.request(slot));
                 taken += 1;
             }
         }
@@ -349,50 +348,55 @@ impl DvaBatch {
         if self.queues.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
             return;
         }
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
-        let pipeline = &mut pipelines[device.index()];
-        let Some((batch, stage)) = pipeline.stretchable(lane).filter(|_| plan.stretch != Stretch::Never) else {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, play, devices, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get(id);
+        let (pipeline, on) = (&pipelines[device.index()], &devices[device]);
+        let Some(batch) = pipeline.stretchable(cohorts, lane).filter(|_| plan.stretch != Stretch::Never) else {
             return;
         };
-        let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows));
-        let Batch { rows, begun, members, .. } = *pipeline.batch(batch);
-        let other_lane = devices[device].next_end(now);
-        let join = Join { stage, members: members.len(), rows, newcomers, new_rows, other_lane };
-        if newcomers == 0 || (plan.stretch == Stretch::Gain && devices[device].suits_apart(model, plan, &join)) {
+        let (newcomers, new_rows) = fifo.fitting(id, plan.max_batch.saturating_sub(pipeline.rows(cohorts)));
+        let &Cohort { block, rows, own: Batch { begun, .. }, .. } = cohorts.get(batch);
+        let stage = block.index();
+        let gain = plan.stretch == Stretch::Gain;
+        if newcomers == 0 || (gain && on.suits_apart(model, plan, stage, rows, new_rows)) {
             return;
         }
-        let [then, before] = plan.lasts(model, &join).map(|cost| now + devices[device].takes(cost));
-        let deadlines = members.iter(fifo.links()).map(|slot| fifo.request(RequestSlot(slot)).deadline);
-        let harmed = deadlines.into_iter().any(|deadline| deadline >= before && deadline < then);
-        if harmed || !plan.stretches(model, now, begun, &join) {
+        // By the profiles: gains are the same on a slow device, deadlines are not.
+        let (stack, requests) = (&[batch][..], &fifo.requests);
+        let scene = Scene { now, percent: 100, models, until_end: |_| 1, requests, cohorts, stack };
+        let slots = fifo.waiting(id).take(newcomers).map(|request| request.slot);
+        let Joining { pays, ends } = play.join(scene, on.next_end(now), id, slots);
+        let [then, before] = ends.map(|end| now + on.takes(end - now));
+        let late = |deadline: Time| deadline >= before && deadline < then;
+        let harmed = cohorts.members(batch).any(|slot| late(fifo.request(slot).deadline));
+        let may = if gain { pays } else { now - begun <= plan.comp_wait };
+        if harmed || !may {
             return;
         }
-        pipeline.stretch(batch, newcomers, plan.will_split(model, stage, rows + new_rows, 1));
+        let sealed = plan.will_split(model, stage, rows + new_rows, 1);
+        let pipeline = &mut models.get_mut(id).pipelines[device.index()];
+        let joining = pipeline.stretch(cohorts, batch, sealed);
         for _ in 0..newcomers {
             let slot = fifo.pop(id).expect("so many wait");
-            pipeline.add(fifo, batch, slot);
+            cohorts.push(joining, fifo.request(slot));
         }
     }
 
     /// Starts the next stage of a lane's batches.
     fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, tasks, .. } = self;
+        let DvaBatch { queues: Tables { models, .. }, cohorts, devices, tasks, .. } = self;
         let owner = devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
         let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
-        let pipeline = &mut pipelines[device.index()];
-        let Some(run) = pipeline.next(lane) else {
+        let Some(run) = pipelines[device.index()].next(cohorts, lane) else {
             return;
         };
-        let task = tasks.open(owner, BlockId(run.stage as u16), device, lane);
-        let length = pipeline.batch(run.item.id).length;
-        pipeline.members(fifo.links(), run.item).for_each(|slot| tasks.push(task, slot, length));
-        let rows = fifo.requests.rows(tasks.members(task));
-        let ends = now + devices[device].takes(plan.remaining(model, run.stage, rows, length));
-        let share = plan.share(model, run.stage, rows, length);
-        let mean_share = plan.mean_share(model, run.stage, rows, length);
-        let place = &mut devices[device].lanes[lane.index()];
-        *place = Lane { run: Some(run), share, mean_share, rows, ends, ..*place };
+        let &Cohort { block, rows, length, .. } = cohorts.get(run.batch);
+        let (stage, task) = (block.index(), cohorts.run(run.batch, tasks, (device, lane), false));
+        let ends = now + devices[device].takes(plan.remaining(model, stage, rows, length));
+        let share = plan.share(model, stage, rows, length);
+        let mean_share = plan.mean_share(model, stage, rows, length);
+        devices[device].lanes[lane.index()] =
+            Lane { owner: Some(owner), run: Some(run), share, mean_share, rows, ends };
         out.push(tasks.start(task, Time::ORIGIN));
     }
 }
@@ -403,9 +407,10 @@ impl Scheduler for DvaBatch {
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {
-        let Task { device, lane, .. } = self.tasks.get(done.task);
+        let task = self.tasks.get(done.task);
+        let Task { device, lane, .. } = task;
         match done.outcome {
-            Outcome::Ok | Outcome::Failed => self.finish_stage((device, lane), done),
+            Outcome::Ok | Outcome::Failed => self.finish_stage(task, done),
             Outcome::DeviceLost | Outcome::Cancelled => {
                 self.devices[device].lanes[lane.index()].run = None;
                 self.devices[device].lost = true;

@@ -1,7 +1,7 @@
 //! What decides about a batch: the plan of a model, made from its profiles, and the rules of policies I, II and III.
 
 use crate::Request;
-use ripieno_base::{Nanos, Time};
+use ripieno_base::Nanos;
 use ripieno_model::{Model, Profile};
 
 /// The most lanes that a device may have.
@@ -151,7 +151,7 @@ impl Plan {
         lanes: usize,
         others: usize,
     ) -> u128 {
-        let mut play = Play::new(lanes);
+        let mut play = Lanes::new(lanes);
         groups.for_each(|(length, rows)| play.run(self, model, length, rows));
         play.waits(others)
     }
@@ -166,37 +166,6 @@ impl Plan {
     pub(super) fn will_split(&self, model: &Model, stage: usize, rows: usize, length: u32) -> bool {
         let halves = (rows.div_ceil(2), rows / 2);
         rows > 1 && (stage.max(1)..model.blocks.len()).any(|stage| self.splits(model, stage, halves, length))
-    }
-
-    /// Policy III: whether `newcomers` may join a batch that has begun at `begun` and stands before a stage.
-    pub(super) fn stretches(&self, model: &Model, now: Time, begun: Time, join: &Join) -> bool {
-        match self.stretch {
-            Stretch::Gain => self.gains(model, join),
-            Stretch::CompWait => now - begun <= self.comp_wait,
-            Stretch::Never => false,
-        }
-    }
-
-    /// How long a batch lasts that newcomers join, and how long without them.
-    pub(super) fn lasts(&self, model: &Model, join: &Join) -> [Nanos; 2] {
-        let catch_up = self.catch_up(model, join);
-        let merged = self.remaining(model, join.stage, join.rows + join.new_rows, 1);
-        [catch_up + merged, self.remaining(model, join.stage, join.rows, 1)]
-    }
-
-    fn catch_up(&self, model: &Model, join: &Join) -> Nanos {
-        self.remaining(model, 0, join.new_rows, 1) - self.remaining(model, join.stage, join.new_rows, 1)
-    }
-
-    /// Whether all wait less in sum. Who stands there waits for the newcomers to catch up, and for what the larger batch
-    /// takes longer; the newcomers need not wait for a lane, nor run what is left by themselves.
-    fn gains(&self, model: &Model, join: &Join) -> bool {
-        let left = |rows: usize| self.remaining(model, join.stage, rows, 1);
-        let together = self.catch_up(model, join) + left(join.rows + join.new_rows);
-        let (before, lane) = (left(join.rows), left(join.rows).min(join.other_lane));
-        let loss = (together - before) * join.members as i64;
-        let gain = (lane + self.remaining(model, 0, join.new_rows, 1) - together) * join.newcomers as i64;
-        gain > loss
     }
 }
 
@@ -223,7 +192,7 @@ pub(super) struct Busy {
 
 /// Batches played on the lanes of a device, by the profiles.
 #[derive(Debug)]
-pub(super) struct Play {
+pub(super) struct Lanes {
     lanes: [Busy; MAX_LANES],
     count: usize,
     now: Nanos,
@@ -232,22 +201,22 @@ pub(super) struct Play {
     rows: usize,
 }
 
-impl Play {
+impl Lanes {
     /// On a device that is free.
-    pub(super) fn new(lanes: usize) -> Play {
+    pub(super) fn new(lanes: usize) -> Lanes {
         let (now, last) = (Nanos::ZERO, Nanos::ZERO);
-        Play { lanes: [Busy::default(); MAX_LANES], count: lanes, now, last, waits: 0, rows: 0 }
+        Lanes { lanes: [Busy::default(); MAX_LANES], count: lanes, now, last, waits: 0, rows: 0 }
     }
 
     /// On a device whose lanes run something, the free ones at the end.
-    pub(super) fn beside(lanes: usize, busy: impl Iterator<Item = Busy>) -> Play {
-        let mut play = Play::new(lanes);
+    pub(super) fn beside(lanes: usize, busy: impl Iterator<Item = Busy>) -> Lanes {
+        let mut play = Lanes::new(lanes);
         play.lanes.iter_mut().zip(busy).for_each(|(lane, busy)| *lane = busy);
         play
     }
 
     /// Nothing begins before a while has passed.
-    pub(super) fn after(mut self, rest: Nanos) -> Play {
+    pub(super) fn after(mut self, rest: Nanos) -> Lanes {
         self.now = rest;
         self
     }
@@ -255,7 +224,7 @@ impl Play {
     /// A batch begins once a lane is free and it fits beside what runs. What they can use together beyond the whole device makes
     /// all of them last longer.
     pub(super) fn run(&mut self, plan: &Plan, model: &Model, length: u32, rows: usize) {
-        let Play { lanes, count, now, .. } = self;
+        let Lanes { lanes, count, now, .. } = self;
         let share = plan.share(model, 0, rows, length);
         let (lane, used) = loop {
             let busy = lanes[..*count].iter().filter(|lane| lane.left > *now);
@@ -290,17 +259,4 @@ impl Play {
     pub(super) fn waits(&self, others: usize) -> u128 {
         self.waits + u128::from(self.last.0.unsigned_abs()) * (self.rows + others) as u128
     }
-}
-
-/// Newcomers and the batch that they might join: how many they are and how many rows they have.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Join {
-    /// Before which the batch stands.
-    pub(super) stage: usize,
-    pub(super) members: usize,
-    pub(super) rows: usize,
-    pub(super) newcomers: usize,
-    pub(super) new_rows: usize,
-    /// When another lane is going to be free.
-    pub(super) other_lane: Nanos,
 }

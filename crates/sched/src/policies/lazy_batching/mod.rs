@@ -27,23 +27,22 @@
 //! top and without, as the oracle does, and they preempt if that brings the sum of all answers forward. `"slack"` is the paper.
 
 mod slack;
-mod table;
 #[cfg(test)]
 mod tests;
 
 use super::{DROP, MAX_BATCH};
 use crate::knobs::{BuildError, Knob, Knobs};
+use crate::parts::cohorts::{CohortId, Cohorts};
 use crate::parts::cost;
-use crate::parts::devices::Devices;
-use crate::parts::fifo::Tables;
-use crate::parts::models::{self, BatchOptions, PerModel};
+use crate::parts::devices::{Device, Devices};
+use crate::parts::fifo::{Fifo, Tables};
+use crate::parts::models::{self, BatchOptions, Models, PerModel};
 use crate::parts::tasks::Tasks;
 use crate::policy::{Chains, Form, Needs, Policy};
-use crate::{Control, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use crate::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
 use slack::{Estimator, Predictor, Scene};
-use table::Table;
 
 const WALKS: &[Walk] =
     &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode];
@@ -137,35 +136,58 @@ type Served = models::Served<OfModel>;
 struct OfModel {
     /// How many steps a block that runs until its end is predicted to take.
     dec_timesteps: u32,
-    /// Tables that hold some of its requests.
-    tables: usize,
 }
 
-/// How far a request in a table is.
+/// When a request was first issued, and how long it was then predicted to take.
 #[derive(Clone, Copy, Debug)]
-struct Member {
-    /// When it was first issued.
-    issued: Time,
-    /// How long it was then predicted to take.
+struct Issue {
+    at: Time,
     predicted: Nanos,
-    /// Steps of the present block that have run.
-    step: u32,
-    /// Whether the present block is over for it, or it has skipped it.
-    rests: bool,
-    /// While it rests, the block that it goes on with.
-    next: BlockId,
-    /// What it was padded to in its first block; its own length before.
-    length: u32,
 }
 
-const WAITS: Member =
-    Member { issued: Time::NEVER, predicted: Nanos::ZERO, step: 0, rests: false, next: BlockId(0), length: 1 };
+const WAITS: Issue = Issue { at: Time::NEVER, predicted: Nanos::ZERO };
+
+/// The BatchTable of a device: a stack of sub-batches, the top one last. Only this one runs.
+#[derive(Debug)]
+struct Table {
+    stack: Vec<CohortId>,
+}
+
+impl Table {
+    fn new(limits: &Limits) -> Table {
+        // Each sub-batch has a member, and no model has more rows here than one batch.
+        Table { stack: Vec::with_capacity(limits.requests.min(limits.models * limits.batch)) }
+    }
+
+    /// Rows of a model here.
+    fn rows(&self, cohorts: &Cohorts<()>, model: ModelId) -> usize {
+        let of_model = self.stack.iter().map(|&id| cohorts.get(id)).filter(|cohort| cohort.model == model);
+        of_model.map(|cohort| cohort.rows).sum()
+    }
+
+    /// Whether a node runs here.
+    fn runs(&self, cohorts: &Cohorts<()>) -> bool {
+        self.stack.last().is_some_and(|&top| cohorts.get(top).runs)
+    }
+
+    /// Makes the two topmost sub-batches one as long as they are at the same node: the same layer, at any timestep.
+    fn settle_top(&mut self, cohorts: &mut Cohorts<()>) {
+        let node = |id: CohortId, cohorts: &Cohorts<()>| (cohorts.get(id).model, cohorts.get(id).block);
+        while let [.., below, top] = *self.stack
+            && node(below, cohorts) == node(top, cohorts)
+        {
+            cohorts.merge(top, below);
+            self.stack.pop();
+        }
+    }
+}
 
 struct LazyBatching {
     rules: Rules,
     predictor: Predictor,
     queues: Tables<OfModel>,
-    members: Vec<Member>,
+    cohorts: Cohorts<()>,
+    issues: Vec<Issue>,
     tasks: Tasks,
     devices: Devices<Table>,
 }
@@ -177,7 +199,8 @@ impl LazyBatching {
         let mut lazy = LazyBatching {
             predictor: Predictor::new(estimator, limits),
             queues: Tables::new(limits, rules.options.clone(), alone),
-            members: vec![WAITS; limits.requests],
+            cohorts: Cohorts::new(limits.requests),
+            issues: vec![WAITS; limits.requests],
             tasks: Tasks::new(limits),
             devices: Devices::new(limits, setup.devices, || Table::new(limits)),
             rules,
@@ -191,37 +214,27 @@ impl LazyBatching {
     fn load(&mut self, id: ModelId, model: Model) {
         let own = self.rules.dec_timesteps.of(&model).map(|steps| u32::try_from(steps).unwrap_or(u32::MAX));
         let dec_timesteps = own.or(model.dec_timesteps).unwrap_or(u32::MAX);
-        self.queues.models.load(id, model, |_, _| OfModel { dec_timesteps, tables: 0 });
+        self.queues.models.load(id, model, |_, _| OfModel { dec_timesteps });
         fit_everywhere(self.queues.models.get_mut(id));
     }
 
     /// A node has ended, well or badly: its sub-batch moves on, or waits for its longest member. Those who rested in one that
     /// failed go on.
     fn end_node(&mut self, device: DeviceId, done: &TaskDone<'_>) {
-        let LazyBatching { devices, members, queues: Tables { models, fifo, .. }, tasks, .. } = self;
+        let LazyBatching { devices, cohorts, queues: Tables { models, fifo, .. }, tasks, .. } = self;
         let table = &mut devices[device].own;
-        let model = table.top().model;
-        let served = models.get_mut(model);
-        match done.outcome {
-            Outcome::Ok => table.end_node(&served.model, members, fifo, tasks.members(done.task), done),
-            _ => table.fail_node(fifo, tasks.members(done.task)),
+        let top = *table.stack.last().expect("a node ran");
+        cohorts.report(top, tasks.members(done.task), &models.get(cohorts.get(top).model).model, done);
+        if !cohorts.advance(top, |slot| fifo.end(slot, done.outcome)) {
+            table.stack.pop();
         }
-        table.move_on(members, fifo.links());
-        table.settle_top(fifo.links_mut());
-        served.tables -= usize::from(!table.holds(model));
+        table.settle_top(cohorts);
     }
 
     /// The device has gone with all that it held: its requests start over elsewhere.
     fn abandon(&mut self, device: DeviceId) {
-        let LazyBatching { devices, members, queues, .. } = self;
-        let table = &mut devices[device].own;
-        table.running = None;
-        while let Some(slot) = table.pop_member(&mut queues.fifo.requests) {
-            let model = queues.fifo.request(slot).model;
-            queues.models.get_mut(model).tables -= usize::from(!table.holds(model));
-            let member = &mut members[slot.index()];
-            (member.step, member.rests, member.length) = (0, false, queues.fifo.request(slot).extent.length);
-            queues.take_back(slot);
+        while let Some(id) = self.devices[device].stack.pop() {
+            self.cohorts.drain(id, |slot| self.queues.take_back(slot));
         }
     }
 
@@ -229,8 +242,7 @@ impl LazyBatching {
     fn admit(&mut self, now: Time, device: DeviceId) {
         let mut after = None;
         while let Some(key) = self.queues.fifo.next_model(after) {
-            let served = self.queues.models.get(key.1);
-            if served.tables < served.model.instances || self.devices[device].holds(key.1) {
+            if self.has_instance(device, key.1) {
                 let count = self.admissible(now, device, key.1);
                 if count > 0 {
                     return self.push(now, device, key.1, count);
@@ -240,51 +252,72 @@ impl LazyBatching {
         }
     }
 
+    /// Whether a model may run on a device: it does already, or on fewer than it may.
+    fn has_instance(&self, device: DeviceId, id: ModelId) -> bool {
+        let instances = self.queues.models.get(id).model.instances;
+        let holds = |device: &Device<Table>| device.rows(&self.cohorts, id) > 0;
+        instances == usize::MAX
+            || holds(&self.devices[device])
+            || self.devices.iter().filter(|(_, device)| holds(device)).count() < instances
+    }
+
     /// How many of the first requests of a queue may join the table.
     fn admissible(&mut self, now: Time, device: DeviceId, id: ModelId) -> usize {
-        let LazyBatching { predictor, queues: Tables { models, fifo, .. }, members, devices, rules, .. } = self;
+        let LazyBatching { predictor, queues: Tables { models, fifo, .. }, cohorts, issues, devices, rules, .. } = self;
         let device = &devices[device];
-        let (empty, held) = (device.is_empty(), device.rows(id));
+        let (empty, held) = (device.stack.is_empty(), device.rows(cohorts, id));
         // A request that is wider than the limit runs alone.
         let alone = fifo.head(id).filter(|_| held == 0).map_or(0, |head| head.rows as usize);
         let (fits, _) = fifo.fitting(id, models.get(id).max_batch.saturating_sub(held).max(alone));
         if empty && !rules.gated {
             return fits;
         }
-        let scene = Scene { now, device, models, members, fifo };
-        let admitted = predictor.admits(scene, id, fits);
+        let scene = scene(now, device, models, fifo, cohorts);
+        let admitted = predictor.admits(scene, issues, id, fifo.waiting(id).take(fits));
         if empty {
             return admitted.max(fits.min(1));
         }
-        let pays = admitted > 0 && (!rules.gain || predictor.gains(scene, id, admitted));
+        let newcomers = fifo.waiting(id).take(admitted).map(|request| request.slot);
+        let pays = admitted > 0 && (!rules.gain || predictor.play.join(scene, Time::NEVER, id, newcomers).pays);
         if pays { admitted } else { 0 }
     }
 
     /// Issues the first `count` requests of a queue as a new sub-batch.
     fn push(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) {
-        let LazyBatching { predictor, queues: Tables { models, fifo, .. }, members, devices, .. } = self;
+        let LazyBatching { predictor, queues: Tables { models, fifo, .. }, cohorts, issues, devices, .. } = self;
         let device = &mut devices[device];
-        models.get_mut(id).tables += usize::from(!device.holds(id));
-        device.open(id);
+        let newcomers = cohorts.open(id, ());
+        device.stack.push(newcomers);
         for _ in 0..count {
             let slot = fifo.pop(id).expect("so many wait");
-            members[slot.index()].issued = now;
-            device.add(&mut fifo.requests, slot);
+            issues[slot.index()].at = now;
+            cohorts.push(newcomers, fifo.request(slot));
         }
-        predictor.note(now, device, models, members, fifo);
-        device.settle_top(fifo.links_mut());
+        predictor.note(scene(now, device, models, fifo, cohorts), issues);
+        device.settle_top(cohorts);
     }
 
     /// Runs the node of the top sub-batch.
     fn run_top(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
-        let LazyBatching { devices, members, tasks, queues: Tables { models, fifo, .. }, .. } = self;
-        let table = &mut devices[device].own;
-        if !table.is_empty() {
-            let unfolds = models.get(table.top().model).model.walk.is_unfolded();
-            let task = table.run(fifo.links(), members, tasks, device, unfolds);
+        let LazyBatching { devices, cohorts, tasks, queues: Tables { models, .. }, .. } = self;
+        if let Some(&top) = devices[device].stack.last() {
+            let unfolds = models.get(cohorts.get(top).model).model.walk.is_unfolded();
+            let task = cohorts.run(top, tasks, (device, LaneId(0)), unfolds);
             out.push(tasks.start(task, now));
         }
     }
+}
+
+/// What a prediction for a device looks at.
+fn scene<'a>(
+    now: Time,
+    device: &'a Device<Table>,
+    models: &'a Models<OfModel>,
+    fifo: &'a Fifo,
+    cohorts: &'a Cohorts<()>,
+) -> Scene<'a> {
+    let (percent, stack, requests) = (device.percent, &device.own.stack[..], &fifo.requests);
+    Scene { now, percent, models, until_end: |own| own.dec_timesteps, requests, cohorts, stack }
 }
 
 /// Bounds batches to what every node of a model takes at once: who is in a table may meet at any of them.
@@ -295,7 +328,7 @@ fn fit_everywhere(served: &mut Served) {
 
 impl Scheduler for LazyBatching {
     fn on_request(&mut self, _now: Time, request: &Request) {
-        self.members[request.slot.index()] = Member { length: request.extent.length, ..WAITS };
+        self.issues[request.slot.index()] = WAITS;
         self.queues.accept(request);
     }
 
@@ -316,7 +349,7 @@ impl Scheduler for LazyBatching {
             Control::DeviceJoined(device) => self.devices.join(device),
             Control::DeviceLeft(device) => {
                 self.devices.leave(device);
-                if self.devices[device].running.is_none() {
+                if !self.devices[device].runs(&self.cohorts) {
                     self.abandon(device);
                 }
             }
@@ -336,7 +369,7 @@ impl Scheduler for LazyBatching {
         self.queues.fifo.drop_late(now);
         self.queues.fifo.flush(out);
         for device in self.devices.ids() {
-            if self.devices[device].present && self.devices[device].running.is_none() {
+            if self.devices[device].present && !self.devices[device].runs(&self.cohorts) {
                 self.admit(now, device);
                 self.run_top(now, device, out);
             }
@@ -356,7 +389,7 @@ impl Scheduler for LazyBatching {
     }
 
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
-        let Member { issued, predicted, .. } = self.members[request.index()];
-        (issued < Time::NEVER).then_some(Prediction { made: issued, remaining: predicted })
+        let Issue { at, predicted } = self.issues[request.index()];
+        (at < Time::NEVER).then_some(Prediction { made: at, remaining: predicted })
     }
 }

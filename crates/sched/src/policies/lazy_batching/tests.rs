@@ -1,6 +1,6 @@
 use super::*;
 use crate::{Limits, RequestClass};
-use ripieno_base::Nanos;
+use ripieno_base::{BlockId, Nanos};
 use ripieno_model::Extent;
 use ripieno_model::{Block, Profile};
 use std::fmt::Write;
@@ -38,7 +38,7 @@ fn arrive(lazy: &mut LazyBatching, slot: u32, arrived: Time, slo_ms: i64) {
 
 /// The running node has ended; everything is decided anew.
 fn border(lazy: &mut LazyBatching, now: Time) {
-    if lazy.devices[DeviceId(0)].running.is_some() {
+    if lazy.devices[DeviceId(0)].runs(&lazy.cohorts) {
         lazy.on_task_done(now, &TaskDone { task: TaskId(0), outcome: Outcome::Ok, ended: &[], skips: &[] });
     }
     lazy.settle(now, &mut Outbox::new(&LIMITS));
@@ -47,10 +47,9 @@ fn border(lazy: &mut LazyBatching, now: Time) {
 /// The stack, bottom first, as [requests:node].
 fn stack(lazy: &LazyBatching) -> String {
     let mut text = String::new();
-    for entry in lazy.devices[DeviceId(0)].stack() {
-        let slots = entry.members.iter(lazy.queues.fifo.links());
-        let names: Vec<String> = slots.map(|slot| slot.to_string()).collect();
-        write!(text, "[{}:{}]", names.join("-"), char::from(b'A' + entry.block.0 as u8)).unwrap();
+    for &id in &lazy.devices[DeviceId(0)].stack {
+        let names: Vec<String> = lazy.cohorts.members(id).map(|slot| slot.0.to_string()).collect();
+        write!(text, "[{}:{}]", names.join("-"), char::from(b'A' + lazy.cohorts.get(id).block.0 as u8)).unwrap();
     }
     text
 }
@@ -95,7 +94,7 @@ fn slack_is_20_alone_12_with_one_and_4_with_two_newcomers() {
     let slack = |lazy: &LazyBatching, others: i64| {
         let request = lazy.queues.fifo.request(RequestSlot(1));
         let single = slack::single(lazy.queues.models.get(ModelId(0)), request);
-        (request.deadline - lazy.members[1].issued) - single * (1 + others)
+        (request.deadline - lazy.issues[1].at) - single * (1 + others)
     };
     assert_eq!([0, 1, 2].map(|others| slack(&lazy, others)), [20, 12, 4].map(Nanos::from_millis));
     arrive(&mut lazy, 2, ms(2), 30);

@@ -1,0 +1,201 @@
+//! Does joining pay? What becomes of batches that stand, and of newcomers, played to the end by the profiles.
+//!
+//! Batches are a stack of cohorts: the top one runs block by block, and becomes one with the cohort below where both are before the same
+//! block. One cohort that newcomers catch up with is the shortest such stack. Nobody knows who will leave early, so the play
+//! reckons with full walks, and with a predicted number of steps where a block runs until its end.
+
+use super::cohorts::{CohortId, Cohorts};
+use super::cost;
+use super::devices::takes;
+use super::models::Models;
+use super::requests::Requests;
+use crate::{Limits, Request};
+use ripieno_base::{ModelId, RequestSlot, Time};
+use ripieno_model::Block;
+
+/// What a play looks at: a scheduler's tables at one instant.
+#[derive(Debug)]
+pub(crate) struct Scene<'a, T, C> {
+    pub(crate) now: Time,
+    /// The latency of the device relative to the profiles, in percent.
+    pub(crate) percent: u32,
+    pub(crate) models: &'a Models<T>,
+    /// How often a block that runs until its end is predicted to be run.
+    pub(crate) until_end: fn(&T) -> u32,
+    pub(crate) requests: &'a Requests,
+    pub(crate) cohorts: &'a Cohorts<C>,
+    /// The top one last.
+    pub(crate) stack: &'a [CohortId],
+}
+
+impl<T, C> Clone for Scene<'_, T, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, C> Copy for Scene<'_, T, C> {}
+
+/// What comes of newcomers that join.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Joining {
+    /// Whether all, those who stand and the newcomers, are answered sooner in sum.
+    pub(crate) pays: bool,
+    /// When those who stand have ended if newcomers join, the newcomers too, and if not.
+    pub(crate) ends: [Time; 2],
+}
+
+/// Plays; the vectors are scratch room.
+#[derive(Debug)]
+pub(crate) struct Play {
+    played: Vec<Played>,
+    /// Batches: model, block, and where their members begin among those played.
+    entries: Vec<(ModelId, usize, usize)>,
+    /// When who ended in it.
+    ends: Vec<(RequestSlot, Time)>,
+}
+
+/// A request in a play.
+#[derive(Clone, Copy, Debug)]
+struct Played {
+    slot: RequestSlot,
+    step: u32,
+    rests: bool,
+}
+
+impl Play {
+    pub(crate) fn new(limits: &Limits) -> Play {
+        Play {
+            played: Vec::with_capacity(limits.requests),
+            entries: Vec::with_capacity(limits.requests),
+            ends: Vec::with_capacity(limits.requests),
+        }
+    }
+
+    /// What comes of newcomers, of model `id`, that go first and catch up with those who stand, beside newcomers that run by themselves once
+    /// the stack has ended or there is room for them elsewhere.
+    pub(crate) fn join<T, C>(
+        &mut self,
+        scene: Scene<'_, T, C>,
+        elsewhere: Time,
+        id: ModelId,
+        newcomers: impl Iterator<Item = RequestSlot> + Clone,
+    ) -> Joining {
+        self.set_up(scene);
+        self.enter(id, newcomers.clone());
+        let then = self.play_out(scene, scene.now);
+        let joined = self.sum_of_ends(scene.now);
+        self.set_up(scene);
+        let before = self.play_out(scene, scene.now);
+        self.enter(id, newcomers);
+        self.play_out(scene, before.min(elsewhere));
+        Joining { pays: joined < self.sum_of_ends(scene.now), ends: [then, before] }
+    }
+
+    fn sum_of_ends(&self, now: Time) -> i128 {
+        self.ends.iter().map(|&(_, end)| i128::from((end - now).0)).sum()
+    }
+
+    /// Whether nobody is late if newcomers go first.
+    pub(crate) fn all_punctual<T, C>(
+        &mut self,
+        scene: Scene<'_, T, C>,
+        id: ModelId,
+        newcomers: impl Iterator<Item = RequestSlot>,
+    ) -> bool {
+        self.set_up(scene);
+        self.enter(id, newcomers);
+        let mut at = scene.now;
+        while let Some((late, then)) = self.play(scene, at) {
+            if late {
+                return false;
+            }
+            at = then;
+        }
+        true
+    }
+
+    /// When each of those who stand ends.
+    pub(crate) fn ends<T, C>(&mut self, scene: Scene<'_, T, C>) -> &[(RequestSlot, Time)] {
+        self.set_up(scene);
+        self.play_out(scene, scene.now);
+        &self.ends
+    }
+
+    /// Begins with the stack.
+    fn set_up<T, C>(&mut self, Scene { cohorts, stack, .. }: Scene<'_, T, C>) {
+        self.played.clear();
+        self.entries.clear();
+        self.ends.clear();
+        for &id in stack {
+            let cohort = cohorts.get(id);
+            self.entries.push((cohort.model, cohort.block.index(), self.played.len()));
+            self.played.extend(cohorts.members(id).map(|slot| {
+                let step = cohorts.step(slot);
+                Played { slot, step: step.unwrap_or(0), rests: step.is_none() }
+            }));
+        }
+    }
+
+    /// Puts newcomers on top.
+    fn enter(&mut self, id: ModelId, newcomers: impl Iterator<Item = RequestSlot>) {
+        self.entries.push((id, 0, self.played.len()));
+        self.played.extend(newcomers.map(|slot| Played { slot, step: 0, rests: false }));
+    }
+
+    /// Plays to the end, and says when that is.
+    fn play_out<T, C>(&mut self, scene: Scene<'_, T, C>, from: Time) -> Time {
+        let mut at = from;
+        while let Some((_, then)) = self.play(scene, at) {
+            at = then;
+        }
+        at
+    }
+
+    /// Runs the top batch until somebody is done with its block. Whether somebody ended late, and when it is then.
+    fn play<T, C>(&mut self, scene: Scene<'_, T, C>, at: Time) -> Option<(bool, Time)> {
+        while let [.., below, top] = self.entries.as_slice()
+            && (below.0, below.1) == (top.0, top.1)
+        {
+            self.entries.pop();
+        }
+        let &(id, block, start) = self.entries.last()?;
+        let served = scene.models.get(id);
+        let until_end = (scene.until_end)(&served.own);
+        let request = |played: &Played| scene.requests.get(played.slot.0);
+        let left = |played: &Played| steps_left(&served.model.blocks[block], request(played), until_end, played.step);
+        let active = self.played[start..].iter().filter(|played| !played.rests);
+        let rows: usize = active.clone().map(|played| request(played).rows as usize).sum();
+        let steps = active.clone().map(left).min().unwrap_or(1);
+        let length = active.map(|played| request(played).extent.length).max().unwrap_or(1);
+        let cost = served.model.blocks[block].cost(rows.max(1), length) * i64::from(steps);
+        let then = at + takes(scene.percent, cost);
+        for played in self.played[start..].iter_mut().filter(|played| !played.rests) {
+            played.rests = left(played) == steps;
+            played.step += steps;
+        }
+        let mut late = false;
+        if block + 1 == served.model.blocks.len() {
+            let ended = |played: &Played| played.rests;
+            for played in self.played[start..].iter().filter(|played| ended(played)) {
+                late |= request(played).deadline < then;
+                self.ends.push((played.slot, then));
+            }
+            let kept = self.played[start..].iter().filter(|played| !ended(played)).count();
+            self.played[start..].sort_unstable_by_key(ended);
+            self.played.truncate(start + kept);
+        } else if self.played[start..].iter().all(|played| played.rests) {
+            self.played[start..].iter_mut().for_each(|played| (played.step, played.rests) = (0, false));
+            self.entries.last_mut().expect("it was there").1 += 1;
+        }
+        if self.played.len() == start {
+            self.entries.pop();
+        }
+        Some((late, then))
+    }
+}
+
+/// Steps of a block that are predicted to be left; a decoder that goes on beyond the prediction has one more.
+pub(crate) fn steps_left(block: &Block, request: &Request, until_end: u32, done: u32) -> u32 {
+    cost::steps(block, request, until_end).saturating_sub(done).max(1)
+}
