@@ -237,8 +237,8 @@ impl Cost {
         if !enough {
             return;
         }
-        // In the long run zero where one batch in a hundred is late.
-        let step = slo.0 / GAIN * (late as i64 - batches as i64) / LATE as i64;
+        // One late batch in a hundred asks for nothing, and a margin that proves too large goes slowly.
+        let step = (slo.0 / GAIN * (late as i64 - batches as i64) / LATE as i64).max(-slo.0 / 384);
         self.margin =
             (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, slo.scale(MOST_MARGIN.0, MOST_MARGIN.1));
         self.trial = Trial { since: now, ..Trial::default() };

@@ -98,9 +98,9 @@ impl Matchmaker {
 
     pub(crate) fn load_model(&mut self, id: ModelId, instances: usize) {
         let model = &mut self.models[id.index()];
-        assert_eq!(model.in_flight, 0, "the driver reused the id of a model that still runs: {id:?}");
-        // The number of grants goes on: an offer of the model that had the id before stays out of date.
-        *model = ModelState { candidates: Candidates::default(), in_flight: 0, instances, ..*model };
+        // The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches: over a
+        // link, the news that the last of them has ended may still be on its way.
+        *model = ModelState { candidates: Candidates::default(), instances, ..*model };
     }
 
     /// The world has changed. Of models it needs to know how many batches may run at once.

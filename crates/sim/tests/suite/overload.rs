@@ -2,7 +2,7 @@
 //! them: what no schedule can save is refused, and the rest is served in batches as efficient as at the peak.
 
 use ripieno_sched::{Objective, Options, find, served_options};
-use ripieno_sim::{Scenario, simulate_at};
+use ripieno_sim::{Scenario, simulate, simulate_at};
 
 const ONE: &str = "
     [[model]]
@@ -75,4 +75,35 @@ fn eager() {
 #[test]
 fn timeout() {
     stays_at_its_peak("timeout", Objective::Latency);
+}
+
+/// Devices that take longer than their profile by chance, as processors that are shared do: half as long again as a full batch
+/// at worst. What is late by chance must not shorten the queue until batches are small, and then as many are late.
+#[test]
+fn on_devices_that_are_late_by_chance() {
+    const BATCH: f64 = 32.0;
+    const FULL_MS: f64 = 0.38 * BATCH + 1.6;
+    let model = "[[model]]\nname = 'm'\nalpha_ms = 0.38\nbeta_ms = 1.6\nmax_batch = 32\nslo_ms = 50\ndrop = 'hopeless'";
+    let mut faults = String::new();
+    for (jitter_ms, least) in [(1.0, 0.97), (3.0, 0.9), (6.0, 0.65)] {
+        // What full batches carry, if they follow each other at once.
+        let bound = BATCH / (FULL_MS + jitter_ms) * 1e3;
+        for name in ["deferred", "dva", "lazy", "cellular"] {
+            let policy = find(name).unwrap();
+            let kept = [1.2, 3.0, 10.0].map(|load| {
+                let rate = load * bound;
+                let requests = (6.0 * rate) as u64;
+                let head =
+                    format!("seed = 1\nrate = {rate}\nrequests = {requests}\n[jitter]\nmean_us = {}", jitter_ms * 1e3);
+                let mut scenario = Scenario::parse(&format!("{head}\n{model}"), "late.toml").unwrap();
+                scenario.serve_under(policy, served_options(policy, Options::new(), Objective::Latency));
+                simulate(&scenario, None).unwrap().total.goodput_rps / bound
+            });
+            println!("late by {jitter_ms} ms, {name:12} useful beyond the bound {kept:.2?}");
+            if kept.iter().any(|&kept| kept < least) {
+                faults += &format!("late by {jitter_ms} ms, {name}: {kept:.2?}\n");
+            }
+        }
+    }
+    assert!(faults.is_empty(), "less useful than asked for\n{faults}");
 }
