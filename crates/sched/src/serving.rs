@@ -83,7 +83,7 @@ pub fn served_options(policy: &Policy, mut options: Options, objective: Objectiv
     if policy.has("objective") {
         set("objective", objective.name());
     } else if policy.is_sharded() {
-        set("gather", "priced");
+        set("gather", "spare");
     } else if policy.has("turn") {
         set("turn", "one");
     }

@@ -17,7 +17,7 @@ const POLICIES: &[(&str, &str, &str)] = &[
     ("latency", "deferred", "objective=latency"),
     ("efficiency", "deferred", "objective=efficiency"),
     ("eager", "eager", ""),
-    ("eager, priced", "eager", "gather=priced"),
+    ("eager, spare", "eager", "gather=spare"),
     ("dva 1", "dva", "buffers=1"),
     ("delay-batch", "delay-batch", ""),
     ("eager prefix", "eager", ""),

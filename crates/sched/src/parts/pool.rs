@@ -228,9 +228,11 @@ impl Pool {
             self.queues[queue].pass_over(&mut self.requests, now, head, drop, out);
         }
         if let Some(first) = self.queues[queue].overdue() {
-            let drop = self.served(self.requests.get(first).model).drop;
-            self.queues[queue].expire(&mut self.requests, now, drop, out);
-            at = at.min(self.queues[queue].next_expiry(&self.requests, drop));
+            let Pool { queues, requests, models, .. } = self;
+            let served = models.get(requests.get(first).model);
+            let alone = |rows: u32| served.profile.latency(rows as usize);
+            queues[queue].expire(requests, now, served.drop, alone, out);
+            at = at.min(queues[queue].next_expiry(requests, served.drop, alone));
         }
         match at {
             Time::NEVER => self.wakeups.remove(queue),

@@ -2,7 +2,7 @@
 
 use super::requests::{Requests, State};
 use crate::{Outbox, Request, Why};
-use ripieno_base::{List, Time};
+use ripieno_base::{List, Nanos, Time};
 use ripieno_model::DropRule;
 
 /// Requests of one model: those that may still be punctual, in an order, and beside them those that cannot be any more, as far
@@ -110,19 +110,35 @@ impl Queue {
         }
     }
 
-    /// Drops those whose deadline has passed among the overdue, if the rule says so.
-    pub(crate) fn expire(&mut self, requests: &mut Requests, now: Time, drop: DropRule, out: &mut Outbox) {
-        while self.next_expiry(requests, drop) <= now {
+    /// Drops those among the passed over who are too late by the drop rule; `alone` is how long so many rows take. Returns
+    /// the rows dropped.
+    pub(crate) fn expire(
+        &mut self,
+        requests: &mut Requests,
+        now: Time,
+        drop: DropRule,
+        alone: impl Fn(u32) -> Nanos,
+        out: &mut Outbox,
+    ) -> usize {
+        let mut dropped = 0;
+        while self.next_expiry(requests, drop, &alone) <= now {
             let slot = self.overdue.front().expect("somebody expires");
             self.remove(requests, slot);
-            requests.reject(slot, Why::Expired, out);
+            dropped += requests.get(slot).rows as usize;
+            let why = if drop == DropRule::Hopeless { Why::Hopeless } else { Why::Expired };
+            requests.reject(slot, why, out);
         }
+        dropped
     }
 
-    /// When the first of the overdue is to be dropped.
-    pub(crate) fn next_expiry(&self, requests: &Requests, drop: DropRule) -> Time {
-        let first = self.overdue.front().filter(|_| drop == DropRule::Expired);
-        first.map_or(Time::NEVER, |slot| requests.get(slot).deadline)
+    /// When the first of the passed over is to be dropped.
+    pub(crate) fn next_expiry(&self, requests: &Requests, drop: DropRule, alone: impl Fn(u32) -> Nanos) -> Time {
+        let Some(first) = self.overdue.front().map(|slot| requests.get(slot)) else { return Time::NEVER };
+        match drop {
+            DropRule::Never => Time::NEVER,
+            DropRule::Expired => first.deadline,
+            DropRule::Hopeless => (first.deadline - alone(first.rows)).next(),
+        }
     }
 
     /// Passes over the fewest from `first` on, who has `left` rows from there to the end of the queue, that let the batch

@@ -2,7 +2,7 @@
 //!
 //! The window is five seconds in samples of 50 ms: long enough that the rate of a busy model is known within a few
 //! percent, short enough to follow a change of load within seconds. The rate is kept as rows per window, two integers,
-//! so that whoever compares rates does so exactly.
+//! so that whoever compares rates does so exactly. How much the samples differ tells how regularly rows come.
 
 use ripieno_base::{Nanos, Time};
 
@@ -14,6 +14,8 @@ const SAMPLES: usize = 100;
 pub(crate) struct RateMeter {
     rows: [u32; SAMPLES],
     total: u64,
+    /// The sum of the squares of the samples.
+    squares: u64,
     /// The sample that `now` fell into last.
     sample: i64,
     first: Time,
@@ -28,15 +30,18 @@ pub(crate) struct Rate {
 
 impl RateMeter {
     pub(crate) fn new() -> RateMeter {
-        RateMeter { rows: [0; SAMPLES], total: 0, sample: 0, first: Time::NEVER }
+        RateMeter { rows: [0; SAMPLES], total: 0, squares: 0, sample: 0, first: Time::NEVER }
     }
 
     /// Counts `rows` that arrived at `now`. Returns whether a new sample began, so that what is derived from the rate
     /// can be derived again.
     pub(crate) fn record(&mut self, now: Time, rows: u32) -> bool {
         let began = self.advance(now);
-        self.rows[(self.sample % SAMPLES as i64) as usize] += rows;
+        let sample = &mut self.rows[(self.sample % SAMPLES as i64) as usize];
+        let before = u64::from(*sample);
+        *sample += rows;
         self.total += u64::from(rows);
+        self.squares += u64::from(*sample).pow(2) - before.pow(2);
         began
     }
 
@@ -56,7 +61,9 @@ impl RateMeter {
         let passed = sample - self.sample;
         for at in self.sample + 1..=self.sample + passed.min(SAMPLES as i64) {
             let rows = &mut self.rows[(at % SAMPLES as i64) as usize];
-            self.total -= u64::from(std::mem::take(rows));
+            let gone = u64::from(std::mem::take(rows));
+            self.total -= gone;
+            self.squares -= gone.pow(2);
         }
         if passed > SAMPLES as i64 {
             // The indices wrapped once around at most above; all samples are empty now whatever their index.
@@ -73,12 +80,26 @@ impl RateMeter {
         (self.first != Time::NEVER && window.0 >= SAMPLE_NS && self.total > 0)
             .then_some(Rate { rows: self.total, window })
     }
+
+    /// By how much the number of rows within `span` differs from what is expected, in thousandths of that: its standard deviation,
+    /// where the variance of a number of rows is to its mean as in the samples. None while there is no rate.
+    pub(crate) fn spread_permille(&self, now: Time, span: Nanos) -> Option<u64> {
+        let rate = self.rate(now)?;
+        let samples = (rate.window.0 / SAMPLE_NS).cast_unsigned().max(1);
+        let dispersion = (1_000 * self.squares / self.total).saturating_sub(1_000 * self.total / samples);
+        Some((1_000 * dispersion / rate.rows_in(span).max(1)).isqrt())
+    }
 }
 
 impl Rate {
     /// How long `rows` rows take to arrive at this rate.
     pub(crate) fn gather_time(&self, rows: usize) -> Nanos {
         self.window.scale(rows as u64, self.rows)
+    }
+
+    /// How many rows arrive within `span` at this rate.
+    pub(crate) fn rows_in(&self, span: Nanos) -> u64 {
+        span.scale(self.rows, self.window.0.cast_unsigned()).0.max(0).cast_unsigned()
     }
 
     /// How many thousandths of a device this rate keeps busy, if each batch has `batch` rows and takes `latency`.
@@ -105,6 +126,20 @@ mod tests {
         assert!((rate.rows as f64 / rate.window.as_secs_f64() - 2_000.0).abs() < 1.0, "{rate:?}");
         meter.record(Time(60_000 * MS), 1);
         assert_eq!(meter.rate(Time(60_000 * MS)).map(|rate| rate.rows), Some(1));
+    }
+
+    #[test]
+    fn the_spread_is_that_of_what_came() {
+        let (mut steady, mut bursts) = (RateMeter::new(), RateMeter::new());
+        for sample in 0..100 {
+            steady.record(Time(sample * SAMPLE_NS), 10);
+            bursts.record(Time(sample * SAMPLE_NS), if sample % 10 == 0 { 100 } else { 0 });
+        }
+        let spread = |meter: &RateMeter| meter.spread_permille(Time(100 * SAMPLE_NS), Nanos(500 * MS)).unwrap();
+        assert_eq!(spread(&steady), 0);
+        // Variance over mean 90, 100 rows expected.
+        assert_eq!(spread(&bursts), 948);
+        assert_eq!(RateMeter::new().spread_permille(Time(0), Nanos(MS)), None);
     }
 
     #[test]

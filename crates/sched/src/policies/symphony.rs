@@ -15,11 +15,13 @@
 //! Choices where the paper leaves freedom: `gather = "window"` is the default, since with "prefix" goodput collapses
 //! beyond the peak; passed-over heads are dropped when the batch starts, not before.
 //!
-//! Two objectives are ours. A batch of b rows that would be b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b',
+//! Two objectives are ours (docs/adr/0018). A batch of b rows that would be b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b',
 //! where p is what device time is worth: 1 for "efficiency", and as much as it is short for "latency" (`shard/scarcity.rs`).
-//! So a batch that nobody will join starts at once under both. Frontrun is put forward by twice the time in which a device
-//! falls free of other models, so that deferred batches do not meet at their last moments. Heads are passed over, at
-//! the same price, where their device time serves more of those behind them.
+//! So a batch that nobody will join starts at once under both. Under "latency" the batches of a model start ℓ(b)/N apart, b being the
+//! smallest size that carries the load, so that devices fall free one after the other and none runs a single row while others wait.
+//! Frontrun is put forward by twice the time in which a device falls free of other models, so that deferred batches do not
+//! meet at their last moments. Heads that keep the batch below that size are passed over, and run on a device that nobody
+//! else wants.
 
 use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead, network};
 use crate::Setup;
@@ -40,8 +42,8 @@ pub(crate) const POLICY: Policy = Policy {
             name: "gather",
             default: "window",
             help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = \
-                   heads that keep the batch below its target are passed over; \"priced\" (default but for \
-                   \"published\") = those whose device time, as short as it is, serves more of the others",
+                   heads that keep the batch below its target are passed over; \"spare\" (default but for \
+                   \"published\") = likewise, towards a size that carries the load, and they run on spare devices",
         },
         Knob {
             name: "objective",
@@ -69,8 +71,8 @@ fn rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
         ("efficiency", Start::Priced(Price::Full)),
     ];
     let start = knobs.choice("objective", &objectives, Start::Frontrun)?;
-    let gather = if start == Start::Frontrun { Gather::Window } else { Gather::Priced };
-    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced)];
+    let gather = if start == Start::Frontrun { Gather::Window } else { Gather::Spare };
+    let gathers = [("prefix", Gather::Prefix), ("window", Gather::Window), ("spare", Gather::Spare)];
     Ok(Rules {
         start: PerModel::all(StartBy::Rule(start)),
         options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,

@@ -27,8 +27,8 @@ const GATHER: Knob = Knob {
     name: "gather",
     default: "prefix",
     help: "which requests form a batch: \"prefix\" = from the head, as many as its deadline allows; \"window\" = heads \
-           that keep the batch below its target are passed over; \"priced\" = those whose device time, as short as it is, \
-           serves more of the others; \"fifo\" = the oldest, whatever the deadlines",
+           that keep the batch below its target are passed over; \"spare\" = likewise, towards a size that carries \
+           the load, and they run on spare devices; \"fifo\" = the oldest, whatever the deadlines",
 };
 
 const TIMEOUT_MS: Knob =
@@ -77,7 +77,7 @@ fn eager_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
 
 fn rules(setup: &Setup, knobs: &Knobs<'_>, start: PerModel<StartBy>) -> Result<Rules, BuildError> {
     let gathers =
-        [("prefix", Gather::Prefix), ("window", Gather::Window), ("priced", Gather::Priced), ("fifo", Gather::Fifo)];
+        [("prefix", Gather::Prefix), ("window", Gather::Window), ("spare", Gather::Spare), ("fifo", Gather::Fifo)];
     Ok(Rules {
         start,
         options: BatchOptions::read(setup, knobs, DropRule::Hopeless)?,

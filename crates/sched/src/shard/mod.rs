@@ -87,8 +87,8 @@ pub(crate) enum Gather {
     Prefix,
     /// As prefix, but heads that would keep the batch below its target size are passed over.
     Window,
-    /// As prefix, but heads are passed over whose device time, at its price, serves more of those behind them.
-    Priced,
+    /// As window, towards a size that leaves room for chance; who is passed over runs on a device that nobody else wants.
+    Spare,
     /// From the head as many as fit, in order of arrival, whatever the deadlines.
     Fifo,
 }

@@ -7,8 +7,13 @@
 //! The target of the window rule is the largest b with ℓ(b) + b/r ≤ SLO, r being the measured rate: gathering b rows
 //! at that rate and running them must fit. With N = r·ℓ(b)/b devices this is the staggered bound (1 + 1/N)·ℓ(b) ≤ SLO
 //! of section 3.3, and with less than one device of load it is the rule for a device that is not full.
+//!
+//! Under [`Gather::Spare`] nobody is passed over for the sake of the last rows of that target: batches of Poisson arrivals have
+//! their target size on average, not each, and whoever insists on it gives up requests that could be served. The part of the
+//! target that is aimed at is 1 − 1.8 s, at least 0.85, where s is by how much the number of arrivals within an SLO varies. When
+//! a tenth of the requests is lost there is no room for chance any more; from there on to three tenths it rises to all of the target.
 
-use super::scarcity::{Terms, WHOLE};
+use super::scarcity::{Share, Terms, WHOLE};
 use super::{Gather, Rule, Start, Window};
 use crate::Request;
 use crate::parts::models;
@@ -17,6 +22,12 @@ use crate::parts::rate::RateMeter;
 use crate::parts::requests::Requests;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
+
+/// The least part of the target that is aimed at, in thousandths.
+const AIM_MIN: u64 = 850;
+
+/// The part of the devices' time that is planned with, in thousandths; the rest is left for chance.
+const CARRIED_PERMILLE: u128 = 900;
 
 /// A model of a shard.
 pub(crate) type Served = models::Served<ModelQueue>;
@@ -28,13 +39,19 @@ pub(crate) struct ModelQueue {
     /// ℓ(b) of the whole walk.
     cost: Profile,
     /// ℓ(b) and the way of a batch to its device: from the decision to the answer.
-    profile: Profile,
+    pub(super) profile: Profile,
     pub(crate) rate: RateMeter,
     pub(crate) queue: Queue,
     /// The batch size that the window rule aims at.
     target: usize,
-    /// Since when the candidate may start; never while it may not yet.
-    pub(crate) asked: Time,
+    /// The part of it that is aimed at, in thousandths, where passing over has a second class.
+    aim: u64,
+    /// The share of lost rows among the last ones.
+    pub(crate) lost: Share,
+    /// The smallest batch size in which the devices carry the load, at most the target.
+    enough: usize,
+    /// When a batch started last.
+    pub(crate) started: Time,
 }
 
 /// The best batch that can be formed now: `rows` rows, beginning with the request `first`.
@@ -52,7 +69,8 @@ impl ModelQueue {
         let profile = with_lead(&cost, &rule);
         let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
         let (rate, queue) = (RateMeter::new(), Queue::default());
-        ModelQueue { rule, cost, profile, rate, queue, target, asked: Time::NEVER }
+        let (aim, lost, enough, started) = (AIM_MIN, Share::default(), 1, Time::ORIGIN);
+        ModelQueue { rule, cost, profile, rate, queue, target, aim, lost, enough, started }
     }
 }
 
@@ -82,6 +100,18 @@ impl Served {
         };
         let fits = |batch: usize| self.profile.latency(batch) + rate.gather_time(batch) <= self.model.slo;
         self.target = largest(self.max_batch, fits).max(1);
+        let spread = self.rate.spread_permille(now, self.model.slo).unwrap_or(1_000);
+        self.aim = 1_000_u64.saturating_sub(spread * 9 / 5).max(AIM_MIN);
+    }
+
+    /// The batch size for which heads are passed over.
+    fn goal(&self) -> usize {
+        if self.rule.gather != Gather::Spare {
+            return self.target;
+        }
+        let short = (self.lost.permille().saturating_sub(100) * 5).min(1_000);
+        let aim = self.aim + (1_000 - self.aim) * short / 1_000;
+        self.enough.min((self.target as u64 * aim / 1_000).max(1) as usize)
     }
 
     /// The largest batch that can be answered within `span` of the decision.
@@ -101,14 +131,14 @@ impl Served {
         let request = requests.get(head);
         let alone = request.deadline - self.profile.latency(request.rows as usize);
         match (self.rule.gather, self.drop) {
-            (Gather::Prefix | Gather::Window | Gather::Priced, _) | (Gather::Fifo, DropRule::Hopeless) => alone,
+            (Gather::Prefix | Gather::Window | Gather::Spare, _) | (Gather::Fifo, DropRule::Hopeless) => alone,
             (Gather::Fifo, DropRule::Expired) => Time(request.deadline.0 - 1),
             (Gather::Fifo, DropRule::Never) => Time::NEVER,
         }
     }
 
     /// The best batch at `now` on a device that needs `percent` % of the profile. The head must not be hopeless.
-    pub(crate) fn gather(&self, requests: &Requests, now: Time, percent: u32, price: u64) -> Option<Candidate> {
+    pub(crate) fn gather(&self, requests: &Requests, now: Time, percent: u32) -> Option<Candidate> {
         let head = self.queue.head()?;
         if self.rule.single {
             return Some(Candidate { first: head, rows: requests.get(head).rows as usize, closed: true });
@@ -127,15 +157,14 @@ impl Served {
             let limit = self.max_batch.max(request.rows as usize);
             match self.rule.gather {
                 Gather::Fifo => limit,
-                Gather::Prefix | Gather::Window | Gather::Priced => {
+                Gather::Prefix | Gather::Window | Gather::Spare => {
                     self.profile.largest_within(self.span(request, now, percent)).min(limit)
                 }
             }
         };
         let (first, left) = match self.rule.gather {
-            Gather::Window => self.queue.skip(requests, (head, rows), self.target, largest),
-            Gather::Priced if price > 0 => self.skip_at(requests, (head, price), largest),
-            Gather::Prefix | Gather::Priced | Gather::Fifo => (head, rows),
+            Gather::Window | Gather::Spare => self.queue.skip(requests, (head, rows), self.goal(), largest),
+            Gather::Prefix | Gather::Fifo => (head, rows),
         };
         let rows = self.queue.fill(requests, first, largest(first), left);
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
@@ -156,55 +185,21 @@ impl Served {
         }
     }
 
-    /// Passes over the heads without which the batch is worth most: its rows, less what its device time would serve in
-    /// batches of the target size, at the price of device time; less the heads themselves as far as they could be served
-    /// otherwise. Returns the same as [`Queue::skip`].
-    fn skip_at(&self, requests: &Requests, (head, price): (u32, u64), largest: impl Fn(u32) -> usize) -> (u32, u64) {
-        let (target, ideal) = (self.target as i128, i128::from(self.profile.latency(self.target).0));
-        let (price, spare) = (i128::from(price), i128::from(WHOLE - price));
-        let (mut first, mut left) = (head, self.queue.rows());
-        let mut best: Option<(i128, u32, u64)> = None;
-        loop {
-            let room = largest(first);
-            let size = if room < requests.get(first).rows as usize {
-                0
-            } else {
-                left.min(room as u64).min(self.target as u64)
-            };
-            let passed = i128::from(self.queue.rows() - left);
-            let cost = if size == 0 { 0 } else { i128::from(self.profile.latency(size as usize).0) };
-            let served = if size == 0 { -target * ideal } else { i128::from(size) * ideal - target * cost };
-            let worth = price * served - spare * passed * ideal;
-            if best.is_none_or(|(most, ..)| worth > most) {
-                best = Some((worth, first, left));
-            }
-            // Nothing behind can be worth more: the batch has its target size, everything left fits, or too many are passed over.
-            left -= u64::from(requests.get(first).rows);
-            let most = best.map_or(i128::MIN, |(most, ..)| most);
-            let passed = i128::from(self.queue.rows() - left);
-            if size >= self.target as u64 || room as u64 > left || -spare * passed * ideal <= most {
-                break;
-            }
-            let Some(next) = requests.links.next(first) else {
-                break;
-            };
-            first = next;
-        }
-        best.map_or((head, self.queue.rows()), |(_, first, left)| (first, left))
-    }
-
     /// The window of a candidate at `now`: exec, latest, and its rank among candidates that may start.
     pub(crate) fn window(&self, requests: &Requests, now: Time, candidate: Candidate, terms: &Terms) -> Window {
         let first = requests.get(candidate.first);
         let latest = match self.rule.gather {
             Gather::Fifo => Time::NEVER,
-            Gather::Prefix | Gather::Window | Gather::Priced => first.deadline - self.profile.latency(candidate.rows),
+            Gather::Prefix | Gather::Window | Gather::Spare => first.deadline - self.profile.latency(candidate.rows),
         };
         let frontrun = first.deadline - self.profile.latency(candidate.rows + 1);
         let exec = match self.rule.start {
             _ if candidate.closed || candidate.rows >= self.max_batch => now,
             Start::Frontrun => frontrun,
-            Start::Priced(_) => self.pays_until(now, first, terms.guard, candidate.rows, terms.to_start),
+            Start::Priced(_) => {
+                let pays = self.pays_until(now, first, terms.guard, candidate.rows, terms.price);
+                pays.max((self.started + terms.spacing).min(frontrun - terms.guard))
+            }
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
         // A light model finds no free device later where others hold them for long. Among the others nobody goes ahead: beyond
@@ -218,7 +213,8 @@ impl Served {
     pub(crate) fn wakeup(&self, requests: &Requests, window: Option<Window>) -> Time {
         let candidate = window.map_or(Time::NEVER, |window| window.latest.next());
         let head = self.queue.head().map_or(Time::NEVER, |head| self.head_leaves_after(requests, head).next());
-        let expiry = self.queue.next_expiry(requests, self.drop);
+        let alone = |rows: u32| self.profile.latency(rows as usize);
+        let expiry = self.queue.next_expiry(requests, self.drop, alone);
         candidate.min(head).min(expiry)
     }
 
@@ -241,18 +237,34 @@ impl Served {
         first.deadline - guard - self.profile.latency(rows + more + 1) - rate.gather_time(more + 1)
     }
 
-    /// Whether the head of the queue has waited for a device for so long that a further request can no longer join it in time,
-    /// though one could have when it came.
-    pub(crate) fn is_late(&self, requests: &Requests, now: Time) -> bool {
-        if now <= self.asked {
-            return false;
+    /// What becomes of those who are passed over although they could be punctual. With a second class they run, while they
+    /// still can be, on a device that nobody else wants.
+    pub(crate) fn drop_of_passed(&self) -> DropRule {
+        match self.drop {
+            DropRule::Hopeless if self.rule.gather == Gather::Spare => DropRule::Expired,
+            drop => drop,
         }
-        let Some(head) = self.queue.head().map(|head| requests.get(head)) else {
-            return false;
+    }
+
+    /// Takes note of the load: so many thousandths of a device in batches of target sizes, on `devices` devices.
+    pub(crate) fn note_load(&mut self, load: u64, devices: usize) {
+        let per_row = u128::from(load) * self.target as u128;
+        let each = self.target_cost().0 as u128 * devices.max(1) as u128 * CARRIED_PERMILLE;
+        let carries = |batch: usize| self.cost.latency(batch).0 as u128 * per_row <= batch as u128 * each;
+        // Usually single rows do, or nothing less than the target; costs a row fall with the size.
+        self.enough = match carries(1) {
+            true => 1,
+            false => (largest(self.target, |batch| !carries(batch)) + 1).min(self.target),
         };
-        let within = |span: Nanos| self.profile.largest_within(span).min(self.max_batch) as u64;
-        let (allowed, possible) = (within(head.deadline - now), within(head.deadline - head.arrived));
-        allowed < possible && allowed <= self.queue.rows()
+    }
+
+    /// How far apart batches start, so that devices fall free one after the other: ℓ(b)/N for batches that are large enough. None
+    /// where single rows are.
+    pub(crate) fn spacing(&self, devices: usize) -> Nanos {
+        match (self.enough, devices) {
+            (1, _) | (_, ..=1) => Nanos::ZERO,
+            (enough, devices) => Nanos(self.cost.latency(enough).0 / devices as i64),
+        }
     }
 
     /// How long a batch of the target size takes.

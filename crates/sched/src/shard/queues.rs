@@ -1,6 +1,6 @@
 //! The queues of a group of models: drops and batch building.
 
-use super::model_queue::{Candidate, ModelQueue};
+use super::model_queue::{Candidate, ModelQueue, Served};
 use super::scarcity::{Scarcity, Terms, WHOLE};
 use super::{Candidates, Class, Gather, Grant, Price, Rules, Start};
 use crate::parts::models::Models;
@@ -8,7 +8,7 @@ use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{Model, Profile};
+use ripieno_model::{DropRule, Model, Profile};
 
 /// What the models keep busy, as far as it is known.
 #[derive(Debug)]
@@ -181,11 +181,10 @@ impl Queues {
         let queue = self.models.get_mut(id);
         let round_trip = queue.rule.network.round_trip;
         let formed = now + round_trip;
-        let candidate = queue.gather(&self.requests, formed, 100, terms.to_skip);
+        let candidate = queue.gather(&self.requests, formed, 100);
         let window =
             candidate.map(|candidate| queue.window(&self.requests, formed, candidate, &terms).sooner(round_trip));
         let exec = window.map_or(Time::NEVER, |window| window.exec);
-        queue.asked = if exec > now { exec } else { queue.asked.min(now) };
         let mut wakeup = queue.wakeup(&self.requests, window);
         if queue.rule.start == Start::Priced(Price::Measured) && exec > now && exec != Time::NEVER {
             // In silence the price falls by then.
@@ -203,9 +202,8 @@ impl Queues {
     fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
         let queue = self.models.get_mut(id);
         let (cost, rule) = (queue.target_cost(), queue.rule);
-        let to_skip = self.scarcity.price_of_skip(now, cost);
-        if rule.gather != Gather::Priced && !matches!(rule.start, Start::Priced(_)) {
-            return Terms { to_skip, ..Terms::default() };
+        if rule.gather != Gather::Spare && !matches!(rule.start, Start::Priced(_)) {
+            return Terms::default();
         }
         self.loads.set(id, queue.load(now));
         // Loads fall while nobody asks for their model, so each time another one is looked at, too.
@@ -213,12 +211,15 @@ impl Queues {
         if let Some(served) = self.models.find_mut(other) {
             self.loads.set(other, served.load(now));
         }
-        let to_start = match rule.start {
-            Start::Priced(Price::Measured) => self.scarcity.price_of_start(now, cost, self.loads.total, devices),
-            _ => WHOLE,
-        };
         let guard = self.loads.guard(id, devices);
-        Terms { to_start, to_skip, guard, ahead: if self.loads.is_light(id) { guard } else { Nanos::ZERO } }
+        let ahead = if self.loads.is_light(id) { guard } else { Nanos::ZERO };
+        let queue = self.models.get_mut(id);
+        queue.note_load(self.loads.total, devices);
+        let (price, spacing) = match rule.start {
+            Start::Priced(Price::Measured) => (self.scarcity.price(now, cost), queue.spacing(devices)),
+            _ => (WHOLE, Nanos::ZERO),
+        };
+        Terms { price, guard, ahead, spacing }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
@@ -226,10 +227,14 @@ impl Queues {
         let Queues { requests, models, scarcity, .. } = self;
         let served = models.get_mut(id);
         while let Some(head) = served.hopeless_head(requests, now) {
-            scarcity.observe(requests.get(head).rows as usize, true);
+            let rows = requests.get(head).rows as usize;
+            scarcity.observe(rows, true);
+            served.lost.observe(rows, true);
             served.own.queue.pass_over(requests, now, head, served.drop, out);
         }
-        served.own.queue.expire(requests, now, served.drop, out);
+        let Served { own: ModelQueue { queue, profile, lost, .. }, drop, .. } = served;
+        let rows = queue.expire(requests, now, *drop, |rows| profile.latency(rows as usize), out);
+        lost.observe(rows, true);
     }
 
     /// Forms the batch of a grant as a task. None if the device is too slow for anything that waits.
@@ -238,7 +243,7 @@ impl Queues {
         self.mark(grant.model);
         match grant.class {
             Class::Punctual => self.form_punctual(now, grant, tasks, out),
-            Class::Overdue { until } => self.form_overdue(until - now, grant, tasks),
+            Class::Overdue { until } => self.form_overdue(now, until - now, grant, tasks),
         }
     }
 
@@ -247,30 +252,35 @@ impl Queues {
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
         scarcity.stir(now, batch);
-        let price = scarcity.price_of_skip(now, batch);
-        let Candidate { first, rows, .. } = served.gather(requests, now, grant.percent, price)?;
-        let late = served.is_late(requests, now);
-        scarcity.observe(rows, late);
-        served.asked = Time::NEVER;
+        let Candidate { first, rows, .. } = served.gather(requests, now, grant.percent)?;
+        scarcity.observe(rows, false);
+        served.lost.observe(rows, false);
+        served.started = now;
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
-        served.own.queue.take(requests, now, (first, rows), served.drop, out, push);
+        let (drop, waited) = (served.drop_of_passed(), served.queue.rows());
+        served.own.queue.take(requests, now, (first, rows), drop, out, push);
+        scarcity.observe((waited - served.queue.rows()) as usize - rows, true);
         Some(task)
     }
 
     /// A batch of overdue requests that takes at most `span`.
-    fn form_overdue(&mut self, span: Nanos, grant: &Grant, tasks: &mut Tasks) -> Option<TaskId> {
+    fn form_overdue(&mut self, now: Time, span: Nanos, grant: &Grant, tasks: &mut Tasks) -> Option<TaskId> {
         let Queues { requests, models, .. } = self;
         let served = models.get_mut(grant.model);
+        let head = requests.get(served.queue.overdue()?);
+        // Who was only passed over is to be in time.
+        let span = if served.drop == DropRule::Hopeless { span.min(head.deadline - now) } else { span };
         let room = served.largest_within(span.scale(100, u64::from(grant.percent)));
-        let first = requests.get(served.queue.overdue()?).rows as usize;
+        let first = head.rows as usize;
         if first > room {
             return None;
         }
         let limit = room.min(served.max_batch.max(first));
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
-        served.queue.take_overdue(requests, limit, push);
+        let rows = served.queue.take_overdue(requests, limit, push);
+        served.lost.observe(rows, false);
         Some(task)
     }
 }

@@ -34,7 +34,7 @@ fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
     // The options with which a server runs these.
     let objective = match policy {
         "deferred" => "[policy_options]\nobjective = \"latency\"\n",
-        "eager" | "timeout" => "[policy_options]\ngather = \"priced\"\n",
+        "eager" | "timeout" => "[policy_options]\ngather = \"spare\"\n",
         _ => "",
     };
     let head = format!(

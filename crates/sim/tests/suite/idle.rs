@@ -14,7 +14,7 @@ const PROMPT: &[(&str, &str)] = &[
     ("serial", ""),
     ("eager", ""),
     ("eager", "gather=window drop=expired"),
-    ("eager", "gather=priced"),
+    ("eager", "gather=spare"),
     ("deferred", "objective=latency"),
     ("deferred", "objective=latency shards=2"),
     ("clockwork", ""),

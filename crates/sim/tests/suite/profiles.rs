@@ -11,8 +11,8 @@ use ripieno_workload::{Random, stream, unit};
 const WHOLE: &[(&str, &str)] = &[
     ("deferred", "objective=latency"),
     ("deferred", "objective=efficiency"),
-    ("eager", "gather=priced"),
-    ("timeout", "gather=priced"),
+    ("eager", "gather=spare"),
+    ("timeout", "gather=spare"),
     ("clockwork", ""),
     ("nexus", ""),
     ("shepherd", ""),

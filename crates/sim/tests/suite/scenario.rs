@@ -260,7 +260,7 @@ fn policies_and_options_are_named() {
     check(
         "policy_options = { gather = \"all\" }",
         expect![[
-            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window", "priced""#
+            r#"s.toml: policy_options.gather: option "gather" of policy "deferred" is "all"; it must be one of "prefix", "window", "spare""#
         ]],
     );
     check(
