@@ -187,7 +187,10 @@ impl System {
                      drop = \"never\"\n"
                 )
             }
-            System::Dva(options) => format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\n{options}"),
+            // The paper groups what a batch holds.
+            System::Dva(options) => {
+                format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\ncrowd = \"oldest\"\n{options}")
+            }
         }
     }
 }

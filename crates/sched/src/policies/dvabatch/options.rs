@@ -36,6 +36,12 @@ pub(crate) const POLICY: Policy = Policy {
                    padding by the profiles; the paper has 2",
         },
         Knob {
+            name: "crowd",
+            default: "rounds",
+            help: "who makes up a batch where lengths differ and more wait than it holds: \"rounds\" = in rounds, the shortest \
+                   first, those of like lengths among all, \"oldest\" = the oldest, divided into groups, as in the paper",
+        },
+        Knob {
             name: "split",
             default: "true",
             help: "whether batches are split where later stages prefer smaller ones",
@@ -87,6 +93,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
+            rounds: knobs.choice("crowd", &[("rounds", true), ("oldest", false)], true)?,
             splits: knobs.flag("split", true)?,
             stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
             comp_wait: None,
