@@ -187,10 +187,7 @@ impl System {
                      drop = \"never\"\n"
                 )
             }
-            // The paper groups what a batch holds.
-            System::Dva(options) => {
-                format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\ncrowd = \"oldest\"\n{options}")
-            }
+            System::Dva(options) => format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\n{options}"),
         }
     }
 }

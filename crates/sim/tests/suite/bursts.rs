@@ -16,7 +16,8 @@ const REQUESTS: usize = 2_000;
 /// "bucketed" draws batches of like lengths from all who wait, the others whatever lengths have come; "serial" batches nothing.
 const SIMPLE: [(&str, &str); 4] = [("eager", "drop=never"), ("delay-batch", ""), ("bucketed", ""), ("serial", "")];
 /// "dva", and how many times the best mean of the simple ones its own may be.
-const JUDGED: [(&str, f64); 3] = [("buffers=1", 1.25), ("", 1.25), ("buffers=4", 1.5)];
+const JUDGED: [(&str, f64); 3] =
+    [("crowd=alike buffers=1", 1.25), ("crowd=alike", 1.25), ("crowd=alike buffers=4", 1.5)];
 
 fn of<T: Copy>(random: &mut Random, choices: &[T]) -> T {
     choices[(unit(random) * choices.len() as f64) as usize]

@@ -78,28 +78,23 @@ impl Clusters {
         }
     }
 
-    /// Chooses one group of at most `room` rows, around the shortest request of those that are `due`: of the stretches that hold
-    /// it, the one with the most work by time. The work of a request is its part of a full batch of its own length, and
+    /// Chooses one group of at most `room` rows around one request: of the stretches that hold it, the one with the most work by time. The work of a request is its part of a full batch of its own length, and
     /// `cost` says what a batch takes, by rows and length. Returns how many requests it holds.
     pub(super) fn choose(
         &mut self,
         requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
-        due: impl Fn(RequestSlot) -> bool,
+        around: RequestSlot,
         room: usize,
         cost: impl Fn(usize, u32) -> Nanos,
     ) -> usize {
         self.sort(requests);
         let member = |at: usize| self.requests.get(at).map(|&(length, rows, _)| (length, rows as usize));
         let work = |(length, rows): (u32, usize)| cost(room, length).0 as u128 * rows as u128;
-        let center = self.requests.iter().position(|&(_, _, slot)| due(slot)).expect("somebody is due");
+        let center = self.requests.iter().position(|&(_, _, slot)| slot == around).expect("it waits");
         let (mut best, mut most) = (center..center + 1, (0, Nanos(1)));
         let (mut to, mut rows_to, mut work_to) = (center, 0, 0);
         while let Some(longest) = member(to).filter(|longest| to == center || rows_to + longest.1 <= room) {
             (to, rows_to, work_to) = (to + 1, rows_to + longest.1, work_to + work(longest));
-            // Who is as long costs no padding.
-            if member(to).is_some_and(|next| next.0 == longest.0 && rows_to + next.1 <= room) {
-                continue;
-            }
             let (mut from, mut rows, mut done) = (center, rows_to, work_to);
             loop {
                 let takes = cost(rows, longest.0);
@@ -232,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Every stretch that holds the shortest of those who are due, against the chosen one.
+    /// Every stretch that holds the first request, against the chosen one.
     #[test]
     fn no_stretch_does_more_work_by_time() {
         let mut random = stream(2, 0);
@@ -243,9 +238,8 @@ mod tests {
             let requests: Vec<_> = (0..1 + draw(12) as u32)
                 .map(|slot| (1 + draw(20) as u32, 1 + draw(2) as u32, RequestSlot(slot)))
                 .collect();
-            let due = 1 + draw(requests.len() as u64) as u32;
             let mut clusters = Clusters::new(16, 16, 4);
-            let count = clusters.choose(requests.iter().copied(), |slot| slot.0 < due, room, cost);
+            let count = clusters.choose(requests.iter().copied(), RequestSlot(0), room, cost);
             let (_, rows, chosen) = clusters.groups().next().unwrap();
             assert!(chosen.len() == count && (rows <= room || count == 1), "{chosen:?}");
             let by_time = |stretch: &[(u32, u32, RequestSlot)]| {
@@ -256,7 +250,7 @@ mod tests {
             };
             let mut sorted = requests.clone();
             sorted.sort_by_key(|request| request.0);
-            let center = sorted.iter().position(|request| request.2.0 < due).unwrap();
+            let center = sorted.iter().position(|request| request.2.0 == 0).unwrap();
             assert!(chosen.contains(&sorted[center]), "{chosen:?}");
             let stretches = (0..=center).flat_map(|from| (center + 1..=sorted.len()).map(move |to| from..to));
             let most = stretches.filter_map(|stretch| by_time(&sorted[stretch])).fold(0.0, f64::max);

@@ -4,7 +4,7 @@ use super::rules::{Lanes, WHOLE};
 use super::{Clusters, DvaBatch, OfModel, Served};
 use crate::Request;
 use crate::parts::fifo::Tables;
-use ripieno_base::{DeviceId, ModelId, RequestSlot, Time};
+use ripieno_base::{DeviceId, ModelId, Time};
 
 /// So many of the oldest requests are looked at where more wait than one batch holds, in largest batches.
 pub(super) const CROWD: usize = 8;
@@ -66,7 +66,7 @@ impl DvaBatch {
         if self.devices[device].shares() >= WHOLE {
             return 0;
         }
-        if self.devices[device].is_idle() && self.queues.fifo.len(id) > count && self.served(id).plan.rounds {
+        if self.devices[device].is_idle() && self.queues.fifo.len(id) > count && self.served(id).plan.alike {
             return self.choose(id);
         }
         let mut fits = |count: usize| {
@@ -89,19 +89,15 @@ impl DvaBatch {
         if self.suits_later(now, device, id, low) { 0 } else { low }
     }
 
-    /// Chooses a batch where more wait than it holds: in rounds, so that everybody's turn comes, the shortest first. It stands in
-    /// [`DvaBatch::clusters`].
+    /// Chooses a batch around the oldest where more wait than it holds. It stands in [`DvaBatch::clusters`].
     fn choose(&mut self, id: ModelId) -> usize {
         let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
-        let Served { model, own: OfModel { plan, round, .. }, .. } = models.get_mut(id);
-        let crowd = fifo.waiting(id).take(CROWD * plan.max_batch);
-        if crowd.clone().next().is_some_and(|oldest| oldest.arrived > *round) {
-            *round = crowd.clone().last().map_or(*round, |latest| latest.arrived);
-        }
+        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
+        let oldest = fifo.head(id).expect("somebody waits").slot;
         let member = |request: &Request| (request.extent.length, request.rows, request.slot);
-        let due = |slot: RequestSlot| fifo.request(slot).arrived <= *round;
+        let crowd = fifo.waiting(id).take(CROWD * plan.max_batch).map(member);
         let cost = |rows: usize, length: u32| plan.remaining(model, 0, rows.min(plan.max_batch), length);
-        clusters.choose(crowd.map(member), due, plan.max_batch, cost)
+        clusters.choose(crowd, oldest, plan.max_batch, cost)
     }
 
     /// Divides the first `count` requests of a model by length.

@@ -11,7 +11,8 @@
 //! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
 //!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
 //! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and not
-//!    in parts where all who wait would wait less, those to come too, if they began together once the device is free.
+//!    in parts where all who wait would wait less, those to come too, if they began together once the device is free, nor if
+//!    parts have not kept what the profiles promised of them.
 //!
 //! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
 //!
@@ -23,7 +24,8 @@
 //! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. How many
 //! groups: for each number the division with the least padding is found, and of these the one is taken with which all would
 //! wait the least by the profiles; so requests that use a part of the device together are not run apart, and where a batch
-//! gains nothing, nearly each length runs by itself. There is no window,
+//! gains nothing, nearly each length runs by itself. Where more wait than one batch holds, the oldest are grouped, or make one
+//! batch with those of like lengths among all (`crowd = "alike"`). There is no window,
 //! since a batch starts as soon as it fits beside what runs; the paper's is `window = "first-stage"`. Members of a batch that
 //! skip a stage go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
 //! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
@@ -61,8 +63,6 @@ type Served = models::Served<OfModel>;
 #[derive(Debug)]
 struct OfModel {
     plan: Plan,
-    /// Until when those had come who are due before others come to their turn, where more wait than one batch holds.
-    round: Time,
     /// Who is to have begun by when, if parts of those who wait start beside what runs: the arrival of the last of them.
     promise: Option<(Time, Time)>,
     /// By device.
@@ -112,7 +112,7 @@ impl DvaBatch {
             let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
             let pipeline = |_| Pipeline::new(model.blocks.len(), options.lanes, queries);
             let plan = Plan::new(model, max_batch, &options.terms(model));
-            OfModel { plan, round: Time::ORIGIN, promise: None, pipelines: devices.ids().map(pipeline).collect() }
+            OfModel { plan, promise: None, pipelines: devices.ids().map(pipeline).collect() }
         });
     }
 

@@ -37,9 +37,9 @@ pub(crate) const POLICY: Policy = Policy {
         },
         Knob {
             name: "crowd",
-            default: "rounds",
-            help: "who makes up a batch where lengths differ and more wait than it holds: \"rounds\" = in rounds, the shortest \
-                   first, those of like lengths among all, \"oldest\" = the oldest, divided into groups, as in the paper",
+            default: "oldest",
+            help: "who makes up a batch where lengths differ and more wait than it holds: \"oldest\" = the oldest, divided \
+                   into groups, as in the paper, \"alike\" = the oldest and those of like lengths among all",
         },
         Knob {
             name: "split",
@@ -93,7 +93,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
-            rounds: knobs.choice("crowd", &[("rounds", true), ("oldest", false)], true)?,
+            alike: knobs.choice("crowd", &[("alike", true), ("oldest", false)], false)?,
             splits: knobs.flag("split", true)?,
             stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
             comp_wait: None,

@@ -33,7 +33,7 @@ pub(super) enum Stretch {
 pub(super) struct Terms {
     pub(super) diversity: Option<Diversity>,
     pub(super) groups: usize,
-    pub(super) rounds: bool,
+    pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Option<Nanos>,
@@ -49,8 +49,8 @@ pub(super) const WHOLE: u32 = 1_000_000;
 pub(super) struct Plan {
     /// The most groups by length that waiting requests are divided into.
     pub(super) groups: usize,
-    /// Whether a batch is chosen among all where more wait than it holds.
-    pub(super) rounds: bool,
+    /// Whether a batch is chosen by length among all where more wait than it holds.
+    pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Nanos,
@@ -84,7 +84,7 @@ impl Plan {
             |model: &Model| Nanos(model.blocks.iter().map(|block| block.profile.latency(eight).0).sum::<i64>() / 2);
         let mut plan = Plan {
             groups: if diversity == Diversity::Input { terms.groups } else { 1 },
-            rounds: terms.rounds && diversity == Diversity::Input,
+            alike: terms.alike && diversity == Diversity::Input,
             splits: terms.splits && diversity == Diversity::Operator,
             stretch: if model.has_lengths() || diversity == Diversity::Input { Stretch::Never } else { terms.stretch },
             comp_wait: terms.comp_wait.unwrap_or_else(|| half(model)),
