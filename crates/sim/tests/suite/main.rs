@@ -3,6 +3,7 @@
 mod admission;
 mod autoscale;
 mod baselines;
+mod bursts;
 mod cell_orders;
 mod cellular_examples;
 mod chains;

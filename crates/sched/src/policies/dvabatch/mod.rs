@@ -11,7 +11,8 @@
 //! 4. Policy III: newcomers join the latest batch at a border between stages, unless it is about to be split: it waits until they
 //!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
 //! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and not
-//!    in parts where all who wait would wait less, those to come too, if they began together once the device is free.
+//!    in parts where all who wait would wait less, those to come too, if they began together once the device is free, nor if
+//!    parts have not kept what the profiles promised of them.
 //!
 //! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
 //!
@@ -23,13 +24,15 @@
 //! side by side, nobody joins one who could run beside it at no cost, or if the device is used well without. How many
 //! groups: for each number the division with the least padding is found, and of these the one is taken with which all would
 //! wait the least by the profiles; so requests that use a part of the device together are not run apart, and where a batch
-//! gains nothing, nearly each length runs by itself. There is no window,
+//! gains nothing, nearly each length runs by itself. Where more wait than one batch holds, the oldest are grouped, or make one
+//! batch with those of like lengths among all (`crowd = "alike"`). There is no window,
 //! since a batch starts as soon as it fits beside what runs; the paper's is `window = "first-stage"`. Members of a batch that
 //! skip a stage go on as a batch of their own. A model's rows on a device are at most its largest batch. Nobody overtakes the oldest
 //! request because it happens to fit beside what runs. Requests that cannot be punctual run unless `drop` says otherwise.
 
 mod clusters;
 mod devices;
+mod forming;
 mod options;
 mod pipeline;
 mod rules;
@@ -52,7 +55,7 @@ use options::Options;
 use pipeline::{Batch, Context, Pipeline};
 use ripieno_base::{DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
-use rules::{Lanes, Plan, Stretch, WHOLE};
+use rules::{Plan, Stretch};
 
 type Served = models::Served<OfModel>;
 
@@ -60,6 +63,8 @@ type Served = models::Served<OfModel>;
 #[derive(Debug)]
 struct OfModel {
     plan: Plan,
+    /// Who is to have begun by when, if parts of those who wait start beside what runs: the arrival of the last of them.
+    promise: Option<(Time, Time)>,
     /// By device.
     pipelines: Vec<Pipeline>,
 }
@@ -90,7 +95,7 @@ impl DvaBatch {
             play: Play::new(limits),
             tasks: Tasks::new(limits),
             devices: Devices::new(limits, setup.devices, device),
-            clusters: Clusters::new(limits.batch, options.terms.groups),
+            clusters: Clusters::new(limits.batch, forming::CROWD * limits.batch, options.terms.groups),
             lost: Vec::with_capacity(limits.requests),
             window_ends: Time::NEVER,
             options,
@@ -107,7 +112,7 @@ impl DvaBatch {
             let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
             let pipeline = |_| Pipeline::new(model.blocks.len(), options.lanes, queries);
             let plan = Plan::new(model, max_batch, &options.terms(model));
-            OfModel { plan, pipelines: devices.ids().map(pipeline).collect() }
+            OfModel { plan, promise: None, pipelines: devices.ids().map(pipeline).collect() }
         });
     }
 
@@ -118,7 +123,7 @@ impl DvaBatch {
     /// A request that waits, in its queue or in a batch that has not begun, is rejected; false if it does not wait.
     fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(fifo.request(slot).model);
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(fifo.request(slot).model);
         let mut context = Context { cohorts, fifo, model, plan };
         let waited =
             context.fifo.take(slot) || pipelines.iter_mut().any(|pipeline| pipeline.withdraw(&mut context, slot));
@@ -151,7 +156,7 @@ impl DvaBatch {
         let lane = &mut devices[device].lanes[on.index()];
         let run = lane.run.take().expect("the driver reports tasks that were started");
         let owner = lane.owner.expect("a lane that runs has an owner");
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(owner);
         let pipeline = &mut pipelines[device.index()];
         pipeline.end(&mut Context { cohorts, fifo, model, plan }, run, tasks.members(done.task), done);
         if !pipeline.uses(cohorts, on) {
@@ -192,12 +197,15 @@ impl DvaBatch {
 
     /// Starts a batch that has been formed and waits for its turn; whether it did.
     fn begin_formed(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) -> bool {
+        if self.devices[device].is_idle() && !self.has_formed(device) {
+            self.take_over(device);
+        }
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, .. } = self;
         let formed = |(id, served): (ModelId, &Served)| Some((served.pipelines[device.index()].formed(cohorts)?, id));
         let Some((batch, id)) = models.iter().find_map(formed) else {
             return false;
         };
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
         let &Cohort { rows, length, .. } = cohorts.get(batch);
         if !devices[device].has_room(plan.share(model, 0, rows, length)) || !pipeline.takes(lane) {
@@ -209,137 +217,21 @@ impl DvaBatch {
         true
     }
 
-    /// Forms batches of the model whose first request has waited longest, of those that may start one on a device. Whether it
-    /// did.
-    fn form(&mut self, now: Time, device: DeviceId) -> bool {
-        if self.has_formed(device) {
-            return false;
-        }
-        let mut after = None;
-        while let Some(key) = self.queues.fifo.next_model(after) {
-            match self.may_form(now, device, key.1) {
-                Some(0) => return false,
-                Some(count) => {
-                    self.commit(device, key.1, count);
-                    return true;
-                }
-                None => after = Some(key),
+    /// Takes over a batch that has been formed and waits for its turn on another device, if there is one.
+    fn take_over(&mut self, device: DeviceId) {
+        let DvaBatch { queues: Tables { models, .. }, cohorts, devices, .. } = self;
+        for (_, Served { model, own: OfModel { pipelines, .. }, .. }) in models.iter_mut() {
+            let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
+            let formed = |other: DeviceId| pipelines[other.index()].formed(cohorts);
+            let Some((other, batch)) = devices.ids().find_map(|other| Some((other, formed(other)?))) else {
+                continue;
+            };
+            if in_use < model.instances.max(1) {
+                pipelines[other.index()].remove(batch);
+                pipelines[device.index()].take_over(cohorts, batch);
+                return;
             }
         }
-        false
-    }
-
-    /// Whether a batch waits for its turn on a device: nobody overtakes it.
-    fn has_formed(&self, device: DeviceId) -> bool {
-        let formed = |served: &Served| served.pipelines[device.index()].formed(&self.cohorts).is_some();
-        self.queues.models.iter().any(|(_, served)| formed(served))
-    }
-
-    /// How many of a model's oldest requests may form batches on a device now; 0 if it must wait for the device to have room,
-    /// and everybody behind it too; none if it waits for something else.
-    fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
-        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get(id);
-        let pipeline = &pipelines[device.index()];
-        let present = pipeline.rows(cohorts);
-        let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
-        if pipeline.is_empty() && in_use >= model.instances.max(1) {
-            return None;
-        }
-        let head = fifo.head(id).expect("a model with a head was asked for");
-        // A request that is wider than the limit runs alone.
-        let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
-        let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(present));
-        let full = fifo.waiting(id).nth(count).is_some() || rows + present >= plan.max_batch;
-        let window_end = head.arrived + plan.windows[usize::from(!devices[device].is_idle())];
-        if window_end > now && !full {
-            *window_ends = (*window_ends).min(window_end);
-            return None;
-        }
-        (count > 0).then(|| self.fitting_beside(now, device, id, count))
-    }
-
-    /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
-    /// They stand divided in [`DvaBatch::clusters`].
-    fn fitting_beside(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) -> usize {
-        if self.devices[device].shares() >= WHOLE {
-            return 0;
-        }
-        let mut fits = |count: usize| {
-            self.divide(device, id, count);
-            let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
-            let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
-            self.devices[device].has_room(plan.share(model, 0, rows, length))
-        };
-        if fits(count) {
-            return if self.devices[device].runs() && self.suits_later(now, device, id, count) { 0 } else { count };
-        }
-        if !fits(1) {
-            return 0;
-        }
-        let (mut low, mut high) = (1, count - 1);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        if self.suits_later(now, device, id, low) { 0 } else { low }
-    }
-
-    /// Divides the first `count` requests of a model by length.
-    fn divide(&mut self, device: DeviceId, id: ModelId, count: usize) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, clusters, .. } = self;
-        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
-        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
-        let others = fifo.len(id) - count;
-        let wait = |clusters: &Clusters| {
-            let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
-            plan.wait(model, groups, devices[device].lanes.len(), others)
-        };
-        clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
-    }
-
-    /// Whether it is better for all, those who run too, if those who wait begin together once the device is free than `part` of
-    /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] afterwards.
-    fn suits_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
-        let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
-        let (lanes, others) = (self.devices[device].lanes.len(), self.queues.fifo.len(id) - all);
-        let mut together = Lanes::new(lanes).after(self.devices[device].rest(now));
-        self.divide(device, id, all);
-        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
-        self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
-        let together = together.waits(others);
-        self.divide(device, id, part);
-        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
-        let mut apart = Lanes::beside(lanes, self.devices[device].busy(now));
-        let mut left = all;
-        while left > 0 && apart.waits(others) <= together {
-            for (length, rows, members) in self.clusters.groups() {
-                let taken = members.len().min(left);
-                apart.run(plan, model, length, rows * taken / members.len());
-                left -= taken;
-                if left == 0 {
-                    break;
-                }
-            }
-        }
-        apart.waits(others) > together
-    }
-
-    /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
-    fn commit(&mut self, device: DeviceId, id: ModelId, count: usize) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, clusters, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(id);
-        let pipeline = &mut pipelines[device.index()];
-        let mut taken = 0;
-        for (length, rows, members) in clusters.groups() {
-            let batch = pipeline.open(cohorts, id, plan.will_split(model, 1, rows, length));
-            for &(_, _, slot) in members {
-                fifo.set_apart(slot);
-                cohorts.push(batch, fifo.request(slot));
-                taken += 1;
-            }
-        }
-        assert_eq!(taken, count, "the groups are those of the requests that were chosen");
     }
 
     /// Policy III: lets newcomers join the batch of a lane that stands at a border, if that is good.
@@ -349,7 +241,7 @@ impl DvaBatch {
             return;
         }
         let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, play, devices, .. } = self;
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get(id);
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get(id);
         let (pipeline, on) = (&pipelines[device.index()], &devices[device]);
         let Some(batch) = pipeline.stretchable(cohorts, lane).filter(|_| plan.stretch != Stretch::Never) else {
             return;
@@ -386,7 +278,7 @@ impl DvaBatch {
     fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, tasks, .. } = self;
         let owner = devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
-        let Served { model, own: OfModel { plan, pipelines }, .. } = models.get_mut(owner);
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(owner);
         let Some(run) = pipelines[device.index()].next(cohorts, lane) else {
             return;
         };

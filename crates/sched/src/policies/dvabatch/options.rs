@@ -36,6 +36,12 @@ pub(crate) const POLICY: Policy = Policy {
                    padding by the profiles; the paper has 2",
         },
         Knob {
+            name: "crowd",
+            default: "oldest",
+            help: "who makes up a batch where lengths differ and more wait than it holds: \"oldest\" = the oldest, divided \
+                   into groups, as in the paper, \"alike\" = the oldest and those of like lengths among all",
+        },
+        Knob {
             name: "split",
             default: "true",
             help: "whether batches are split where later stages prefer smaller ones",
@@ -87,6 +93,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
             groups: knobs.count("groups", None)?.unwrap_or(MAX_GROUPS).min(MAX_GROUPS),
+            alike: knobs.choice("crowd", &[("alike", true), ("oldest", false)], false)?,
             splits: knobs.flag("split", true)?,
             stretch: knobs.choice("stretch", &stretches, Stretch::Gain)?,
             comp_wait: None,

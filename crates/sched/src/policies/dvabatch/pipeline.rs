@@ -107,6 +107,12 @@ impl Pipeline {
         id
     }
 
+    /// A batch that another device has formed, and that has not begun.
+    pub(super) fn take_over(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId) {
+        cohorts.own_mut(id).number = self.number();
+        self.batches.push(id);
+    }
+
     fn number(&mut self) -> u64 {
         self.count += 1;
         self.count
@@ -282,7 +288,7 @@ impl Pipeline {
         (self.stretched, self.newcomers) = (None, None);
     }
 
-    fn remove(&mut self, id: CohortId) {
+    pub(super) fn remove(&mut self, id: CohortId) {
         self.batches.retain(|&batch| batch != id);
     }
 }

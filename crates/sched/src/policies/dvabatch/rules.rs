@@ -33,6 +33,7 @@ pub(super) enum Stretch {
 pub(super) struct Terms {
     pub(super) diversity: Option<Diversity>,
     pub(super) groups: usize,
+    pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Option<Nanos>,
@@ -48,6 +49,8 @@ pub(super) const WHOLE: u32 = 1_000_000;
 pub(super) struct Plan {
     /// The most groups by length that waiting requests are divided into.
     pub(super) groups: usize,
+    /// Whether a batch is chosen by length among all where more wait than it holds.
+    pub(super) alike: bool,
     pub(super) splits: bool,
     pub(super) stretch: Stretch,
     pub(super) comp_wait: Nanos,
@@ -81,6 +84,7 @@ impl Plan {
             |model: &Model| Nanos(model.blocks.iter().map(|block| block.profile.latency(eight).0).sum::<i64>() / 2);
         let mut plan = Plan {
             groups: if diversity == Diversity::Input { terms.groups } else { 1 },
+            alike: terms.alike && diversity == Diversity::Input,
             splits: terms.splits && diversity == Diversity::Operator,
             stretch: if model.has_lengths() || diversity == Diversity::Input { Stretch::Never } else { terms.stretch },
             comp_wait: terms.comp_wait.unwrap_or_else(|| half(model)),
@@ -252,6 +256,11 @@ impl Lanes {
         self.last = self.last.max(left);
         self.waits += u128::from(left.0.unsigned_abs()) * rows as u128;
         self.rows += rows;
+    }
+
+    /// When all have ended.
+    pub(super) fn end(&self) -> Nanos {
+        self.last
     }
 
     /// The waiting of all rows. `others` wait behind them until all have run; beside those we reckon with as many to come as there

@@ -214,6 +214,25 @@ fn who_waits_begins_together_once_the_device_is_free_if_that_is_better_for_all()
 }
 
 #[test]
+fn who_waits_begins_together_if_parts_have_not_kept_their_promise() {
+    // Two use all of the device. At 20 those who wait are told that they end by 61, one beside the other.
+    for (at, expected) in [(61, "done 1, lane 1 stage 0 [3]"), (62, "done 1")] {
+        let mut driver = Driver::new(vec![chain(&[[20, 27, 34, 40]])], 2, &[]);
+        driver.arrive(0, 0..1, 0, 1_000);
+        driver.settle(0);
+        driver.arrive(1, 1..2, 0, 1_000);
+        assert_eq!(driver.settle(1), "lane 1 stage 0 [1]");
+        driver.arrive(2, 2..6, 0, 1_000);
+        assert_eq!(driver.ok(20, 0), "done 0, lane 0 stage 0 [2]");
+        // The second, due at 21, is late.
+        assert_eq!(driver.ok(at, 1), expected);
+        if at == 62 {
+            assert_eq!(driver.ok(63, 0), "done 2, lane 0 stage 0 [3, 4, 5]");
+        }
+    }
+}
+
+#[test]
 fn nobody_overtakes_the_oldest_because_it_fits() {
     let mut driver = Driver::new(vec![busy(), flat()], 2, &[]);
     driver.arrive(0, 0..1, 1, 1_000);
@@ -346,6 +365,22 @@ fn a_batch_that_waits_is_shorter_once_its_longest_has_gone() {
     assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
     cancel(&mut driver, 2);
     assert_eq!(driver.settle(0), "Cancelled 2, lane 1 stage 0 [1]");
+}
+
+#[test]
+fn where_more_wait_than_a_batch_holds_those_of_like_lengths_join_the_oldest() {
+    for (crowd, first) in [("alike", "[3, 4, 5]"), ("oldest", "[3, 4]")] {
+        let mut driver = Driver::new(vec![padded()], 1, &[("crowd", crowd)]);
+        driver.arrive_long(0, 3..5, 1, 1_000);
+        driver.arrive_long(0, 0..3, 8, 1_000);
+        driver.arrive_long(0, 5..6, 1, 1_000);
+        assert_eq!(driver.settle(0), format!("lane 0 stage 0 {first}"));
+        if crowd == "alike" {
+            // However many short ones come, the long ones are the oldest now. Beside them is room for one.
+            driver.arrive_long(1, 6..10, 1, 1_000);
+            assert_eq!(driver.ok(1, 0), "done 3, done 4, done 5, lane 0 stage 0 [9, 0, 1, 2]");
+        }
+    }
 }
 
 #[test]

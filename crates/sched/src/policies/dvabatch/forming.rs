@@ -1,0 +1,173 @@
+//! Which of those who wait form a batch, on a device that has room.
+
+use super::rules::{Lanes, WHOLE};
+use super::{Clusters, DvaBatch, OfModel, Served};
+use crate::Request;
+use crate::parts::fifo::Tables;
+use ripieno_base::{DeviceId, ModelId, Time};
+
+/// So many of the oldest requests are looked at where more wait than one batch holds, in largest batches.
+pub(super) const CROWD: usize = 8;
+
+impl DvaBatch {
+    /// Forms batches of the model whose first request has waited longest, of those that may start one on a device. Whether it
+    /// did.
+    pub(super) fn form(&mut self, now: Time, device: DeviceId) -> bool {
+        if self.has_formed(device) {
+            return false;
+        }
+        let mut after = None;
+        while let Some(key) = self.queues.fifo.next_model(after) {
+            match self.may_form(now, device, key.1) {
+                Some(0) => return false,
+                Some(count) => {
+                    self.commit(device, key.1, count);
+                    return true;
+                }
+                None => after = Some(key),
+            }
+        }
+        false
+    }
+
+    /// Whether a batch waits for its turn on a device: nobody overtakes it.
+    pub(super) fn has_formed(&self, device: DeviceId) -> bool {
+        let formed = |served: &Served| served.pipelines[device.index()].formed(&self.cohorts).is_some();
+        self.queues.models.iter().any(|(_, served)| formed(served))
+    }
+
+    /// How many of a model's oldest requests may form batches on a device now; 0 if it must wait for the device to have room,
+    /// and everybody behind it too; none if it waits for something else.
+    fn may_form(&mut self, now: Time, device: DeviceId, id: ModelId) -> Option<usize> {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, devices, window_ends, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get(id);
+        let pipeline = &pipelines[device.index()];
+        let present = pipeline.rows(cohorts);
+        let in_use = pipelines.iter().filter(|pipeline| !pipeline.is_empty()).count();
+        if pipeline.is_empty() && in_use >= model.instances.max(1) {
+            return None;
+        }
+        let head = fifo.head(id).expect("a model with a head was asked for");
+        // A request that is wider than the limit runs alone.
+        let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
+        let (count, rows) = fifo.fitting(id, plan.max_batch.max(alone).saturating_sub(present));
+        let full = fifo.waiting(id).nth(count).is_some() || rows + present >= plan.max_batch;
+        let window_end = head.arrived + plan.windows[usize::from(!devices[device].is_idle())];
+        if window_end > now && !full {
+            *window_ends = (*window_ends).min(window_end);
+            return None;
+        }
+        (count > 0).then(|| self.fitting_beside(now, device, id, count))
+    }
+
+    /// How many of the first `count` requests of a model fit beside what runs on a device; of several groups, the first must.
+    /// They stand divided in [`DvaBatch::clusters`].
+    fn fitting_beside(&mut self, now: Time, device: DeviceId, id: ModelId, count: usize) -> usize {
+        if self.devices[device].shares() >= WHOLE {
+            return 0;
+        }
+        if self.devices[device].is_idle() && self.queues.fifo.len(id) > count && self.served(id).plan.alike {
+            return self.choose(id);
+        }
+        let mut fits = |count: usize| {
+            self.divide(device, id, count);
+            let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
+            let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
+            self.devices[device].has_room(plan.share(model, 0, rows, length))
+        };
+        if fits(count) {
+            return if self.devices[device].runs() && self.suits_later(now, device, id, count) { 0 } else { count };
+        }
+        if !fits(1) {
+            return 0;
+        }
+        let (mut low, mut high) = (1, count - 1);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        if self.suits_later(now, device, id, low) { 0 } else { low }
+    }
+
+    /// Chooses a batch around the oldest where more wait than it holds. It stands in [`DvaBatch::clusters`].
+    fn choose(&mut self, id: ModelId) -> usize {
+        let DvaBatch { queues: Tables { models, fifo, .. }, clusters, .. } = self;
+        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
+        let oldest = fifo.head(id).expect("somebody waits").slot;
+        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
+        let crowd = fifo.waiting(id).take(CROWD * plan.max_batch).map(member);
+        let cost = |rows: usize, length: u32| plan.remaining(model, 0, rows.min(plan.max_batch), length);
+        clusters.choose(crowd, oldest, plan.max_batch, cost)
+    }
+
+    /// Divides the first `count` requests of a model by length.
+    fn divide(&mut self, device: DeviceId, id: ModelId, count: usize) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, devices, clusters, .. } = self;
+        let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
+        let member = |request: &Request| (request.extent.length, request.rows, request.slot);
+        let others = fifo.len(id) - count;
+        let wait = |clusters: &Clusters| {
+            let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
+            plan.wait(model, groups, devices[device].lanes.len(), others)
+        };
+        clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
+    }
+
+    /// Whether it is better for all, those who run too, if those who wait begin together once the device is free than `part` of
+    /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] if not.
+    /// What a play has promised must come true: if some of those who waited then still do when all should have ended, tasks
+    /// side by side take longer than profiled, and parts would run for ever while the queue grew.
+    fn suits_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
+        let oldest = self.queues.fifo.head(id).expect("somebody waits").arrived;
+        let promise = &mut self.queues.models.get_mut(id).own.promise;
+        *promise = promise.filter(|&(latest, _)| oldest <= latest);
+        if promise.is_some_and(|(_, by)| by < now) {
+            return true;
+        }
+        let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
+        let (lanes, others) = (self.devices[device].lanes.len(), self.queues.fifo.len(id) - all);
+        let mut together = Lanes::new(lanes).after(self.devices[device].rest(now));
+        self.divide(device, id, all);
+        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
+        self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
+        let together = together.waits(others);
+        self.divide(device, id, part);
+        let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
+        let mut apart = Lanes::beside(lanes, self.devices[device].busy(now));
+        let mut left = all;
+        while left > 0 && apart.waits(others) <= together {
+            for (length, rows, members) in self.clusters.groups() {
+                let taken = members.len().min(left);
+                apart.run(plan, model, length, rows * taken / members.len());
+                left -= taken;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        let later = apart.waits(others) > together;
+        if !later {
+            let latest = self.queues.fifo.waiting(id).nth(all - 1).map_or(oldest, |latest| latest.arrived);
+            let by = now + self.devices[device].takes(apart.end());
+            self.queues.models.get_mut(id).own.promise.get_or_insert((latest, by));
+        }
+        later
+    }
+
+    /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
+    fn commit(&mut self, device: DeviceId, id: ModelId, count: usize) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, cohorts, clusters, .. } = self;
+        let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(id);
+        let pipeline = &mut pipelines[device.index()];
+        let mut taken = 0;
+        for (length, rows, members) in clusters.groups() {
+            let batch = pipeline.open(cohorts, id, plan.will_split(model, 1, rows, length));
+            for &(_, _, slot) in members {
+                fifo.set_apart(slot);
+                cohorts.push(batch, fifo.request(slot));
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, count, "the groups are those of the requests that were chosen");
+    }
+}
