@@ -112,16 +112,16 @@ fn tight_deadlines_run_below_the_peak() {
     let model = Model::whole("m", Profile::linear(1.0, 2.0, 32).unwrap(), Nanos::from_millis(200));
     let setup = Setup { models: vec![model], devices: 1, limits };
     let mut scheduler = build("deferred", &setup, &choice("objective=latency")).unwrap();
-    // 400/s; every tenth client waits 20 ms only.
+    // Six at once, every 15 ms, of which one client waits 6 ms only: long enough for half of them, not for all.
     let arrival = |at: i64| {
-        let limit = if at % 10 == 0 { 20 } else { 200 };
-        let at = Time::ORIGIN + Nanos::from_micros(2_500 * at);
+        let limit = if at % 6 == 0 { 6 } else { 200 };
+        let at = Time::ORIGIN + Nanos::from_millis(15 * (at / 6));
         Arrival::new(at, ModelId(0), at + Nanos::from_millis(limit))
     };
     let mut trace = Trace::new(&setup.models);
-    World::new(scheduler.as_mut(), &setup).run((0..4_000).map(arrival), [], &mut [&mut trace]);
+    World::new(scheduler.as_mut(), &setup).run((0..6_000).map(arrival), [], &mut [&mut trace]);
     let requests = trace.requests_csv();
-    assert_eq!(requests.lines().filter(|line| line.ends_with(",ok")).count(), 4_000);
+    assert_eq!(requests.lines().filter(|line| line.ends_with(",ok")).count(), 6_000);
 }
 
 /// 64 rows at once, every 50 ms, as from clients that wait for their answers; the SLO is 20 s. Each burst is answered before
