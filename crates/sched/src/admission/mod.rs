@@ -226,6 +226,8 @@ impl Admission {
         let corrected = served.cost.corrected(work);
         let late = match outcome {
             None => now > deadline,
+            // The driver withdraws whoever has been told that the time is over.
+            Some(Why::Cancelled) => now >= deadline,
             Some(why) => matches!(why, Why::Expired | Why::Hopeless),
         };
         if outcome.is_none() {
@@ -240,7 +242,7 @@ impl Admission {
         if !late && outcome.is_none() {
             self.shares.on_answer(flow, corrected);
         }
-        if outcome == Some(Why::Cancelled) {
+        if outcome == Some(Why::Cancelled) && !late {
             self.shares.on_withdrawal(flow, corrected);
         }
         self.live -= 1;

@@ -107,3 +107,33 @@ fn on_devices_that_are_late_by_chance() {
     }
     assert!(faults.is_empty(), "less useful than asked for\n{faults}");
 }
+
+/// Who is told at the deadline that the time is over is withdrawn, and as late as who is answered late: a door that does not know so
+/// lets in ever more, until everybody comes just too late.
+#[test]
+fn cells_on_exact_devices_for_as_long_as_it_takes() {
+    let text = "
+        duration_s = 40
+        rate = 1200
+        [cluster]
+        devices = 1
+        [[model]]
+        name = 'm'
+        slo_ms = 49.8
+        walk = 'repeat'
+        lengths = { kind = 'fixed', value = 11 }
+        [[model.block]]
+        name = 'cell'
+        alpha_ms = 0.04388
+        beta_ms = 1.46424
+        max_batch = 8
+    ";
+    // Eight rows, eleven cells of 1.815 ms.
+    let bound = 8.0 / (11.0 * 1.815_28e-3);
+    for policy in ["cellular", "late"] {
+        let mut scenario = Scenario::parse(text, "cells.toml").unwrap();
+        scenario.serve_under(find(policy).unwrap(), Options::new());
+        let good = simulate(&scenario, None).unwrap().total.goodput_rps;
+        assert!(good >= 0.98 * bound, "{policy}: {good:.0}/s of {bound:.0}");
+    }
+}
