@@ -5,8 +5,8 @@ use crate::{Outbox, Request, Why};
 use ripieno_base::{List, Nanos, Time};
 use ripieno_model::DropRule;
 
-/// Requests of one model: those that may still be punctual, in an order, and beside them those that cannot be any more, as far
-/// as the drop rule keeps them, in the order in which that was found.
+/// Requests of one model: those that may still be punctual, in an order, and beside them those that were passed over, by
+/// deadline: who cannot be punctual any more, as far as the drop rule keeps them, and a second class that still can.
 ///
 /// Insertion walks from the tail: O(1) where all requests have the same SLO, which is the normal case.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +41,7 @@ impl Queue {
         self.rows
     }
 
-    /// The first of those that cannot be punctual.
+    /// The first of those that were passed over.
     pub(crate) fn overdue(&self) -> Option<u32> {
         self.overdue.front()
     }
@@ -63,7 +63,7 @@ impl Queue {
         self.wide += usize::from(rows > 1);
     }
 
-    /// Adds a request that cannot be punctual.
+    /// Adds a request that was passed over.
     pub(crate) fn push_overdue(&mut self, requests: &mut Requests, slot: u32) {
         requests.set_state(slot, State::Overdue);
         // Who is wide is overdue long before the deadline, and must not hide those behind.

@@ -14,7 +14,7 @@ pub(crate) enum State {
     Free,
     /// In its model's queue.
     Waiting,
-    /// In its model's queue of requests that cannot be punctual any more.
+    /// In its model's queue of requests that were passed over, most of which cannot be punctual any more.
     Overdue,
     /// In a task.
     Running,

@@ -78,8 +78,9 @@ impl Clusters {
         }
     }
 
-    /// Chooses one group of at most `room` rows around one request: of the stretches that hold it, the one with the most work by time. The work of a request is its part of a full batch of its own length, and
-    /// `cost` says what a batch takes, by rows and length. Returns how many requests it holds.
+    /// Chooses one group of at most `room` rows around one request: of the stretches that hold it, the one with the most work by
+    /// time. The work of a request is its part of a full batch of its own length, and `cost` says what a batch takes, by rows
+    /// and length. Returns how many requests it holds.
     pub(super) fn choose(
         &mut self,
         requests: impl Iterator<Item = (u32, u32, RequestSlot)>,
