@@ -68,17 +68,25 @@ def requests_of(model, random):
     return make[model]()
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_every_answer_equals_the_one_computed_alone(tmp_path, devices):
+@pytest.fixture(scope="module")
+def asked():
     random = np.random.default_rng(11)
-    asked = [(model, requests_of(model, random)) for _ in range(REQUESTS) for model in MODELS]
+    return [(model, requests_of(model, random)) for _ in range(REQUESTS) for model in MODELS]
+
+
+@pytest.fixture(scope="module")
+def by_another_engine(asked):
     references = {model: Reference(repositories.DEMO / model) for model in MODELS}
+    return [references[model](**inputs)[MODELS[model]] for model, inputs in asked]
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_every_answer_equals_the_one_computed_alone(tmp_path, asked, by_another_engine, devices):
     with Server(repository(tmp_path, *MODELS), "--devices", devices, "--threads", "1") as server:
         answers = asyncio.run(send_all(server, asked, AT_ONCE))
         text = server.scrape()
         alone = asyncio.run(send_all(server, asked, 1))
-    for (model, inputs), answer, single in zip(asked, answers, alone):
-        other_engine = references[model](**inputs)[MODELS[model]]
+    for (model, _), answer, single, other_engine in zip(asked, answers, alone, by_another_engine):
         if single.dtype == np.float32:
             # Alone or in whatever batch, the engine computes a row alike, bit by bit. Another engine adds up in another order, by
             # 1e-7 or so a step, and on texts that mean nothing the recurrent cell passes that on and on (docs/performance.md).

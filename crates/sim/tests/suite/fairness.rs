@@ -26,7 +26,9 @@ const MAIN: (u16, u16) = (0, 0);
 const MODEST: (u16, u16) = (0, 1);
 const LIGHT: (u16, u16) = (1, 0);
 const ASKERS: [(u16, u16); 3] = [MAIN, MODEST, LIGHT];
+/// How long a run is at most, and how many requests come before it ends sooner: forty targets pass in each, if not more.
 const SECONDS: f64 = 20.0;
+const MANY: f64 = 600_000.0;
 const JITTER: Jitter = Jitter { mean_us: 300.0, mean_percent: 1.0 };
 
 /// A world of two models, and what each asker asks for, a second.
@@ -104,10 +106,13 @@ impl Observer for Seen {
 /// beyond the bound, of what it had at most.
 fn worst(case: &Case, policy: (&str, Objective), loads: &[f64]) -> (f64, f64) {
     let part = |(came, answered): (u64, u64)| answered as f64 / came.max(1) as f64;
-    let seen: Vec<_> = loads.iter().map(|&load| case.run(policy, case.arrivals(load, 0.0, SECONDS))).collect();
+    let seconds = |load: f64| SECONDS.min(MANY / (load * case.capacity));
+    let seen: Vec<_> = loads.iter().map(|&load| case.run(policy, case.arrivals(load, 0.0, seconds(load)))).collect();
     let least = |asker: usize| seen.iter().map(|askers| part(askers[asker])).fold(1.0, f64::min);
-    let useful: Vec<_> = seen.iter().map(|[main, modest, _]| (main.1 + modest.1) as f64).collect();
-    let of_bound: Vec<_> = useful.iter().map(|useful| useful / SECONDS / case.capacity).collect();
+    let of_bound = |(&load, [main, modest, _]): (&f64, &[(u64, u64); 3])| {
+        (main.1 + modest.1) as f64 / seconds(load) / case.capacity
+    };
+    let of_bound: Vec<_> = loads.iter().zip(&seen).map(of_bound).collect();
     println!(
         "{:8} {:12} {:10} {of_bound:.2?} modest {:.3} light {:.3}",
         case.name,

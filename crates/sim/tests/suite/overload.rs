@@ -43,9 +43,9 @@ fn stays_at_its_peak(policy: &str, objective: Objective) {
     let options = served_options(find(policy).unwrap(), Options::new(), objective);
     for (devices, models) in [(1, ONE), (8, ONE), (1, SEVERAL), (4, SEVERAL)] {
         let good = |load: f64| good(policy, &options, devices, models, load);
-        let calm = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9].into_iter().map(good).filter(|&(_, bad)| bad <= 0.01);
-        let peak = calm.map(|(good, _)| good).fold(0.0, f64::max);
-        assert!(peak > 0.0, "{policy} {objective:?}");
+        // The highest calm load has the peak: those below it do not even ask for as much.
+        let mut calm = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1].into_iter().map(good);
+        let (peak, _) = calm.find(|&(_, bad)| bad <= 0.01).expect("a load that is carried");
         for load in [1.2, 1.5, 3.0, 10.0] {
             let kept = good(load).0 / peak;
             let several = models == SEVERAL;
