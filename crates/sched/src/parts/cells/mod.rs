@@ -120,6 +120,8 @@ pub(crate) struct Cells {
     pending: Vec<Action>,
     arrivals: u64,
     choices: u64,
+    /// What the model that was chosen last had taken by then, if that is more than for those before.
+    took: Nanos,
     max_tasks: usize,
 }
 
@@ -200,6 +202,7 @@ impl Cells {
             pending: Vec::with_capacity(limits.requests),
             arrivals: 0,
             choices: 0,
+            took: Nanos::ZERO,
             max_tasks: limits.depth,
         }
     }
@@ -226,6 +229,11 @@ impl Cells {
     /// All models, those that only finish what runs too.
     pub(crate) fn models(&self) -> impl Iterator<Item = (ModelId, &Served)> {
         self.models.iter()
+    }
+
+    /// The device time that a model has taken, over its weight. Who had nothing to do saves nothing up.
+    pub(crate) fn took(&self, served: &Served) -> Nanos {
+        served.took.max(self.took)
     }
 
     /// How many tasks a device holds.

@@ -12,7 +12,11 @@ const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
     pub(super) fn arrive(&mut self, request: &Request) {
-        self.models.of_newcomer(request);
+        let served = self.models.of_newcomer(request);
+        if served.live == 0 {
+            served.owed_since = served.chosen_at;
+        }
+        served.live += 1;
         let before = self.walkers[request.slot.index()];
         assert!(
             before.state == State::Over && before.flying == 0,
@@ -277,6 +281,7 @@ impl Cells {
         }
         self.stop(slot);
         self.walker(slot).state = State::Over;
+        self.served_mut(request.model).live -= 1;
         self.pending.push(action);
         self.leave_set(slot, state != State::Held);
         self.forget(slot);
