@@ -74,8 +74,9 @@ pub fn choose(models: &[Kind], objective: Objective) -> Choice {
 }
 
 /// The options with which the server runs a policy that somebody chose, over those that were given: the objective where the
-/// policy has one, where whole batches are formed by deadlines, a rule for them that stands overload, and where buckets have
-/// turns, short ones: a model that always fills its batches would keep its turn for ever.
+/// policy has one, where whole batches are formed by deadlines, a rule for them that stands overload, where buckets have
+/// turns, short ones: a model that always fills its batches would keep its turn for ever; and where slack is estimated, an estimate
+/// that counts for how long a request has been preempted: others would preempt it again and again.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
     let mut set = |name: &str, value: &str| {
         options.entry(name.to_owned()).or_insert_with(|| OptionValue::Text(value.to_owned()));
@@ -86,6 +87,8 @@ pub fn served_options(policy: &Policy, mut options: Options, objective: Objectiv
         set("gather", "spare");
     } else if policy.has("turn") {
         set("turn", "one");
+    } else if policy.has("estimator") {
+        set("estimator", "remaining");
     }
     options
 }

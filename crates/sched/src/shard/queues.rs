@@ -41,9 +41,9 @@ impl Loads {
         ModelId(self.turn as u16)
     }
 
-    /// Whether a model keeps less busy than a quarter of what each would if all kept the same.
+    /// Whether a model keeps less busy than half of what each would if all kept the same.
     fn is_light(&self, id: ModelId) -> bool {
-        4 * self.loads[id.index()].0 * self.asking < self.total
+        2 * self.loads[id.index()].0 * self.asking < self.total
     }
 
     /// Twice the time in which a device falls free, of the devices that run batches of other models.
