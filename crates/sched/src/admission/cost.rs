@@ -13,8 +13,10 @@ const PRIOR: i64 = 16;
 const MOST: i64 = 64;
 /// What was learnt fades by one part in so many with each task that teaches nothing.
 const FORGET: i64 = 512;
-/// Late answers are counted in hundredths; one in a hundred is taken for luck.
+/// Late answers are counted in hundredths.
 const LATE: u64 = 100;
+/// Of a thousand batches, so many are late by luck.
+const LUCK: i64 = 10;
 /// A margin takes this part of the latency target at most.
 const MOST_MARGIN: (u64, u64) = (1, 2);
 /// A late batch asks for this part of the latency target as margin.
@@ -35,6 +37,8 @@ pub(crate) struct Cost {
     /// batch, since those are as full as the policy makes them.
     used: i64,
     thought: i64,
+    /// By block of a chain, how many requests ran it: some leave early, or skip blocks.
+    visits: Vec<u64>,
     /// Steps of blocks that run until their end, and requests that took them.
     steps: u64,
     requests: u64,
@@ -64,6 +68,7 @@ impl Cost {
             scales: Vec::new(),
             used: 0,
             thought: 0,
+            visits: Vec::new(),
             steps: 0,
             requests: 0,
             margin,
@@ -95,6 +100,7 @@ impl Cost {
         };
         let most = self.batches.iter().copied().max().unwrap_or(1);
         self.scales = (1..=most).map(|rows| self.scale_of(rows)).collect();
+        self.visits = vec![PRIOR as u64; self.model.blocks.len()];
         let prior = self.each_ns().max(1) * PRIOR;
         (self.used, self.thought) = (prior, prior);
     }
@@ -144,11 +150,17 @@ impl Cost {
     /// The device time that a request takes in batches of the size reckoned with, as the profile has it.
     pub(crate) fn work(&self, request: &Request) -> i64 {
         let blocks = self.model.blocks.iter().zip(&self.batches);
-        let each = blocks.map(|(block, &batch)| {
+        let each = blocks.enumerate().map(|(at, (block, &batch))| {
             let cost = block.cost(batch, request.extent.length).0 / batch as i64;
-            cost.saturating_mul(self.steps(block, request))
+            self.visited(at, cost).saturating_mul(self.steps(block, request))
         });
         each.fold(0_i64, i64::saturating_add).saturating_mul(i64::from(request.rows)).max(1)
+    }
+
+    /// The part of the cost of a block that a request takes on average, since not everyone comes so far.
+    fn visited(&self, block: usize, cost: i64) -> i64 {
+        let share = i128::from(self.visits[block].min(self.visits[0]));
+        (i128::from(cost) * share / i128::from(self.visits[0])) as i64
     }
 
     /// The same corrected by what was learnt.
@@ -191,6 +203,12 @@ impl Cost {
     pub(crate) fn on_start(&mut self, block: usize, members: usize) {
         if self.model.blocks[block].steps == Steps::UntilEnd {
             self.steps += members as u64;
+        }
+        if !self.model.walk.is_unfolded() {
+            self.visits[block] += members as u64;
+            if self.visits[0] > MEMORY as u64 {
+                self.visits.iter_mut().for_each(|visits| *visits = visits.div_ceil(2));
+            }
         }
     }
 
@@ -237,11 +255,19 @@ impl Cost {
         if !enough {
             return;
         }
-        // One late batch in a hundred asks for nothing, and a margin that proves too large goes slowly.
-        let step = (slo.0 / GAIN * (late as i64 - batches as i64) / LATE as i64).max(-slo.0 / 384);
+        // A margin that proves too large goes slowly.
+        let excess = late as i64 * 1000 / LATE as i64 - batches as i64 * self.tolerated();
+        let step = (slo.0 / GAIN * excess / 1000).max(-slo.0 / 128);
         self.margin =
             (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, slo.scale(MOST_MARGIN.0, MOST_MARGIN.1));
         self.trial = Trial { since: now, ..Trial::default() };
+    }
+
+    /// Of a thousand batches, how many may be late and ask for no larger margin. The larger it is, the more: it makes batches smaller,
+    /// which in the end costs more answers than it saves. The square of its part of the latency target is our choice.
+    fn tolerated(&self) -> i64 {
+        let part = 1000 * self.margin.0 / self.model.slo.0.max(1);
+        LUCK + part * part / 1000
     }
 
     /// By how much predictions are too early.

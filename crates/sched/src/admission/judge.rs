@@ -34,7 +34,7 @@ impl Admission {
             (false, false, true) => return Some(Why::Hopeless),
             (false, false, false) => self.delays(now, request, work, yields)?,
         };
-        self.shares.on_loss(flow, corrected);
+        self.shares.on_loss(now, flow, corrected);
         Some(why)
     }
 

@@ -8,7 +8,7 @@
 //! * *No schedule is likely to meet its deadline* ([`Why::Hopeless`]), where the policy does not see to deadlines itself. What
 //!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then. How far such
 //!   predictions are wrong is learnt: of time by what devices really take under pressure ([`devices`]), of latency by a
-//!   margin that keeps late answers at one in a hundred.
+//!   margin against late answers.
 //! * *Its model or client asks for more than its share* ([`Why::Share`]) while others need theirs ([`shares`]).
 //!
 //! Nothing is held back here: what is let in goes to the policy in the same instant, so that below saturation every
@@ -64,12 +64,13 @@ pub(crate) struct Admission {
 struct Served {
     cost: Cost,
     drop: Option<DropRule>,
-    /// Rows and work of requests in the policy, and device time that their tasks took.
+    /// Rows of requests in the policy.
     rows: usize,
     /// Requests that have not been started, the most urgent first, and their rows.
     waiting: List,
     waiting_rows: usize,
     waiting_work: i64,
+    /// Work that is not done, that of tasks in flight among it, and what these have taken.
     work: i64,
     spent: i64,
     /// Of [`Admission::backlog`], this model's part.
@@ -78,11 +79,13 @@ struct Served {
     asked: Option<Time>,
 }
 
-/// What is kept of a task: its model, and what its work was thought to take if something is to be learnt of it.
+/// What is kept of a task: what it runs, and if something is to be learnt of it, what its work was thought to take and how much more
+/// it may take for that.
 #[derive(Clone, Copy, Debug)]
 struct Note {
     model: ModelId,
-    thought: Option<i64>,
+    block: BlockId,
+    thought: Option<(i64, Nanos)>,
 }
 
 /// What a request asks for: whose share it takes, how much work it is, and whether it would be late on an idle device.
@@ -101,6 +104,8 @@ struct Entry {
     rows: u32,
     length: u32,
     work: i64,
+    /// Work that is not done.
+    left: i64,
     entered: Time,
     deadline: Time,
     state: State,
@@ -127,6 +132,7 @@ const ABSENT: Entry = Entry {
     rows: 0,
     length: 0,
     work: 0,
+    left: 0,
     entered: Time::ORIGIN,
     deadline: Time::ORIGIN,
     state: State::Absent,
@@ -198,6 +204,7 @@ impl Admission {
             rows: request.rows,
             length: request.extent.length,
             work,
+            left: work,
             entered: now,
             deadline: request.deadline,
             state: State::Inside,
@@ -220,7 +227,7 @@ impl Admission {
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
         let devices = self.devices.present();
         self.begin(slot, usize::MAX);
-        let Entry { model, flow, rows, work, entered, deadline, futile, .. } =
+        let Entry { model, flow, rows, work, left, entered, deadline, futile, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         let corrected = served.cost.corrected(work);
@@ -237,7 +244,7 @@ impl Admission {
             served.cost.on_outcome(entered, late);
         }
         if late && !futile && !served.may_be_late() {
-            self.shares.on_loss(flow, corrected);
+            self.shares.on_loss(entered, flow, corrected);
         }
         if !late && outcome.is_none() {
             self.shares.on_answer(flow, corrected);
@@ -247,14 +254,13 @@ impl Admission {
         }
         self.live -= 1;
         served.rows -= rows as usize;
-        served.work -= work;
-        served.spent = if served.rows == 0 { 0 } else { (served.spent - corrected).max(0) };
+        served.work -= left;
         self.backlog += served.recount(devices);
     }
 
     /// A request waits no more: it runs in a batch of so many rows.
     fn begin(&mut self, slot: RequestSlot, together: usize) {
-        let Entry { model, rows, work, waits, .. } = &mut self.entries[slot.index()];
+        let Entry { model, rows, work, left, waits, .. } = &mut self.entries[slot.index()];
         if std::mem::take(waits) {
             let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
             served.waiting.remove(&mut self.links, slot.0);
@@ -263,7 +269,7 @@ impl Admission {
             if !served.cost.model().walk.is_unfolded() {
                 let scaled = served.cost.in_batches_of(*work, together);
                 served.work += scaled - *work;
-                *work = scaled;
+                (*work, *left) = (scaled, scaled);
             }
         }
     }
@@ -271,29 +277,51 @@ impl Admission {
     /// A task has started: what its device does from now on, and whether its end will teach something.
     fn start(&mut self, now: Time, (task, model): (TaskId, ModelId), block: BlockId, place: (DeviceId, LaneId)) {
         let members = self.policy.members(task);
-        let (count, mut work) = (members.len(), 0_i64);
+        let (count, mut work, mut longest) = (members.len(), 0_i64, 1);
         let rows = members.iter().map(|member| self.entries[member.index()].rows as usize).sum::<usize>();
         for at in 0..count {
             let member = self.policy.members(task)[at];
             self.begin(member, rows);
             let Entry { rows: own, length, .. } = self.entries[member.index()];
+            longest = length.max(longest);
             let cost = &self.models[model.index()].as_ref().expect("a model stays while its requests live").cost;
             work = work.saturating_add(cost.row(block.index(), length).saturating_mul(i64::from(own)));
         }
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         served.cost.on_start(block.index(), count);
         // Where the policy could have filled a batch, or has left somebody waiting, the one that it made is as full as it makes them.
+        // What a small one takes beyond its profile is no part of the price of large ones.
         let unfolds = served.cost.model().walk.is_unfolded();
         let there = if unfolds { served.rows } else { served.waiting_rows + rows };
         let left = !unfolds && block.index() == 0 && served.waiting_rows > 0;
-        let thought = (left || there >= served.cost.batch(block.index()))
-            .then(|| if unfolds { work } else { served.cost.in_batches_of(work, there) });
+        let full = there >= served.cost.batch(block.index());
+        let thought = (left || full).then(|| {
+            let profile = || served.cost.model().blocks[block.index()].cost(rows, longest);
+            let most = if full { Nanos::MAX } else { profile() };
+            (if unfolds { work } else { served.cost.in_batches_of(work, there) }, most)
+        });
         if self.tasks.len() <= task.index() {
-            self.tasks.resize(task.index() + 1, Note { model, thought: None });
+            self.tasks.resize(task.index() + 1, Note { model, block, thought: None });
         }
-        self.tasks[task.index()] = Note { model, thought };
+        self.tasks[task.index()] = Note { model, block, thought };
         let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
         self.devices.start(now, (task, model), place, |model, time| spend(models, backlog, devices, model, time));
+    }
+
+    /// A task has ended well: this work of its members is done.
+    fn complete(&mut self, task: TaskId) {
+        let Note { model, block, .. } = self.tasks[task.index()];
+        let Some(served) = self.models[model.index()].as_mut() else { return };
+        let members = self.policy.members(task);
+        let together = members.iter().map(|member| self.entries[member.index()].rows as usize).sum();
+        for member in members {
+            let Entry { rows, length, left, .. } = &mut self.entries[member.index()];
+            let own = served.cost.row(block.index(), *length).saturating_mul(i64::from(*rows));
+            let unfolds = served.cost.model().walk.is_unfolded();
+            let done = if unfolds { own } else { served.cost.in_batches_of(own, together) }.min(*left);
+            *left -= done;
+            served.work -= done;
+        }
     }
 
     /// Acts on what the policy decided, and sets right why a withdrawn request ends.
@@ -419,14 +447,18 @@ impl Scheduler for Admission {
     fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
         let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
         let used = self.devices.end(now, done.task, |model, time| spend(models, backlog, devices, model, time));
-        let Note { model, thought } = self.tasks[done.task.index()];
+        let Note { model, thought, .. } = self.tasks[done.task.index()];
+        // Else its work is to be done again, or ends in errors.
+        if done.outcome == Outcome::Ok {
+            self.complete(done.task);
+        }
         if let Some(served) = self.models[model.index()].as_mut() {
+            served.spent = (served.spent - used.0).max(0);
             served.cost.on_batch(now);
             match (done.outcome, thought) {
-                (Outcome::Ok, Some(thought)) => served.cost.on_task(thought, used),
+                (Outcome::Ok, Some((thought, most))) => served.cost.on_task(thought, used.min(most)),
                 (Outcome::Ok, None) => served.cost.forget(),
-                // Its work is to be done again, or ends in errors.
-                _ => served.spent = (served.spent - used.0).max(0),
+                _ => {}
             }
             self.backlog += served.recount(devices);
         }

@@ -22,8 +22,10 @@ pub(crate) const CLIENTS: usize = 64;
 const TICK_NS: i64 = 125_000_000;
 /// Demands fade by one part in so many each tick, and so are known over that many ticks: a second.
 const FADE: i64 = 8;
-/// That somebody was hurt is remembered for so many ticks: a minute.
+/// That somebody was hurt is remembered for so many ticks: a minute. If somebody is hurt again within as long after that, it is
+/// remembered twice as long: an hour at most.
 const REMEMBERED: i64 = 480;
+const LONGEST: i64 = 60 * REMEMBERED;
 /// So many lost requests hurt; one in a second is forgiven.
 const HURT: u16 = 8;
 const SECOND_NS: i128 = 1_000_000_000;
@@ -49,6 +51,10 @@ pub(crate) struct Shares {
     tick: i64,
     /// Until which tick somebody who asks for less than an equal part, or has less than half of one, has lost requests of late.
     hurt_until: i64,
+    /// For how many ticks that is remembered.
+    remembered: i64,
+    /// Since when those who ask for more have been held back: who is late from before says nothing of what is divided.
+    held_since: Time,
     /// Device time a second, all of it.
     capacity: i64,
     /// What is divided, in parts of [`ALL`].
@@ -121,7 +127,9 @@ impl Shares {
             active: Vec::with_capacity(flows),
             weights: vec![1; limits.models],
             tick: 0,
-            hurt_until: 0,
+            hurt_until: i64::MIN / 2,
+            remembered: REMEMBERED,
+            held_since: Time::ORIGIN,
             capacity: 0,
             divided: ALL,
             claims: Vec::with_capacity(limits.models),
@@ -164,15 +172,21 @@ impl Shares {
         may
     }
 
-    /// A request has not been answered in time, or was not let in since it would not have been.
-    pub(crate) fn on_loss(&mut self, flow: u32, work: i64) {
+    /// A request that came at `entered` has not been answered in time, or was not let in since it would not have been.
+    pub(crate) fn on_loss(&mut self, entered: Time, flow: u32, work: i64) {
         let known = &mut self.flows[flow as usize];
-        known.lost = known.lost.saturating_add(work);
-        known.losses = known.losses.saturating_add(1);
+        if entered >= self.held_since {
+            known.lost = known.lost.saturating_add(work);
+        }
+        known.losses = (known.losses + 1).min(2 * HURT);
         let little =
             known.demand.min(known.had.saturating_mul(2)).saturating_mul(self.active.len() as i64) < self.capacity;
         if little && known.losses >= HURT {
-            self.hurt_until = self.tick + REMEMBERED;
+            if self.tick >= self.hurt_until {
+                let again = self.tick - self.hurt_until < self.remembered;
+                self.remembered = if again { (2 * self.remembered).min(LONGEST) } else { REMEMBERED };
+            }
+            self.hurt_until = self.tick + self.remembered;
         }
     }
 
@@ -241,6 +255,10 @@ impl Shares {
             level = self.level(demand);
         }
         let level = level.filter(|_| several || mixed);
+        let holds = contended && !steps_up;
+        if !holds {
+            self.held_since = now;
+        }
         let Shares { flows, active, claims, parts, .. } = self;
         for claim in claims.iter() {
             let own = active.iter().filter(|&&flow| flow / CLIENTS as u32 == claim.name);
@@ -256,7 +274,7 @@ impl Shares {
                 let claim = Claim { demand: demand(known), weight: 1, name: flow };
                 let share = level.map(|level| level.share(&claim)).filter(|&share| share < claim.demand);
                 known.yields = if share.is_some() { YieldsTo::Clients } else { YieldsTo::Nobody };
-                known.allow(now, share.filter(|_| contended && !steps_up));
+                known.allow(now, share.filter(|_| holds));
             }
         }
         self.find_modest();
@@ -410,7 +428,7 @@ mod tests {
             let now = Time(at * MS);
             shares.tick(now, 1);
             if flows.len() > 1 {
-                shares.on_loss(flows[0].0, 0);
+                shares.on_loss(now, flows[0].0, 0);
             }
             for (&(flow, percent, priority), passed) in flows.iter().zip(&mut passed) {
                 let work = percent * MS / 100;
@@ -446,7 +464,7 @@ mod tests {
             shares.tick(now, 1);
             let little = shares.ask(now, 0, MS / 100, 0);
             if lose {
-                shares.on_loss(0, MS / 100);
+                shares.on_loss(now, 0, MS / 100);
             }
             (little, (0..4).filter(|_| shares.ask(now, CLIENTS as u32, MS, 0)).count())
         };
@@ -469,7 +487,7 @@ mod tests {
                 assert!(shares.ask(now, 0, MS / 100, 0));
             }
             if at % 1_200 == 0 {
-                shares.on_loss(0, MS / 100);
+                shares.on_loss(now, 0, MS / 100);
             }
             assert!((0..4).all(|_| shares.ask(now, CLIENTS as u32, MS, 0)), "{at} ms");
         }

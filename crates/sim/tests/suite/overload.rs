@@ -3,6 +3,7 @@
 
 use ripieno_sched::{Objective, Options, find, served_options};
 use ripieno_sim::{Scenario, simulate, simulate_at};
+use std::path::Path;
 
 const ONE: &str = "
     [[model]]
@@ -136,4 +137,39 @@ fn cells_on_exact_devices_for_as_long_as_it_takes() {
         let good = simulate(&scenario, None).unwrap().total.goodput_rps;
         assert!(good >= 0.98 * bound, "{policy}: {good:.0}/s of {bound:.0}");
     }
+}
+
+/// Overloads that broke a promise before, one after the other. What is expected stands in the files.
+#[test]
+fn cases_that_were_found_by_chance() {
+    // The policy, the rate unless the file says it, the model, and how many of its requests a second are answered in time at least.
+    let cases: &[(&str, &str, Option<f64>, usize, f64)] = &[
+        ("cells-step", "cellular", None, 0, 355.0),
+        ("cells-step", "lazy", None, 0, 340.0),
+        ("light-beside-chain", "deferred", None, 0, 74.3),
+        ("light-beside-chain", "deferred", None, 1, 135.0),
+        ("light-cells-beside-whole", "cellular", None, 1, 1.95),
+        ("light-cells-beside-whole", "cellular", None, 0, 140.0),
+        ("light-cells-beside-whole", "lazy", None, 1, 1.95),
+        ("light-chain-beside-chain", "lazy", None, 0, 10.7),
+        ("padded", "lazy", Some(4_580.0), 0, 1_045.0),
+        ("padded", "lazy", Some(15_268.0), 0, 1_045.0),
+    ];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios/overload");
+    let mut faults = String::new();
+    for &(file, policy, rate, model, least) in cases {
+        let mut scenario = Scenario::read(&folder.join(file).with_extension("toml")).unwrap();
+        let policy = find(policy).unwrap();
+        scenario.serve_under(policy, served_options(policy, Options::new(), Objective::Latency));
+        let summary = match rate {
+            Some(rate) => simulate_at(&scenario, rate, None),
+            None => simulate(&scenario, None),
+        };
+        let summary = summary.unwrap();
+        let good = summary.models.get(model).map_or(summary.total.goodput_rps, |model| model.figures.goodput_rps);
+        if good < least {
+            faults += &format!("{file} under {}: {good:.1}/s, at least {least} expected\n", policy.name);
+        }
+    }
+    assert!(faults.is_empty(), "{faults}");
 }
