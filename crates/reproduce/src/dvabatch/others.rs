@@ -107,7 +107,7 @@ fn buffers(_context: &Context) -> anyhow::Result<Report> {
             let look = Look::solid(usize::from(bytes == 2));
             bars.push(Bar { name: format!("{name}, {precision}"), value, spread: None, paper: None, look });
         }
-        let average = mean(BORDERS.map(|(_, borders)| megabytes(borders, bytes)).into_iter());
+        let average = mean(BORDERS.map(|(_, borders)| megabytes(borders, bytes)));
         rows.push(Row::new(format!("mean of four networks, {precision}"), "MB", average).paper(200.0).note(COUNTED));
     }
     let panel = Panel { title: String::new(), x: axis("MB"), y: axis(""), content: Content::Bars(bars) };
