@@ -6,10 +6,11 @@ use crate::output::{self, print_json};
 use crate::service::progress_bars;
 use crate::{stages, tables};
 use anyhow::bail;
-use clap::{Args, ValueEnum};
+use clap::{Args, Command, FromArgMatches, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::staging::stage;
 use ripieno_repository::{ModelReport, Target, inspect, profile};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// List what a repository holds: every model with its state, tensors and settings, or the one thing that is wrong with it.
@@ -77,6 +78,25 @@ enum Stages {
     Auto,
 }
 
+impl ProfileArgs {
+    /// As on the command line, for what measures by itself.
+    pub(crate) fn from_words<'a>(
+        repository: &'a Path,
+        words: impl IntoIterator<Item = &'a str>,
+    ) -> anyhow::Result<ProfileArgs> {
+        let command = ProfileArgs::augment_args(Command::new("profile").no_binary_name(true));
+        let words = std::iter::once(repository.as_os_str()).chain(words.into_iter().map(OsStr::new));
+        Ok(ProfileArgs::from_arg_matches(&command.try_get_matches_from(words)?)?)
+    }
+
+    /// The models, measured.
+    pub(crate) fn models(&self) -> anyhow::Result<Vec<ModelReport>> {
+        let target = Target { allow_symlinks: self.allow_symlinks, ..self.devices.target()? };
+        let bars = progress_bars("measuring", "batch sizes");
+        profile(&self.repository, target, self.model.as_deref(), bars).map_err(anyhow::Error::msg)
+    }
+}
+
 pub(crate) fn list(args: &ModelsArgs) -> anyhow::Result<()> {
     let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     let models = inspect(&args.repository, target).map_err(anyhow::Error::msg)?;
@@ -93,12 +113,11 @@ pub(crate) fn measure(args: &ProfileArgs) -> anyhow::Result<()> {
         return corpus::run(&args.corpus, args.format);
     }
     args.corpus.check_absent()?;
-    let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     if let Some(Stages::Auto) = args.stages {
+        let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
         return try_stages(args, &target);
     }
-    let models = profile(&args.repository, target, args.model.as_deref(), progress_bars("measuring", "batch sizes"))
-        .map_err(anyhow::Error::msg)?;
+    let models = args.models()?;
     if args.format == Format::Json {
         print_json(&serde_json::json!({ "models": models }))?;
     } else {

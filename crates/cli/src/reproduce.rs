@@ -5,7 +5,9 @@ mod tests;
 
 use crate::compare::{self, CompareArgs};
 use crate::devices::EngineName;
+use crate::models::{self, ProfileArgs};
 use crate::output;
+use anyhow::Context as _;
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_reproduce::{
@@ -156,6 +158,15 @@ impl Machine for ThisMachine {
             Compared { policy, answered_rps, mean_ms, p90_ms, p99_ms }
         };
         Ok(rows.map(row).collect())
+    }
+
+    fn costs(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<f64>> {
+        let models = ProfileArgs::from_words(repository, words.iter().map(String::as_str))?.models()?;
+        models::check_all(repository, &models)?;
+        let first = models.into_iter().next().context("the repository holds a model")?;
+        let of =
+            first.blocks.into_iter().next().or(first.profile).context("a model that was measured has a profile")?;
+        Ok(of.latency_ms)
     }
 
     fn stress(&self, stress: Stress) -> anyhow::Result<Carried> {

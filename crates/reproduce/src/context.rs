@@ -168,12 +168,6 @@ impl Context {
         self.queue.answers(&scenarios.iter().map(job).collect::<Vec<_>>())
     }
 
-    /// How a scenario file fares.
-    pub(super) fn run(&self, name: &str, scenario: &str) -> anyhow::Result<Vec<Answer>> {
-        let job = Job { policy: name.to_owned(), scenario: scenario.to_owned(), question: Question::Run };
-        self.queue.answers(&[job])
-    }
-
     /// What `run` makes of each input, on all cores; kept nowhere.
     pub(super) fn each<I: Sync, O: Send>(
         &self,

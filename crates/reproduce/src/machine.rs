@@ -10,6 +10,10 @@ pub trait Machine: fmt::Debug {
     /// Holds a `ripieno compare` on a model repository, with these words of its command line: a row for each policy and load.
     fn compare(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<Compared>>;
 
+    /// What batches of one row, two, … take on the first model of a repository, or on its first block, with these words of a
+    /// `ripieno profile`: milliseconds.
+    fn costs(&self, repository: &Path, words: &[String]) -> anyhow::Result<Vec<f64>>;
+
     /// Lets the scheduler's own threads carry a load, with devices that cost nothing.
     fn stress(&self, stress: Stress) -> anyhow::Result<Carried>;
 }

@@ -3,7 +3,7 @@
 use super::item::Row;
 use super::outcome::axis;
 use ripieno_base::{ModelId, Nanos, Time};
-use ripieno_model::Extent;
+use ripieno_model::{Extent, Model};
 use ripieno_report::plot::{Content, Look, Moment, Panel, Span};
 use ripieno_sim::{Arrival, Scenario, Trace, simulate};
 
@@ -20,8 +20,20 @@ pub(super) struct Played {
 
 /// Plays requests, each an arrival and a length.
 pub(super) fn play(title: &'static str, policy: &str, model: &str, requests: &[(f64, u32)]) -> anyhow::Result<Played> {
+    play_changed(title, policy, model, requests, |_| ())
+}
+
+/// The same on a model changed beyond what a scenario file can say.
+pub(super) fn play_changed(
+    title: &'static str,
+    policy: &str,
+    model: &str,
+    requests: &[(f64, u32)],
+    change: impl Fn(&mut Model),
+) -> anyhow::Result<Played> {
     let text = format!("rate = 1.0\nwarmup_fraction = 0.0\n{policy}[[model]]\nname = \"m\"\nslo_ms = 1000.0\n{model}");
     let mut scenario = Scenario::parse(&text, "worked example")?;
+    scenario.setup.models.iter_mut().for_each(change);
     let arrival = |&(at, length): &(f64, u32)| {
         let at = Time::ORIGIN + Nanos::from_millis_f64(at);
         Arrival { extent: Extent { length, limit: 0 }, ..Arrival::new(at, ModelId(0), at + Nanos::from_millis(1000)) }

@@ -192,6 +192,7 @@ fn nothing_is_allocated_after_construction() {
         }
         check("dva", lanes, &[("stretch", "comp-wait")]);
         check("dva", lanes, &[("diversity", "load")]);
+        check("dva", lanes, &[("executors", "stage"), ("stretch", "comp-wait")]);
     }
     for dispatch in ["free", "start"] {
         check("delay-batch", 1, &[("dispatch", dispatch), ("drop", "expired")]);

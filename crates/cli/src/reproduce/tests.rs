@@ -83,6 +83,15 @@ fn dvabatch_is_measured_beside_delay_batch() {
     assert_eq!((by_lengths.len(), by_lengths.iter().any(|row| row.name.contains("cola"))), (2 * 5, false));
 }
 
+#[test]
+fn a_step_of_a_cell_is_measured() {
+    let rows = report("batchmaker/figure3", &Folder::new("measured-step")).rows;
+    let measured = |name: &str| rows.iter().find(|row| row.name == name).unwrap().measured;
+    assert!(measured("one step, 64 rows").is_some_and(|us| us > 0.0));
+    assert!(measured("throughput of 64 rows over 1").is_some_and(|gain| gain > 1.0));
+    assert_eq!(measured("one step, 512 rows"), None, "a quick call measures less");
+}
+
 /// However slow the machine: what was carried may be nothing, but the form is there.
 #[test]
 fn the_scheduler_alone_is_measured() {

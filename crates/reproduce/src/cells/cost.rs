@@ -1,5 +1,6 @@
 //! Figures 3 and 10: what a cell costs, and how long sentences are.
 
+use super::measured::step_times;
 use super::workload::{EUROPARL, panel};
 use super::{SOURCE, workload};
 use crate::context::Context;
@@ -11,7 +12,8 @@ use ripieno_workload::{Lengths, counted_lengths, stream};
 pub(super) const FIGURE_3: Item = Item {
     id: "batchmaker/figure3",
     title: "Figure 3: time and throughput of one LSTM step by batch size",
-    says: "A step takes about as long for 64 rows as for one; beyond 512 rows throughput grows no more.",
+    says: "A step takes about as long for 64 rows as for one; beyond 512 rows throughput grows no more. On a processor batching \
+           matters as much.",
     run: figure_3,
 };
 
@@ -22,7 +24,7 @@ pub(super) const FIGURE_10: Item = Item {
     run: figure_10,
 };
 
-fn figure_3(_context: &Context) -> anyhow::Result<Report> {
+fn figure_3(context: &Context) -> anyhow::Result<Report> {
     let parse = |model: workload::Model| {
         Scenario::parse(&format!("rate = 1.0\npolicy = \"cellular\"\n{}", model.table), "figure 3")
     };
@@ -35,6 +37,20 @@ fn figure_3(_context: &Context) -> anyhow::Result<Report> {
         let given = if paper.is_some() { "Given to the simulator." } else { "From \"20 % more throughput at 512\"." };
         let ours = latency(&raw, batch) * 1e3;
         rows.push(Row::new(format!("one step, {batch} rows"), "us", ours).paper(paper).note(given));
+    }
+    for (batch, other) in [(64, 1), (512, 64)] {
+        let gain = batch as f64 / other as f64 * latency(&raw, other) / latency(&raw, batch);
+        rows.push(Row::new(format!("throughput of {batch} rows over {other}"), "x", gain).note("By the costs given."));
+    }
+    if let Some((times_ms, note)) = step_times(context, 512)? {
+        let at = |batch: usize| times_ms.get(batch - 1).copied();
+        let gain = |batch: usize, other: usize| Some(batch as f64 / other as f64 * at(other)? / at(batch)?);
+        let measured = [64, 256, 512].map(|batch| at(batch).map(|ms| ms * 1e3)).into_iter();
+        let gains = [(64, 1), (512, 64)].map(|(batch, other)| gain(batch, other));
+        for (row, value) in rows.iter_mut().zip(measured.chain(gains)) {
+            let own = row.clone().measured(value);
+            *row = if value.is_some() { own.note(&note) } else { own };
+        }
     }
     let gather = workload::GATHER_US * 64.0;
     let step = latency(&scheduled, 64) * 1e3 + gather;

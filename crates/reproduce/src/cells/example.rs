@@ -15,14 +15,14 @@ pub(super) const FIGURE_5: Item = Item {
     id: "batchmaker/figure5",
     title: "Figure 5: eight requests in batches of four",
     says: "Merged, r1 to r4 end at 5 and r5 to r8 at 12; cell by cell r1 leaves at 2, r5 joins at once, r2 and r3 leave at 3.",
-    run: |_| report(0, SOURCE),
+    run: |_| report(0, SOURCE, false),
 };
 
 pub(super) const LATE_FIGURE_1: Item = Item {
     id: "late-batching/figure1",
     title: "Figure 1: eight requests in batches of four",
     says: "Merged, requests 10 to 13 start at 105 and end at 112; with Late Batching request 10 joins at 102 and ends at 105.",
-    run: |_| report(100, LATE_SOURCE),
+    run: |_| report(100, LATE_SOURCE, true),
 };
 
 /// When each arrives, in thousandths, and how many cells it has.
@@ -60,28 +60,29 @@ fn fates(trace: &Trace) -> Vec<(f64, f64)> {
     csv.lines().skip(1).map(|line| (field(line, 3), field(line, 4))).collect()
 }
 
-/// What the text says, by contender and request: start, end.
-fn stated(contender: usize, request: usize) -> (Option<f64>, Option<f64>) {
+/// What the text says, by contender and request: start, end. That r5 ends at 5 only Late Batching says, of its request 10.
+fn stated(contender: usize, request: usize, is_late: bool) -> (Option<f64>, Option<f64>) {
     match (contender, request) {
         (0, 1..=4) => (Some(0.0), Some(5.0)),
         (0, _) => (Some(5.0), Some(12.0)),
         (1, 1) => (Some(0.0), Some(2.0)),
         (1, 2 | 3) => (Some(0.0), Some(3.0)),
-        (1, 5) => (Some(2.0), None),
+        (1, 5) => (Some(2.0), is_late.then_some(5.0)),
         (1, 6 | 7) => (Some(3.0), None),
         _ => (None, None),
     }
 }
 
-fn report(origin: i64, source: &str) -> anyhow::Result<Report> {
+fn report(origin: i64, source: &str, is_late: bool) -> anyhow::Result<Report> {
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (at, (name, policy, max_tasks)) in CONTENDERS.into_iter().enumerate() {
         let fates = fates(&run(policy, max_tasks, origin)?);
         let shift = |paper: Option<f64>| paper.map(|paper| paper + origin as f64);
         for (request, &(start, end)) in (1..).zip(&fates) {
-            let (start_paper, end_paper) = stated(at, request);
-            rows.push(Row::new(format!("{name}: r{request} starts"), "T", start).paper(shift(start_paper)));
-            rows.push(Row::new(format!("{name}: r{request} ends"), "T", end).paper(shift(end_paper)));
+            let (start_paper, end_paper) = stated(at, request, is_late);
+            let note = if is_late && request == 5 { "Request 10 of the paper." } else { "" };
+            rows.push(Row::new(format!("{name}: r{request} starts"), "T", start).paper(shift(start_paper)).note(note));
+            rows.push(Row::new(format!("{name}: r{request} ends"), "T", end).paper(shift(end_paper)).note(note));
         }
         let latency =
             fates.iter().zip(&REQUESTS).map(|(fate, &(micros, _))| fate.1 - origin as f64 - micros as f64 / 1e3);

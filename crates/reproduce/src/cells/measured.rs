@@ -81,6 +81,22 @@ pub(super) fn measure(
     Ok(Some(Measured { given, half_rps, note }))
 }
 
+/// What one step of an LSTM takes here, in milliseconds by rows, as far as a figure shows it; and how it was measured.
+pub(super) fn step_times(context: &Context, rows: usize) -> anyhow::Result<Option<(Vec<f64>, String)>> {
+    let Some(engine) = context.measured() else { return Ok(None) };
+    let folder = Folder::make().context("cannot make a folder for the cells")?;
+    let rows = if context.is_quick() { rows / 8 } else { rows };
+    let limits = format!("max_batch = {rows}\nmax_length = 330\nslo_ms = 60000.0\n");
+    let cells = RandomCells::lstm(HIDDEN, HIDDEN, 1);
+    cells.write(&folder.0, &limits).with_context(|| format!("cannot write cells into {}", folder.0.display()))?;
+    let words: Vec<_> = ["--engine", engine, "--threads", "1"].map(str::to_owned).into();
+    let times = context.machine().costs(&folder.0, &words)?;
+    let note = format!(
+        "Measured: a cell with a state of {HIDDEN} and random weights on {engine}, one thread of this processor."
+    );
+    Ok(Some((times, note)))
+}
+
 /// A folder for one measurement; some hundred megabytes of weights are not to stay.
 struct Folder(PathBuf);
 

@@ -180,6 +180,24 @@ pub(super) fn peaks(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Pea
     Ok(answers.into_iter().filter_map(|answer| answer.peak).collect())
 }
 
+/// By how much less the first case takes than the other at moderate loads, in percent of the 90th percentile: the least and the
+/// most of these answers, and what the paper prints for both.
+pub(super) fn cut_rows(what: &str, pairs: &[(&Answer, &Answer)], papers: [Option<f64>; 2]) -> [Row; 2] {
+    let cuts = pairs.iter().map(|(ours, other)| (1.0 - ours.p90_ms / other.p90_ms) * 100.0);
+    let least = cuts.clone().fold(f64::INFINITY, f64::min);
+    let most = cuts.fold(f64::NEG_INFINITY, f64::max);
+    let row = |which: &str, cut: f64, paper: Option<f64>| {
+        Row::new(format!("{what}: {which} cut of p90 at moderate load"), "%", cut)
+            .fitted(true)
+            .paper(paper)
+            .note(MODERATE)
+    };
+    [row("least", least, papers[0]), row("greatest", most, papers[1])]
+}
+
+const MODERATE: &str = "Loads up to half of what the buckets carry, as the paper defines moderate. It prints one range over MXNet and \
+                        TensorFlow and does not say over which figures.";
+
 /// The two rows of a peak, and the paper's number for both, since no text says which of them it is.
 pub(super) fn peak_rows(case: &Case, what: &str, peak: &Peak, paper: Option<f64>) -> [Row; 2] {
     let Peak { sustained, p90_ms, saturated } = *peak;

@@ -42,13 +42,21 @@ pub(super) const FIGURE_21: Item = Item {
     run: figure_21,
 };
 
-const SPLIT_ONLY: System = System::Dva("stretch = \"never\"\n");
+/// Split alone by both readings of the executors.
+const SPLIT_ONLY: [System; 2] =
+    [System::Dva("stretch = \"never\"\n"), System::Dva("executors = \"stage\"\nstretch = \"never\"\n")];
+/// The readings themselves.
+const READINGS: [&str; 2] = ["", "one executor a stage: "];
 
 fn figure_18(context: &Context) -> anyhow::Result<Report> {
     let networks: [&'static Network; 2] = [&LINKNET, &UNET];
     let plain = networks.map(|network| Case::new(context, network, System::DVA, 1.0));
     let tuned = tuned(context, &plain)?;
-    let systems = |at: usize| [tuned[at][0].system, tuned[at][1].system, SPLIT_ONLY, System::DVA];
+    let systems = |at: usize| {
+        let [free, start] = tuned[at].map(|tuned| tuned.system);
+        [free, start, SPLIT_ONLY[0], SPLIT_ONLY[1], System::DVA, System::STAGED]
+    };
+    let count = systems(0).len();
     let mut cases = Vec::new();
     for (at, case) in plain.iter().enumerate() {
         for system in systems(at) {
@@ -56,7 +64,7 @@ fn figure_18(context: &Context) -> anyhow::Result<Report> {
         }
     }
     let outcomes = run(context, &cases)?;
-    let value = |network: usize, system: usize, load: usize| outcomes[(network * 4 + system) * 3 + load].mean_ms();
+    let value = |network: usize, system: usize, load: usize| outcomes[(network * count + system) * 3 + load].mean_ms();
     let (mut rows, mut panels) = (Vec::new(), Vec::new());
     for (at, network) in networks.iter().enumerate() {
         let mut curves = Vec::new();
@@ -72,12 +80,14 @@ fn figure_18(context: &Context) -> anyhow::Result<Report> {
         }
         panels.push(lines(network.name, axis("load, % of the peak"), axis("mean latency, ms"), curves));
     }
-    for (rule, system) in [("free", 0), ("start", 1)] {
-        for (load, (level, _)) in LOADS.iter().enumerate() {
-            let less = |at: usize| 1.0 - value(at, 2, load).mean / value(at, system, load).mean;
-            let name = format!("split alone: less than DelayBatch, {rule}, {level} load, mean of both");
-            let row = Row::new(name, "%", mean((0..2).map(less)) * 100.0);
-            rows.push(row.paper((*level == "high").then_some(15.0)));
+    for (reading, of) in READINGS.into_iter().zip(2..) {
+        for (rule, system) in [("free", 0), ("start", 1)] {
+            for (load, (level, _)) in LOADS.iter().enumerate() {
+                let less = |at: usize| 1.0 - value(at, of, load).mean / value(at, system, load).mean;
+                let name = format!("{reading}split alone: less than DelayBatch, {rule}, {level} load, mean of both");
+                let row = Row::new(name, "%", mean((0..2).map(less)) * 100.0);
+                rows.push(row.paper((*level == "high").then_some(15.0)));
+            }
         }
     }
     Ok(Report { rows, figure: figure("Split alone", context, panels, 2) })
@@ -88,79 +98,88 @@ fn figure(title: &str, context: &Context, panels: Vec<ripieno_report::plot::Pane
 }
 
 fn figure_19(context: &Context) -> anyhow::Result<Report> {
-    const BUFFERS: [(u32, System); 4] = [
-        (1, System::Dva("buffers = 1\n")),
-        (2, System::Dva("buffers = 2\n")),
-        (3, System::Dva("buffers = 3\n")),
-        (4, System::Dva("buffers = 4\n")),
+    const BUFFERS: usize = 4;
+    const SYSTEMS: [[System; BUFFERS]; 2] = [
+        [
+            System::Dva("buffers = 1\n"),
+            System::Dva("buffers = 2\n"),
+            System::Dva("buffers = 3\n"),
+            System::Dva("buffers = 4\n"),
+        ],
+        [
+            System::Dva("executors = \"stage\"\nbuffers = 1\n"),
+            System::Dva("executors = \"stage\"\nbuffers = 2\n"),
+            System::Dva("executors = \"stage\"\nbuffers = 3\n"),
+            System::Dva("executors = \"stage\"\nbuffers = 4\n"),
+        ],
     ];
     let plain: Vec<_> = NETWORKS.iter().map(|network| Case::new(context, network, System::DVA, 1.0)).collect();
+    // Both readings at the same load, so that their latencies can be compared.
     let peaks = context.each(&plain, Case::peak)?;
-    let with = |(case, &peak): (&Case, &f64)| BUFFERS.map(|(_, system)| Case { system, rate: 0.95 * peak, ..*case });
-    let cases: Vec<_> = plain.iter().zip(&peaks).flat_map(with).collect();
-    let outcomes = run(context, &cases)?;
-    let (mut rows, mut curves) = (Vec::new(), Vec::new());
-    for (at, network) in NETWORKS.iter().enumerate() {
-        let latency = |buffers: usize| outcomes[at * BUFFERS.len() + buffers].mean_ms();
-        for (place, (buffers, _)) in BUFFERS.iter().enumerate() {
-            let Spread { mean, low, high } = latency(place);
-            let row = Row::new(format!("{}: {buffers} buffer pairs", network.name), "ms", mean);
-            rows.push(row.seeds(low, high, seeds(context)));
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (reading, systems) in READINGS.iter().zip(SYSTEMS) {
+        let with = |(case, &peak): (&Case, &f64)| systems.map(|system| Case { system, rate: 0.95 * peak, ..*case });
+        let outcomes = run(context, &plain.iter().zip(&peaks).flat_map(with).collect::<Vec<_>>())?;
+        let mut curves = Vec::new();
+        for (at, network) in NETWORKS.iter().enumerate() {
+            let latency = |place: usize| outcomes[at * BUFFERS + place].mean_ms();
+            for place in 0..BUFFERS {
+                let Spread { mean, low, high } = latency(place);
+                let row = Row::new(format!("{}: {reading}{} buffer pairs", network.name, place + 1), "ms", mean);
+                rows.push(row.seeds(low, high, seeds(context)));
+            }
+            let least = (0..BUFFERS).min_by(|&a, &b| latency(a).mean.total_cmp(&latency(b).mean)).unwrap_or(0) + 1;
+            let row =
+                Row::new(format!("{}: {reading}best number of buffer pairs", network.name), "pairs", least as f64);
+            rows.push(row.paper(2.0).note(BUFFERS_COST));
+            let points = (0..BUFFERS).map(|place| (place as f64 + 1.0, latency(place).mean)).collect();
+            curves.push(Series { name: network.name.to_owned(), points, look: Look::solid(at), markers: true });
         }
-        let least = (0..BUFFERS.len()).min_by(|&a, &b| latency(a).mean.total_cmp(&latency(b).mean)).unwrap_or(0);
-        let row = Row::new(format!("{}: best number of buffer pairs", network.name), "pairs", least as f64 + 1.0);
-        rows.push(row.paper(2.0).note(BUFFERS_COST));
-        let points = BUFFERS.iter().enumerate().map(|(at, &(buffers, _))| (f64::from(buffers), latency(at).mean));
-        curves.push(Series {
-            name: network.name.to_owned(),
-            points: points.collect(),
-            look: Look::solid(at),
-            markers: true,
-        });
+        let title = if reading.is_empty() { "Lanes" } else { "One executor a stage" };
+        panels.push(lines(title, axis("buffer pairs"), axis("mean latency, ms"), curves));
     }
-    let panels = vec![lines("", axis("buffer pairs"), axis("mean latency, ms"), curves)];
-    Ok(Report { rows, figure: figure("Buffer pairs at 95 % of the peak", context, panels, 1) })
+    Ok(Report { rows, figure: figure("Buffer pairs at 95 % of the peak", context, panels, 2) })
 }
 
-const BUFFERS_COST: &str =
-    "Here managing a buffer costs nothing: what the paper measures of more than two is not modelled.";
+const BUFFERS_COST: &str = "The fewest of those that are best. Here managing a buffer costs nothing: what the paper measures of more than two is not \
+     modelled. With one executor a stage a third pair changes next to nothing: two let all stages work.";
 
 fn figure_20(context: &Context) -> anyhow::Result<Report> {
     const STAGES: [usize; 5] = [1, 2, 4, 8, 20];
     let networks: [(&'static Network, f64); 3] = [(&BERT_BASE, 2.0), (&LINKNET, 4.0), (&RESNET152, 4.0)];
-    let plain = networks.map(|(network, _)| Case::new(context, network, System::DVA, 1.0));
-    let sliced: Vec<_> = plain.iter().flat_map(|case| STAGES.map(|stages| Case { stages, ..*case })).collect();
-    let peaks = context.each(&sliced, Case::peak)?;
-    let most = |at: usize| peaks[at..at + STAGES.len()].iter().copied().fold(0.0, f64::max);
-    let loaded: Vec<_> = sliced
-        .iter()
-        .enumerate()
-        .map(|(at, case)| Case { rate: 0.9 * most(at / STAGES.len() * STAGES.len()), ..*case })
-        .collect();
-    let outcomes = run(context, &loaded)?;
-    let (mut rows, mut latency, mut carried) = (Vec::new(), Vec::new(), Vec::new());
-    for (at, (network, paper)) in networks.iter().enumerate() {
-        let ms = |place: usize| outcomes[at * STAGES.len() + place].mean_ms();
-        for (place, stages) in STAGES.iter().enumerate() {
-            let Spread { mean, low, high } = ms(place);
-            let row = Row::new(format!("{}, {stages} stages: mean latency", network.name), "ms", mean);
-            rows.push(row.seeds(low, high, seeds(context)));
-            let peak = peaks[at * STAGES.len() + place];
-            rows.push(Row::new(format!("{}, {stages} stages: peak", network.name), "queries/s", peak));
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (reading, system) in READINGS.iter().zip([System::DVA, System::STAGED]) {
+        let plain = networks.map(|(network, _)| Case::new(context, network, system, 1.0));
+        let sliced: Vec<_> = plain.iter().flat_map(|case| STAGES.map(|stages| Case { stages, ..*case })).collect();
+        let peaks = context.each(&sliced, Case::peak)?;
+        let most = |at: usize| peaks[at..at + STAGES.len()].iter().copied().fold(0.0, f64::max);
+        let rate = |at: usize| 0.9 * most(at / STAGES.len() * STAGES.len());
+        let loaded: Vec<_> = sliced.iter().enumerate().map(|(at, case)| Case { rate: rate(at), ..*case }).collect();
+        let outcomes = run(context, &loaded)?;
+        let (mut latency, mut carried) = (Vec::new(), Vec::new());
+        for (at, (network, paper)) in networks.iter().enumerate() {
+            let ms = |place: usize| outcomes[at * STAGES.len() + place].mean_ms();
+            for (place, stages) in STAGES.iter().enumerate() {
+                let Spread { mean, low, high } = ms(place);
+                let name = format!("{}, {reading}{stages} stages", network.name);
+                rows.push(Row::new(format!("{name}: mean latency"), "ms", mean).seeds(low, high, seeds(context)));
+                rows.push(Row::new(format!("{name}: peak"), "queries/s", peaks[at * STAGES.len() + place]));
+            }
+            let best = (0..STAGES.len()).min_by(|&a, &b| ms(a).mean.total_cmp(&ms(b).mean)).unwrap_or(0);
+            let name = format!("{}: {reading}stages with the lowest latency", network.name);
+            rows.push(Row::new(name, "stages", STAGES[best] as f64).paper(*paper).note(LAUNCH));
+            let curve = |points| Series { name: network.name.to_owned(), points, look: Look::solid(at), markers: true };
+            let x = |place: usize| STAGES[place] as f64;
+            latency.push(curve((0..STAGES.len()).map(|place| (x(place), ms(place).mean)).collect()));
+            let peak = |place: usize| (x(place), peaks[at * STAGES.len() + place]);
+            carried.push(curve((0..STAGES.len()).map(peak).collect()));
         }
-        let best = (0..STAGES.len()).min_by(|&a, &b| ms(a).mean.total_cmp(&ms(b).mean)).unwrap_or(0);
-        let row = Row::new(format!("{}: stages with the lowest latency", network.name), "stages", STAGES[best] as f64);
-        rows.push(row.paper(*paper).note(LAUNCH));
-        let look = Look::solid(at);
-        let curve = |points| Series { name: network.name.to_owned(), points, look, markers: true };
-        let x = |place: usize| STAGES[place] as f64;
-        latency.push(curve((0..STAGES.len()).map(|place| (x(place), ms(place).mean)).collect()));
-        carried.push(curve((0..STAGES.len()).map(|place| (x(place), peaks[at * STAGES.len() + place])).collect()));
+        let title =
+            |what: &str| if reading.is_empty() { what.to_owned() } else { format!("One executor a stage: {what}") };
+        let latency_title = title("latency at 90 % of the best peak");
+        panels.push(lines(&latency_title, axis("stages"), axis("mean latency, ms"), latency));
+        panels.push(lines(&title("peak"), axis("stages"), axis("queries/s"), carried));
     }
-    let panels = vec![
-        lines("Latency at 90 % of the best peak", axis("stages"), axis("mean latency, ms"), latency),
-        lines("Peak", axis("stages"), axis("queries/s"), carried),
-    ];
     Ok(Report { rows, figure: figure("Numbers of stages", context, panels, 2) })
 }
 

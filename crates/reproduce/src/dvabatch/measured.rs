@@ -111,7 +111,7 @@ impl Given {
             System::Delay(0.0, false) => vec![ZERO_BATCH],
             System::Delay(_, false) => vec![ZERO_BATCH, WINDOW],
             System::Dva("") => vec![&self.dva],
-            System::Delay(_, true) | System::Dva(_) => Vec::new(),
+            System::Delay(_, true) | System::Dva(_) | System::Lazy => Vec::new(),
         }
     }
 

@@ -10,6 +10,7 @@ mod examples;
 mod knobs;
 mod latency;
 mod measured;
+mod others;
 mod peak;
 mod workload;
 
@@ -29,6 +30,8 @@ pub(super) const ITEMS: &[Item] = &[
     knobs::FIGURE_20,
     knobs::FIGURE_21,
     latency::STRETCH,
+    others::LAZY,
+    others::BUFFERS,
 ];
 
 /// At the bottom of every plot.

@@ -68,6 +68,8 @@ pub(super) enum System {
     Delay(f64, bool),
     /// DVABatch with these options.
     Dva(&'static str),
+    /// LazyBatching by its paper's rule, on the stages of the case.
+    Lazy,
 }
 
 /// A run.
@@ -159,22 +161,26 @@ impl Sentences {
 impl System {
     pub(super) const ZERO: [System; 2] = [System::Delay(0.0, false), System::Delay(0.0, true)];
     pub(super) const DVA: System = System::Dva("");
+    /// The pipeline as published, where the default has lanes.
+    pub(super) const STAGED: System = System::Dva("executors = \"stage\"\n");
 
     pub(super) fn name(self) -> String {
         let rule = |ahead: bool| if ahead { "start" } else { "free" };
         match self {
             System::Delay(0.0, ahead) => format!("ZeroBatch, {}", rule(ahead)),
             System::Delay(_, ahead) => format!("DelayBatch, {}", rule(ahead)),
+            System::Lazy => "LazyBatching".to_owned(),
             System::Dva("") => "DVABatch".to_owned(),
-            System::Dva(options) => format!("DVABatch, {}", options.trim().replace('"', "")),
+            System::Dva(options) => format!("DVABatch, {}", options.trim().replace('"', "").replace('\n', ", ")),
         }
     }
 
     pub(super) fn look(self) -> Look {
         match self {
             System::Delay(window, ahead) => Look { colour: if window == 0.0 { 1 } else { 2 }, dashed: ahead },
+            System::Lazy => Look::solid(4),
             System::Dva("") => Look::solid(0),
-            System::Dva(_) => Look::dashed(0),
+            System::Dva(options) => Look { colour: if options.contains("executors") { 3 } else { 0 }, dashed: true },
         }
     }
 
@@ -187,6 +193,7 @@ impl System {
                      drop = \"never\"\n"
                 )
             }
+            System::Lazy => "policy = \"lazy\"\n[policy_options]\npreempt = \"slack\"\n".to_owned(),
             System::Dva(options) => format!("policy = \"dva\"\n[policy_options]\ndrop = \"never\"\n{options}"),
         }
     }
@@ -201,7 +208,7 @@ impl Case {
 
     fn toml(&self) -> String {
         let Case { network, rate, requests, seed, .. } = self;
-        let staged = matches!(self.system, System::Dva(_));
+        let staged = matches!(self.system, System::Dva(_) | System::Lazy);
         let mut text = format!("seed = {seed}\nrequests = {requests}\nrate = {rate:?}\n{}", self.system.toml());
         let _ = write!(
             text,

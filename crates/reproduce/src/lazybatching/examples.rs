@@ -6,7 +6,8 @@
 use super::SOURCE;
 use crate::context::Context;
 use crate::item::{Item, Report, Row};
-use crate::played::{Played, instant, play};
+use crate::played::{Played, instant, play, play_changed};
+use ripieno_model::{Block, Model, Steps};
 use ripieno_report::plot::Figure;
 
 pub(super) const FIGURE_4: Item = Item {
@@ -22,6 +23,14 @@ pub(super) const FIGURE_6: Item = Item {
     says: "Cellular batching takes Req3 at 1 and, for the limit of 3, Req4 at 4; at 5 Req3, Req4 and Req5 run together. Graph \
            batching starts them at 5.",
     run: figure_6,
+};
+
+pub(super) const FIGURE_7: Item = Item {
+    id: "lazybatching/figure7",
+    title: "Figure 7: cells behind convolutions",
+    says: "With two convolutions before the recurrent layer and two fully connected layers behind it, cellular batching cannot take \
+           Req3-5 into the batch of Req1-2: both run one after the other, as with graph batching.",
+    run: figure_7,
 };
 
 pub(super) const FIGURE_8: Item = Item {
@@ -96,6 +105,39 @@ fn figure_6(_context: &Context) -> anyhow::Result<Report> {
         instant("cellular: Req3, Req4 and Req5 run together at", 5.0, cellular.start(None, &[3, 4, 5])),
     ];
     Ok(report("Graph batching and cellular batching", &[graph, cellular], rows))
+}
+
+const CELLS: &str = "The claim does not hold of a scheduler for which each layer is a cell of its own type, as here: Req3-5 run their \
+                     convolutions between two steps of the others and join at the next.";
+
+/// A recurrent layer between layers that run once: no scenario file says so.
+fn recurrent_amid_layers(model: &mut Model) {
+    let cell = model.blocks[0].clone();
+    let layer = |name: &str| Block { name: name.to_owned(), steps: Steps::Once, ..cell.clone() };
+    model.blocks = vec![layer("CONV1"), layer("CONV2"), cell.clone(), layer("FC1"), layer("FC2")];
+}
+
+fn figure_7(_context: &Context) -> anyhow::Result<Report> {
+    let requests = [(0.0, 4), (0.0, 4), (2.5, 4), (2.5, 4), (2.5, 4)];
+    let cell = "walk = \"repeat\"\nlengths = { kind = \"fixed\", value = 4 }\n[[model.block]]\nname = \"RNN\"\n\
+                latency_ms = [1, 1, 1, 1, 1]\n";
+    let contenders = [
+        ("graph batching", "policy = \"bucketed\"\n[policy_options]\nwidth = 1000\npad = \"longest\"\n"),
+        ("cellular batching", "policy = \"cellular\"\n[policy_options]\nmax_tasks = 1\n"),
+        ("LazyBatching", "policy = \"lazy\"\n[policy_options]\npreempt = \"slack\"\n"),
+    ];
+    let (mut rows, mut all) = (Vec::new(), Vec::new());
+    for (title, policy) in contenders {
+        let played = play_changed(title, policy, cell, &requests, recurrent_amid_layers)?;
+        let joint = played.start(Some("RNN"), &[1, 2, 3, 4, 5]);
+        rows.push(Row::new(format!("{title}: Req3-5 start at"), "time", played.first(3)));
+        rows.push(Row::new(format!("{title}: Req1-2 end at"), "time", played.finished[0]));
+        rows.push(Row::new(format!("{title}: Req3-5 end at"), "time", played.finished[4]));
+        let note = if title == "cellular batching" { CELLS } else { "" };
+        rows.push(Row::new(format!("{title}: all five run a cell together at"), "time", joint).note(note));
+        all.push(played);
+    }
+    Ok(report("Cells behind convolutions", &all, rows))
 }
 
 fn figure_8(_context: &Context) -> anyhow::Result<Report> {

@@ -8,6 +8,7 @@ mod cost;
 mod examples;
 mod load;
 mod measured;
+mod nodes;
 mod others;
 mod sensitivity;
 mod tail;
@@ -20,6 +21,7 @@ pub(super) const ITEMS: &[Item] = &[
     examples::FIGURE_4,
     load::FIGURE_5,
     examples::FIGURE_6,
+    examples::FIGURE_7,
     examples::FIGURE_8,
     examples::FIGURE_10,
     cost::FIGURE_11,
@@ -32,6 +34,7 @@ pub(super) const ITEMS: &[Item] = &[
     sensitivity::MAX_BATCH,
     sensitivity::CO_LOCATED,
     sensitivity::SENTENCES,
+    nodes::NODES,
     others::FIGURE_17,
     others::LANGUAGE_PAIRS,
 ];

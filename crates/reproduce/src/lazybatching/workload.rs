@@ -4,6 +4,7 @@ use crate::context::Context;
 pub(super) use crate::outcome::{Outcome, Outcomes, axis, lines, mean};
 use ripieno_report::plot::{Look, Series};
 use ripieno_sim::Scenario;
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// The three networks of the main evaluation, by their names on the NPU and in the paper.
@@ -65,6 +66,8 @@ pub(super) enum Lengths {
     ParliamentToEnglish,
     /// Log-normal with the median of 50 steps: about 4 s of speech, and as many letters.
     Speech,
+    /// The paper's, in steps of a layer: so many of the encoder, and of the decoder, make up a word.
+    Layers(u32, u32),
 }
 
 /// A run.
@@ -157,15 +160,24 @@ impl Load {
         let mut text =
             format!("[[model]]\nname = \"{network}\"\n{key} = \"{network}\"\nslo_ms = {slo_ms:?}\nshare = {share:?}\n");
         if self.is_sequence() {
-            text.push_str(lengths.toml());
+            text.push_str(&lengths.toml());
         }
         text
     }
 }
 
 impl Lengths {
-    fn toml(self) -> &'static str {
-        match self {
+    fn toml(self) -> Cow<'static, str> {
+        let fixed = match self {
+            Lengths::Layers(encoder, decoder) => {
+                let mu = 2.74 + f64::from(encoder).ln();
+                let ratio = (f64::from(decoder) / f64::from(encoder)).ln();
+                let (longest, steps) = (80 * encoder, 80 * decoder);
+                return Cow::Owned(format!(
+                    "lengths = {{ kind = \"lognormal\", mu = {mu:?}, sigma = 0.5, min = {encoder}, max = {longest} }}\n\
+                     output_lengths = {{ kind = \"ratio\", mu = {ratio:?}, sigma = 0.15 }}\nmax_steps = {steps}\n"
+                ));
+            }
             Lengths::Paper => {
                 "lengths = { kind = \"lognormal\", mu = 2.74, sigma = 0.5, min = 1, max = 80 }\n\
                  output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 80\n"
@@ -186,7 +198,8 @@ impl Lengths {
                 "lengths = { kind = \"lognormal\", mu = 3.912, sigma = 0.4, min = 1, max = 200 }\n\
                  output_lengths = { kind = \"ratio\", sigma = 0.15 }\nmax_steps = 240\n"
             }
-        }
+        };
+        Cow::Borrowed(fixed)
     }
 }
 
@@ -225,8 +238,12 @@ impl Case {
         text
     }
 
+    pub(super) fn scenario(&self) -> anyhow::Result<Scenario> {
+        Ok(Scenario::parse(&self.toml(), "scenario of the experiment")?)
+    }
+
     fn run(&self) -> anyhow::Result<Outcome> {
-        Outcome::of(&Scenario::parse(&self.toml(), "scenario of the experiment")?)
+        Outcome::of(&self.scenario()?)
     }
 }
 
@@ -242,13 +259,22 @@ pub(super) fn seeds(context: &Context) -> u64 {
 
 /// Each case with several seeds, on all cores.
 pub(super) fn run(context: &Context, cases: &[Case]) -> anyhow::Result<Vec<Outcomes>> {
+    run_as(context, cases, Case::run)
+}
+
+/// The same, where a case is run in this way.
+pub(super) fn run_as(
+    context: &Context,
+    cases: &[Case],
+    run: impl Fn(&Case) -> anyhow::Result<Outcome> + Sync,
+) -> anyhow::Result<Vec<Outcomes>> {
     let seeds = seeds(context);
     let fewer = |requests: u64| if context.is_quick() { requests.div_ceil(2) } else { requests };
     let seeded: Vec<_> = cases
         .iter()
         .flat_map(|case| (1..=seeds).map(|seed| Case { seed, requests: fewer(case.requests), ..case.clone() }))
         .collect();
-    let outcomes = context.each(&seeded, Case::run)?;
+    let outcomes = context.each(&seeded, run)?;
     Ok(outcomes.chunks(seeds as usize).map(|outcomes| Outcomes(outcomes.to_vec())).collect())
 }
 

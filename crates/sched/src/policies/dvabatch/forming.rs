@@ -47,6 +47,9 @@ impl DvaBatch {
         if pipeline.is_empty() && in_use >= model.instances.max(1) {
             return None;
         }
+        if !pipeline.could_begin() {
+            return None;
+        }
         let head = fifo.head(id).expect("a model with a head was asked for");
         // A request that is wider than the limit runs alone.
         let alone = if pipeline.is_empty() { head.rows as usize } else { 0 };
@@ -70,7 +73,7 @@ impl DvaBatch {
             return self.choose(id);
         }
         let mut fits = |count: usize| {
-            self.divide(device, id, count);
+            self.divide(id, count);
             let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
             let (length, rows, _) = self.clusters.groups().next().expect("there is a request");
             self.devices[device].has_room(plan.share(model, 0, rows, length))
@@ -101,14 +104,15 @@ impl DvaBatch {
     }
 
     /// Divides the first `count` requests of a model by length.
-    fn divide(&mut self, device: DeviceId, id: ModelId, count: usize) {
-        let DvaBatch { queues: Tables { models, fifo, .. }, devices, clusters, .. } = self;
+    fn divide(&mut self, id: ModelId, count: usize) {
+        let DvaBatch { queues: Tables { models, fifo, .. }, options, clusters, .. } = self;
         let Served { model, own: OfModel { plan, .. }, .. } = models.get(id);
+        let beside = options.executors.beside(model.blocks.len());
         let member = |request: &Request| (request.extent.length, request.rows, request.slot);
         let others = fifo.len(id) - count;
         let wait = |clusters: &Clusters| {
             let groups = clusters.groups().map(|(length, rows, _)| (length, rows));
-            plan.wait(model, groups, devices[device].lanes.len(), others)
+            plan.wait(model, groups, beside, others)
         };
         clusters.divide(fifo.waiting(id).take(count).map(member), plan.groups, wait);
     }
@@ -125,13 +129,14 @@ impl DvaBatch {
             return true;
         }
         let (all, _) = self.queues.fifo.fitting(id, self.served(id).plan.max_batch);
-        let (lanes, others) = (self.devices[device].lanes.len(), self.queues.fifo.len(id) - all);
+        let stages = self.served(id).model.blocks.len();
+        let (lanes, others) = (self.options.executors.beside(stages), self.queues.fifo.len(id) - all);
         let mut together = Lanes::new(lanes).after(self.devices[device].rest(now));
-        self.divide(device, id, all);
+        self.divide(id, all);
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
         let together = together.waits(others);
-        self.divide(device, id, part);
+        self.divide(id, part);
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         let mut apart = Lanes::beside(lanes, self.devices[device].busy(now));
         let mut left = all;

@@ -3,7 +3,8 @@
 //! Source: "DVABatch: Diversity-aware Multi-Entry Multi-Exit Batching for Efficient Processing of DNN Services on GPUs",
 //! sections 5 to 7.
 //!
-//! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and runs stage by stage on this lane.
+//! 1. *new*: waiting requests of a model become a batch when a lane of a device is free, and runs stage by stage on this lane; or,
+//!    with `executors = "stage"`, when the executor of the first stage is free, and goes through those of the others.
 //! 2. Policy I, where a model's cost depends on the length of its requests: those that wait are divided into a few groups
 //!    by length, with the least padding, and the groups run side by side, or the shortest first.
 //! 3. Policy II, where stages prefer different batch sizes: before a stage, a batch is split in halves if the stages that are
@@ -55,7 +56,7 @@ use options::Options;
 use pipeline::{Batch, Context, Pipeline};
 use ripieno_base::{DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Model;
-use rules::{Plan, Stretch};
+use rules::{Executors, Plan, Stretch};
 
 type Served = models::Served<OfModel>;
 
@@ -110,7 +111,7 @@ impl DvaBatch {
         let DvaBatch { options, devices, queues, .. } = self;
         queues.models.load(id, model, |model, max_batch| {
             let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
-            let pipeline = |_| Pipeline::new(model.blocks.len(), options.lanes, queries);
+            let pipeline = |_| Pipeline::new(model.blocks.len(), options.executors, queries);
             let plan = Plan::new(model, max_batch, &options.terms(model));
             OfModel { plan, promise: None, pipelines: devices.ids().map(pipeline).collect() }
         });
@@ -167,7 +168,7 @@ impl DvaBatch {
     /// Forms and starts batches on devices that have nothing to do, then goes on with those that run, then fills up lanes.
     fn place(&mut self, now: Time, out: &mut Outbox) {
         for device in self.devices.ids() {
-            if self.devices[device].is_open() && self.devices[device].is_idle() {
+            if self.devices[device].is_open() && self.has_nothing_to_do(device) {
                 self.fill(now, device, out);
             }
         }
@@ -175,14 +176,44 @@ impl DvaBatch {
             if !self.devices[device].is_open() {
                 continue;
             }
-            for lane in (0..self.options.lanes as u16).map(LaneId) {
-                let Lane { run, owner, .. } = &self.devices[device].lanes[lane.index()];
-                if run.is_none() && owner.is_some() {
-                    self.stretch(now, device, lane);
-                    self.run_next(now, device, lane, out);
-                }
+            match self.options.executors {
+                Executors::Lanes(_) => self.go_on(now, device, out),
+                Executors::Stages(_) => self.go_on_by_stage(now, device, out),
             }
             self.fill(now, device, out);
+        }
+    }
+
+    /// Whether nothing runs on a device, nor goes on there: between stages a batch is on no lane if each stage has an executor.
+    fn has_nothing_to_do(&self, device: DeviceId) -> bool {
+        let goes_on = |served: &Served| served.pipelines[device.index()].goes_on(&self.cohorts);
+        self.devices[device].is_idle() && !self.queues.models.iter().any(|(_, served)| goes_on(served))
+    }
+
+    /// Lanes go on with their batches.
+    fn go_on(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+        for lane in (0..self.options.lanes as u16).map(LaneId) {
+            let Lane { run, owner, .. } = self.devices[device].lanes[lane.index()];
+            if let Some(owner) = owner.filter(|_| run.is_none()) {
+                self.stretch(now, device, lane, owner);
+                self.run_next(now, device, lane, owner, out);
+            }
+        }
+    }
+
+    /// Executors go on with batches that stand before their stage, each on a lane that is free.
+    fn go_on_by_stage(&mut self, now: Time, device: DeviceId, out: &mut Outbox) {
+        for id in (0..self.queues.models.len() as u16).map(ModelId) {
+            if self.queues.models.find(id).is_none_or(|served| served.pipelines[device.index()].is_empty()) {
+                continue;
+            }
+            let Some(lane) = self.devices[device].free_lane() else { return };
+            self.stretch(now, device, lane, id);
+            while let Some(lane) = self.devices[device].free_lane() {
+                if !self.run_next(now, device, lane, id, out) {
+                    break;
+                }
+            }
         }
     }
 
@@ -208,12 +239,13 @@ impl DvaBatch {
         let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(id);
         let pipeline = &mut pipelines[device.index()];
         let &Cohort { rows, length, .. } = cohorts.get(batch);
-        if !devices[device].has_room(plan.share(model, 0, rows, length)) || !pipeline.takes(lane) {
+        let room = devices[device].has_room(plan.share(model, 0, rows, length));
+        let Some(pair) = pipeline.entry(lane).filter(|_| room) else {
             return false;
-        }
-        pipeline.begin(&mut Context { cohorts, fifo, model, plan }, now, batch, lane);
+        };
+        pipeline.begin(&mut Context { cohorts, fifo, model, plan }, now, batch, pair);
         devices[device].lanes[lane.index()].owner = Some(id);
-        self.run_next(now, device, lane, out);
+        self.run_next(now, device, lane, id, out);
         true
     }
 
@@ -234,9 +266,8 @@ impl DvaBatch {
         }
     }
 
-    /// Policy III: lets newcomers join the batch of a lane that stands at a border, if that is good.
-    fn stretch(&mut self, now: Time, device: DeviceId, lane: LaneId) {
-        let id = self.devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
+    /// Policy III: lets newcomers join the batch that stands at a border before a free lane, if that is good.
+    fn stretch(&mut self, now: Time, device: DeviceId, lane: LaneId, id: ModelId) {
         if self.queues.fifo.next_model(None).is_none_or(|(_, oldest)| oldest != id) || self.has_formed(device) {
             return;
         }
@@ -274,13 +305,12 @@ impl DvaBatch {
         }
     }
 
-    /// Starts the next stage of a lane's batches.
-    fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, out: &mut Outbox) {
+    /// Starts the next stage of a model's batches on a free lane; whether there is one.
+    fn run_next(&mut self, now: Time, device: DeviceId, lane: LaneId, owner: ModelId, out: &mut Outbox) -> bool {
         let DvaBatch { queues: Tables { models, .. }, cohorts, devices, tasks, .. } = self;
-        let owner = devices[device].lanes[lane.index()].owner.expect("a lane with a batch was asked for");
         let Served { model, own: OfModel { plan, pipelines, .. }, .. } = models.get_mut(owner);
         let Some(run) = pipelines[device.index()].next(cohorts, lane) else {
-            return;
+            return false;
         };
         let &Cohort { block, rows, length, .. } = cohorts.get(run.batch);
         let (stage, task) = (block.index(), cohorts.run(run.batch, tasks, (device, lane), false));
@@ -290,6 +320,7 @@ impl DvaBatch {
         devices[device].lanes[lane.index()] =
             Lane { owner: Some(owner), run: Some(run), share, mean_share, rows, ends };
         out.push(tasks.start(task, Time::ORIGIN));
+        true
     }
 }
 

@@ -1,7 +1,7 @@
 //! The catalogue row of "dva" and what its options say.
 
 use super::DvaBatch;
-use super::rules::{Diversity, MAX_LANES, Stretch, Terms};
+use super::rules::{Diversity, Executors, MAX_LANES, Stretch, Terms};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
 use crate::policies::{DROP, MAX_BATCH, WHOLE};
@@ -22,6 +22,13 @@ pub(crate) const POLICY: Policy = Policy {
             default: "2",
             help: "buffer pairs, that is, batches that may run side by side on a device, each on a lane of it; with 1 all \
                    stages run one after the other, as is best where a single batch uses all of the device, like a CPU",
+        },
+        Knob {
+            name: "executors",
+            default: "lane",
+            help: "what runs the stages: \"lane\" = a lane runs all stages of its batch, so that one stage may run twice at once, \
+                   \"stage\" = each stage has one executor, as in the paper, and batches follow each other through the buffer \
+                   pairs between them",
         },
         Knob {
             name: "diversity",
@@ -87,8 +94,13 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     ];
     let stretches = [("gain", Stretch::Gain), ("comp-wait", Stretch::CompWait), ("never", Stretch::Never)];
     let millis = |knob: &str, model: Option<&str>| Ok(knobs.number(knob, model)?.map(Nanos::from_millis_f64));
+    let lanes = lanes(knobs)?.min(setup.limits.lanes);
     let options = Options {
-        lanes: lanes(knobs)?.min(setup.limits.lanes),
+        lanes,
+        executors: match executors(knobs)? {
+            Executors::Lanes(_) => Executors::Lanes(lanes),
+            stages @ Executors::Stages(_) => stages,
+        },
         batches: BatchOptions::read(setup, knobs, DropRule::Never)?,
         terms: Terms {
             diversity: knobs.choice("diversity", &diversities, None)?,
@@ -106,14 +118,23 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
     Ok(Box::new(DvaBatch::new(setup, options)))
 }
 
-/// The lanes of each device.
+fn executors(knobs: &Knobs<'_>) -> Result<Executors, BuildError> {
+    let buffers = knobs.count("buffers", None)?.unwrap_or(2).min(MAX_LANES);
+    let kinds = [("lane", Executors::Lanes(buffers)), ("stage", Executors::Stages(buffers))];
+    knobs.choice("executors", &kinds, kinds[0].1)
+}
+
+/// The lanes of each device. Executors of stages take one that is free: there are as many as a device may have, since all stages of
+/// a model may run at once.
 fn lanes(knobs: &Knobs<'_>) -> Result<usize, BuildError> {
-    Ok(knobs.count("buffers", None)?.unwrap_or(2).min(MAX_LANES))
+    Ok(executors(knobs)?.beside(MAX_LANES))
 }
 
 /// What the options say.
 pub(super) struct Options {
+    /// Tasks that a device runs at once.
     pub(super) lanes: usize,
+    pub(super) executors: Executors,
     pub(super) batches: BatchOptions,
     pub(super) terms: Terms,
     comp_wait: PerModel<Option<Nanos>>,

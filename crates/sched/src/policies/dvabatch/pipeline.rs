@@ -1,12 +1,14 @@
 //! A model on a device: its batches, on which lane each runs, and in which order.
 //!
 //! The executors are the paper's; the batch table is that of cohorts, in which the status of a batch is the block that it
-//! stands before. A batch and all that is split from it run on one lane, one stage at a time, whoever is furthest first: so
-//! the parts of a split run one after the other, each to its end. A lane has the buffer pair of its number; newcomers that
-//! catch up with a batch use one more, so that one batch of the model can be stretched at a time. They are a batch of
-//! their own until they stand where it stands; if they vanish on their way, it goes on.
+//! stands before. Whoever is furthest runs first, and the parts of a split run one after the other, each to its end. Newcomers
+//! that catch up with a batch are a batch of their own until they stand where it stands; if they vanish on their way, it
+//! goes on. One batch of the model can be stretched at a time.
+//!
+//! With lanes, a batch and all that is split from it run on one lane, which has the buffer pair of its number; newcomers
+//! use one more. With one executor a stage, a batch takes a pair in which it can begin, and newcomers any other one.
 
-use super::rules::Plan;
+use super::rules::{Executors, Plan};
 use super::stage_executors::{Pair, StageExecutors};
 use crate::TaskDone;
 use crate::parts::cohorts::{Cohort, CohortId, Cohorts};
@@ -18,17 +20,19 @@ use ripieno_model::Model;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     /// None until it begins.
-    pub(super) lane: Option<LaneId>,
+    pair: Option<Pair>,
     pub(super) begun: Time,
     /// Whether a split awaits it, or it came from one or skipped a stage: nobody may join any more.
     sealed: bool,
     /// Counts the batches of the model on this device.
     number: u64,
+    /// The number of the batch that it was split from, or its own.
+    family: u64,
 }
 
 impl Batch {
     fn pair(&self) -> Pair {
-        pair(self.lane.expect("a batch that runs is on a lane"))
+        self.pair.expect("a batch that runs has a buffer pair")
     }
 }
 
@@ -56,6 +60,8 @@ pub(super) struct Run {
 #[derive(Debug)]
 pub(super) struct Pipeline {
     executors: StageExecutors,
+    /// Whether a lane has the pair of its number, and newcomers the last one.
+    by_lane: bool,
     stages: usize,
     /// In the order in which they came to stand where they stand; parts of a split one after the other.
     batches: Vec<CohortId>,
@@ -72,15 +78,20 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub(super) fn new(stages: usize, lanes: usize, queries: usize) -> Pipeline {
+    pub(super) fn new(stages: usize, executors: Executors, queries: usize) -> Pipeline {
+        let (by_lane, pairs, width) = match executors {
+            Executors::Lanes(lanes) => (true, lanes + 1, lanes),
+            Executors::Stages(pairs) => (false, pairs, 1),
+        };
         Pipeline {
-            executors: StageExecutors::new(stages, lanes + 1, lanes),
+            executors: StageExecutors::new(stages, pairs, width),
+            by_lane,
             stages,
             batches: Vec::with_capacity(queries + 1),
             count: 0,
             stretched: None,
             newcomers: None,
-            spare: lanes as Pair,
+            spare: (pairs - 1) as Pair,
             skipping: Vec::with_capacity(queries),
         }
     }
@@ -94,14 +105,15 @@ impl Pipeline {
         self.batches.iter().map(|&id| cohorts.get(id).rows).sum()
     }
 
-    /// Whether a batch is on a lane.
+    /// Whether a lane has a batch that goes on there.
     pub(super) fn uses(&self, cohorts: &Cohorts<Batch>, lane: LaneId) -> bool {
-        self.batches.iter().any(|&id| cohorts.get(id).own.lane == Some(lane))
+        self.by_lane && self.batches.iter().any(|&id| cohorts.get(id).own.pair == Some(pair(lane)))
     }
 
     /// *new*: a batch before the first stage, on no lane yet. Its members are to be added.
     pub(super) fn open(&mut self, cohorts: &mut Cohorts<Batch>, model: ModelId, sealed: bool) -> CohortId {
-        let own = Batch { lane: None, begun: Time::NEVER, sealed, number: self.number() };
+        let number = self.number();
+        let own = Batch { pair: None, begun: Time::NEVER, sealed, number, family: number };
         let id = cohorts.open(model, own);
         self.batches.push(id);
         id
@@ -109,7 +121,8 @@ impl Pipeline {
 
     /// A batch that another device has formed, and that has not begun.
     pub(super) fn take_over(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId) {
-        cohorts.own_mut(id).number = self.number();
+        let (number, own) = (self.number(), cohorts.own_mut(id));
+        (own.number, own.family) = (number, number);
         self.batches.push(id);
     }
 
@@ -118,15 +131,15 @@ impl Pipeline {
         self.count
     }
 
-    /// The first batch that has been formed and is on no lane yet.
+    /// The first batch that has been formed and has not begun.
     pub(super) fn formed(&self, cohorts: &Cohorts<Batch>) -> Option<CohortId> {
-        self.batches.iter().copied().find(|&id| cohorts.get(id).own.lane.is_none())
+        self.batches.iter().copied().find(|&id| cohorts.get(id).own.pair.is_none())
     }
 
     /// A request leaves the batch that it waits in and that has not begun; false if there is none.
     pub(super) fn withdraw(&mut self, context: &mut Context<'_>, slot: RequestSlot) -> bool {
         let Context { cohorts, fifo, model, plan } = context;
-        let own = |id: &CohortId| cohorts.get(*id).own.lane.is_none() && self.batches.contains(id);
+        let own = |id: &CohortId| cohorts.get(*id).own.pair.is_none() && self.batches.contains(id);
         let Some(id) = cohorts.of(slot).filter(own) else {
             return false;
         };
@@ -140,33 +153,56 @@ impl Pipeline {
         true
     }
 
-    /// Whether a batch may begin on a free lane.
-    pub(super) fn takes(&self, lane: LaneId) -> bool {
-        self.executors.takes(0, pair(lane))
+    /// Whether a batch has begun and is not through.
+    pub(super) fn goes_on(&self, cohorts: &Cohorts<Batch>) -> bool {
+        self.batches.iter().any(|&id| cohorts.get(id).own.pair.is_some())
     }
 
-    /// A batch that has been formed begins on a free lane: from now on its members run.
-    pub(super) fn begin(&mut self, context: &mut Context<'_>, now: Time, id: CohortId, lane: LaneId) {
+    /// Whether a batch could begin now, if a lane is free.
+    pub(super) fn could_begin(&self) -> bool {
+        self.by_lane || self.executors.pairs().any(|pair| self.executors.could_begin(pair))
+    }
+
+    /// The pair in which a batch may begin on a free lane.
+    pub(super) fn entry(&self, lane: LaneId) -> Option<Pair> {
+        match self.by_lane {
+            true => Some(pair(lane)).filter(|&pair| self.executors.takes(0, pair)),
+            false => self.executors.pairs().find(|&pair| self.executors.could_begin(pair)),
+        }
+    }
+
+    /// A batch that has been formed begins in a pair: from now on its members run.
+    pub(super) fn begin(&mut self, context: &mut Context<'_>, now: Time, id: CohortId, pair: Pair) {
         let own = context.cohorts.own_mut(id);
-        (own.lane, own.begun) = (Some(lane), now);
+        (own.pair, own.begun) = (Some(pair), now);
         context.cohorts.members(id).for_each(|slot| context.fifo.disarm(slot));
-        self.executors.put(0, pair(lane));
+        self.executors.put(0, pair);
     }
 
-    /// The batch of a lane that newcomers could join: the latest one, at a border, neither about to be split nor split off.
+    /// The batch that newcomers could join before a free lane goes on: the latest one, at a border, neither about to be split nor
+    /// split off.
     pub(super) fn stretchable(&self, cohorts: &Cohorts<Batch>, lane: LaneId) -> Option<CohortId> {
         let latest = self.batches.iter().copied().max_by_key(|&id| cohorts.get(id).own.number)?;
-        let &Cohort { block, runs, own: Batch { lane: on, sealed, .. }, .. } = cohorts.get(latest);
-        let free = self.stretched.is_none() && self.executors.takes(0, self.spare);
-        (on == Some(lane) && !sealed && !runs && block > BlockId(0) && free).then_some(latest)
+        let &Cohort { block, runs, own: Batch { pair: of, sealed, .. }, .. } = cohorts.get(latest);
+        let here = !self.by_lane || of == Some(pair(lane));
+        let free = self.stretched.is_none() && self.free_beside(of?).is_some();
+        (here && !sealed && !runs && block > BlockId(0) && free).then_some(latest)
+    }
+
+    /// The pair in which newcomers could catch up with a batch of pair `of`.
+    fn free_beside(&self, of: Pair) -> Option<Pair> {
+        let mut pairs =
+            self.executors.pairs().filter(|&pair| if self.by_lane { pair == self.spare } else { pair != of });
+        pairs.find(|&pair| self.executors.takes(0, pair))
     }
 
     /// *stretch*: newcomers join a batch, which stands until they have caught up. They are to be added to the batch that is returned.
     pub(super) fn stretch(&mut self, cohorts: &mut Cohorts<Batch>, id: CohortId, sealed: bool) -> CohortId {
         let (model, number) = (cohorts.get(id).model, self.number());
+        self.spare = self.free_beside(cohorts.get(id).own.pair()).expect("a batch that is stretchable");
         let own = cohorts.own_mut(id);
         own.sealed = sealed;
-        let newcomers = Batch { number, ..*own };
+        let newcomers = Batch { number, family: number, ..*own };
         let newcomers = cohorts.open(model, newcomers);
         self.batches.push(newcomers);
         self.executors.put(0, self.spare);
@@ -174,16 +210,19 @@ impl Pipeline {
         newcomers
     }
 
-    /// Takes the batch of a lane that is furthest and may run.
+    /// Takes the batch that is furthest and may run on a free lane.
     pub(super) fn next(&mut self, cohorts: &Cohorts<Batch>, lane: LaneId) -> Option<Run> {
         let held = self.stretched.filter(|_| self.newcomers.is_some());
         for stage in (0..self.stages).rev() {
             for &batch in &self.batches {
-                let &Cohort { block, own, .. } = cohorts.get(batch);
-                if block.index() != stage || own.lane != Some(lane) || held == Some(batch) {
+                let &Cohort { block, runs, own, .. } = cohorts.get(batch);
+                let Some(of) = own.pair.filter(|&of| !self.by_lane || of == pair(lane)) else {
+                    continue;
+                };
+                if block.index() != stage || held == Some(batch) || runs || self.waits_for_its_like(cohorts, batch) {
                     continue;
                 }
-                let pair = if self.newcomers == Some(batch) { self.spare } else { pair(lane) };
+                let pair = if self.newcomers == Some(batch) { self.spare } else { of };
                 let merged = (self.stretched == Some(batch)).then_some(self.spare);
                 if self.executors.may_start(stage, pair, merged) {
                     let begun = self.executors.pull(stage, pair) && self.executors.check(stage, pair, merged);
@@ -193,6 +232,13 @@ impl Pipeline {
             }
         }
         None
+    }
+
+    /// Whether a part of the same split is further on, or runs.
+    fn waits_for_its_like(&self, cohorts: &Cohorts<Batch>, id: CohortId) -> bool {
+        let &Cohort { block, own: Batch { family, .. }, .. } = cohorts.get(id);
+        let mut others = self.batches.iter().filter(|&&other| other != id).map(|&other| cohorts.get(other));
+        !self.by_lane && others.any(|other| other.own.family == family && (other.runs || other.block > block))
     }
 
     /// A stage has run, well or badly: who ends leaves, who skips goes on as a batch of its own, and a batch before the next
@@ -226,7 +272,8 @@ impl Pipeline {
             cohorts.members(id).filter_map(|slot| cohorts.next(slot)).filter(|to| to.0 > stage.0 + 1).min()
         };
         while let Some(to) = beyond(cohorts) {
-            let own = Batch { sealed: true, number: self.number(), ..own };
+            let number = self.number();
+            let own = Batch { sealed: true, number, family: number, ..own };
             let skipped = cohorts.split(id, own, |_, next| next == Some(to));
             cohorts.advance(skipped, |slot| unreachable!("{slot:?} goes on"));
             self.skipping.push(skipped);

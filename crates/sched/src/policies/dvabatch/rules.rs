@@ -28,6 +28,26 @@ pub(super) enum Stretch {
     Never,
 }
 
+/// Who runs the stages of a model on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Executors {
+    /// Lanes: each runs all stages of one batch after the other.
+    Lanes(usize),
+    /// One executor for each stage, and so many buffer pairs between them.
+    Stages(usize),
+}
+
+impl Executors {
+    /// How many batches of a model with so many stages can run side by side.
+    pub(super) fn beside(self, stages: usize) -> usize {
+        match self {
+            Executors::Lanes(lanes) => lanes,
+            Executors::Stages(1) => 1,
+            Executors::Stages(_) => stages.min(MAX_LANES),
+        }
+    }
+}
+
 /// What the options say about one model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {

@@ -97,6 +97,11 @@ impl StageExecutors {
         bound && self.is_ready(stage, pair, merged)
     }
 
+    /// Whether the first stage could begin at once with an item that is put into `pair`.
+    pub(super) fn could_begin(&self, pair: Pair) -> bool {
+        self.takes(0, pair) && self.executors[..self.width].contains(&Executor::Active) && self.is_legitimate(0, pair)
+    }
+
     /// An active executor pulls an item of a pair; false if none is active.
     pub(super) fn pull(&mut self, stage: usize, pair: Pair) -> bool {
         self.change(stage, Executor::Active, Executor::Checking(pair))
@@ -145,6 +150,11 @@ impl StageExecutors {
         self.buffers.fill(Buffer::Available);
         self.unread.fill(0);
         self.owed.fill(false);
+    }
+
+    /// The buffer pairs.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = Pair> + use<> {
+        0..self.pairs as Pair
     }
 
     /// Lets executors become active that can, from the last stage to the first, since each may legitimise pairs for the one

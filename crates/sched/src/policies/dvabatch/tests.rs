@@ -410,3 +410,59 @@ fn who_waits_in_a_batch_is_rejected_if_the_model_goes() {
     );
     assert_eq!(driver.ok(1, 0), "done 0, done 1");
 }
+
+#[test]
+fn with_one_executor_a_stage_batches_follow_each_other() {
+    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage")]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    driver.arrive(0, 1..2, 0, 1_000);
+    // A lane would be free, but the executor of the first stage works.
+    assert_eq!(driver.settle(0), "");
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0], lane 1 stage 0 [1]");
+    driver.arrive(1, 2..3, 0, 1_000);
+    // There are two pairs, and both are in use until the second stage has read from one.
+    assert_eq!(driver.ok(2, 1), "");
+    assert_eq!(driver.ok(3, 0), "lane 0 stage 2 [0], lane 1 stage 1 [1], lane 2 stage 0 [2]");
+    assert_eq!(driver.ok(4, 0), "lane 0 stage 3 [0]");
+    assert_eq!(driver.ok(5, 0), "done 0");
+}
+
+#[test]
+fn one_pair_of_buffers_makes_stages_work_in_turn() {
+    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage"), ("buffers", "1")]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    driver.arrive(0, 1..2, 0, 1_000);
+    for stage in 1..4 {
+        assert_eq!(driver.ok(stage, 0), format!("lane 0 stage {stage} [0]"));
+    }
+    assert_eq!(driver.ok(4, 0), "done 0, lane 0 stage 0 [1]");
+}
+
+#[test]
+fn parts_of_a_split_run_one_after_the_other_though_executors_are_free() {
+    let each = [1, 2, 3, 4];
+    let mut driver = Driver::new(vec![chain(&[[1; 4], each, each])], 4, &[("executors", "stage")]);
+    driver.arrive(0, 0..2, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0, 1]");
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
+    assert_eq!(driver.ok(2, 0), "lane 0 stage 2 [0]");
+    assert_eq!(driver.ok(3, 0), "done 0, lane 0 stage 1 [1]");
+    assert_eq!(driver.ok(4, 0), "lane 0 stage 2 [1]");
+    assert_eq!(driver.ok(5, 0), "done 1");
+}
+
+#[test]
+fn newcomers_catch_up_through_another_pair() {
+    let mut driver = Driver::new(vec![flat()], 4, &[("executors", "stage"), ("stretch", "comp-wait")]);
+    driver.arrive(0, 0..1, 0, 1_000);
+    assert_eq!(driver.settle(0), "lane 0 stage 0 [0]");
+    assert_eq!(driver.ok(1, 0), "lane 0 stage 1 [0]");
+    driver.arrive(2, 1..2, 0, 1_000);
+    assert_eq!(driver.ok(2, 0), "lane 0 stage 0 [1]");
+    assert_eq!(driver.ok(3, 0), "lane 0 stage 1 [1]");
+    assert_eq!(driver.ok(4, 0), "lane 0 stage 2 [0, 1]");
+    assert_eq!(driver.ok(5, 0), "lane 0 stage 3 [0, 1]");
+    assert_eq!(driver.ok(6, 0), "done 0, done 1");
+}

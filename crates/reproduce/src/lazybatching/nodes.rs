@@ -1,0 +1,96 @@
+//! Nodes of a layer instead of a word: what preemption within a word would bring.
+//!
+//! Blocks that run once a word are one node of all its layers in our networks, since a step of a walk is a word. The paper preempts
+//! between layers. Here a word is so many steps, each with its share of the word's time, so that a batch can be preempted and
+//! joined within a word. Steps of a block may run together whatever layer they stand for: a real device could not do that, so the
+//! difference is at most this.
+
+use super::sensitivity::figure;
+use super::workload::{
+    Case, DEC_TIMESTEPS, Lengths, Load, Outcome, Outcomes, SLO_MS, System, axis, lines, run_as, seeds, series,
+};
+use crate::context::{Context, Spread};
+use crate::item::{Item, Report, Row};
+use ripieno_base::Nanos;
+use ripieno_model::{Profile, Steps};
+
+pub(super) const NODES: Item = Item {
+    id: "lazybatching/nodes",
+    title: "Nodes of a layer and of a word",
+    says: "A batch is preempted and merged at layers. The paper does not say what a node is in a recurrent network.",
+    run,
+};
+
+/// Networks whose words have layers: by name, and the layers of a word in the encoder and in the decoder. The encoder of
+/// Transformer takes all words at once, a layer a node; its decoder has six layers and the choice of a word.
+const NETWORKS: [(&str, &str, u32, u32); 2] = [("gnmt", "GNMT", 5, 6), ("transformer", "Transformer", 1, 7)];
+const RATES: [f64; 5] = [64.0, 256.0, 500.0, 1000.0, 2000.0];
+const SYSTEMS: [System; 2] = [System::LazyB, System::Gain];
+
+/// A case whose words are so many steps.
+fn case(system: System, network: &'static str, rate: f64, layers: (u32, u32)) -> Case {
+    let lengths = Lengths::Layers(layers.0, layers.1);
+    let loads = vec![Load { lengths, ..Load::new(network, SLO_MS) }];
+    Case { loads, dec_timesteps: DEC_TIMESTEPS * layers.1, ..Case::new(system, network, rate) }
+}
+
+/// Runs a case with each word's time divided among its steps.
+fn by_layer(case: &Case) -> anyhow::Result<Outcome> {
+    let mut scenario = case.scenario()?;
+    let Lengths::Layers(encoder, decoder) = case.loads[0].lengths else { unreachable!("the cases of this item") };
+    for block in &mut scenario.setup.models[0].blocks {
+        let layers = match block.steps {
+            Steps::Length => encoder,
+            Steps::UntilEnd => decoder,
+            Steps::Once | Steps::Nodes => 1,
+        };
+        let part = |batch: usize| Nanos(block.profile.latency(batch).0 / i64::from(layers));
+        let table: Vec<_> = (1..=block.profile.max_batch()).map(part).collect();
+        block.profile = Profile::from_table(&table)?;
+    }
+    Outcome::of(&scenario)
+}
+
+fn run(context: &Context) -> anyhow::Result<Report> {
+    let rates = context.points(&RATES, 2);
+    let mut cases = Vec::new();
+    for (network, _, encoder, decoder) in NETWORKS {
+        for system in SYSTEMS {
+            for layers in [(1, 1), (encoder, decoder)] {
+                cases.extend(rates.iter().map(|&rate| case(system, network, rate, layers)));
+            }
+        }
+    }
+    let outcomes = run_as(context, &cases, by_layer)?;
+    let mut chunks = outcomes.chunks(rates.len());
+    let (mut rows, mut panels) = (Vec::new(), Vec::new());
+    for (_, name, ..) in NETWORKS {
+        let mut curves = Vec::new();
+        for system in SYSTEMS {
+            let mut of = || chunks.next().unwrap_or(&[]);
+            let (words, layers) = (of(), of());
+            for ((rate, word), layer) in rates.iter().zip(words).zip(layers) {
+                rows.extend(rows_of(&format!("{name}, {rate}/s, {}", system.name()), [word, layer], context));
+            }
+            let points = |of: &[Outcomes]| rates.iter().zip(of).map(|(&rate, at)| (rate, at.mean_ms().mean)).collect();
+            let mut by_layer = series(system, points(layers));
+            by_layer.name += ", a layer a node";
+            by_layer.look.dashed = true;
+            curves.extend([series(system, points(words)), by_layer]);
+        }
+        panels.push(lines(name, axis("requests/s"), axis("mean latency, ms"), curves));
+    }
+    Ok(Report { rows, figure: figure("Nodes of a layer and of a word", context, panels, 2) })
+}
+
+/// With a node a word, with a node a layer, and how much less that is.
+fn rows_of(name: &str, [word, layer]: [&Outcomes; 2], context: &Context) -> [Row; 3] {
+    let row = |node: &str, Spread { mean, low, high }: Spread| {
+        Row::new(format!("{name}: a {node} a node"), "ms", mean).seeds(low, high, seeds(context))
+    };
+    let less = (1.0 - layer.mean_ms().mean / word.mean_ms().mean) * 100.0;
+    let less = Row::new(format!("{name}: less by nodes of a layer"), "%", less).note(MOST);
+    [row("word", word.mean_ms()), row("layer", layer.mean_ms()), less]
+}
+
+const MOST: &str = "At most: steps may run together here whatever layer they stand for.";
