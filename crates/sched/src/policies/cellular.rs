@@ -18,18 +18,17 @@
 //!
 //! Choices where the paper leaves freedom: queues are in the order of arrival, also for what is released later. Ready nodes
 //! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.
-//! A block of several models at once: the order compares within a model only; among equals, and under `"priority"` among models, the
-//! cell type goes first that was chosen the longest ago, so that no model starves. A decision before every cell needs
+//! A block of several models at once: the order compares within a model only; among models, and among equals, the cell type
+//! goes first that was chosen the longest ago, so that no model starves. A decision before every cell needs
 //! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a sequence keeps its row, a
 //! decoder or tree only waits with its answer. What runs once is submitted one task at a time: it makes nothing ready.
 //!
 //! One addition of ours, `order = "waiting"`: with the paper's fixed priorities, later cells first, an idle device always finds
 //! a later cell with a row or two, so that earlier ones are starved and no batch fills. So the rows that a cell type has ready
 //! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. One that has had no turn for a
-//! quarter of its model's latency target counts as full, so that a light model has its turn beside one that always fills. Its turn lasts
-//! until its requests have ended: each needs many cells, and each of them would wait. Among models the one goes first that has taken the
-//! least device time for its weight. Of a chain, whose blocks run once, the latest block goes first: a batch runs to its end before the
-//! next one begins. `"priority"` is the paper.
+//! quarter of its model's latency target counts as full, so that a light model has its turn beside one that always fills. Where a request
+//! needs several turns, that quarter is divided among them as long as somebody fills batches. Of a chain, whose blocks run once, the
+//! latest block goes first: a batch runs to its end before the next one begins. `"priority"` is the paper.
 //!
 //! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
 //! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
@@ -84,7 +83,7 @@ const EARLY_LEAVE: Knob = Knob {
            in the same batch",
 };
 
-/// A small batch has its turn beside full ones after this part of the latency target.
+/// A request whose batches are small waits such a part of the latency target for its turns beside full ones.
 const PATIENCE: i64 = 4;
 
 /// Which cell types of a model may go next.
@@ -155,49 +154,33 @@ pub(super) struct Algorithm1 {
 impl Choose for Algorithm1 {
     fn choose(&mut self, now: Time, cells: &Cells, device: DeviceId) -> Option<(ModelId, BlockId)> {
         let is_full = |cell: &Cell| cell.ready(device) >= cell.max;
-        let full = |served: &Served, cell: &Cell| is_full(cell) || self.is_kept_waiting(now, served, cell, device);
+        let somebody_fills = cells.models().any(|(_, served)| served.cells.iter().any(is_full));
+        let turns = |served: &Served, cell: &Cell| if somebody_fills { cells.turns(served, cell) } else { 1 };
+        let full = |served: &Served, cell: &Cell| {
+            is_full(cell) || self.is_kept_waiting(now, served, cell, (device, turns(served, cell)))
+        };
         let quiet = |_: &Served, cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
         let ready = |_: &Served, cell: &Cell| cell.ready(device) > 0;
-        let ranks: [&Eligible<'_>; 3] = [&full, &quiet, &ready];
-        let somebody_fills = cells.models().any(|(_, served)| served.cells.iter().any(is_full));
-        (0..ranks.len()).find_map(|rank| {
-            self.best(cells, device, |served| {
-                // Beside full batches whatever goes first of a model that is owed a turn counts as one.
-                let last = if somebody_fills && self.is_owed(now, served) { ranks.len() } else { rank + 1 };
-                ranks[rank..last].iter().find_map(|eligible| self.first(now, served, device, eligible))
-            })
-        })
+        let best = |eligible: &Eligible<'_>| self.best(now, cells, device, eligible);
+        best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))
     }
 }
 
 impl Algorithm1 {
-    /// Whether a cell type has had no turn for so long that it counts as one with a full batch.
-    fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, device: DeviceId) -> bool {
-        let patience = Nanos(served.model.slo.0 / PATIENCE);
+    /// Whether a cell type, whose oldest request needs so many turns, has had none for so long that it counts as one with a full batch.
+    fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, (device, turns): (DeviceId, u32)) -> bool {
+        let patience = Nanos(served.model.slo.0 / PATIENCE / i64::from(turns));
         self.order == Order::Waiting && cell.ready(device) > 0 && now - cell.chosen_at >= patience
     }
 
-    /// Whether a model that goes on in steps has requests and had none left to run for so long. It keeps its turn until it has none
-    /// again: a request needs many steps, and each of them would wait.
-    fn is_owed(&self, now: Time, served: &Served) -> bool {
-        let patience = Nanos(served.model.slo.0 / PATIENCE);
-        self.order == Order::Waiting && served.model.walk.is_unfolded() && now - served.owed_since >= patience
-    }
-
-    /// Of each model the cell type that goes `first`, and of these the one of the model that has taken the least device time.
-    fn best(
-        &self,
-        cells: &Cells,
-        device: DeviceId,
-        first: impl Fn(&Served) -> Option<usize>,
-    ) -> Option<(ModelId, BlockId)> {
+    /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago.
+    fn best(&self, now: Time, cells: &Cells, device: DeviceId, eligible: &Eligible<'_>) -> Option<(ModelId, BlockId)> {
         // Behind what runs stands only what goes on in steps: a batch of a whole model would miss who comes meanwhile.
         let behind = cells.holds(device) > 0;
         let may_run = |served: &Served| served.may_run_on(device) && (!behind || served.model.walk.is_unfolded());
         let of_model = |(id, served): (ModelId, &Served)| {
-            let block = first(served)?;
-            let took = if self.order == Order::Waiting { cells.took(served) } else { Nanos::ZERO };
-            Some(((took, served.cells[block].chosen), id, BlockId(block as u16)))
+            let block = self.first(now, served, device, eligible)?;
+            Some((served.cells[block].chosen, id, BlockId(block as u16)))
         };
         let models = cells.models().filter(|(_, served)| may_run(served));
         models.filter_map(of_model).min().map(|(_, model, block)| (model, block))

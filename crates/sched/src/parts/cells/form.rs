@@ -3,7 +3,7 @@
 use super::{Cells, Join, Leave, State, Walker};
 use crate::parts::cost;
 use crate::{Outbox, TaskDone};
-use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, TaskId, Time};
 use ripieno_model::Steps;
 
 impl Cells {
@@ -12,12 +12,9 @@ impl Cells {
     pub(super) fn batch(&mut self, now: Time, model: ModelId, block: BlockId, device: DeviceId, out: &mut Outbox) {
         self.choices += 1;
         let choices = self.choices;
-        self.took = self.took(self.served(model));
-        let took = self.took;
         let served = self.served_mut(model);
         served.cells[block.index()].chosen = choices;
         served.cells[block.index()].chosen_at = now;
-        (served.chosen_at, served.took) = (now, took);
         // A fixed set would queue steps beyond its end, which nobody knows beforehand.
         let blind = served.terms.join != Join::AtOnce && served.steps(block) == Steps::UntilEnd;
         // What runs once makes nothing ready that could follow, and who comes meanwhile would miss what is submitted ahead.
@@ -47,14 +44,8 @@ impl Cells {
         for at in 0..self.tasks.members(task).len() {
             self.move_on(task, at);
         }
-        let rows = self.tasks.members(task).iter().map(|slot| self.walkers[slot.index()].request.rows as usize).sum();
-        let length = self.tasks.get(task).length;
-        let served = self.served_mut(model);
-        let cost = served.model.blocks[block.index()].cost(rows, length);
-        let weight = i64::from(served.model.weight.max(1));
-        served.took += Nanos(cost.0 / weight);
-        served.cells[block.index()].running += 1;
-        served.hold(device);
+        self.served_mut(model).cells[block.index()].running += 1;
+        self.served_mut(model).hold(device);
         self.devices[device].held += 1;
         task
     }

@@ -120,8 +120,6 @@ pub(crate) struct Cells {
     pending: Vec<Action>,
     arrivals: u64,
     choices: u64,
-    /// What the model that was chosen last had taken by then, if that is more than for those before.
-    took: Nanos,
     max_tasks: usize,
 }
 
@@ -202,7 +200,6 @@ impl Cells {
             pending: Vec::with_capacity(limits.requests),
             arrivals: 0,
             choices: 0,
-            took: Nanos::ZERO,
             max_tasks: limits.depth,
         }
     }
@@ -231,9 +228,11 @@ impl Cells {
         self.models.iter()
     }
 
-    /// The device time that a model has taken, over its weight. Who had nothing to do saves nothing up.
-    pub(crate) fn took(&self, served: &Served) -> Nanos {
-        served.took.max(self.took)
+    /// How often a cell type must be chosen for its oldest request until that is through, if it goes on in steps.
+    pub(crate) fn turns(&self, served: &Served, cell: &Cell) -> u32 {
+        let oldest = cell.queue.front().map(|id| self.subgraphs.at(id));
+        let steps = oldest.filter(|subgraph| !subgraph.is_graph).map_or(1, |subgraph| subgraph.total);
+        steps.div_ceil(served.terms.max_tasks.min(self.max_tasks) as u32).max(1)
     }
 
     /// How many tasks a device holds.

@@ -2,7 +2,7 @@
 
 use super::Terms;
 use crate::parts::models;
-use ripieno_base::{BlockId, DeviceId, List, Nanos, Time};
+use ripieno_base::{BlockId, DeviceId, List, Time};
 use ripieno_model::{Model, Steps};
 use std::ops::Range;
 
@@ -19,13 +19,6 @@ pub(crate) struct OfModel {
     pub(super) stage_of: Vec<usize>,
     /// By block.
     pub(crate) cells: Vec<Cell>,
-    /// Requests that have not ended.
-    pub(super) live: u32,
-    /// When one of its cell types was last chosen, and when that was before it had requests again after it had none.
-    pub(super) chosen_at: Time,
-    pub(crate) owed_since: Time,
-    /// Device time that its tasks take by the profile, over its weight; but never less than any model chosen had before.
-    pub(super) took: Nanos,
     /// Tasks of it that each device holds, and how many devices hold any.
     held: Vec<u32>,
     devices: usize,
@@ -95,10 +88,6 @@ impl OfModel {
             stages,
             cells,
             terms,
-            live: 0,
-            chosen_at: Time::ORIGIN,
-            owed_since: Time::ORIGIN,
-            took: Nanos::ZERO,
             held: vec![0; devices],
             devices: 0,
             pads: model.has_lengths(),

@@ -12,11 +12,7 @@ const ENDLESS: u32 = u32::MAX;
 
 impl Cells {
     pub(super) fn arrive(&mut self, request: &Request) {
-        let served = self.models.of_newcomer(request);
-        if served.live == 0 {
-            served.owed_since = served.chosen_at;
-        }
-        served.live += 1;
+        self.models.of_newcomer(request);
         let before = self.walkers[request.slot.index()];
         assert!(
             before.state == State::Over && before.flying == 0,
@@ -281,7 +277,6 @@ impl Cells {
         }
         self.stop(slot);
         self.walker(slot).state = State::Over;
-        self.served_mut(request.model).live -= 1;
         self.pending.push(action);
         self.leave_set(slot, state != State::Held);
         self.forget(slot);
