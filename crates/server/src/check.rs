@@ -5,7 +5,7 @@ use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_wire::{Datatype, InferRequest, Parameter, Parameters, WireTensor};
+use ripieno_wire::{Datatype, Form, InferRequest, Parameter, Parameters, WireTensor};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +17,15 @@ pub(crate) struct Checked {
     pub(crate) timeout: Option<Duration>,
     /// As the core has it: the higher, the sooner.
     pub(crate) priority: u8,
-    /// The outputs to send: index among the model's outputs, and whether in binary.
-    pub(crate) outputs: Vec<(usize, bool)>,
+    pub(crate) outputs: Vec<Wanted>,
+}
+
+/// An output to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Among the model's outputs.
+    pub(crate) index: usize,
+    pub(crate) form: Form,
 }
 
 pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checked, Problem> {
@@ -73,9 +80,11 @@ fn refuse_sequences(parameters: &Parameters, model: &str) -> Result<(), Problem>
     }
 }
 
-fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<(usize, bool)>, Problem> {
+fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<Wanted>, Problem> {
+    let form = |binary| if binary { Form::Binary } else { Form::Json };
     if request.outputs.is_empty() {
-        return Ok((0..entry.outputs.len()).map(|index| (index, request.binary_outputs)).collect());
+        let form = form(request.binary_outputs);
+        return Ok((0..entry.outputs.len()).map(|index| Wanted { index, form }).collect());
     }
     let find = |output: &ripieno_wire::RequestedOutput| {
         if output.parameters.get("classification").is_some() {
@@ -92,7 +101,16 @@ fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<(usize, bo
                 names(&entry.outputs)
             ))
         })?;
-        Ok((index, output.binary.unwrap_or(request.binary_outputs)))
+        if output.place.is_none() {
+            return Ok(Wanted { index, form: form(output.binary.unwrap_or(request.binary_outputs)) });
+        }
+        if entry.streams {
+            return Err(Problem::invalid(format!(
+                "output '{}': model '{}' answers step by step, which shared memory cannot hold; leave the region out",
+                output.name, entry.name
+            )));
+        }
+        Ok(Wanted { index, form: Form::Elsewhere })
     };
     request.outputs.iter().map(find).collect()
 }
@@ -114,6 +132,7 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
         data,
         parameters: Parameters::default(),
         is_slice: datatype.size().is_some(),
+        place: None,
     };
     let mut shape = entry.shape(spec).to_vec();
     if entry.batched {

@@ -2,6 +2,7 @@
 //!
 //! Everything is built as the gRPC message; HTTP prints the same message as JSON, so that the two cannot disagree.
 
+use crate::access::SharedMemory;
 use crate::check::wire_datatype;
 use crate::state::State;
 use ripieno_model::TensorSpec;
@@ -21,10 +22,12 @@ const EXTENSIONS: [&str; 5] =
     ["binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics"];
 
 pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
+    let shares_memory = state.config.access.shared_memory != SharedMemory::Off;
+    let shared_memory = shares_memory.then_some(&"system_shared_memory");
     ServerMetadataBody {
         name: state.config.server_name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+        extensions: EXTENSIONS.iter().chain(shared_memory).map(|&name| name.to_owned()).collect(),
     }
 }
 

@@ -20,13 +20,15 @@ mod grpc;
 mod http;
 mod infer;
 mod metrics;
+mod not_offered;
 mod problem;
+mod regions;
 mod serve;
 mod signals;
 mod state;
 mod stream;
 
-pub use access::{AccessConfig, AccessError, Admin, TlsFiles, TokenSource};
+pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub use backend::{Backend, Withdraw};
 pub use config::ServerConfig;
 pub use serve::{Addresses, BindError, Server};

@@ -17,11 +17,13 @@ pub(crate) enum Kind {
     NotFound,
     WrongMethod,
     TooSlow,
+    AlreadyThere,
     TooLarge,
     UnknownEncoding,
     Overloaded,
     Cancelled,
     Internal,
+    NotOffered,
     Unavailable,
     Expired,
 }
@@ -60,7 +62,8 @@ impl Kind {
     /// 499 is nginx's word for a client that left; nobody reads it but the log.
     pub(crate) fn http_status(self) -> u16 {
         match self {
-            Kind::Invalid => 400,
+            // Triton has no status of its own for what is there already.
+            Kind::Invalid | Kind::AlreadyThere => 400,
             Kind::Unauthenticated => 401,
             Kind::Forbidden => 403,
             Kind::NotFound => 404,
@@ -71,6 +74,7 @@ impl Kind {
             Kind::Overloaded => 429,
             Kind::Cancelled => 499,
             Kind::Internal => 500,
+            Kind::NotOffered => 501,
             Kind::Unavailable => 503,
             Kind::Expired => 504,
         }
@@ -82,7 +86,8 @@ impl Kind {
             Kind::Unauthenticated => tonic::Code::Unauthenticated,
             Kind::Forbidden => tonic::Code::PermissionDenied,
             Kind::NotFound => tonic::Code::NotFound,
-            Kind::WrongMethod | Kind::UnknownEncoding => tonic::Code::Unimplemented,
+            Kind::AlreadyThere => tonic::Code::AlreadyExists,
+            Kind::WrongMethod | Kind::UnknownEncoding | Kind::NotOffered => tonic::Code::Unimplemented,
             Kind::Overloaded => tonic::Code::ResourceExhausted,
             Kind::Cancelled => tonic::Code::Cancelled,
             Kind::Internal => tonic::Code::Internal,

@@ -8,6 +8,7 @@ use crate::bounds::loads::Loads;
 use crate::bounds::shares::Shares;
 use crate::config::ServerConfig;
 use crate::problem::{Kind, Problem};
+use crate::regions::Regions;
 use crate::signals::LiveSignals;
 use ripieno_repository::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub(crate) struct State {
     pub(crate) budget: Arc<Budget>,
     pub(crate) shares: Shares,
     pub(crate) loads: Loads,
+    pub(crate) regions: Regions,
     phase: watch::Sender<Phase>,
     /// Turns at work that keeps a core busy: inflating, and decoding what is large.
     workers: Arc<Semaphore>,
@@ -51,7 +53,8 @@ impl State {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (phase, workers) = (watch::Sender::new(Phase::Serving), Arc::new(Semaphore::new(cores)));
         let signals = LiveSignals::new();
-        Ok(State { config, backend, registry, signals, access, budget, shares, loads, phase, workers })
+        let regions = Regions::default();
+        Ok(State { config, backend, registry, signals, access, budget, shares, loads, regions, phase, workers })
     }
 
     /// What the calls of a connection may hold.

@@ -52,7 +52,7 @@ fn inputs_come_out_in_the_order_of_the_model() {
     let checked = check(&two_inputs(), request(&json!({"inputs": [b(3), a(3)]}))).unwrap();
     let names: Vec<&str> = checked.inputs.iter().map(|input| &*input.name).collect();
     assert_eq!((names, checked.rows, checked.timeout), (vec!["a", "b"], 3, None));
-    assert_eq!(checked.outputs, [(0, false), (1, false)]);
+    assert_eq!(checked.outputs, [0, 1].map(|index| Wanted { index, form: Form::Json }));
 }
 
 #[test]
@@ -101,7 +101,8 @@ fn priorities_count_from_the_most_urgent() {
 fn outputs_are_chosen_by_name() {
     let with = |outputs: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "outputs": outputs})));
     let binary = json!([{"name": "z", "parameters": {"binary_data": true}}, {"name": "y"}]);
-    assert_eq!(with(binary).unwrap().outputs, [(1, true), (0, false)]);
+    let wanted = [(1, Form::Binary), (0, Form::Json)].map(|(index, form)| Wanted { index, form });
+    assert_eq!(with(binary).unwrap().outputs, wanted);
     let unknown = with(json!([{"name": "x"}])).unwrap_err().message;
     assert!(unknown.contains("unexpected inference output 'x' for model 'm'; its outputs are 'y', 'z'"));
     let classes = json!([{"name": "y", "parameters": {"classification": 3}}]);

@@ -2,9 +2,9 @@
 
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
-use crate::access::client_of;
+use crate::access::caller_of;
 use crate::bounds::connection::Connection;
-use crate::infer::{Inferred, infer};
+use crate::infer::{Asked, Inferred, infer};
 use crate::problem::Problem;
 use crate::state::State;
 use bytes::Bytes;
@@ -47,9 +47,8 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let received = Instant::now();
     let budget = state.budget_of(connection.as_ref());
     let (_, request) = frames::decode(state, budget, message).await;
-    let mut request = request?;
-    request.client = client_of(&parts.extensions);
-    let mut inferred = infer(state, budget, request, received, timeout).await?;
+    let asked = Asked { request: request?, received, timeout, caller: caller_of(&parts.extensions) };
+    let mut inferred = infer(state, budget, asked).await?;
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.
     let beside = 4096 + 256 * inferred.response.outputs.len();

@@ -11,8 +11,9 @@
 
 use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
-use crate::access::client_of;
+use crate::access::{Caller, caller_of};
 use crate::bounds::connection::Connection;
+use crate::infer::Asked;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use crate::stream::{Part, Parts};
@@ -20,8 +21,8 @@ use bytes::Bytes;
 use hyper::Request;
 use hyper::body::{Frame, Incoming};
 use prost::Message;
+use ripieno_wire::grpc;
 use ripieno_wire::proto::inference::{ModelInferResponse, ModelStreamInferResponse};
-use ripieno_wire::{InferRequest, grpc};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,8 +50,8 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames
     let (send, receive) = mpsc::channel(UNSENT);
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
-    let client = client_of(&head.extensions);
-    let stream = Stream { state, send, connection, ends_on_error, deadline, client };
+    let caller = caller_of(&head.extensions);
+    let stream = Stream { state, send, connection, ends_on_error, deadline, caller };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
@@ -62,7 +63,7 @@ struct Stream {
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
-    client: u16,
+    caller: Caller,
 }
 
 impl Stream {
@@ -130,14 +131,13 @@ impl Stream {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
-        let (connection, client) = (self.connection.clone(), self.client);
+        let (connection, caller) = (self.connection.clone(), self.caller);
         tasks.spawn(async move {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
-                let mut request = request?;
-                request.client = client;
-                answer(&state, request, received, timeout, &send, connection.as_ref()).await
+                let asked = Asked { request: request?, received, timeout, caller };
+                answer(&state, asked, &send, connection.as_ref()).await
             };
             match answered.await {
                 Ok(()) => None,
@@ -180,16 +180,15 @@ async fn when_read<F: Future<Output = Next>>(reading: Option<&mut Pin<Box<F>>>) 
 /// Answers one message, in as many parts as its answer has.
 async fn answer(
     state: &State,
-    request: InferRequest,
-    received: Instant,
-    timeout: Option<Duration>,
+    asked: Asked,
     send: &Outgoing,
     connection: Option<&Arc<Connection>>,
 ) -> Result<(), Problem> {
-    let wants_empty = request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
+    let wants_empty =
+        asked.request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
     let budget = state.budget_of(connection);
-    let mut parts = Parts::begin(state, budget, request, received, timeout)?;
-    while let Some(part) = parts.next().await {
+    let mut parts = Parts::begin(state, budget, asked).await?;
+    while let Some(part) = parts.next(state).await {
         let Part { response, last } = part?;
         if last && response.outputs.is_empty() && wants_empty != Some(true) {
             continue;

@@ -2,10 +2,10 @@
 
 use super::path::Target;
 use super::{Answer, body, reply, send};
-use crate::access::client_of;
+use crate::access::caller_of;
 use crate::bounds::budget::Budget;
 use crate::decoded;
-use crate::infer::{Inferred, infer as run};
+use crate::infer::{Asked, Inferred, infer as run};
 use crate::problem::Problem;
 use crate::state::State;
 use bytes::Bytes;
@@ -33,9 +33,9 @@ pub(super) async fn infer(
     let received = Instant::now();
     let caller = send::caller(request);
     let budget = state.budget_of(caller.as_ref());
-    let mut parsed = parse(state, budget, target, bytes, json_length).await?;
-    parsed.client = client_of(request.extensions());
-    let mut inferred = run(state, budget, parsed, received, None).await?;
+    let parsed = parse(state, budget, target, bytes, json_length).await?;
+    let asked = Asked { request: parsed, received, timeout: None, caller: caller_of(request.extensions()) };
+    let mut inferred = run(state, budget, asked).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
     let Inferred { response, entry, room } = inferred;

@@ -8,11 +8,12 @@ mod generate;
 mod infer;
 mod models;
 mod path;
+mod regions;
 mod send;
 
-use crate::describe;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
+use crate::{describe, not_offered};
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -51,9 +52,8 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
         return Err(Problem::new(Kind::NotFound, message));
     };
-    let wanted = call.method();
     let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
-    if *method != wanted {
+    if let Some(wanted) = call.method().filter(|wanted| method != wanted) {
         return Ok(wrong_method(request.method(), &wanted, request.uri().path()));
     }
     let caller = state.access.admit(call.need(), request)?;
@@ -75,6 +75,10 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         Call::Index => models::index(state, request).await,
         Call::Load(name) => models::load(state, name, request).await,
         Call::Unload(name) => models::unload(state, name, request).await,
+        Call::Regions(call) => regions::system(state, call, request).await,
+        Call::CudaRegions(call) => regions::cuda(call),
+        Call::TraceSettings => Err(not_offered::trace_settings()),
+        Call::LogSettings => Err(not_offered::log_settings()),
     }
 }
 

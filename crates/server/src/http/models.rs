@@ -84,7 +84,10 @@ pub(crate) fn config_parameter(
 }
 
 /// These bodies may be left out.
-async fn parse<T: DeserializeOwned + Default>(state: &State, request: &mut Request<Incoming>) -> Result<T, Problem> {
+pub(super) async fn parse<T: DeserializeOwned + Default>(
+    state: &State,
+    request: &mut Request<Incoming>,
+) -> Result<T, Problem> {
     let received = body::read(state, request).await?;
     if received.trim_ascii().is_empty() {
         return Ok(T::default());

@@ -8,6 +8,7 @@ mod http;
 mod infer;
 mod live;
 mod memory;
+mod regions;
 mod scripted;
 mod shutdown;
 mod streams;
