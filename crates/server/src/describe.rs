@@ -18,8 +18,8 @@ use ripieno_wire::proto::inference::{
 use serde_json::{Value, json};
 
 /// The extensions of the protocol that are served: no more, because clients act on this list.
-const EXTENSIONS: [&str; 5] =
-    ["binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics"];
+const EXTENSIONS: [&str; 6] =
+    ["binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "statistics"];
 
 pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
     let shares_memory = state.config.access.shared_memory != SharedMemory::Off;
@@ -81,6 +81,7 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         name: spec.name.clone(),
         data_type: data_type(spec),
         dims: dims(spec),
+        label_filename: entry.labels.get(&spec.name).map_or_else(String::new, |labels| labels.file.clone()),
         ..ModelOutput::default()
     };
     ModelConfig {
@@ -115,7 +116,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
     };
     let output = |output: &ModelOutput| {
         json!({
-            "name": output.name, "data_type": data_type(output.data_type), "dims": output.dims, "label_filename": "",
+            "name": output.name, "data_type": data_type(output.data_type), "dims": output.dims, "label_filename": output.label_filename,
             "is_shape_tensor": false,
         })
     };

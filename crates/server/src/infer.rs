@@ -4,6 +4,7 @@ use crate::access::Caller;
 use crate::backend::Withdraw;
 use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::check::{Checked, Wanted, check, wire_datatype};
+use crate::delivery::{Delivery, Wish, deliver};
 use crate::problem::{Kind, Problem};
 use crate::regions::{self, Spot};
 use crate::state::State;
@@ -42,6 +43,8 @@ pub(crate) struct Asked {
     pub(crate) received: Instant,
     /// The limit that the transport carries.
     pub(crate) timeout: Option<Duration>,
+    /// The time that a gateway gives it until its first answer.
+    pub(crate) slo: Option<Duration>,
     pub(crate) caller: Caller,
 }
 
@@ -56,8 +59,8 @@ pub(crate) async fn infer(state: &State, budget: &Arc<Budget>, asked: Asked) -> 
             let model = &accepted.entry.name;
             Problem::new(Kind::Internal, format!("model '{model}' gave no output '{name}', which it declares"))
         })?;
-        let (output, spot) = accepted.output(position, tensor);
-        outputs.push(regions::deliver(state, output, spot).await?);
+        let delivery = accepted.output(position, tensor);
+        outputs.push(deliver(state, delivery).await?);
     }
     let response = accepted.response(outputs);
     let room = accepted.room.take().map_or_else(|| budget.reserve(0), Ok)?;
@@ -88,8 +91,10 @@ pub(crate) async fn accept(
     asked: Asked,
     on_step: Option<OnStep>,
 ) -> Result<Accepted, Problem> {
-    let Asked { mut request, received, timeout, caller } = asked;
+    let Asked { mut request, received, timeout, slo, caller } = asked;
     let entry = state.registry.get(&request.model, &request.version)?;
+    // Where steps are answered one by one, the last of them may come much later than the first.
+    let slo = slo.filter(|_| !(entry.streams && on_step.is_some()));
     let spots = regions::resolve(state, budget, &caller, &mut request).await?;
     let id = request.id.clone();
     // A raw string is copied, because of the length that goes before it.
@@ -103,7 +108,7 @@ pub(crate) async fn accept(
         input.data = hold(std::mem::take(&mut input.data), room);
     }
     let room = budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
-    let timeout = [timeout, own_timeout].into_iter().flatten().min();
+    let timeout = [timeout, own_timeout, slo].into_iter().flatten().min();
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client; then nobody wants the answer.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
@@ -147,8 +152,8 @@ impl Accepted {
         &self.entry.outputs[self.outputs[position].index].name
     }
 
-    /// The output at this place among those to send, and where it goes if it is not sent.
-    pub(crate) fn output(&self, position: usize, tensor: &Tensor) -> (ResponseTensor, Option<Spot>) {
+    /// The output at this place among those to send.
+    pub(crate) fn output(&self, position: usize, tensor: &Tensor) -> Delivery {
         // Without a batch, the one row is the whole.
         let shape = if self.entry.batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
         let output = ResponseTensor {
@@ -158,7 +163,9 @@ impl Accepted {
             data: tensor.data.clone(),
             form: self.outputs[position].form,
         };
-        (output, self.spots.get(position).cloned().flatten())
+        let spot = self.spots.get(position).cloned().flatten().map(Wish::Write);
+        let classify = |most| Wish::Classify(most, self.entry.clone());
+        Delivery { output, wish: spot.or(self.outputs[position].classes.map(classify)) }
     }
 
     /// A response, or a part of one.

@@ -1,5 +1,6 @@
 //! Why a call fails, free of the protocol that carries the failure.
 
+use crate::config::ErrorProfile;
 use ripieno_repository::registry::{LookupError, ServedEntry};
 use ripieno_runtime::{Failure, Refused};
 use ripieno_wire::WireError;
@@ -50,6 +51,16 @@ impl Problem {
 
     pub(crate) fn invalid(message: impl Into<String>) -> Problem {
         Problem::new(Kind::Invalid, message)
+    }
+
+    /// As this profile has it. Triton says "unavailable" to who was too late or too many, and has no status for what is too large.
+    pub(crate) fn under(mut self, profile: ErrorProfile) -> Problem {
+        self.kind = match (profile, self.kind) {
+            (ErrorProfile::Triton, Kind::Expired | Kind::Overloaded) => Kind::Unavailable,
+            (ErrorProfile::Triton, Kind::TooLarge) => Kind::Invalid,
+            (_, kind) => kind,
+        };
+        self
     }
 
     /// Seconds for the header Retry-After, which knows no fractions; 0 would invite an immediate retry.

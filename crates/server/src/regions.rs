@@ -11,7 +11,7 @@ use crate::http::body::too_large;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use parking_lot::Mutex;
-use ripieno_wire::{InferRequest, Place, RequestedOutput, ResponseTensor};
+use ripieno_wire::{InferRequest, Place, RequestedOutput};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -157,7 +157,7 @@ impl Spot {
     }
 
     /// Writes an output. The object is looked at before, so that one that has shrunk is not made larger again.
-    fn write(&self, output: &str, bytes: &[u8]) -> Result<(), Problem> {
+    pub(crate) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), Problem> {
         let (room, size) = (self.place.byte_size, bytes.len() as u64);
         if size > room {
             return Err(Problem::invalid(format!(
@@ -207,20 +207,4 @@ pub(crate) async fn resolve(
     let spot =
         |output: &RequestedOutput| output.place.as_ref().map(|place| state.regions.spot(owner, place)).transpose();
     request.outputs.iter().map(spot).collect()
-}
-
-/// An output as it is to be sent: without its elements, if they have a spot, to which they are written.
-pub(crate) async fn deliver(
-    state: &State,
-    mut output: ResponseTensor,
-    spot: Option<Spot>,
-) -> Result<ResponseTensor, Problem> {
-    let Some(spot) = spot else { return Ok(output) };
-    let (name, data) = (output.name.clone(), std::mem::take(&mut output.data));
-    if data.len() <= PARSE_INLINE_BYTES {
-        spot.write(&name, &data)?;
-    } else {
-        state.work(move || spot.write(&name, &data)).await??;
-    }
-    Ok(output)
 }

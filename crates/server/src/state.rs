@@ -4,9 +4,9 @@ use crate::access::{Access, AccessError};
 use crate::backend::Backend;
 use crate::bounds::budget::Budget;
 use crate::bounds::connection::Connection;
-use crate::bounds::loads::Loads;
+use crate::bounds::loads::{Change, Loads};
 use crate::bounds::shares::Shares;
-use crate::config::ServerConfig;
+use crate::config::{ErrorProfile, ServerConfig};
 use crate::problem::{Kind, Problem};
 use crate::regions::Regions;
 use crate::signals::LiveSignals;
@@ -93,6 +93,14 @@ impl State {
             return Ok(versions.iter().filter_map(|version| self.registry.get(name, version).ok()).collect());
         }
         Ok(vec![self.registry.get(name, version)?])
+    }
+
+    /// Unloads a model. To Triton a model that is not there is unloaded already.
+    pub(crate) async fn unload(&self, name: String) -> Result<(), Problem> {
+        match self.loads.change(name, Change::Unload).await? {
+            Err(message) if self.config.error_profile == ErrorProfile::Ripieno => Err(Problem::invalid(message)),
+            _ => Ok(()),
+        }
     }
 
     /// Runs work that keeps a core busy where it holds up nobody, as many at once as there are cores.

@@ -6,9 +6,9 @@
 //! slowly is its own loss: nobody else waits, and nothing grows.
 
 use crate::bounds::budget::Budget;
+use crate::delivery::deliver;
 use crate::infer::{Accepted, Asked, MAX_UNREAD, accept};
 use crate::problem::{Kind, Problem};
-use crate::regions;
 use crate::state::State;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
@@ -104,8 +104,8 @@ impl Parts {
         for position in 0..self.accepted.outputs.len() {
             let name = self.accepted.name(position);
             if let Some(tensor) = tensors.iter().find(|tensor| *tensor.name == *name) {
-                let (output, spot) = self.accepted.output(position, tensor);
-                outputs.push(regions::deliver(state, output, spot).await?);
+                let delivery = self.accepted.output(position, tensor);
+                outputs.push(deliver(state, delivery).await?);
             }
         }
         Ok(outputs)

@@ -98,7 +98,7 @@ const BLOCK_KEYS: [&str; 17] = [
     "skip_to",
 ];
 const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
-const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
+const OUTPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "labels", "length_dim", "from", "take"];
 
 /// The process of a model's engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +156,8 @@ pub struct ModelConfig {
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+    /// Outputs whose classes have names, and the files of these.
+    pub labels: Vec<(String, String)>,
     /// The keys at its top.
     pub keys: Vec<String>,
 }
@@ -322,6 +324,9 @@ impl ModelConfig {
         if self.inputs.is_empty() && self.outputs.is_empty() {
             (self.inputs, self.outputs) = (under.inputs.clone(), under.outputs.clone());
         }
+        if self.labels.is_empty() {
+            self.labels.clone_from(&under.labels);
+        }
     }
 }
 
@@ -343,7 +348,9 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     // Of a model in cells the datatype and shape are known from its cells; an emulated one needs them. A length stands in
     // tensors that the model's file describes.
     let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
-    let declared = outputs.iter().filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim")));
+    let declared = outputs
+        .iter()
+        .filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim") || output.has("labels")));
     let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
     let brought = inputs.iter().filter(|input| typed(input) || !says_else(input));
     Ok(ModelConfig {
@@ -367,10 +374,17 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
         inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
+        labels: outputs.iter().filter_map(|output| read_labels(output).transpose()).collect::<Result<_, _>>()?,
         cells,
         lengths,
         keys: keys.names().map(str::to_owned).collect(),
     })
+}
+
+fn read_labels(output: &Keys<'_>) -> Result<Option<(String, String)>, String> {
+    let Some(file) = output.text("labels", "labels.txt")? else { return Ok(None) };
+    let name = output.text("name", "logits")?;
+    name.map(|name| Some((name, file))).ok_or_else(|| output.wrong("name", "is missing; name the output"))
 }
 
 fn read_warm_up(keys: &Keys<'_>) -> Result<usize, String> {
@@ -534,6 +548,7 @@ fn check(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
         config.cells.iter().flat_map(|cells| cells.answers.iter().map(|answer| answer.name.as_str())),
         keys,
     )?;
+    check_unique("output", config.labels.iter().map(|(output, _)| output.as_str()), keys)?;
     check_unique("output", config.outputs.iter().map(|spec| spec.name.as_str()), keys)?;
     check_walk(keys, config)?;
     check_table_lengths(keys, config)

@@ -36,7 +36,8 @@ use tls::Tls;
 use tokens::{Scope, Scopes, Token, Tokens};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const CLIENT_ID: HeaderName = HeaderName::from_static("x-client-id");
+/// By what a client may call itself: our own header, and those of inference gateways.
+const CLIENT_IDS: [&str; 3] = ["x-client-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
 
 /// What a call needs of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +233,7 @@ impl Access {
         if let Some(certificate) = connection.and_then(|connection| connection.certificate) {
             return Some(ClientKey::Certificate(certificate));
         }
-        let header = headers.get(CLIENT_ID).filter(|id| !id.is_empty());
+        let header = CLIENT_IDS.iter().find_map(|name| headers.get(*name).filter(|id| !id.is_empty()));
         let by_header = header.map(|id| ClientKey::header(id.as_bytes()));
         by_header.or_else(|| connection.map(|connection| ClientKey::peer(connection.peer.ip())))
     }

@@ -124,6 +124,10 @@ fn clients_are_told_apart_by_what_they_cannot_choose() {
     assert_ne!(client(&trusting, "10.0.0.2:1", None, &[]), peer);
     let named = client(&trusting, "10.0.0.1:1", None, &header);
     assert!(named != peer && named == client(&trusting, "10.0.0.2:1", None, &header));
+    for gateway in ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"] {
+        assert_eq!(client(&trusting, "10.0.0.3:1", None, &[(gateway, "a")]), named);
+        assert_eq!(client(&trusting, "10.0.0.3:1", None, &[(gateway, "b"), ("x-client-id", "a")]), named);
+    }
     let certified = client(&trusting, "10.0.0.1:1", Some([1; 32]), &header);
     assert!(certified != named && certified == client(&trusting, "10.0.0.2:1", Some([1; 32]), &[]));
     let guarded = guarded(AccessConfig::default());

@@ -17,6 +17,7 @@ use crate::not_offered;
 use crate::problem::Problem;
 use crate::regions::Range;
 use crate::state::State;
+use crate::trace;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -34,6 +35,7 @@ use tonic::body::Body;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::{Code, Status, Streaming};
 use tower::Service as _;
+use tracing::Instrument;
 
 /// The largest message of a call that carries no tensors.
 const SMALL_BYTES: usize = 64 << 10;
@@ -56,21 +58,35 @@ pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
 /// past this function, so that all are asked who they are before anything of a message is read.
 pub(crate) async fn handle(
     state: Arc<State>,
-    mut routes: tonic::service::Routes,
+    routes: tonic::service::Routes,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     match state.access.admit(doors::need(request.uri().path()), &request) {
         Ok(caller) => request.extensions_mut().insert(caller),
         Err(problem) => return Ok(calls::failed(status(problem))),
     };
+    let trace = trace::of(request.headers());
+    let answer = route(state, routes, request);
+    let mut answer = match &trace {
+        Some(trace) => answer.instrument(trace.span()).await,
+        None => answer.await,
+    };
+    trace.into_iter().for_each(|trace| trace.answer(&mut answer));
+    Ok(answer)
+}
+
+async fn route(state: Arc<State>, mut routes: tonic::service::Routes, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
-        calls::MODEL_INFER => Ok(calls::model_infer(state, request).await),
-        calls::MODEL_STREAM_INFER => Ok(calls::model_stream_infer(state, request)),
+        calls::MODEL_INFER => calls::model_infer(state, request).await,
+        calls::MODEL_STREAM_INFER => calls::model_stream_infer(state, request),
         path => {
             let unknown = not_offered::unknown_call(path);
             match small(&state, request).await {
-                Ok((request, _reserved)) => routes.call(request).await.map(|answer| with_text(answer, unknown)),
-                Err(problem) => Ok(calls::failed(status(problem))),
+                Ok((request, _reserved)) => {
+                    let Ok(answer) = routes.call(request).await;
+                    with_text(answer, unknown)
+                }
+                Err(problem) => calls::failed(status(problem)),
             }
         }
     }
@@ -220,8 +236,7 @@ impl GrpcInferenceService for Calls {
         call: tonic::Request<RepositoryModelUnloadRequest>,
     ) -> Result<tonic::Response<RepositoryModelUnloadResponse>, Status> {
         let name = call.into_inner().model_name;
-        let unloaded = self.0.loads.change(name, Change::Unload).await;
-        unloaded.map_err(status)?.map_err(|message| status(Problem::invalid(message)))?;
+        self.0.unload(name).await.map_err(status)?;
         Ok(tonic::Response::new(RepositoryModelUnloadResponse {}))
     }
 

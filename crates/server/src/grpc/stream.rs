@@ -15,6 +15,7 @@ use crate::access::{Caller, caller_of};
 use crate::bounds::connection::Connection;
 use crate::infer::Asked;
 use crate::problem::{Kind, Problem};
+use crate::slo;
 use crate::state::State;
 use crate::stream::{Part, Parts};
 use bytes::Bytes;
@@ -43,7 +44,7 @@ type Ends = Option<Status>;
 
 pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames, Problem> {
     let (head, body) = call.into_parts();
-    let limit = timeout::of(&head.headers)?;
+    let (limit, slo) = (timeout::of(&head.headers)?, slo::of(&head.headers)?);
     let deadline = limit.map(|limit| (Instant::now(), limit));
     let connection = head.extensions.get::<Arc<Connection>>().cloned();
     let incoming = Messages::new(&state, &head.headers, body, connection.clone())?;
@@ -51,7 +52,7 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
     let caller = caller_of(&head.extensions);
-    let stream = Stream { state, send, connection, ends_on_error, deadline, caller };
+    let stream = Stream { state, send, connection, ends_on_error, deadline, slo, caller };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
@@ -63,6 +64,8 @@ struct Stream {
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
+    /// What a gateway gives each request.
+    slo: Option<Duration>,
     caller: Caller,
 }
 
@@ -131,17 +134,17 @@ impl Stream {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
-        let (connection, caller) = (self.connection.clone(), self.caller);
+        let (connection, slo, caller) = (self.connection.clone(), self.slo, self.caller);
         tasks.spawn(async move {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
-                let asked = Asked { request: request?, received, timeout, caller };
+                let asked = Asked { request: request?, received, timeout, slo, caller };
                 answer(&state, asked, &send, connection.as_ref()).await
             };
             match answered.await {
                 Ok(()) => None,
-                Err(problem) if ends_on_error => Some(status(problem)),
+                Err(problem) if ends_on_error => Some(status(problem.under(state.config.error_profile))),
                 Err(problem) => {
                     let response = ModelInferResponse { id, ..ModelInferResponse::default() };
                     let error_message = problem.message;

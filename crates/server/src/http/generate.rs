@@ -12,6 +12,7 @@ use crate::check::wire_datatype;
 use crate::decoded;
 use crate::infer::{Asked, Inferred, infer};
 use crate::problem::{Kind, Problem};
+use crate::slo;
 use crate::state::State;
 use crate::stream::{Part, Parts};
 use bytes::Bytes;
@@ -114,6 +115,7 @@ fn error_body(error: String) -> Vec<u8> {
 }
 
 async fn read(state: &State, target: &Target, request: &mut Request<Incoming>) -> Result<Asked, Problem> {
+    let slo = slo::of(request.headers())?;
     // Before the body is read: a call for a model that is not there should not cost its transfer.
     let entry = state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
@@ -125,7 +127,7 @@ async fn read(state: &State, target: &Target, request: &mut Request<Incoming>) -
     let work = move || parse(&entry, &version, &bytes);
     let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
     let parsed = decoded::keep(parsed?, room)?;
-    Ok(Asked { request: parsed, received, timeout: None, caller: caller_of(request.extensions()) })
+    Ok(Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()) })
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {

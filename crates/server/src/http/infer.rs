@@ -7,6 +7,7 @@ use crate::bounds::budget::Budget;
 use crate::decoded;
 use crate::infer::{Asked, Inferred, infer as run};
 use crate::problem::Problem;
+use crate::slo;
 use crate::state::State;
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -26,7 +27,7 @@ pub(super) async fn infer(
     target: Target,
     request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
-    let json_length = json_length(request.headers())?;
+    let (json_length, slo) = (json_length(request.headers())?, slo::of(request.headers())?);
     // Before the body is read: a call for a model that is not there should not cost its transfer.
     state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
@@ -34,7 +35,7 @@ pub(super) async fn infer(
     let caller = send::caller(request);
     let budget = state.budget_of(caller.as_ref());
     let parsed = parse(state, budget, target, bytes, json_length).await?;
-    let asked = Asked { request: parsed, received, timeout: None, caller: caller_of(request.extensions()) };
+    let asked = Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()) };
     let mut inferred = run(state, budget, asked).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;

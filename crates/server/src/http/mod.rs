@@ -13,7 +13,7 @@ mod send;
 
 use crate::problem::{Kind, Problem};
 use crate::state::State;
-use crate::{describe, not_offered};
+use crate::{describe, not_offered, trace};
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -26,25 +26,38 @@ use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::sync::Arc;
+use tracing::Instrument;
 
 type Answer = Response<Either<Full<Bytes>, generate::Events>>;
 
 /// Answers one call; never fails, because a failure is an answer too.
 pub(crate) async fn handle(state: Arc<State>, mut request: Request<Incoming>) -> Result<Answer, Infallible> {
+    let trace = trace::of(request.headers());
+    let answered = answer(&state, &mut request);
+    let mut answer = match &trace {
+        Some(trace) => answered.instrument(trace.span()).await,
+        None => answered.await,
+    };
+    trace.into_iter().for_each(|trace| trace.answer(&mut answer));
+    Ok(answer)
+}
+
+async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
     let is_infer = request.uri().path().ends_with("/infer");
     let answered = tokio::select! {
-        answered = dispatch(&state, &mut request) => answered,
+        answered = dispatch(state, request) => answered,
         problem = state.dismissed() => Err(problem),
     };
     let mut answer = answered.unwrap_or_else(|problem| {
+        let problem = problem.under(state.config.error_profile);
         tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
         problem_answer(&problem)
     });
-    if send::caller(&request).is_some_and(|connection| connection.has_unread_body()) {
+    if send::caller(request).is_some_and(|connection| connection.has_unread_body()) {
         // The rest of the body is in the way of the next request.
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(answer)
+    answer
 }
 
 async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result<Answer, Problem> {

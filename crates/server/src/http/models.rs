@@ -56,8 +56,7 @@ pub(super) async fn load(state: &State, name: String, request: &mut Request<Inco
 pub(super) async fn unload(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
     // unload_dependents says nothing here: no model depends on another.
     let LoadBody { .. } = parse(state, request).await?;
-    let unloaded = state.loads.change(name, Change::Unload).await?;
-    unloaded.map_err(Problem::invalid)?;
+    state.unload(name).await?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
 

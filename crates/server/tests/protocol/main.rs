@@ -3,6 +3,7 @@
 
 mod access;
 mod connections;
+mod gateway;
 mod grpc;
 mod http;
 mod infer;
