@@ -1,9 +1,8 @@
 //! What becomes of an output before it is sent: its best classes stand for it, or it is written to shared memory.
 
-use crate::http::PARSE_INLINE_BYTES;
 use crate::problem::Problem;
 use crate::regions::Spot;
-use crate::state::State;
+use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::Bytes;
 use ripieno_repository::labels::Labels;
 use ripieno_repository::registry::ServedEntry;

@@ -95,7 +95,7 @@ pub(crate) async fn accept(
     let entry = state.registry.get(&request.model, &request.version)?;
     // Where steps are answered one by one, the last of them may come much later than the first.
     let slo = slo.filter(|_| !(entry.streams && on_step.is_some()));
-    let spots = regions::resolve(state, budget, &caller, &mut request).await?;
+    let spots = regions::request::resolve(state, budget, &caller, &mut request).await?;
     let id = request.id.clone();
     // A raw string is copied, because of the length that goes before it.
     let has_strings = entry.inputs.first().is_some_and(|spec| wire_datatype(spec.datatype).size().is_none());

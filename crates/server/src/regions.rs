@@ -4,14 +4,12 @@
 //! shrink or go at any moment. So nothing is mapped, since touching a page that is gone would end the server; bytes are copied
 //! through the descriptor, after a look at how large the object is now, and what was copied is checked like any other tensor.
 
-use crate::access::{Caller, Owner};
-use crate::bounds::budget::{Budget, hold};
-use crate::http::PARSE_INLINE_BYTES;
-use crate::http::body::too_large;
+pub(crate) mod request;
+
+use crate::access::Owner;
 use crate::problem::{Kind, Problem};
-use crate::state::State;
 use parking_lot::Mutex;
-use ripieno_wire::{InferRequest, Place, RequestedOutput};
+use ripieno_wire::Place;
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -171,40 +169,4 @@ impl Spot {
             .and_then(|()| self.region.object.write_all_at(bytes, self.start()).map_err(|cause| cause.to_string()));
         written.map_err(|cause| Problem::invalid(format!("output '{output}', region '{}': {cause}", self.place.region)))
     }
-}
-
-/// Copies the inputs that are in shared memory into the request, and finds where outputs are to go, by their place in the list of
-/// those asked for.
-pub(crate) async fn resolve(
-    state: &State,
-    budget: &Arc<Budget>,
-    caller: &Caller,
-    request: &mut InferRequest,
-) -> Result<Vec<Option<Spot>>, Problem> {
-    let inputs = request.inputs.iter().filter(|input| input.place.is_some()).count();
-    if inputs == 0 && request.outputs.iter().all(|output| output.place.is_none()) {
-        return Ok(Vec::new());
-    }
-    let owner = caller.owner()?;
-    let mut left = state.config.max_body_bytes;
-    for input in &mut request.inputs {
-        let Some(place) = &input.place else { continue };
-        let spot = state.regions.spot(owner, place)?;
-        let size =
-            usize::try_from(place.byte_size).ok().filter(|size| *size <= left).ok_or_else(|| too_large(state))?;
-        left -= size;
-        spot.region
-            .check(spot.start() + place.byte_size)
-            .map_err(|cause| Problem::invalid(format!("input '{}', region '{}': {cause}", input.name, place.region)))?;
-        let room = budget.reserve(size)?;
-        let copy = move || {
-            let mut bytes = vec![0; size];
-            spot.read(&mut bytes).map(|()| bytes)
-        };
-        let bytes = if size <= PARSE_INLINE_BYTES { copy()? } else { state.work(copy).await?? };
-        input.fill(hold(bytes, room))?;
-    }
-    let spot =
-        |output: &RequestedOutput| output.place.as_ref().map(|place| state.regions.spot(owner, place)).transpose();
-    request.outputs.iter().map(spot).collect()
 }

@@ -3,7 +3,6 @@
 //! A failure before the first part is an ordinary error with its status; a later one is an event with the key `error`,
 //! since the status has been sent. The stream ends with the event whose `triton_final_response` is true, or with the error.
 
-use super::infer::PARSE_INLINE_BYTES;
 use super::path::Target;
 use super::send::Caller;
 use super::{Answer, body, reply, send};
@@ -13,7 +12,7 @@ use crate::decoded;
 use crate::infer::{Asked, Inferred, infer};
 use crate::problem::{Kind, Problem};
 use crate::slo;
-use crate::state::State;
+use crate::state::{PARSE_INLINE_BYTES, State};
 use crate::stream::{Part, Parts};
 use bytes::Bytes;
 use http_body_util::{Either, StreamBody};

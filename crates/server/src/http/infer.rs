@@ -8,7 +8,7 @@ use crate::decoded;
 use crate::infer::{Asked, Inferred, infer as run};
 use crate::problem::Problem;
 use crate::slo;
-use crate::state::State;
+use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue};
@@ -18,9 +18,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
-
-/// Bodies whose JSON is longer are parsed where that holds up nobody: at some 200 MB/s, this many bytes take 1 ms.
-pub(crate) const PARSE_INLINE_BYTES: usize = 256 << 10;
 
 pub(super) async fn infer(
     state: &Arc<State>,

@@ -19,7 +19,6 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
-pub(crate) use infer::PARSE_INLINE_BYTES;
 pub(crate) use models::config_parameter;
 use path::{Call, Target};
 use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
