@@ -288,7 +288,7 @@ type Files = BTreeMap<PathBuf, (SystemTime, u64)>;
 /// The files of a model: its configuration and what lies beside it, labels among it, and all that lies beside the ONNX file, weights
 /// among it.
 fn files(found: &Found) -> Files {
-    let folders = found.version_folder.iter().flat_map(|folder| [Some(folder.as_path()), folder.parent()]).flatten();
+    let folders = found.version_folder.iter().chain([&found.folder]);
     let beside = folders.flat_map(|folder| folder.read_dir().into_iter().flatten().flatten());
     let paths = beside
         .map(|entry| entry.path())
