@@ -9,7 +9,7 @@ use ripieno_repository::TritonConfig;
 use ripieno_repository::config::ModelConfig;
 use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
-use ripieno_wire::{Datatype, InferRequest, InferResponse, ResponseTensor, WireError, grpc};
+use ripieno_wire::{Datatype, Form, InferRequest, InferResponse, ResponseTensor, WireError, grpc};
 use std::path::Path;
 
 /// A name, which is that of the corpus's folder, and what runs.
@@ -71,13 +71,14 @@ fn grpc_messages(input: &[u8]) -> bool {
 /// Whoever can be parsed is sent back, in each form, as an answer.
 fn answer(parsed: Result<InferRequest, WireError>) -> bool {
     let Ok(request) = parsed else { return false };
-    for binary in [false, true] {
+    for form in [Form::Json, Form::Binary] {
         let outputs = request.inputs.iter().map(|input| ResponseTensor {
             name: input.name.clone(),
             datatype: input.datatype,
             shape: input.shape.clone(),
             data: input.data.clone(),
-            binary,
+            // Elements that are elsewhere do not fit the shape until the server has fetched them.
+            form: if input.place.is_some() { Form::Elsewhere } else { form },
         });
         let response = InferResponse { id: request.id.clone(), outputs: outputs.collect(), ..InferResponse::default() };
         // FP16 and BF16 have no JSON form: an error, which the server tells the client.

@@ -26,18 +26,20 @@ def perf_analyzer():
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
     repositories.copy_demo(repository, "digits")
-    with Server(repository) as server:
+    with Server(repository, "--shared-memory", "local") as server:
         yield server
 
 
 @pytest.mark.parametrize("wire", ["http", "grpc"])
-@pytest.mark.parametrize("rows", [1, 4])
-def test_poisson_load(perf_analyzer, server, wire, rows):
+@pytest.mark.parametrize("rows, memory", [(1, "none"), (4, "none"), (4, "system")])
+def test_poisson_load(perf_analyzer, server, wire, rows, memory):
     program, environment = perf_analyzer
     load = ["--async", "--request-distribution", "poisson", "--request-rate-range", "40"]
     # Short, and content with any spread between its windows: it shall run, its figures are not judged here.
     brief = ["--measurement-interval", "500", "--stability-percentage", "999", "--max-trials", "4"]
     command = [str(program), "-m", "digits", "-u", getattr(server, wire), "-i", wire, "-b", str(rows), *load, *brief]
+    if memory != "none":
+        command += ["--shared-memory", memory, "--output-shared-memory-size", "4096"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     assert "Throughput:" in done.stdout

@@ -19,7 +19,7 @@ name: "dense"
 platform: "onnxruntime_onnx"
 max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
-output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" } ]
 dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }
 instance_group [ { count: 2 kind: KIND_CPU } ]
 version_policy { specific { versions: [ 1 ] } }
@@ -32,6 +32,7 @@ def repository(tmp_path):
     repositories.write(tmp_path, "dense", repositories.affine(), "").rename(tmp_path / "dense" / "1" / "net.onnx")
     repositories.write(tmp_path, "dense", repositories.affine(seed=2), "", version="2")
     (tmp_path / "dense" / "config.pbtxt").write_text(CONFIG)
+    (tmp_path / "dense" / "labels.txt").write_text("ant\nbee\ncat\n")
     repositories.write(tmp_path, "stateful", repositories.affine(), "")
     (tmp_path / "stateful" / "config.pbtxt").write_text("max_batch_size: 8\nsequence_batching { }\n")
     return tmp_path
@@ -43,11 +44,20 @@ def test_it_serves_and_what_it_cannot_do_is_named(repository, kind):
         wire = kind(server)
         expected = Reference(repository / "dense" / "1" / "net.onnx")(x=X)["y"]
         np.testing.assert_allclose(wire.infer("dense", ["y"], [wire.input("x", X)])["y"], expected, rtol=0, atol=1e-4)
+        best = kind.module.InferRequestedOutput("y", class_count=3)
+        classes = wire.client.infer("dense", [wire.input("x", X)], outputs=[best]).as_numpy("y")
+        assert [[text.decode() for text in row] for row in classes] == [top(row, 3) for row in expected]
         with pytest.raises(InferenceServerException, match="sequence_batching = {}: models keep no state"):
             wire.infer("stateful", ["y"], [wire.input("x", X)])
         rows = {model["name"]: model for model in server.ready["models"]}
         assert (rows["dense"]["version"], rows["dense"]["max_batch"]) == ("1", 8)
-        assert "config.pbtxt becomes max_batch = 8, instances = 2" in server.log_tail()
+        assert 'config.pbtxt becomes max_batch = 8, labels = "labels.txt", instances = 2' in server.log_tail()
+
+
+def top(scores, most):
+    """What Triton's classification extension makes of a row; its last class has no label."""
+    best = np.argsort(-scores, kind="stable")[:most]
+    return [":".join([f"{scores[at]:.6f}", str(at), *["ant", "bee", "cat"][at : at + 1]]) for at in best]
 
 
 def test_migrate_explains_each_field(repository):

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-/// The repository's root.
+/// The repository's root. Cargo says where it runs us; where we were built may be another working tree, if its build was copied.
 pub(crate) fn root() -> PathBuf {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here = PathBuf::from(here);
     here.parent().expect("xtask lies in the root of the repository").to_path_buf()
 }
 

@@ -1,7 +1,7 @@
 //! Who is let in, from the command line to the front end's settings.
 
 use clap::{Args, ValueEnum};
-use ripieno_server::{AccessConfig, Admin, TlsFiles, TokenSource};
+use ripieno_server::{AccessConfig, Admin, SharedMemory, TlsFiles, TokenSource};
 use std::path::PathBuf;
 
 /// The environment variable that may hold the text of a token file.
@@ -40,6 +40,11 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_enum, default_value = "auto")]
     admin: AdminArg,
 
+    /// From where clients that may infer may leave tensors in this machine's shared memory, and have them written there. local:
+    /// where the server listens on a loopback address.
+    #[arg(long, value_enum, default_value = "off")]
+    shared_memory: SharedMemoryArg,
+
     /// A name by which clients that load and unload models may call this server, beside localhost and its address; may be
     /// given several times.
     #[arg(long, value_name = "NAME")]
@@ -59,6 +64,17 @@ enum AdminArg {
     On,
     /// Nowhere.
     Off,
+}
+
+/// From where clients may use shared memory.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SharedMemoryArg {
+    /// Nowhere.
+    Off,
+    /// On addresses that only this machine reaches.
+    Local,
+    /// Everywhere, with a warning.
+    On,
 }
 
 impl AccessArgs {
@@ -94,6 +110,11 @@ impl AccessArgs {
                 AdminArg::Auto => Admin::Auto,
                 AdminArg::On => Admin::On,
                 AdminArg::Off => Admin::Off,
+            },
+            shared_memory: match self.shared_memory {
+                SharedMemoryArg::Off => SharedMemory::Off,
+                SharedMemoryArg::Local => SharedMemory::Local,
+                SharedMemoryArg::On => SharedMemory::On,
             },
             allowed_hosts: self.allow_host.clone(),
             allowed_origins: self.allow_origin.clone(),

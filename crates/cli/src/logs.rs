@@ -31,7 +31,7 @@ pub(crate) fn start(format: LogFormat) {
     match format {
         LogFormat::Text => log.fmt_fields(OneLine).init(),
         // JSON escapes what the format of lines has to.
-        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(true).with_span_list(false).init(),
     }
 }
 

@@ -17,7 +17,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::{ModelReport, Walker};
 use ripieno_sched::{Choice, Kind, Options, choose, find, served_options};
-use ripieno_server::{Addresses, ServerConfig};
+use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -91,6 +91,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "true|false", default_value_t = true, action = ArgAction::Set)]
     strict_readiness: bool,
 
+    /// Which statuses failures have. triton: 503 / UNAVAILABLE for who is too late or too many, 400 for what is too large, and success
+    /// for unloading what is not loaded, as clients and retries made for Triton expect.
+    #[arg(long, value_enum, default_value = "ripieno")]
+    error_profile: ErrorProfileArg,
+
     /// End with exit code 1 if a model cannot be served at the start, or the repository holds none.
     #[arg(long)]
     exit_on_error: bool,
@@ -109,6 +114,13 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     access: AccessArgs,
+}
+
+/// Which statuses failures have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ErrorProfileArg {
+    Ripieno,
+    Triton,
 }
 
 /// How long devices may take for their last tasks when all requests are answered.
@@ -174,6 +186,10 @@ impl ServeArgs {
                 max_body_bytes: (self.max_body_mib as usize) << 20,
                 drain_timeout: Duration::from_secs(self.drain_timeout_s),
                 strict_readiness: self.strict_readiness,
+                error_profile: match self.error_profile {
+                    ErrorProfileArg::Ripieno => ErrorProfile::Ripieno,
+                    ErrorProfileArg::Triton => ErrorProfile::Triton,
+                },
                 access: self.access.config(),
                 ..self.bounds.over(ServerConfig::default())
             },

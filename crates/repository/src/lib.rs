@@ -16,6 +16,7 @@ pub mod config;
 mod fixture;
 pub mod found;
 pub mod inspect;
+pub mod labels;
 pub mod live;
 pub mod load;
 pub mod plan;

@@ -285,16 +285,18 @@ impl Repository for LiveRepository {
 /// Files, when each was written, and how long it is.
 type Files = BTreeMap<PathBuf, (SystemTime, u64)>;
 
-/// The files of a model: its configuration, and all that lies beside the ONNX file, weights among it.
+/// The files of a model: its configuration and what lies beside it, labels among it, and all that lies beside the ONNX file, weights
+/// among it.
 fn files(found: &Found) -> Files {
-    let beside = found.version_folder.iter().flat_map(|folder| folder.read_dir().into_iter().flatten().flatten());
+    let folders = found.version_folder.iter().chain([&found.folder]);
+    let beside = folders.flat_map(|folder| folder.read_dir().into_iter().flatten().flatten());
     let paths = beside
         .map(|entry| entry.path())
         .chain([found.model.clone()])
         .chain(found.config.clone())
         .chain(found.triton.clone());
     let known = paths.filter_map(|path| {
-        let about = path.metadata().ok()?;
+        let about = path.metadata().ok().filter(|about| about.is_file())?;
         Some((path, (about.modified().ok()?, about.len())))
     });
     known.collect()
@@ -317,6 +319,7 @@ fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target:
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
         lengths: prepared.loaded.lengths().cloned(),
+        labels: prepared.labels.clone(),
         slo,
         one_row: (!source.walk.is_unfolded()).then(|| served.profile().latency(1)),
         stats: Default::default(),

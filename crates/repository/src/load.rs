@@ -8,6 +8,7 @@ use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
 use super::config::{Batching, DEFAULT_MAX_QUEUE};
 use super::found::Found;
+use super::labels::{self, Labels};
 use super::plan::{Plan, Target};
 use super::report::{ModelReport, ProfileReport, Progress, describe};
 use super::sample::sample;
@@ -23,6 +24,7 @@ use ripieno_model::bounds::best_goodput;
 use ripieno_model::{Block, DropRule, Lengths, Model, Profile, Walk};
 use ripieno_runtime::ServedModel;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -59,6 +61,8 @@ pub struct Prepared {
     pub origin: &'static str,
     /// Why requests do not share batches, if they do not.
     pub unbatched: Option<String>,
+    /// What the classes of outputs are called, by output.
+    pub labels: BTreeMap<String, Labels>,
     /// What is odd about it.
     pub warnings: Vec<String>,
 }
@@ -94,9 +98,16 @@ impl Loader {
         for file in plan.files() {
             check_weights(found, &file, self.target.allow_symlinks)?;
         }
+        let labels = labels::read(found, &plan.config.labels, self.target.allow_symlinks)?;
         let (loaded, warning) = self.load(&mut plan, profiling)?;
         let (loaded, unbatched) = batching::settle(&self.target, &mut plan, loaded)?;
         plan.check_declared(&*loaded)?;
+        if let Some(unknown) = labels.keys().find(|name| !loaded.outputs().iter().any(|spec| spec.name == **name)) {
+            return Err(format!(
+                "{}: labels are given for output '{unknown}', which the model does not have",
+                plan.config.file
+            ));
+        }
         if !self.target.emulates() {
             check_padding(&*self.target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
@@ -107,7 +118,7 @@ impl Loader {
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
         let warnings = said.chain(warning).collect();
-        let mut prepared = Prepared { plan, loaded, profiles, origin, unbatched, warnings };
+        let mut prepared = Prepared { plan, loaded, profiles, origin, unbatched, labels, warnings };
         prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)

@@ -4,6 +4,7 @@
 //! rare as loads, and a reader holds the lock only to clone an `Arc`. A version that is being replaced stays ready
 //! until the repository says otherwise, so that a reload is not an outage.
 
+use crate::labels::Labels;
 use crate::slo::Slo;
 use crate::stats::Statistics;
 use parking_lot::RwLock;
@@ -38,6 +39,8 @@ pub struct ServedEntry {
     pub streams: bool,
     /// Where the inputs have the length of a request, if requests differ in length and are padded.
     pub lengths: Option<InputLengths>,
+    /// What the classes of outputs are called, by output, where that is known.
+    pub labels: BTreeMap<String, Labels>,
     /// When answers are due.
     pub slo: Slo,
     /// What a request of one row takes on an idle device, where all take the same.
@@ -260,6 +263,7 @@ mod tests {
             max_batch: 1,
             streams: false,
             lengths: None,
+            labels: BTreeMap::new(),
             slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
             one_row: None,
             stats: Statistics::default(),

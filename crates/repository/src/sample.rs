@@ -3,7 +3,7 @@
 use ripieno_executor::{Loaded, Tensor};
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_wire::json::encode_infer;
-use ripieno_wire::{Datatype, InferResponse, ResponseTensor};
+use ripieno_wire::{Datatype, Form, InferResponse, ResponseTensor};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -62,7 +62,7 @@ fn in_json(tensors: &[Tensor], batched: bool) -> Option<Sample> {
             datatype: Datatype::from_name(tensor.datatype.name())?,
             shape: shape.to_vec(),
             data: tensor.data.clone(),
-            binary: false,
+            form: Form::Json,
         })
     };
     // A tensor of an answer is written as one of a request.

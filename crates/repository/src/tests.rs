@@ -4,6 +4,7 @@ mod batching;
 mod borders;
 mod bounds;
 mod cells;
+mod labels;
 mod leaving;
 mod lengths;
 mod reload;

@@ -1,11 +1,12 @@
 //! Does a request fit the model? Each refusal names the tensor, what was expected, what came, and what to do.
 
+use crate::delivery::has_classes;
 use crate::problem::Problem;
 use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_wire::{Datatype, InferRequest, Parameter, Parameters, WireTensor};
+use ripieno_wire::{Datatype, Form, InferRequest, Parameter, Parameters, RequestedOutput, WireTensor};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,14 +18,23 @@ pub(crate) struct Checked {
     pub(crate) timeout: Option<Duration>,
     /// As the core has it: the higher, the sooner.
     pub(crate) priority: u8,
-    /// The outputs to send: index among the model's outputs, and whether in binary.
-    pub(crate) outputs: Vec<(usize, bool)>,
+    pub(crate) outputs: Vec<Wanted>,
+}
+
+/// An output to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// Among the model's outputs.
+    pub(crate) index: usize,
+    pub(crate) form: Form,
+    /// How many of its best classes are to stand for it.
+    pub(crate) classes: Option<usize>,
 }
 
 pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checked, Problem> {
     let timeout = timeout(&request.parameters)?;
     let priority = priority(&request.parameters)?;
-    refuse_sequences(&request.parameters, &entry.name)?;
+    refuse_reserved(&request.parameters, &entry.name)?;
     let outputs = outputs(entry, &request)?;
     let given = match request.raw_input {
         Some(raw) => vec![raw_input(entry, raw)?],
@@ -62,28 +72,39 @@ fn priority(parameters: &Parameters) -> Result<u8, Problem> {
     }
 }
 
-/// Models keep no state between requests; to answer one of a sequence as if they did would be wrong in silence.
-fn refuse_sequences(parameters: &Parameters, model: &str) -> Result<(), Problem> {
-    match parameters.get("sequence_id") {
-        None | Some(Parameter::Int(0) | Parameter::Uint(0)) => Ok(()),
-        Some(Parameter::Text(id)) if id.is_empty() => Ok(()),
-        Some(id) => Err(Problem::invalid(format!(
-            "sequence_id is {id}, but model '{model}' keeps no state between requests; leave the sequence parameters out"
-        ))),
+/// Parameters that mean something to Triton, and that to pass over would be wrong in silence: models keep no state between requests.
+fn refuse_reserved(parameters: &Parameters, model: &str) -> Result<(), Problem> {
+    for (name, value) in &parameters.0 {
+        let says_nothing = match value {
+            Parameter::Int(0) | Parameter::Uint(0) | Parameter::Bool(false) => true,
+            Parameter::Text(text) => text.is_empty(),
+            _ => false,
+        };
+        match name.as_str() {
+            "sequence_id" | "sequence_start" | "sequence_end" if !says_nothing => {
+                return Err(Problem::invalid(format!(
+                    "{name} is {value}, but model '{model}' keeps no state between requests; leave the sequence parameters out"
+                )));
+            }
+            "triton_enable_empty_final_response" => {}
+            reserved if reserved == "headers" || reserved.starts_with("triton_") => {
+                return Err(Problem::invalid(format!(
+                    "parameter {reserved} is reserved and has no meaning in a request; leave it out, or name it otherwise"
+                )));
+            }
+            _ => {}
+        }
     }
+    Ok(())
 }
 
-fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<(usize, bool)>, Problem> {
+fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<Wanted>, Problem> {
+    let form = |binary| if binary { Form::Binary } else { Form::Json };
     if request.outputs.is_empty() {
-        return Ok((0..entry.outputs.len()).map(|index| (index, request.binary_outputs)).collect());
+        let form = form(request.binary_outputs);
+        return Ok((0..entry.outputs.len()).map(|index| Wanted { index, form, classes: None }).collect());
     }
-    let find = |output: &ripieno_wire::RequestedOutput| {
-        if output.parameters.get("classification").is_some() {
-            return Err(Problem::invalid(format!(
-                "output '{}': classification is not supported; leave the parameter out and rank the scores yourself",
-                output.name
-            )));
-        }
+    let find = |output: &RequestedOutput| {
         let index = entry.outputs.iter().position(|spec| spec.name == output.name).ok_or_else(|| {
             Problem::invalid(format!(
                 "unexpected inference output '{}' for model '{}'; its outputs are {}",
@@ -92,9 +113,42 @@ fn outputs(entry: &ServedEntry, request: &InferRequest) -> Result<Vec<(usize, bo
                 names(&entry.outputs)
             ))
         })?;
-        Ok((index, output.binary.unwrap_or(request.binary_outputs)))
+        let classes = classes(output, entry.outputs[index].datatype)?;
+        if output.place.is_none() {
+            return Ok(Wanted { index, form: form(output.binary.unwrap_or(request.binary_outputs)), classes });
+        }
+        if classes.is_some() {
+            return Err(Problem::invalid(format!(
+                "output '{}': classes are not written to shared memory; leave the region or the classification out",
+                output.name
+            )));
+        }
+        if entry.streams {
+            return Err(Problem::invalid(format!(
+                "output '{}': model '{}' answers step by step, which shared memory cannot hold; leave the region out",
+                output.name, entry.name
+            )));
+        }
+        Ok(Wanted { index, form: Form::Elsewhere, classes })
     };
     request.outputs.iter().map(find).collect()
+}
+
+/// How many classes a request wants of an output; 0 means none, as clients may send it by default.
+fn classes(output: &RequestedOutput, datatype: DataType) -> Result<Option<usize>, Problem> {
+    let Some(value) = output.parameters.get("classification") else { return Ok(None) };
+    match value.as_u64() {
+        Some(0) => Ok(None),
+        Some(_) if !has_classes(wire_datatype(datatype)) => Err(Problem::invalid(format!(
+            "output '{}': class result not available for output due to unsupported type '{datatype}'",
+            output.name
+        ))),
+        Some(most) => Ok(Some(usize::try_from(most).unwrap_or(usize::MAX))),
+        None => Err(Problem::invalid(format!(
+            "output '{}': parameter classification is {value}; it must be a number of classes",
+            output.name
+        ))),
+    }
 }
 
 /// A raw binary request is one row of the model's only input; at most one dimension is left to its size.
@@ -114,6 +168,7 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
         data,
         parameters: Parameters::default(),
         is_slice: datatype.size().is_some(),
+        place: None,
     };
     let mut shape = entry.shape(spec).to_vec();
     if entry.batched {

@@ -5,6 +5,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
+/// Which statuses failures have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorProfile {
+    /// Those that HTTP and gRPC have for them.
+    #[default]
+    Ripieno,
+    /// Those of Triton, where its clients and their retries look at them.
+    Triton,
+}
+
 /// Settings of the front end; the defaults are safe on a network that one does not know.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -48,6 +58,8 @@ pub struct ServerConfig {
     pub loads_on: Option<Handle>,
     /// Whether one model that failed to load makes the whole server not ready.
     pub strict_readiness: bool,
+    /// Which statuses failures have.
+    pub error_profile: ErrorProfile,
     /// How long requests in flight may take after the shutdown began.
     pub drain_timeout: Duration,
     /// Who is let in, and how connections are encrypted.
@@ -77,6 +89,7 @@ impl Default for ServerConfig {
             max_loads: 4,
             loads_on: None,
             strict_readiness: false,
+            error_profile: ErrorProfile::Ripieno,
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),
         }

@@ -2,6 +2,7 @@
 //!
 //! Everything is built as the gRPC message; HTTP prints the same message as JSON, so that the two cannot disagree.
 
+use crate::access::SharedMemory;
 use crate::check::wire_datatype;
 use crate::state::State;
 use ripieno_model::TensorSpec;
@@ -17,14 +18,16 @@ use ripieno_wire::proto::inference::{
 use serde_json::{Value, json};
 
 /// The extensions of the protocol that are served: no more, because clients act on this list.
-const EXTENSIONS: [&str; 5] =
-    ["binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics"];
+const EXTENSIONS: [&str; 6] =
+    ["binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "statistics"];
 
 pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
+    let shares_memory = state.config.access.shared_memory != SharedMemory::Off;
+    let shared_memory = shares_memory.then_some(&"system_shared_memory");
     ServerMetadataBody {
         name: state.config.server_name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+        extensions: EXTENSIONS.iter().chain(shared_memory).map(|&name| name.to_owned()).collect(),
     }
 }
 
@@ -78,6 +81,7 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
         name: spec.name.clone(),
         data_type: data_type(spec),
         dims: dims(spec),
+        label_filename: entry.labels.get(&spec.name).map_or_else(String::new, |labels| labels.file.clone()),
         ..ModelOutput::default()
     };
     ModelConfig {
@@ -112,7 +116,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
     };
     let output = |output: &ModelOutput| {
         json!({
-            "name": output.name, "data_type": data_type(output.data_type), "dims": output.dims, "label_filename": "",
+            "name": output.name, "data_type": data_type(output.data_type), "dims": output.dims, "label_filename": output.label_filename,
             "is_shape_tensor": false,
         })
     };

@@ -1,15 +1,18 @@
 //! One inference, the same for every protocol: find the model, check, submit, wait, pick the outputs.
 
+use crate::access::Caller;
 use crate::backend::Withdraw;
 use crate::bounds::budget::{Budget, Reservation, hold};
-use crate::check::{Checked, check, wire_datatype};
+use crate::check::{Checked, Wanted, check, wire_datatype};
+use crate::delivery::{Delivery, Wish, deliver};
 use crate::problem::{Kind, Problem};
+use crate::regions::{self, Spot};
 use crate::state::State;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Answer, Answered, Job, OnStep};
 use ripieno_wire::json::text_size;
-use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
+use ripieno_wire::{Form, InferRequest, InferResponse, ResponseTensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -33,20 +36,32 @@ impl Inferred {
     }
 }
 
-/// Infers. `received` is when the last byte of the request came, `timeout` the limit that the transport carries. A
-/// caller that drops this future withdraws the request.
-pub(crate) async fn infer(
-    state: &State,
-    budget: &Arc<Budget>,
-    request: InferRequest,
-    received: Instant,
-    timeout: Option<Duration>,
-) -> Result<Inferred, Problem> {
-    let mut accepted = accept(state, budget, request, received, timeout, None)?;
+/// A request, and what its call says of it.
+pub(crate) struct Asked {
+    pub(crate) request: InferRequest,
+    /// When its last byte came.
+    pub(crate) received: Instant,
+    /// The limit that the transport carries.
+    pub(crate) timeout: Option<Duration>,
+    /// The time that a gateway gives it until its first answer.
+    pub(crate) slo: Option<Duration>,
+    pub(crate) caller: Caller,
+}
+
+/// Infers. A caller that drops this future withdraws the request.
+pub(crate) async fn infer(state: &State, budget: &Arc<Budget>, asked: Asked) -> Result<Inferred, Problem> {
+    let mut accepted = accept(state, budget, asked, None).await?;
     let answered = accepted.answer().await?;
-    let Accepted { entry, outputs, .. } = &accepted;
-    let outputs = outputs.iter().map(|&(index, binary)| output(entry, &answered.outputs, index, binary));
-    let outputs = outputs.collect::<Result<_, _>>()?;
+    let mut outputs = Vec::with_capacity(accepted.outputs.len());
+    for position in 0..accepted.outputs.len() {
+        let name = accepted.name(position);
+        let tensor = answered.outputs.iter().find(|tensor| *tensor.name == *name).ok_or_else(|| {
+            let model = &accepted.entry.name;
+            Problem::new(Kind::Internal, format!("model '{model}' gave no output '{name}', which it declares"))
+        })?;
+        let delivery = accepted.output(position, tensor);
+        outputs.push(deliver(state, delivery).await?);
+    }
     let response = accepted.response(outputs);
     let room = accepted.room.take().map_or_else(|| budget.reserve(0), Ok)?;
     Ok(Inferred { response, entry: accepted.entry.clone(), room })
@@ -55,8 +70,10 @@ pub(crate) async fn infer(
 /// A request that the backend has accepted. Dropping it withdraws the request, unless it has been answered.
 pub(crate) struct Accepted {
     pub(crate) entry: Arc<ServedEntry>,
-    /// The outputs to send: index among the model's outputs, and whether in binary.
-    pub(crate) outputs: Vec<(usize, bool)>,
+    /// The outputs to send.
+    pub(crate) outputs: Vec<Wanted>,
+    /// Where they go, if any goes into shared memory.
+    spots: Vec<Option<Spot>>,
     id: String,
     decoding: Duration,
     /// What the answer is going to take, as far as its shape is known before.
@@ -68,17 +85,18 @@ pub(crate) struct Accepted {
 }
 
 /// Checks a request and submits it; `on_step` receives its steps, if they are wanted.
-pub(crate) fn accept(
+pub(crate) async fn accept(
     state: &State,
     budget: &Arc<Budget>,
-    request: InferRequest,
-    received: Instant,
-    timeout: Option<Duration>,
+    asked: Asked,
     on_step: Option<OnStep>,
 ) -> Result<Accepted, Problem> {
+    let Asked { mut request, received, timeout, slo, caller } = asked;
     let entry = state.registry.get(&request.model, &request.version)?;
+    // Where steps are answered one by one, the last of them may come much later than the first.
+    let slo = slo.filter(|_| !(entry.streams && on_step.is_some()));
+    let spots = regions::request::resolve(state, budget, &caller, &mut request).await?;
     let id = request.id.clone();
-    let client = request.client;
     // A raw string is copied, because of the length that goes before it.
     let has_strings = entry.inputs.first().is_some_and(|spec| wire_datatype(spec.datatype).size().is_none());
     let copied =
@@ -90,25 +108,29 @@ pub(crate) fn accept(
         input.data = hold(std::mem::take(&mut input.data), room);
     }
     let room = budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
-    let timeout = [timeout, own_timeout].into_iter().flatten().min();
+    let timeout = [timeout, own_timeout, slo].into_iter().flatten().min();
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client; then nobody wants the answer.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
-    let job = Job { model: entry.id, inputs, rows, timeout, client, priority, on_step, on_answer };
+    let job = Job { model: entry.id, inputs, rows, timeout, client: caller.client, priority, on_step, on_answer };
     let decoding = received.elapsed();
     let withdraw = state.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
-    Ok(Accepted { entry, outputs, id, decoding, room: Some(room), timeout, answer, withdraw: Some(withdraw) })
+    Ok(Accepted { entry, outputs, spots, id, decoding, room: Some(room), timeout, answer, withdraw: Some(withdraw) })
 }
 
 /// What the answer takes, at least: outputs and their encoding, where a dimension that is not known counts as one. In parts,
 /// as much for each that may wait to be read.
-fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: &[(usize, bool)], in_parts: bool) -> usize {
-    let size = |&(index, binary): &(usize, bool)| {
-        let spec = &entry.outputs[index];
+fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: &[Wanted], in_parts: bool) -> usize {
+    let size = |wanted: &Wanted| {
+        let spec = &entry.outputs[wanted.index];
         let known = spec.shape.iter().skip(1).map(|&dimension| usize::try_from(dimension).unwrap_or(1));
         let datatype = wire_datatype(spec.datatype);
         let data = known.fold(rows.saturating_mul(datatype.size().unwrap_or(1)), usize::saturating_mul);
-        data.saturating_add(if binary { data } else { text_size(datatype, data) })
+        data.saturating_add(match wanted.form {
+            Form::Binary => data,
+            Form::Json => text_size(datatype, data),
+            Form::Elsewhere => 0,
+        })
     };
     let whole = outputs.iter().map(size).fold(0, usize::saturating_add);
     whole.saturating_mul(if in_parts && entry.streams { MAX_UNREAD } else { 1 })
@@ -123,6 +145,27 @@ impl Accepted {
         let answered = answer.map_err(|failure| Problem::of_failure(failure, &self.entry, self.timeout))?;
         self.entry.stats.decoding.add(self.decoding);
         Ok(answered)
+    }
+
+    /// The name of the output at this place among those to send.
+    pub(crate) fn name(&self, position: usize) -> &str {
+        &self.entry.outputs[self.outputs[position].index].name
+    }
+
+    /// The output at this place among those to send.
+    pub(crate) fn output(&self, position: usize, tensor: &Tensor) -> Delivery {
+        // Without a batch, the one row is the whole.
+        let shape = if self.entry.batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
+        let output = ResponseTensor {
+            name: tensor.name.to_string(),
+            datatype: wire_datatype(tensor.datatype),
+            shape: shape.to_vec(),
+            data: tensor.data.clone(),
+            form: self.outputs[position].form,
+        };
+        let spot = self.spots.get(position).cloned().flatten().map(Wish::Write);
+        let classify = |most| Wish::Classify(most, self.entry.clone());
+        Delivery { output, wish: spot.or(self.outputs[position].classes.map(classify)) }
     }
 
     /// A response, or a part of one.
@@ -143,25 +186,5 @@ impl Drop for Accepted {
         if let Some(withdraw) = self.withdraw.take() {
             withdraw();
         }
-    }
-}
-
-fn output(entry: &ServedEntry, tensors: &[Tensor], index: usize, binary: bool) -> Result<ResponseTensor, Problem> {
-    let name = &entry.outputs[index].name;
-    let tensor = tensors.iter().find(|tensor| *tensor.name == **name).ok_or_else(|| {
-        Problem::new(Kind::Internal, format!("model '{}' gave no output '{name}', which it declares", entry.name))
-    })?;
-    Ok(response_tensor(entry, tensor, binary))
-}
-
-pub(crate) fn response_tensor(entry: &ServedEntry, tensor: &Tensor, binary: bool) -> ResponseTensor {
-    // Without a batch, the one row is the whole.
-    let shape = if entry.batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
-    ResponseTensor {
-        name: tensor.name.to_string(),
-        datatype: wire_datatype(tensor.datatype),
-        shape: shape.to_vec(),
-        data: tensor.data.clone(),
-        binary,
     }
 }

@@ -3,6 +3,8 @@
 //! Histograms have fixed bounds and everything that can be summed is a counter, so that numbers of many servers add up.
 //! The `nv_inference_*` names are those that dashboards made for Triton look for.
 
+mod process;
+
 use crate::state::State;
 use ripieno_executor::Spent;
 use ripieno_report::{Reading, Rule};
@@ -40,6 +42,7 @@ pub(crate) fn render(state: &State) -> String {
     scheduler(&mut text, state);
     signals(&mut text, state.signals.reading());
     triton(&mut text, &rows);
+    process::write(&mut text);
     text.0
 }
 
@@ -52,6 +55,10 @@ impl Text {
 
     fn sample(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
         let _ = writeln!(self.0, "{name}{{{labels}}} {value}");
+    }
+
+    fn plain(&mut self, name: &str, value: impl std::fmt::Display) {
+        let _ = writeln!(self.0, "{name} {value}");
     }
 
     fn per_model<V: std::fmt::Display>(
@@ -111,6 +118,10 @@ fn requests(text: &mut Text, rows: &[Row]) {
     text.per_model(("ripieno_profile_corrections_total", "counter", help), rows, corrected);
     let help = "Requests (or parts of large ones) that wait for their first batch.";
     text.per_model(("ripieno_queue_length", "gauge", help), rows, |row| row.model.waiting);
+    let help = "Requests (or parts of large ones) that have begun to run.";
+    text.per_model(("ripieno_running_requests", "gauge", help), rows, |row| {
+        row.model.live.saturating_sub(row.model.waiting)
+    });
     let help = "Requests (or parts of large ones) that wait or run.";
     text.per_model(("ripieno_live_requests", "gauge", help), rows, |row| row.model.live);
     let help = "The latency target.";
@@ -229,10 +240,22 @@ fn signals(text: &mut Text, reading: Option<Reading>) {
 /// A counter's name, help and value.
 type Counter = (&'static str, &'static str, fn(&ModelSnapshot) -> u64);
 
+const REASONS: [&str; 4] = ["REJECTED", "CANCELED", "BACKEND", "OTHER"];
+
+/// Why a request failed, in Triton's words; none if it did not.
+fn reason(ending: Ending) -> Option<&'static str> {
+    match ending {
+        Ending::Ok | Ending::Late => None,
+        Ending::Refused | Ending::Share | Ending::Hopeless | Ending::Expired => Some("REJECTED"),
+        Ending::Cancelled => Some("CANCELED"),
+        Ending::Failed | Ending::Outage => Some("BACKEND"),
+        Ending::Unloaded | Ending::ShuttingDown => Some("OTHER"),
+    }
+}
+
 fn triton(text: &mut Text, rows: &[Row]) {
-    const COUNTERS: [Counter; 7] = [
+    const COUNTERS: [Counter; 6] = [
         ("nv_inference_request_success", "Requests answered.", |model| model.success.count),
-        ("nv_inference_request_failure", "Accepted requests that failed.", |model| model.fail.count),
         ("nv_inference_count", "Rows answered.", |model| model.rows),
         ("nv_inference_exec_count", "Batches executed.", |model| model.batches),
         ("nv_inference_request_duration_us", "Time in the server, in sum.", |model| model.success.ns / 1000),
@@ -243,6 +266,20 @@ fn triton(text: &mut Text, rows: &[Row]) {
         text.family(name, "counter", help);
         for row in rows {
             text.sample(name, &row.labels, value(&row.model));
+        }
+    }
+    let (input, output) = ("nv_inference_compute_input_duration_us", "nv_inference_compute_output_duration_us");
+    let help = "Time decoding and checking requests, in sum.";
+    text.per_model((input, "counter", help), rows, |row| row.entry.stats.decoding.ns() / 1000);
+    text.per_model((output, "counter", "Time encoding answers, in sum."), rows, |row| {
+        row.entry.stats.encoding.ns() / 1000
+    });
+    text.family("nv_inference_request_failure", "counter", "Requests that failed, by reason.");
+    for row in rows {
+        for reason in REASONS {
+            let of_reason = row.model.requests.iter().filter(|(ending, _)| self::reason(*ending) == Some(reason));
+            let count: u64 = of_reason.map(|(_, count)| count).sum();
+            text.sample("nv_inference_request_failure", &format!("{},reason=\"{reason}\"", row.labels), count);
         }
     }
     text.per_model(

@@ -1,5 +1,6 @@
 //! Why a call fails, free of the protocol that carries the failure.
 
+use crate::config::ErrorProfile;
 use ripieno_repository::registry::{LookupError, ServedEntry};
 use ripieno_runtime::{Failure, Refused};
 use ripieno_wire::WireError;
@@ -17,11 +18,13 @@ pub(crate) enum Kind {
     NotFound,
     WrongMethod,
     TooSlow,
+    AlreadyThere,
     TooLarge,
     UnknownEncoding,
     Overloaded,
     Cancelled,
     Internal,
+    NotOffered,
     Unavailable,
     Expired,
 }
@@ -50,6 +53,16 @@ impl Problem {
         Problem::new(Kind::Invalid, message)
     }
 
+    /// As this profile has it. Triton says "unavailable" to who was too late or too many, and has no status for what is too large.
+    pub(crate) fn under(mut self, profile: ErrorProfile) -> Problem {
+        self.kind = match (profile, self.kind) {
+            (ErrorProfile::Triton, Kind::Expired | Kind::Overloaded) => Kind::Unavailable,
+            (ErrorProfile::Triton, Kind::TooLarge) => Kind::Invalid,
+            (_, kind) => kind,
+        };
+        self
+    }
+
     /// Seconds for the header Retry-After, which knows no fractions; 0 would invite an immediate retry.
     pub(crate) fn retry_after_s(&self) -> Option<u64> {
         self.retry_after.map(|after| after.as_millis().div_ceil(1000).max(1) as u64)
@@ -60,7 +73,8 @@ impl Kind {
     /// 499 is nginx's word for a client that left; nobody reads it but the log.
     pub(crate) fn http_status(self) -> u16 {
         match self {
-            Kind::Invalid => 400,
+            // Triton has no status of its own for what is there already.
+            Kind::Invalid | Kind::AlreadyThere => 400,
             Kind::Unauthenticated => 401,
             Kind::Forbidden => 403,
             Kind::NotFound => 404,
@@ -71,6 +85,7 @@ impl Kind {
             Kind::Overloaded => 429,
             Kind::Cancelled => 499,
             Kind::Internal => 500,
+            Kind::NotOffered => 501,
             Kind::Unavailable => 503,
             Kind::Expired => 504,
         }
@@ -82,7 +97,8 @@ impl Kind {
             Kind::Unauthenticated => tonic::Code::Unauthenticated,
             Kind::Forbidden => tonic::Code::PermissionDenied,
             Kind::NotFound => tonic::Code::NotFound,
-            Kind::WrongMethod | Kind::UnknownEncoding => tonic::Code::Unimplemented,
+            Kind::AlreadyThere => tonic::Code::AlreadyExists,
+            Kind::WrongMethod | Kind::UnknownEncoding | Kind::NotOffered => tonic::Code::Unimplemented,
             Kind::Overloaded => tonic::Code::ResourceExhausted,
             Kind::Cancelled => tonic::Code::Cancelled,
             Kind::Internal => tonic::Code::Internal,

@@ -6,17 +6,17 @@
 //! slowly is its own loss: nobody else waits, and nothing grows.
 
 use crate::bounds::budget::Budget;
-use crate::infer::{Accepted, MAX_UNREAD, accept, response_tensor};
+use crate::delivery::deliver;
+use crate::infer::{Accepted, Asked, MAX_UNREAD, accept};
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{OnStep, Step};
-use ripieno_wire::{InferRequest, InferResponse, Parameter, ResponseTensor};
+use ripieno_wire::{InferResponse, Parameter, ResponseTensor};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, Receiver};
 
 /// What marks the last part, as Triton has it.
@@ -43,13 +43,7 @@ pub(crate) struct Part {
 
 impl Parts {
     /// Submits a request; as for [`infer`](crate::infer::infer).
-    pub(crate) fn begin(
-        state: &State,
-        budget: &Arc<Budget>,
-        request: InferRequest,
-        received: Instant,
-        timeout: Option<Duration>,
-    ) -> Result<Parts, Problem> {
+    pub(crate) async fn begin(state: &State, budget: &Arc<Budget>, asked: Asked) -> Result<Parts, Problem> {
         let (send, steps) = mpsc::channel(MAX_UNREAD);
         let overflown = Arc::new(AtomicBool::new(false));
         let (full, mut send) = (overflown.clone(), Some(send));
@@ -60,7 +54,7 @@ impl Parts {
                 send = None;
             }
         });
-        let accepted = accept(state, budget, request, received, timeout, Some(on_step))?;
+        let accepted = accept(state, budget, asked, Some(on_step)).await?;
         Ok(Parts { accepted, steps, overflown, streamed: BTreeSet::new(), held: Vec::new(), over: false })
     }
 
@@ -70,27 +64,27 @@ impl Parts {
     }
 
     /// The next part; none after the last one or after a failure.
-    pub(crate) async fn next(&mut self) -> Option<Result<Part, Problem>> {
+    pub(crate) async fn next(&mut self, state: &State) -> Option<Result<Part, Problem>> {
         while !self.over {
             let Some(Step { outputs, last }) = self.steps.recv().await else {
                 self.over = true;
-                return Some(self.finish().await);
+                return Some(self.finish(state).await);
             };
             self.streamed.extend(outputs.iter().map(|tensor| tensor.name.to_string()));
             if last {
                 self.held = outputs;
                 continue;
             }
-            let outputs = self.wanted(&outputs);
-            if !outputs.is_empty() {
-                return Some(Ok(self.part(outputs, false)));
+            match self.wanted(state, &outputs).await {
+                Ok(outputs) if outputs.is_empty() => {}
+                outputs => return Some(outputs.map(|outputs| self.part(outputs, false))),
             }
         }
         None
     }
 
     /// The last step and all outputs that do not come in steps.
-    async fn finish(&mut self) -> Result<Part, Problem> {
+    async fn finish(&mut self, state: &State) -> Result<Part, Problem> {
         if self.overflown.load(Ordering::Acquire) {
             return Err(Problem::new(
                 Kind::TooSlow,
@@ -100,17 +94,21 @@ impl Parts {
         let answered = self.accepted.answer().await?;
         let whole = answered.outputs.into_iter().filter(|tensor| !self.streamed.contains(&*tensor.name));
         let tensors: Vec<Tensor> = std::mem::take(&mut self.held).into_iter().chain(whole).collect();
-        Ok(self.part(self.wanted(&tensors), true))
+        let outputs = self.wanted(state, &tensors).await?;
+        Ok(self.part(outputs, true))
     }
 
     /// Those that the client asked for, in the order in which it did.
-    fn wanted(&self, tensors: &[Tensor]) -> Vec<ResponseTensor> {
-        let Accepted { entry, outputs, .. } = &self.accepted;
-        let find = |&(index, binary): &(usize, bool)| {
-            let tensor = tensors.iter().find(|tensor| *tensor.name == *entry.outputs[index].name)?;
-            Some(response_tensor(entry, tensor, binary))
-        };
-        outputs.iter().filter_map(find).collect()
+    async fn wanted(&mut self, state: &State, tensors: &[Tensor]) -> Result<Vec<ResponseTensor>, Problem> {
+        let mut outputs = Vec::new();
+        for position in 0..self.accepted.outputs.len() {
+            let name = self.accepted.name(position);
+            if let Some(tensor) = tensors.iter().find(|tensor| *tensor.name == *name) {
+                let delivery = self.accepted.output(position, tensor);
+                outputs.push(deliver(state, delivery).await?);
+            }
+        }
+        Ok(outputs)
     }
 
     fn part(&self, outputs: Vec<ResponseTensor>, last: bool) -> Part {

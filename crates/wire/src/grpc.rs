@@ -9,7 +9,7 @@ use crate::proto::inference::model_infer_request::{InferInputTensor, InferReques
 use crate::proto::inference::model_infer_response::InferOutputTensor;
 use crate::proto::inference::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
 use crate::{
-    Datatype, InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, RequestedOutput,
+    Datatype, InferRequest, InferResponse, MAX_PARAMETERS, MAX_TENSORS, Parameter, Parameters, Place, RequestedOutput,
     WireError, WireTensor,
 };
 use bytes::Bytes;
@@ -35,17 +35,19 @@ pub fn encode_message(message: &impl Message, head: usize) -> Vec<u8> {
 
 /// Decodes a request.
 pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError> {
+    // What is in shared memory is in no message.
+    let sent = message.inputs.iter().filter(|input| !input.parameters.contains_key("shared_memory_region")).count();
     let (count, raw_count) = (message.inputs.len(), message.raw_input_contents.len());
     if count > MAX_TENSORS || message.outputs.len() > MAX_TENSORS {
         return Err(WireError::new(format!("more than {MAX_TENSORS} inputs or requested outputs")));
     }
-    if raw_count != 0 && raw_count != count {
+    if raw_count != 0 && raw_count != sent {
         return Err(WireError::new(format!(
-            "{raw_count} raw_input_contents for {count} inputs; send one for each input, or none at all"
+            "{raw_count} raw_input_contents for {sent} inputs; send one for each input, or none at all"
         )));
     }
     let mut raw = message.raw_input_contents.into_iter();
-    let inputs = message.inputs.into_iter().map(|input| tensor(input, raw.next())).collect::<Result<_, _>>()?;
+    let inputs = message.inputs.into_iter().map(|input| tensor(input, &mut raw)).collect::<Result<_, _>>()?;
     let request = InferRequest {
         model: message.model_name,
         version: message.model_version,
@@ -54,17 +56,19 @@ pub fn parse_infer(message: ModelInferRequest) -> Result<InferRequest, WireError
         inputs,
         outputs: message.outputs.into_iter().map(requested_output).collect::<Result<_, _>>()?,
         binary_outputs: true,
-        client: 0,
         raw_input: None,
     };
     request.check_names()?;
     Ok(request)
 }
 
-fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<WireTensor, WireError> {
+fn tensor(input: InferInputTensor, raw: &mut impl Iterator<Item = Bytes>) -> Result<WireTensor, WireError> {
     let InferInputTensor { name, datatype, shape, parameters: options, contents } = input;
     let datatype = Datatype::parse(&datatype, &name)?;
-    let (parameters, is_slice) = (parameters(options)?, raw.is_some());
+    let parameters = parameters(options)?;
+    let place = Place::of(&parameters, &name)?;
+    let raw = if place.is_some() { None } else { raw.next() };
+    let is_slice = raw.is_some();
     let data = match (raw, contents) {
         (Some(_), Some(_)) => {
             return Err(WireError::new(format!(
@@ -75,12 +79,15 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>) -> Result<WireTensor, Wir
             check_bytes(&name, datatype, &shape, &raw)?;
             raw
         }
-        (None, contents) if parameters.get("shared_memory_region").is_none() => {
-            Bytes::from(typed_bytes(&name, datatype, &shape, contents.unwrap_or_default())?)
+        (None, None) if place.is_some() => Bytes::new(),
+        (None, Some(_)) if place.is_some() => {
+            return Err(WireError::new(format!(
+                "input '{name}' has contents beside shared_memory_region; send one of them"
+            )));
         }
-        (None, _) => Bytes::new(),
+        (None, contents) => Bytes::from(typed_bytes(&name, datatype, &shape, contents.unwrap_or_default())?),
     };
-    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice })
+    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice, place })
 }
 
 /// Typed contents as bytes; the field must be the one of the datatype and hold as many elements as the shape.
@@ -162,7 +169,9 @@ fn byte_contents(name: &str, elements: &[Bytes]) -> Result<Vec<u8>, WireError> {
 }
 
 fn requested_output(output: InferRequestedOutputTensor) -> Result<RequestedOutput, WireError> {
-    Ok(RequestedOutput { name: output.name, binary: None, parameters: parameters(output.parameters)? })
+    let parameters = parameters(output.parameters)?;
+    let place = Place::of(&parameters, &output.name)?;
+    Ok(RequestedOutput { name: output.name, binary: None, place, parameters })
 }
 
 fn parameters(options: HashMap<String, InferParameter>) -> Result<Parameters, WireError> {

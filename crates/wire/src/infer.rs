@@ -1,6 +1,6 @@
 //! An inference request and its response, free of the protocol that carried them.
 
-use crate::{Datatype, MAX_DIMENSIONS, MAX_ID_BYTES, Parameters, WireError};
+use crate::{Datatype, MAX_DIMENSIONS, MAX_ID_BYTES, Parameter, Parameters, WireError};
 use bytes::Bytes;
 
 /// A request, decoded and checked as far as that is possible without knowing the model.
@@ -22,8 +22,6 @@ pub struct InferRequest {
     pub binary_outputs: bool,
     /// The bytes of a raw binary request: the one input of the model, without name, type or shape.
     pub raw_input: Option<Bytes>,
-    /// Who asks, as a number that the server gives; 0 where clients are not told apart. Never part of a message.
-    pub client: u16,
 }
 
 /// An input tensor.
@@ -41,6 +39,50 @@ pub struct WireTensor {
     pub parameters: Parameters,
     /// Whether the elements are a slice of the message, and take no memory of their own.
     pub is_slice: bool,
+    /// Where the elements are, if not in the message; then `data` is empty until [`fill`](WireTensor::fill).
+    pub place: Option<Place>,
+}
+
+/// A part of a region of shared memory that a client has registered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The region's name.
+    pub region: String,
+    /// Where the part begins within the region.
+    pub offset: u64,
+    /// Its bytes: of an input all of them are the tensor, of an output it is the most that it may have.
+    pub byte_size: u64,
+}
+
+impl Place {
+    /// The place that the parameters of `tensor` name, if they name one.
+    pub(crate) fn of(parameters: &Parameters, tensor: &str) -> Result<Option<Place>, WireError> {
+        let Some(region) = parameters.get("shared_memory_region") else { return Ok(None) };
+        let Parameter::Text(region) = region else {
+            return Err(WireError::new(format!(
+                "tensor '{tensor}': shared_memory_region is {region}; it must be the name of a region"
+            )));
+        };
+        let number = |name: &str| match parameters.get(name) {
+            None => Ok(None),
+            Some(value) => value.as_u64().map(Some).ok_or_else(|| {
+                WireError::new(format!("tensor '{tensor}': {name} is {value}; it must be a number of bytes"))
+            }),
+        };
+        let byte_size = number("shared_memory_byte_size")?.ok_or_else(|| {
+            WireError::new(format!("tensor '{tensor}': shared_memory_byte_size must be given beside the region"))
+        })?;
+        Ok(Some(Place { region: region.clone(), offset: number("shared_memory_offset")?.unwrap_or(0), byte_size }))
+    }
+}
+
+impl WireTensor {
+    /// Gives a tensor its elements, which were not in the message, if they agree with its shape and datatype.
+    pub fn fill(&mut self, data: Bytes) -> Result<(), WireError> {
+        check_bytes(&self.name, self.datatype, &self.shape, &data)?;
+        self.data = data;
+        Ok(())
+    }
 }
 
 /// An output that the client asks for.
@@ -50,6 +92,8 @@ pub struct RequestedOutput {
     pub name: String,
     /// Whether to send it in binary, if the client said so.
     pub binary: Option<bool>,
+    /// Where to write it instead of sending it.
+    pub place: Option<Place>,
     /// Parameters of the output.
     pub parameters: Parameters,
 }
@@ -80,8 +124,19 @@ pub struct ResponseTensor {
     pub shape: Vec<i64>,
     /// Elements, as in [`WireTensor::data`].
     pub data: Bytes,
-    /// Whether JSON carries it in binary; gRPC always does.
-    pub binary: bool,
+    /// How they travel.
+    pub form: Form,
+}
+
+/// How the elements of an output travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As JSON, over HTTP.
+    Json,
+    /// In binary; over gRPC always.
+    Binary,
+    /// Not at all: they have been written to where the client wanted them, and `data` is empty.
+    Elsewhere,
 }
 
 /// The number of elements of a shape from outside; the error names the tensor.
@@ -177,14 +232,6 @@ impl InferRequest {
         }
         if let Some(name) = first_duplicate(self.outputs.iter().map(|output| output.name.as_str())) {
             return Err(WireError::new(format!("output '{name}' is requested twice")));
-        }
-        let tensors = self.inputs.iter().map(|input| (&input.name, &input.parameters));
-        for (name, parameters) in tensors.chain(self.outputs.iter().map(|output| (&output.name, &output.parameters))) {
-            if parameters.get("shared_memory_region").is_some() {
-                return Err(WireError::new(format!(
-                    "tensor '{name}': shared memory is not supported; send the data itself"
-                )));
-            }
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ pub mod pbtxt;
 
 pub use datatype::Datatype;
 pub use error::WireError;
-pub use infer::{InferRequest, InferResponse, RequestedOutput, ResponseTensor, WireTensor, element_count};
+pub use infer::{Form, InferRequest, InferResponse, Place, RequestedOutput, ResponseTensor, WireTensor, element_count};
 pub use parameter::{Parameter, Parameters};
 
 /// The generated messages and services.

@@ -4,6 +4,7 @@
 //! need the model or the device (does the shape fit the ONNX file, is there a profile to emulate) are made at load.
 
 mod cells;
+mod check;
 mod conditions;
 mod keys;
 mod length_profile;
@@ -16,7 +17,6 @@ use keys::{Keys, Source};
 use ripieno_base::Nanos;
 use ripieno_executor::{InputRange, Isolation};
 use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -98,7 +98,7 @@ const BLOCK_KEYS: [&str; 17] = [
     "skip_to",
 ];
 const INPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "length_dim", "pad", "min", "max"];
-const OUTPUT_KEYS: [&str; 6] = ["name", "datatype", "shape", "length_dim", "from", "take"];
+const OUTPUT_KEYS: [&str; 7] = ["name", "datatype", "shape", "labels", "length_dim", "from", "take"];
 
 /// The process of a model's engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +156,8 @@ pub struct ModelConfig {
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+    /// Outputs whose classes have names, and the files of these.
+    pub labels: Vec<(String, String)>,
     /// The keys at its top.
     pub keys: Vec<String>,
 }
@@ -291,7 +293,7 @@ impl ModelConfig {
         let keys = Keys::new(source, String::new(), 0, document.get_ref(), &KEYS)?;
         let mut config = read_model(&keys, file)?;
         config.fill_in(under);
-        check(&keys, &config)?;
+        check::check(&keys, &config)?;
         Ok(config)
     }
 }
@@ -322,6 +324,9 @@ impl ModelConfig {
         if self.inputs.is_empty() && self.outputs.is_empty() {
             (self.inputs, self.outputs) = (under.inputs.clone(), under.outputs.clone());
         }
+        if self.labels.is_empty() {
+            self.labels.clone_from(&under.labels);
+        }
     }
 }
 
@@ -343,7 +348,9 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
     // Of a model in cells the datatype and shape are known from its cells; an emulated one needs them. A length stands in
     // tensors that the model's file describes.
     let typed = |tensor: &&Keys<'_>| tensor.has("datatype") || tensor.has("shape");
-    let declared = outputs.iter().filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim")));
+    let declared = outputs
+        .iter()
+        .filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim") || output.has("labels")));
     let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
     let brought = inputs.iter().filter(|input| typed(input) || !says_else(input));
     Ok(ModelConfig {
@@ -367,10 +374,17 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
         inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
         outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
+        labels: outputs.iter().filter_map(|output| read_labels(output).transpose()).collect::<Result<_, _>>()?,
         cells,
         lengths,
         keys: keys.names().map(str::to_owned).collect(),
     })
+}
+
+fn read_labels(output: &Keys<'_>) -> Result<Option<(String, String)>, String> {
+    let Some(file) = output.text("labels", "labels.txt")? else { return Ok(None) };
+    let name = output.text("name", "logits")?;
+    name.map(|name| Some((name, file))).ok_or_else(|| output.wrong("name", "is missing; name the output"))
 }
 
 fn read_warm_up(keys: &Keys<'_>) -> Result<usize, String> {
@@ -520,67 +534,4 @@ fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
         return Err(keys.wrong("shape", "must hold sizes above 0, or -1 where the size is not fixed"));
     }
     Ok(TensorSpec { name, datatype, shape })
-}
-
-/// What must hold between keys.
-fn check(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
-    if config.blocks.len() > MOST_BLOCKS {
-        return Err(keys.error(&format!("{} blocks are more than the {MOST_BLOCKS} allowed", config.blocks.len())));
-    }
-    check_unique("block", config.blocks.iter().map(|block| block.name.as_str()), keys)?;
-    check_unique("input", config.inputs.iter().map(|spec| spec.name.as_str()), keys)?;
-    check_unique(
-        "output",
-        config.cells.iter().flat_map(|cells| cells.answers.iter().map(|answer| answer.name.as_str())),
-        keys,
-    )?;
-    check_unique("output", config.outputs.iter().map(|spec| spec.name.as_str()), keys)?;
-    check_walk(keys, config)?;
-    check_table_lengths(keys, config)
-}
-
-fn check_unique<'n>(kind: &str, names: impl Iterator<Item = &'n str>, keys: &Keys<'_>) -> Result<(), String> {
-    let mut seen = BTreeSet::new();
-    match names.into_iter().find(|name| !seen.insert(*name)) {
-        Some(name) => Err(keys.error(&format!("two [[{kind}]] are named \"{name}\"; give each a name of its own"))),
-        None => Ok(()),
-    }
-}
-
-fn check_walk(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
-    let walk = keys.one_of("walk", &Walk::ALL.map(|walk| (walk.name(), walk)))?;
-    match (walk, config.blocks.len()) {
-        (Some(walk), _) if walk.is_unfolded() && config.granularity != Granularity::Whole => {
-            Err(keys.wrong("granularity", "cuts a model in one file; a walk of cells is cut already; remove it"))
-        }
-        (walk, _) if config.lengths.is_some() && walk.is_some_and(Walk::is_unfolded) => {
-            Err(keys.wrong("walk", "steps along the elements and pads nothing; remove every length_dim"))
-        }
-        (_, _) if config.lengths.is_some() && config.granularity == Granularity::Cells => Err(keys.wrong(
-            "granularity",
-            "makes cells, which step along the elements and pad nothing; remove every length_dim",
-        )),
-        (Some(Walk::Chain), 0) => Err(keys.wrong("walk", "needs the chain's parts; add a [[block]] section for each")),
-        (Some(Walk::Whole), 2..) => {
-            Err(keys.wrong("walk", "a model of several [[block]] is a chain; write walk = \"chain\""))
-        }
-        (_, 1..) if config.latency.is_some() || !config.by_length.is_empty() => {
-            let key = ["latency_ms", "alpha_ms"].into_iter().find(|key| keys.has(key)).unwrap_or("by_length");
-            Err(keys.wrong(key, "belongs into each [[block]], since every block has its own latency"))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn check_table_lengths(keys: &Keys<'_>, config: &ModelConfig) -> Result<(), String> {
-    let shortest = config.latencies().filter_map(Latency::max_batch).min();
-    match (config.max_batch, shortest) {
-        (Some(max_batch), Some(given)) if given < max_batch => Err(keys.wrong(
-            "max_batch",
-            &format!(
-                "latency_ms has {given} numbers, one for each batch size; add the rest or write max_batch = {given}"
-            ),
-        )),
-        _ => Ok(()),
-    }
 }

@@ -27,6 +27,8 @@ pub struct Settings {
     pub inputs: Vec<TensorSpec>,
     /// The outputs, likewise.
     pub outputs: Vec<TensorSpec>,
+    /// `labels` of outputs
+    pub labels: Vec<(String, String)>,
     /// The outputs that clients are told of and get, if they are not to get all.
     pub answers: Vec<String>,
 }
@@ -57,7 +59,15 @@ impl Settings {
             for TensorSpec { name, datatype, shape } in specs {
                 let name = quoted(name);
                 let _ = write!(text, "\n[[{section}]]\nname = {name}\ndatatype = \"{datatype}\"\nshape = {shape:?}\n");
+                let labels = self.labels.iter().find(|(output, _)| section == "output" && quoted(output) == name);
+                if let Some((_, file)) = labels {
+                    let _ = writeln!(text, "labels = {}", quoted(file));
+                }
             }
+        }
+        let is_listed = |output: &str| self.outputs.iter().any(|spec| spec.name == output);
+        for (output, file) in self.labels.iter().filter(|(output, _)| !is_listed(output)) {
+            let _ = write!(text, "\n[[output]]\nname = {}\nlabels = {}\n", quoted(output), quoted(file));
         }
         text
     }

@@ -95,6 +95,10 @@ fn a_reload_of_everything_touches_only_what_has_changed() {
     let ready: Vec<_> = fixture.registry.ready_entries().iter().map(|entry| entry.name.clone()).collect();
     assert_eq!(ready, ["changed", "new", "same"]);
     assert_eq!(repository.reload().unwrap().len(), 0);
+    // Labels lie beside the description; what lies beside the model's folder is none of its files.
+    fixture.folder.write("same/labels.txt", "ant");
+    fixture.folder.write("beside.txt", "ant");
+    assert_eq!(repository.reload().unwrap().into_iter().map(|report| report.name).collect::<Vec<_>>(), ["same"]);
     // A folder that cannot be read is no reason to stop serving.
     std::fs::remove_dir_all(fixture.folder.path()).unwrap();
     assert!(repository.reload().is_err());

@@ -253,10 +253,7 @@ fn tensor_name<'a>(field: &Field, names: impl Iterator<Item = &'a str> + Clone) 
 fn labels(field: &Field, _: &Case<'_>) -> Verdict {
     match field.value.trim_matches(['"', '\'']).is_empty() {
         true => say(NotNeeded, "no labels"),
-        false => say(
-            WithoutEffect,
-            "requests that ask for classification are refused with 400; rank the scores in the client",
-        ),
+        false => say(Mapped, format!("labels = {}", field.value)),
     }
 }
 

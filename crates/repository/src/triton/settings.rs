@@ -37,8 +37,14 @@ pub(super) fn of(config: &ModelConfig, explicit: bool) -> Settings {
             .iter()
             .filter_map(|output| spec(&output.name, output.data_type(), &output.dims, batched))
             .collect(),
+        labels: config.output.iter().filter_map(labels).collect(),
         answers: config.output.iter().map(|output| output.name.clone()).collect(),
     }
+}
+
+fn labels(output: &inference::ModelOutput) -> Option<(String, String)> {
+    let (name, file) = (&output.name, &output.label_filename);
+    (!name.is_empty() && !file.is_empty()).then(|| (name.clone(), file.clone()))
 }
 
 pub(super) fn micros(micros: u64) -> Nanos {

@@ -49,6 +49,7 @@ fn repository(text: &str) -> Folder {
         folder.write(&format!("m/{version}/{}", one("file", "model.onnx")), &onnx);
     }
     folder.write("m/config.pbtxt", text);
+    folder.write("m/labels.txt", "one\ntwo\n");
     if let Some(toml) = said(text, "toml").first() {
         folder.write("m/model.toml", toml);
     }

@@ -11,6 +11,8 @@ pub struct AccessConfig {
     pub tokens: Option<TokenSource>,
     /// Where models may be loaded and unloaded from.
     pub admin: Admin,
+    /// From where clients may name shared memory of this machine that tensors are in.
+    pub shared_memory: SharedMemory,
     /// Names by which the server may be called when models are changed, beside localhost and its own address.
     pub allowed_hosts: Vec<String>,
     /// Origins of web pages that may change models, such as `https://ops.example.com`.
@@ -44,6 +46,18 @@ pub enum Admin {
     Off,
 }
 
+/// From where clients may name shared memory of this machine that tensors are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharedMemory {
+    /// From nowhere.
+    #[default]
+    Off,
+    /// Through addresses that only this machine reaches.
+    Local,
+    /// Through every address.
+    On,
+}
+
 /// PEM files of TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -67,6 +81,7 @@ impl Default for AccessConfig {
         AccessConfig {
             tokens: None,
             admin: Admin::Auto,
+            shared_memory: SharedMemory::Off,
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             guard_health: false,

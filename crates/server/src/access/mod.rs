@@ -18,7 +18,7 @@ mod tests;
 mod tls;
 mod tokens;
 
-pub use config::{AccessConfig, AccessError, Admin, TlsFiles, TokenSource};
+pub use config::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
 pub(crate) use connection::{Connection, Door, Stream};
 
 use crate::problem::{Kind, Problem};
@@ -27,6 +27,7 @@ use hyper::header::{AUTHORIZATION, HeaderName};
 use hyper::http::Extensions;
 use hyper::{HeaderMap, Request, Uri};
 use reload::Reloading;
+use sha2::{Digest, Sha256};
 use sites::Sites;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ use tls::Tls;
 use tokens::{Scope, Scopes, Token, Tokens};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const CLIENT_ID: HeaderName = HeaderName::from_static("x-client-id");
+/// By what a client may call itself: our own header, and those of inference gateways.
+const CLIENT_IDS: [&str; 3] = ["x-client-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
 
 /// What a call needs of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub(crate) enum Need {
     Describe,
     /// To have models run.
     Infer,
+    /// To say which shared memory tensors are in.
+    Regions,
     /// To change the server.
     Admin,
     /// To read the metrics.
@@ -58,7 +62,7 @@ impl Need {
         match self {
             Need::Health => Scopes::of(&[Scope::Infer, Scope::Admin, Scope::Metrics]),
             Need::Describe => Scopes::of(&[Scope::Infer, Scope::Admin]),
-            Need::Infer => Scopes::of(&[Scope::Infer]),
+            Need::Infer | Need::Regions => Scopes::of(&[Scope::Infer]),
             Need::Admin => Scopes::of(&[Scope::Admin]),
             Need::Metrics => Scopes::of(&[Scope::Metrics]),
         }
@@ -72,6 +76,25 @@ pub(crate) struct Caller {
     pub(crate) client: u16,
     /// Whether a token was shown, or none is wanted.
     pub(crate) known: bool,
+    /// Whose regions of shared memory are his; none if he may use none.
+    owner: Option<Owner>,
+}
+
+/// Who has registered a region of shared memory: a token's name or a certificate, hashed; all others are one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Owner([u8; 32]);
+
+impl Caller {
+    /// Whose regions of shared memory this caller may use.
+    pub(crate) fn owner(&self) -> Result<Owner, Problem> {
+        self.owner.ok_or_else(|| {
+            Problem::new(
+                Kind::NotOffered,
+                "shared memory is not open to this caller; send the tensors in the request, or have the server's operator \
+                 open it (--shared-memory, docs/security.md)",
+            )
+        })
+    }
 }
 
 /// The rules of a server, and what they need to be kept.
@@ -109,6 +132,11 @@ impl Access {
                 let who = if self.tokens.is_some() { "whoever has a token for admin" } else { "whoever reaches it" };
                 tracing::warn!("{purpose} on {address}: --admin on: {who} can load and unload models");
             }
+            if self.config.shared_memory == SharedMemory::On && *purpose != "metrics" {
+                tracing::warn!(
+                    "{purpose} on {address}: --shared-memory on: whoever may infer reads and writes this machine's shared memory"
+                );
+            }
         }
     }
 
@@ -137,7 +165,12 @@ impl Access {
         }
         let name = token.as_ref().map(|token| token.name.as_str());
         let key = self.client(name, headers, connection);
-        Ok(Caller { client: key.map_or(0, |key| self.clients.number(key)), known: true })
+        let owner = self.may_share_memory(uri, headers, connection).then(|| owner(name, connection));
+        let caller = Caller { client: key.map_or(0, |key| self.clients.number(key)), known: true, owner };
+        if need == Need::Regions {
+            caller.owner()?;
+        }
+        Ok(caller)
     }
 
     /// The token that a call shows; none where tokens are off.
@@ -176,6 +209,17 @@ impl Access {
         self.sites.check(bind, uri, headers).map_err(|message| Problem::new(Kind::Forbidden, message))
     }
 
+    /// A caller on another machine would read and write memory of this one, and so would a web page.
+    fn may_share_memory(&self, uri: &Uri, headers: &HeaderMap, connection: Option<&Connection>) -> bool {
+        let bind = connection.map(|connection| connection.bind);
+        let is_open = match self.config.shared_memory {
+            SharedMemory::Off => false,
+            SharedMemory::Local => bind.is_some_and(|bind| bind.ip().to_canonical().is_loopback()),
+            SharedMemory::On => true,
+        };
+        is_open && self.sites.check(bind, uri, headers).is_ok()
+    }
+
     /// By what a client is told apart: only what it cannot choose freely, unless everybody is trusted anyway.
     fn client<'a>(
         &self,
@@ -189,7 +233,7 @@ impl Access {
         if let Some(certificate) = connection.and_then(|connection| connection.certificate) {
             return Some(ClientKey::Certificate(certificate));
         }
-        let header = headers.get(CLIENT_ID).filter(|id| !id.is_empty());
+        let header = CLIENT_IDS.iter().find_map(|name| headers.get(*name).filter(|id| !id.is_empty()));
         let by_header = header.map(|id| ClientKey::header(id.as_bytes()));
         by_header.or_else(|| connection.map(|connection| ClientKey::peer(connection.peer.ip())))
     }
@@ -216,7 +260,12 @@ fn shown_token(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(key).filter(|token| !token.is_empty())
 }
 
-/// The number of the client whose call carries these extensions.
-pub(crate) fn client_of(extensions: &Extensions) -> u16 {
-    extensions.get::<Caller>().map_or(0, |caller| caller.client)
+fn owner(token: Option<&str>, connection: Option<&Connection>) -> Owner {
+    let certificate = connection.and_then(|connection| connection.certificate);
+    Owner(token.map(|name| Sha256::digest(name).into()).or(certificate).unwrap_or_default())
+}
+
+/// Who made the call that carries these extensions.
+pub(crate) fn caller_of(extensions: &Extensions) -> Caller {
+    extensions.get::<Caller>().copied().unwrap_or_default()
 }

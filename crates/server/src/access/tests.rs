@@ -102,7 +102,7 @@ fn tokens_come_in_two_headers_and_expire_to_the_second() {
 fn health_is_open_unless_it_is_guarded() {
     let open = guarded(AccessConfig::default());
     let health = |access: &Access, headers: &[(&'static str, &str)]| decide(access, Need::Health, OUTSIDE[0], headers);
-    assert_eq!(health(&open, &[]), Ok(Caller { client: 0, known: false }));
+    assert_eq!(health(&open, &[]), Ok(Caller::default()));
     assert!(!health(&open, &[("x-api-key", "wrong")]).unwrap().known);
     assert!(health(&open, &[("x-api-key", SECRET)]).unwrap().known);
     let closed = guarded(AccessConfig { guard_health: true, ..AccessConfig::default() });
@@ -124,6 +124,10 @@ fn clients_are_told_apart_by_what_they_cannot_choose() {
     assert_ne!(client(&trusting, "10.0.0.2:1", None, &[]), peer);
     let named = client(&trusting, "10.0.0.1:1", None, &header);
     assert!(named != peer && named == client(&trusting, "10.0.0.2:1", None, &header));
+    for gateway in ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"] {
+        assert_eq!(client(&trusting, "10.0.0.3:1", None, &[(gateway, "a")]), named);
+        assert_eq!(client(&trusting, "10.0.0.3:1", None, &[(gateway, "b"), ("x-client-id", "a")]), named);
+    }
     let certified = client(&trusting, "10.0.0.1:1", Some([1; 32]), &header);
     assert!(certified != named && certified == client(&trusting, "10.0.0.2:1", Some([1; 32]), &[]));
     let guarded = guarded(AccessConfig::default());

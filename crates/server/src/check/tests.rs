@@ -21,6 +21,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         max_batch: 8,
         streams: false,
         lengths: None,
+        labels: Default::default(),
         slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
         one_row: None,
         stats: Statistics::default(),
@@ -52,7 +53,7 @@ fn inputs_come_out_in_the_order_of_the_model() {
     let checked = check(&two_inputs(), request(&json!({"inputs": [b(3), a(3)]}))).unwrap();
     let names: Vec<&str> = checked.inputs.iter().map(|input| &*input.name).collect();
     assert_eq!((names, checked.rows, checked.timeout), (vec!["a", "b"], 3, None));
-    assert_eq!(checked.outputs, [(0, false), (1, false)]);
+    assert_eq!(checked.outputs, [0, 1].map(|index| Wanted { index, form: Form::Json, classes: None }));
 }
 
 #[test]
@@ -81,7 +82,11 @@ fn parameters_are_understood_or_refused() {
         |parameters: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "parameters": parameters})));
     assert_eq!(with(json!({"timeout": 250})).unwrap().timeout, Some(Duration::from_micros(250)));
     assert_eq!(with(json!({"timeout": 0, "priority": 1, "mine": "x"})).unwrap().timeout, None);
-    assert_eq!(with(json!({"sequence_id": 0, "sequence_start": true})).unwrap().rows, 1);
+    assert_eq!(with(json!({"sequence_id": 0, "sequence_start": false, "sequence_end": false})).unwrap().rows, 1);
+    for reserved in ["sequence_start", "sequence_end", "triton_final_response", "headers"] {
+        assert!(with(json!({reserved: true})).unwrap_err().message.contains(reserved), "{reserved}");
+    }
+    assert_eq!(with(json!({"triton_enable_empty_final_response": true, "my_own": "x"})).unwrap().rows, 1);
     assert!(with(json!({"timeout": -1})).unwrap_err().message.contains("timeout is -1"));
     assert!(with(json!({"sequence_id": 4})).unwrap_err().message.contains("keeps no state"));
     assert!(with(json!({"sequence_id": "s"})).unwrap_err().message.contains("keeps no state"));
@@ -101,11 +106,19 @@ fn priorities_count_from_the_most_urgent() {
 fn outputs_are_chosen_by_name() {
     let with = |outputs: Value| check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "outputs": outputs})));
     let binary = json!([{"name": "z", "parameters": {"binary_data": true}}, {"name": "y"}]);
-    assert_eq!(with(binary).unwrap().outputs, [(1, true), (0, false)]);
+    let wanted = [(1, Form::Binary), (0, Form::Json)].map(|(index, form)| Wanted { index, form, classes: None });
+    assert_eq!(with(binary).unwrap().outputs, wanted);
     let unknown = with(json!([{"name": "x"}])).unwrap_err().message;
     assert!(unknown.contains("unexpected inference output 'x' for model 'm'; its outputs are 'y', 'z'"));
-    let classes = json!([{"name": "y", "parameters": {"classification": 3}}]);
-    assert!(with(classes).unwrap_err().message.contains("classification is not supported"));
+    let classes = |count: Value| with(json!([{"name": "y", "parameters": {"classification": count}}]));
+    assert_eq!(classes(json!(3)).unwrap().outputs, [Wanted { index: 0, form: Form::Json, classes: Some(3) }]);
+    assert_eq!(classes(json!(0)).unwrap().outputs[0].classes, None);
+    for odd in [json!(-1), json!("3"), json!(1.5)] {
+        assert!(classes(odd).unwrap_err().message.contains("it must be a number of classes"));
+    }
+    let place = json!({"classification": 1, "shared_memory_region": "r", "shared_memory_byte_size": 1});
+    let both = with(json!([{"name": "y", "parameters": place}])).unwrap_err().message;
+    assert!(both.contains("leave the region or the classification out"));
     assert_eq!(RequestedOutput::default().binary, None);
 }
 

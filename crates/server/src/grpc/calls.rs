@@ -2,10 +2,11 @@
 
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
-use crate::access::client_of;
+use crate::access::caller_of;
 use crate::bounds::connection::Connection;
-use crate::infer::{Inferred, infer};
+use crate::infer::{Asked, Inferred, infer};
 use crate::problem::Problem;
+use crate::slo;
 use crate::state::State;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -26,6 +27,7 @@ const ENCODINGS: HeaderValue = HeaderValue::from_static("gzip,deflate,identity")
 
 /// One inference.
 pub(super) async fn model_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+    let profile = state.config.error_profile;
     let answered = tokio::select! {
         answered = unary(&state, request) => answered,
         problem = state.dismissed() => Err(problem),
@@ -35,21 +37,20 @@ pub(super) async fn model_infer(state: Arc<State>, request: Request<Incoming>) -
             let end = std::future::ready(Some(Ok(trailers(&Status::ok("")))));
             head(Body::new(Full::new(message).with_trailers(end)))
         }
-        Err(problem) => failed(status(problem)),
+        Err(problem) => failed(status(problem.under(profile))),
     }
 }
 
 async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Problem> {
     let (parts, body) = request.into_parts();
-    let timeout = timeout::of(&parts.headers)?;
+    let (timeout, slo) = (timeout::of(&parts.headers)?, slo::of(&parts.headers)?);
     let connection = parts.extensions.get::<Arc<Connection>>().cloned();
     let message = Messages::new(state, &parts.headers, body, connection.clone())?.only(state).await?;
     let received = Instant::now();
     let budget = state.budget_of(connection.as_ref());
     let (_, request) = frames::decode(state, budget, message).await;
-    let mut request = request?;
-    request.client = client_of(&parts.extensions);
-    let mut inferred = infer(state, budget, request, received, timeout).await?;
+    let asked = Asked { request: request?, received, timeout, slo, caller: caller_of(&parts.extensions) };
+    let mut inferred = infer(state, budget, asked).await?;
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.
     let beside = 4096 + 256 * inferred.response.outputs.len();

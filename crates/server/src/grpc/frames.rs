@@ -6,10 +6,9 @@
 use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::bounds::connection::Connection;
 use crate::decoded;
-use crate::http::PARSE_INLINE_BYTES;
 use crate::http::body::{Encoding, inflate, too_large};
 use crate::problem::{Kind, Problem};
-use crate::state::State;
+use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::HeaderMap;

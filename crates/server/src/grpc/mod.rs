@@ -7,13 +7,17 @@ mod health;
 mod stream;
 mod timeout;
 
+use crate::access::{Owner, caller_of};
 use crate::bounds::budget::Reservation;
 use crate::bounds::loads::Change;
 use crate::describe;
 use crate::http::body::collect;
 use crate::http::config_parameter;
+use crate::not_offered;
 use crate::problem::Problem;
+use crate::regions::Range;
 use crate::state::State;
+use crate::trace;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -29,8 +33,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use tonic::body::Body;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 use tower::Service as _;
+use tracing::Instrument;
 
 /// The largest message of a call that carries no tensors.
 const SMALL_BYTES: usize = 64 << 10;
@@ -53,20 +58,48 @@ pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
 /// past this function, so that all are asked who they are before anything of a message is read.
 pub(crate) async fn handle(
     state: Arc<State>,
-    mut routes: tonic::service::Routes,
+    routes: tonic::service::Routes,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     match state.access.admit(doors::need(request.uri().path()), &request) {
         Ok(caller) => request.extensions_mut().insert(caller),
         Err(problem) => return Ok(calls::failed(status(problem))),
     };
+    let trace = trace::of(request.headers());
+    let answer = route(state, routes, request);
+    let mut answer = match &trace {
+        Some(trace) => answer.instrument(trace.span()).await,
+        None => answer.await,
+    };
+    trace.into_iter().for_each(|trace| trace.answer(&mut answer));
+    Ok(answer)
+}
+
+async fn route(state: Arc<State>, mut routes: tonic::service::Routes, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
-        calls::MODEL_INFER => Ok(calls::model_infer(state, request).await),
-        calls::MODEL_STREAM_INFER => Ok(calls::model_stream_infer(state, request)),
-        _ => match small(&state, request).await {
-            Ok((request, _reserved)) => routes.call(request).await,
-            Err(problem) => Ok(calls::failed(status(problem))),
-        },
+        calls::MODEL_INFER => calls::model_infer(state, request).await,
+        calls::MODEL_STREAM_INFER => calls::model_stream_infer(state, request),
+        path => {
+            let unknown = not_offered::unknown_call(path);
+            match small(&state, request).await {
+                Ok((request, _reserved)) => {
+                    let Ok(answer) = routes.call(request).await;
+                    with_text(answer, unknown)
+                }
+                Err(problem) => calls::failed(status(problem)),
+            }
+        }
+    }
+}
+
+/// An answer that is not UNIMPLEMENTED without a text: some clients take that for a success.
+fn with_text(answer: Response<Body>, unknown: Problem) -> Response<Body> {
+    let is_silent = !answer.headers().contains_key(Status::GRPC_MESSAGE);
+    match answer.headers().get(Status::GRPC_STATUS) {
+        Some(code) if is_silent && Code::from_bytes(code.as_bytes()) == Code::Unimplemented => {
+            calls::failed(status(unknown))
+        }
+        _ => answer,
     }
 }
 
@@ -203,10 +236,93 @@ impl GrpcInferenceService for Calls {
         call: tonic::Request<RepositoryModelUnloadRequest>,
     ) -> Result<tonic::Response<RepositoryModelUnloadResponse>, Status> {
         let name = call.into_inner().model_name;
-        let unloaded = self.0.loads.change(name, Change::Unload).await;
-        unloaded.map_err(status)?.map_err(|message| status(Problem::invalid(message)))?;
+        self.0.unload(name).await.map_err(status)?;
         Ok(tonic::Response::new(RepositoryModelUnloadResponse {}))
     }
+
+    async fn system_shared_memory_status(
+        &self,
+        call: tonic::Request<SystemSharedMemoryStatusRequest>,
+    ) -> Result<tonic::Response<SystemSharedMemoryStatusResponse>, Status> {
+        let owner = owner(&call)?;
+        let found = self.0.regions.status(owner, named(&call.get_ref().name)).map_err(status)?;
+        let row = |(name, region): (String, Range)| {
+            let Range { key, offset, byte_size } = region;
+            (name.clone(), system_shared_memory_status_response::RegionStatus { name, key, offset, byte_size })
+        };
+        let regions = found.into_iter().map(row).collect();
+        Ok(tonic::Response::new(SystemSharedMemoryStatusResponse { regions }))
+    }
+
+    async fn system_shared_memory_register(
+        &self,
+        call: tonic::Request<SystemSharedMemoryRegisterRequest>,
+    ) -> Result<tonic::Response<SystemSharedMemoryRegisterResponse>, Status> {
+        let owner = owner(&call)?;
+        let SystemSharedMemoryRegisterRequest { name, key, offset, byte_size } = call.into_inner();
+        self.0.regions.register(owner, name, Range { key, offset, byte_size }).map_err(status)?;
+        Ok(tonic::Response::new(SystemSharedMemoryRegisterResponse {}))
+    }
+
+    async fn system_shared_memory_unregister(
+        &self,
+        call: tonic::Request<SystemSharedMemoryUnregisterRequest>,
+    ) -> Result<tonic::Response<SystemSharedMemoryUnregisterResponse>, Status> {
+        self.0.regions.unregister(owner(&call)?, named(&call.get_ref().name));
+        Ok(tonic::Response::new(SystemSharedMemoryUnregisterResponse {}))
+    }
+
+    /// There are no regions of CUDA, which clients that tidy up before and after their work are to hear as a success.
+    async fn cuda_shared_memory_status(
+        &self,
+        call: tonic::Request<CudaSharedMemoryStatusRequest>,
+    ) -> Result<tonic::Response<CudaSharedMemoryStatusResponse>, Status> {
+        match named(&call.get_ref().name) {
+            None => Ok(tonic::Response::new(CudaSharedMemoryStatusResponse::default())),
+            Some(_) => Err(status(not_offered::cuda_regions())),
+        }
+    }
+
+    async fn cuda_shared_memory_register(
+        &self,
+        _: tonic::Request<CudaSharedMemoryRegisterRequest>,
+    ) -> Result<tonic::Response<CudaSharedMemoryRegisterResponse>, Status> {
+        Err(status(not_offered::cuda_regions()))
+    }
+
+    async fn cuda_shared_memory_unregister(
+        &self,
+        call: tonic::Request<CudaSharedMemoryUnregisterRequest>,
+    ) -> Result<tonic::Response<CudaSharedMemoryUnregisterResponse>, Status> {
+        match named(&call.get_ref().name) {
+            None => Ok(tonic::Response::new(CudaSharedMemoryUnregisterResponse {})),
+            Some(_) => Err(status(not_offered::cuda_regions())),
+        }
+    }
+
+    async fn trace_setting(
+        &self,
+        _: tonic::Request<TraceSettingRequest>,
+    ) -> Result<tonic::Response<TraceSettingResponse>, Status> {
+        Err(status(not_offered::trace_settings()))
+    }
+
+    async fn log_settings(
+        &self,
+        _: tonic::Request<LogSettingsRequest>,
+    ) -> Result<tonic::Response<LogSettingsResponse>, Status> {
+        Err(status(not_offered::log_settings()))
+    }
+}
+
+/// Whose regions of shared memory a call may use.
+fn owner<T>(call: &tonic::Request<T>) -> Result<Owner, Status> {
+    caller_of(call.extensions()).owner().map_err(status)
+}
+
+/// An empty name means all.
+fn named(name: &str) -> Option<&str> {
+    Some(name).filter(|name| !name.is_empty())
 }
 
 fn load_parameters(parameters: HashMap<String, ModelRepositoryParameter>) -> impl Iterator<Item = (String, Parameter)> {

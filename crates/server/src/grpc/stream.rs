@@ -11,17 +11,19 @@
 
 use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
-use crate::access::client_of;
+use crate::access::{Caller, caller_of};
 use crate::bounds::connection::Connection;
+use crate::infer::Asked;
 use crate::problem::{Kind, Problem};
+use crate::slo;
 use crate::state::State;
 use crate::stream::{Part, Parts};
 use bytes::Bytes;
 use hyper::Request;
 use hyper::body::{Frame, Incoming};
 use prost::Message;
+use ripieno_wire::grpc;
 use ripieno_wire::proto::inference::{ModelInferResponse, ModelStreamInferResponse};
-use ripieno_wire::{InferRequest, grpc};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -42,15 +44,15 @@ type Ends = Option<Status>;
 
 pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames, Problem> {
     let (head, body) = call.into_parts();
-    let limit = timeout::of(&head.headers)?;
+    let (limit, slo) = (timeout::of(&head.headers)?, slo::of(&head.headers)?);
     let deadline = limit.map(|limit| (Instant::now(), limit));
     let connection = head.extensions.get::<Arc<Connection>>().cloned();
     let incoming = Messages::new(&state, &head.headers, body, connection.clone())?;
     let (send, receive) = mpsc::channel(UNSENT);
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
-    let client = client_of(&head.extensions);
-    let stream = Stream { state, send, connection, ends_on_error, deadline, client };
+    let caller = caller_of(&head.extensions);
+    let stream = Stream { state, send, connection, ends_on_error, deadline, slo, caller };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
@@ -62,7 +64,9 @@ struct Stream {
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
-    client: u16,
+    /// What a gateway gives each request.
+    slo: Option<Duration>,
+    caller: Caller,
 }
 
 impl Stream {
@@ -130,18 +134,17 @@ impl Stream {
         let received = Instant::now();
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
-        let (connection, client) = (self.connection.clone(), self.client);
+        let (connection, slo, caller) = (self.connection.clone(), self.slo, self.caller);
         tasks.spawn(async move {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
-                let mut request = request?;
-                request.client = client;
-                answer(&state, request, received, timeout, &send, connection.as_ref()).await
+                let asked = Asked { request: request?, received, timeout, slo, caller };
+                answer(&state, asked, &send, connection.as_ref()).await
             };
             match answered.await {
                 Ok(()) => None,
-                Err(problem) if ends_on_error => Some(status(problem)),
+                Err(problem) if ends_on_error => Some(status(problem.under(state.config.error_profile))),
                 Err(problem) => {
                     let response = ModelInferResponse { id, ..ModelInferResponse::default() };
                     let error_message = problem.message;
@@ -180,16 +183,15 @@ async fn when_read<F: Future<Output = Next>>(reading: Option<&mut Pin<Box<F>>>) 
 /// Answers one message, in as many parts as its answer has.
 async fn answer(
     state: &State,
-    request: InferRequest,
-    received: Instant,
-    timeout: Option<Duration>,
+    asked: Asked,
     send: &Outgoing,
     connection: Option<&Arc<Connection>>,
 ) -> Result<(), Problem> {
-    let wants_empty = request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
+    let wants_empty =
+        asked.request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
     let budget = state.budget_of(connection);
-    let mut parts = Parts::begin(state, budget, request, received, timeout)?;
-    while let Some(part) = parts.next().await {
+    let mut parts = Parts::begin(state, budget, asked).await?;
+    while let Some(part) = parts.next(state).await {
         let Part { response, last } = part?;
         if last && response.outputs.is_empty() && wants_empty != Some(true) {
             continue;

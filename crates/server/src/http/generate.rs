@@ -3,16 +3,16 @@
 //! A failure before the first part is an ordinary error with its status; a later one is an event with the key `error`,
 //! since the status has been sent. The stream ends with the event whose `triton_final_response` is true, or with the error.
 
-use super::infer::PARSE_INLINE_BYTES;
 use super::path::Target;
 use super::send::Caller;
 use super::{Answer, body, reply, send};
-use crate::access::client_of;
+use crate::access::caller_of;
 use crate::check::wire_datatype;
 use crate::decoded;
-use crate::infer::{Inferred, infer};
+use crate::infer::{Asked, Inferred, infer};
 use crate::problem::{Kind, Problem};
-use crate::state::State;
+use crate::slo;
+use crate::state::{PARSE_INLINE_BYTES, State};
 use crate::stream::{Part, Parts};
 use bytes::Bytes;
 use http_body_util::{Either, StreamBody};
@@ -39,9 +39,9 @@ pub(super) async fn generate(
     target: Target,
     request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
-    let (parsed, received) = read(state, &target, request).await?;
+    let asked = read(state, &target, request).await?;
     let caller = send::caller(request);
-    let mut inferred = infer(state, state.budget_of(caller.as_ref()), parsed, received, None).await?;
+    let mut inferred = infer(state, state.budget_of(caller.as_ref()), asked).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
     let Inferred { response, entry, room } = inferred;
@@ -56,10 +56,10 @@ pub(super) async fn generate_stream(
     target: Target,
     request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
-    let (parsed, received) = read(state, &target, request).await?;
+    let asked = read(state, &target, request).await?;
     let caller = send::caller(request);
-    let mut parts = Parts::begin(state, state.budget_of(caller.as_ref()), parsed, received, None)?;
-    let first = parts.next().await.ok_or_else(|| Problem::new(Kind::Internal, "the request was lost"))??;
+    let mut parts = Parts::begin(state, state.budget_of(caller.as_ref()), asked).await?;
+    let first = parts.next(state).await.ok_or_else(|| Problem::new(Kind::Internal, "the request was lost"))??;
     let (send, receive) = mpsc::channel(UNSENT);
     let state = state.clone();
     tokio::spawn(async move {
@@ -101,7 +101,7 @@ async fn send_all(
         if send.send(Ok(Frame::data(encoded))).await.is_err() || failed {
             return;
         }
-        part = parts.next().await;
+        part = parts.next(state).await;
     }
 }
 
@@ -113,12 +113,8 @@ fn error_body(error: String) -> Vec<u8> {
     serde_json::to_vec(&ErrorBody { error }).expect("a string into memory always serialises")
 }
 
-/// The request, and when its last byte had come.
-async fn read(
-    state: &State,
-    target: &Target,
-    request: &mut Request<Incoming>,
-) -> Result<(InferRequest, Instant), Problem> {
+async fn read(state: &State, target: &Target, request: &mut Request<Incoming>) -> Result<Asked, Problem> {
+    let slo = slo::of(request.headers())?;
     // Before the body is read: a call for a model that is not there should not cost its transfer.
     let entry = state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
@@ -129,9 +125,8 @@ async fn read(
     let (version, length) = (target.version.clone(), bytes.len());
     let work = move || parse(&entry, &version, &bytes);
     let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
-    let mut parsed = decoded::keep(parsed?, room)?;
-    parsed.client = client_of(request.extensions());
-    Ok((parsed, received))
+    let parsed = decoded::keep(parsed?, room)?;
+    Ok(Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()) })
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {

@@ -2,12 +2,13 @@
 
 use super::path::Target;
 use super::{Answer, body, reply, send};
-use crate::access::client_of;
+use crate::access::caller_of;
 use crate::bounds::budget::Budget;
 use crate::decoded;
-use crate::infer::{Inferred, infer as run};
+use crate::infer::{Asked, Inferred, infer as run};
 use crate::problem::Problem;
-use crate::state::State;
+use crate::slo;
+use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue};
@@ -18,24 +19,21 @@ use std::time::Instant;
 
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// Bodies whose JSON is longer are parsed where that holds up nobody: at some 200 MB/s, this many bytes take 1 ms.
-pub(crate) const PARSE_INLINE_BYTES: usize = 256 << 10;
-
 pub(super) async fn infer(
     state: &Arc<State>,
     target: Target,
     request: &mut Request<Incoming>,
 ) -> Result<Answer, Problem> {
-    let json_length = json_length(request.headers())?;
+    let (json_length, slo) = (json_length(request.headers())?, slo::of(request.headers())?);
     // Before the body is read: a call for a model that is not there should not cost its transfer.
     state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
     let caller = send::caller(request);
     let budget = state.budget_of(caller.as_ref());
-    let mut parsed = parse(state, budget, target, bytes, json_length).await?;
-    parsed.client = client_of(request.extensions());
-    let mut inferred = run(state, budget, parsed, received, None).await?;
+    let parsed = parse(state, budget, target, bytes, json_length).await?;
+    let asked = Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()) };
+    let mut inferred = run(state, budget, asked).await?;
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
     let Inferred { response, entry, room } = inferred;

@@ -8,42 +8,55 @@ mod generate;
 mod infer;
 mod models;
 mod path;
+mod regions;
 mod send;
 
-use crate::describe;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
+use crate::{describe, not_offered, trace};
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
-pub(crate) use infer::PARSE_INLINE_BYTES;
 pub(crate) use models::config_parameter;
 use path::{Call, Target};
 use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::sync::Arc;
+use tracing::Instrument;
 
 type Answer = Response<Either<Full<Bytes>, generate::Events>>;
 
 /// Answers one call; never fails, because a failure is an answer too.
 pub(crate) async fn handle(state: Arc<State>, mut request: Request<Incoming>) -> Result<Answer, Infallible> {
+    let trace = trace::of(request.headers());
+    let answered = answer(&state, &mut request);
+    let mut answer = match &trace {
+        Some(trace) => answered.instrument(trace.span()).await,
+        None => answered.await,
+    };
+    trace.into_iter().for_each(|trace| trace.answer(&mut answer));
+    Ok(answer)
+}
+
+async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
     let is_infer = request.uri().path().ends_with("/infer");
     let answered = tokio::select! {
-        answered = dispatch(&state, &mut request) => answered,
+        answered = dispatch(state, request) => answered,
         problem = state.dismissed() => Err(problem),
     };
     let mut answer = answered.unwrap_or_else(|problem| {
+        let problem = problem.under(state.config.error_profile);
         tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
         problem_answer(&problem)
     });
-    if send::caller(&request).is_some_and(|connection| connection.has_unread_body()) {
+    if send::caller(request).is_some_and(|connection| connection.has_unread_body()) {
         // The rest of the body is in the way of the next request.
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    Ok(answer)
+    answer
 }
 
 async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
@@ -51,9 +64,8 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         let message = format!("'{}' is no path of this server; see GET /v2", request.uri().path());
         return Err(Problem::new(Kind::NotFound, message));
     };
-    let wanted = call.method();
     let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
-    if *method != wanted {
+    if let Some(wanted) = call.method().filter(|wanted| method != wanted) {
         return Ok(wrong_method(request.method(), &wanted, request.uri().path()));
     }
     let caller = state.access.admit(call.need(), request)?;
@@ -75,6 +87,10 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         Call::Index => models::index(state, request).await,
         Call::Load(name) => models::load(state, name, request).await,
         Call::Unload(name) => models::unload(state, name, request).await,
+        Call::Regions(call) => regions::system(state, call, request).await,
+        Call::CudaRegions(call) => regions::cuda(call),
+        Call::TraceSettings => Err(not_offered::trace_settings()),
+        Call::LogSettings => Err(not_offered::log_settings()),
     }
 }
 

@@ -56,8 +56,7 @@ pub(super) async fn load(state: &State, name: String, request: &mut Request<Inco
 pub(super) async fn unload(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
     // unload_dependents says nothing here: no model depends on another.
     let LoadBody { .. } = parse(state, request).await?;
-    let unloaded = state.loads.change(name, Change::Unload).await?;
-    unloaded.map_err(Problem::invalid)?;
+    state.unload(name).await?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
 
@@ -84,7 +83,10 @@ pub(crate) fn config_parameter(
 }
 
 /// These bodies may be left out.
-async fn parse<T: DeserializeOwned + Default>(state: &State, request: &mut Request<Incoming>) -> Result<T, Problem> {
+pub(super) async fn parse<T: DeserializeOwned + Default>(
+    state: &State,
+    request: &mut Request<Incoming>,
+) -> Result<T, Problem> {
     let received = body::read(state, request).await?;
     if received.trim_ascii().is_empty() {
         return Ok(T::default());

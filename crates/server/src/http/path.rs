@@ -26,15 +26,31 @@ pub(super) enum Call {
     Index,
     Load(String),
     Unload(String),
+    Regions(Regions),
+    /// Of CUDA, under the same names.
+    CudaRegions(Regions),
+    TraceSettings,
+    LogSettings,
+}
+
+/// What is asked of shared memory; without a name, of all regions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Regions {
+    Status(Option<String>),
+    Register(String),
+    Unregister(Option<String>),
 }
 
 impl Call {
-    pub(super) fn method(&self) -> Method {
-        match self {
+    /// None where both are refused with the same text.
+    pub(super) fn method(&self) -> Option<Method> {
+        Some(match self {
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Method::POST,
             Call::Index | Call::Load(_) | Call::Unload(_) => Method::POST,
+            Call::Regions(call) | Call::CudaRegions(call) if !matches!(call, Regions::Status(_)) => Method::POST,
+            Call::TraceSettings | Call::LogSettings => return None,
             _ => Method::GET,
-        }
+        })
     }
 
     /// Every call is named, so that a new one cannot be open by oversight.
@@ -43,8 +59,10 @@ impl Call {
             Call::Live | Call::Ready => Need::Health,
             Call::Server | Call::ModelReady(_) | Call::Metadata(_) | Call::Config(_) => Need::Describe,
             Call::Statistics(_) | Call::Index => Need::Describe,
+            Call::TraceSettings | Call::LogSettings => Need::Describe,
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Need::Infer,
             Call::Load(_) | Call::Unload(_) => Need::Admin,
+            Call::Regions(_) | Call::CudaRegions(_) => Need::Regions,
         }
     }
 }
@@ -64,6 +82,10 @@ pub(super) fn parse(path: &str) -> Option<Call> {
         ["v2", "models", name, "versions", version, rest @ ..] => model(name, version, rest),
         ["v2", "models", name, rest @ ..] => model(name, "", rest),
         ["v2", "repository", rest @ ..] => repository(rest),
+        ["v2", "systemsharedmemory", rest @ ..] => regions(rest).map(Call::Regions),
+        ["v2", "cudasharedmemory", rest @ ..] => regions(rest).map(Call::CudaRegions),
+        ["v2", "trace", "setting"] => Some(Call::TraceSettings),
+        ["v2", "logging"] => Some(Call::LogSettings),
         _ => None,
     }
 }
@@ -78,6 +100,7 @@ fn model(name: &str, version: &str, rest: &[&str]) -> Option<Call> {
         ["infer"] => Some(Call::Infer(target)),
         ["generate"] => Some(Call::Generate(target)),
         ["generate_stream"] => Some(Call::GenerateStream(target)),
+        ["trace", "setting"] => Some(Call::TraceSettings),
         _ => None,
     }
 }
@@ -88,6 +111,20 @@ fn repository(rest: &[&str]) -> Option<Call> {
         ["index"] | [_, "index"] => Some(Call::Index),
         ["models", name, "load"] | [_, "models", name, "load"] => Some(Call::Load((*name).to_owned())),
         ["models", name, "unload"] | [_, "models", name, "unload"] => Some(Call::Unload((*name).to_owned())),
+        _ => None,
+    }
+}
+
+fn regions(rest: &[&str]) -> Option<Regions> {
+    let (name, verb) = match rest {
+        [verb] => (None, *verb),
+        ["region", name, verb] => (Some((*name).to_owned()), *verb),
+        _ => return None,
+    };
+    match (verb, name) {
+        ("status", name) => Some(Regions::Status(name)),
+        ("register", Some(name)) => Some(Regions::Register(name)),
+        ("unregister", name) => Some(Regions::Unregister(name)),
         _ => None,
     }
 }
@@ -138,6 +175,16 @@ mod tests {
             ("/v2/repository/index", Some(Call::Index)),
             ("/v2/repository/main/models/m/load", Some(Call::Load("m".into()))),
             ("/v2/repository/models/m/unload", Some(Call::Unload("m".into()))),
+            ("/v2/models/m/trace/setting", Some(Call::TraceSettings)),
+            ("/v2/trace/setting", Some(Call::TraceSettings)),
+            ("/v2/logging", Some(Call::LogSettings)),
+            ("/v2/systemsharedmemory/status", Some(Call::Regions(Regions::Status(None)))),
+            ("/v2/systemsharedmemory/region/r%2F/register", Some(Call::Regions(Regions::Register("r/".into())))),
+            (
+                "/v2/cudasharedmemory/region/r/unregister",
+                Some(Call::CudaRegions(Regions::Unregister(Some("r".into())))),
+            ),
+            ("/v2/systemsharedmemory/register", None),
             ("/v2/models/%zz", None),
             ("/v2/models/%+1", None),
             ("/v2/models/%f", None),

@@ -90,7 +90,7 @@ const DESCRIBE: &[&str] = &["infer", "admin"];
 const ANY: &[&str] = &["infer", "admin", "metrics"];
 
 /// Paths of HTTP; those under `/metrics` are on the metrics port.
-const PATHS: [(&str, &str, &[&str]); 17] = [
+const PATHS: [(&str, &str, &[&str]); 24] = [
     ("GET", "/v2/health/live", &[]),
     ("GET", "/v2/health/ready", &[]),
     ("GET", "/v2", DESCRIBE),
@@ -101,6 +101,13 @@ const PATHS: [(&str, &str, &[&str]); 17] = [
     ("GET", "/v2/models/simple/versions/1/stats", DESCRIBE),
     ("GET", "/v2/models/stats", DESCRIBE),
     ("POST", "/v2/repository/index", DESCRIBE),
+    ("GET", "/v2/trace/setting", DESCRIBE),
+    ("POST", "/v2/models/simple/trace/setting", DESCRIBE),
+    ("POST", "/v2/logging", DESCRIBE),
+    ("GET", "/v2/systemsharedmemory/status", &["infer"]),
+    ("POST", "/v2/systemsharedmemory/region/r/register", &["infer"]),
+    ("POST", "/v2/systemsharedmemory/unregister", &["infer"]),
+    ("POST", "/v2/cudasharedmemory/region/r/unregister", &["infer"]),
     ("POST", "/v2/models/simple/infer", &["infer"]),
     ("POST", "/v2/models/simple/versions/1/infer", &["infer"]),
     ("POST", "/v2/models/simple/generate", &["infer"]),
@@ -160,13 +167,19 @@ async fn every_path_with_every_credential() {
 }
 
 /// The gRPC calls that need something else than to know what is served.
-const CALLS: [(&str, &[&str]); 8] = [
+const CALLS: [(&str, &[&str]); 14] = [
     ("inference.GRPCInferenceService/ServerLive", &[]),
     ("inference.GRPCInferenceService/ServerReady", &[]),
     ("grpc.health.v1.Health/Check", &[]),
     ("grpc.health.v1.Health/Watch", &[]),
     ("inference.GRPCInferenceService/ModelInfer", &["infer"]),
     ("inference.GRPCInferenceService/ModelStreamInfer", &["infer"]),
+    ("inference.GRPCInferenceService/SystemSharedMemoryStatus", &["infer"]),
+    ("inference.GRPCInferenceService/SystemSharedMemoryRegister", &["infer"]),
+    ("inference.GRPCInferenceService/SystemSharedMemoryUnregister", &["infer"]),
+    ("inference.GRPCInferenceService/CudaSharedMemoryStatus", &["infer"]),
+    ("inference.GRPCInferenceService/CudaSharedMemoryRegister", &["infer"]),
+    ("inference.GRPCInferenceService/CudaSharedMemoryUnregister", &["infer"]),
     ("inference.GRPCInferenceService/RepositoryModelLoad", &["admin"]),
     ("inference.GRPCInferenceService/RepositoryModelUnload", &["admin"]),
 ];
@@ -210,7 +223,7 @@ async fn call(server: &Running, path: &str, headers: &[(&'static str, String)]) 
 async fn every_call_with_every_credential() {
     let file = Scratch::new(&tokens());
     let calls = calls();
-    assert!(calls.len() >= 14 && CALLS.iter().all(|(path, _)| calls.contains(*path)), "{calls:?}");
+    assert!(calls.len() >= 22 && CALLS.iter().all(|(path, _)| calls.contains(*path)), "{calls:?}");
     for guard_health in [false, true] {
         let server = guarded(&file, guard_health).await;
         for path in &calls {

@@ -64,7 +64,7 @@ async fn describes_server_and_models() {
         assert_eq!(client.model_ready(request).await.unwrap().into_inner().ready, ready, "{name}");
     }
     let metadata = client.server_metadata(ServerMetadataRequest {}).await.unwrap().into_inner();
-    assert_eq!((metadata.name.as_str(), metadata.extensions.len()), ("ripieno", 5));
+    assert_eq!((metadata.name.as_str(), metadata.extensions.len()), ("ripieno", 6));
     let request = ModelMetadataRequest { name: "two".into(), version: "1".into() };
     let model = client.model_metadata(request).await.unwrap().into_inner();
     assert_eq!((model.inputs.len(), model.inputs[1].shape.as_slice()), (2, &[-1, 2][..]));
@@ -233,12 +233,35 @@ async fn the_standard_health_check_answers() {
 }
 
 #[tokio::test]
-async fn calls_that_are_not_served_say_so() {
+async fn calls_that_are_not_offered_say_what_else_there_is() {
     let server = start().await;
-    let mut client = tonic::client::Grpc::new(server.channel().await);
-    client.ready().await.unwrap();
-    let path = "/inference.GRPCInferenceService/SystemSharedMemoryStatus".parse().unwrap();
-    let codec = tonic_prost::ProstCodec::<ServerLiveRequest, ServerLiveResponse>::default();
-    let error = client.unary(Request::new(ServerLiveRequest {}), path, codec).await.unwrap_err();
-    assert_eq!(error.code(), Code::Unimplemented);
+    let mut client = server.grpc().await;
+    let refused = [
+        (client.trace_setting(TraceSettingRequest::default()).await.unwrap_err(), "--record"),
+        (client.log_settings(LogSettingsRequest::default()).await.unwrap_err(), "RIPIENO_LOG"),
+        (
+            client.system_shared_memory_status(SystemSharedMemoryStatusRequest::default()).await.unwrap_err(),
+            "--shared-memory",
+        ),
+        (
+            client.system_shared_memory_register(SystemSharedMemoryRegisterRequest::default()).await.unwrap_err(),
+            "--shared-memory",
+        ),
+        (
+            client.cuda_shared_memory_unregister(CudaSharedMemoryUnregisterRequest::default()).await.unwrap_err(),
+            "--shared-memory",
+        ),
+    ];
+    for (error, wanted) in refused {
+        assert_eq!(error.code(), Code::Unimplemented);
+        assert!(error.message().contains(wanted), "{}", error.message());
+    }
+    for path in ["/inference.GRPCInferenceService/Later", "/other.Service/Call"] {
+        let mut client = tonic::client::Grpc::new(server.channel().await);
+        client.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<ServerLiveRequest, ServerLiveResponse>::default();
+        let error = client.unary(Request::new(ServerLiveRequest {}), path.parse().unwrap(), codec).await.unwrap_err();
+        assert_eq!(error.code(), Code::Unimplemented);
+        assert!(error.message().starts_with(&format!("{path} is no call of this server")));
+    }
 }

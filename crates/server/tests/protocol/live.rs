@@ -14,6 +14,7 @@ use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Setup, build};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const MAX_BATCH: usize = 4;
 
@@ -44,6 +45,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         max_batch: MAX_BATCH,
         streams: false,
         lengths: None,
+        labels: Default::default(),
         slo: Slo { span: Nanos::from_millis(60_000), origin: Origin::Owner, answer_late: false },
         one_row: None,
         stats: Default::default(),
@@ -99,12 +101,27 @@ async fn answers_are_counted_in_statistics_and_metrics() {
         format!("ripieno_batch_rows_sum{{{labels}}} 13"),
         format!("ripieno_response_seconds_bucket{{{labels},le=\"+Inf\"}} 3"),
         format!("ripieno_queue_length{{{labels}}} 0"),
+        format!("ripieno_running_requests{{{labels}}} 0"),
         format!("nv_inference_count{{{labels}}} 13"),
+        format!("nv_inference_request_failure{{{labels},reason=\"REJECTED\"}} 0"),
+        format!("nv_inference_request_failure{{{labels},reason=\"OTHER\"}} 0"),
         "ripieno_device_batches_total{device=\"0\"} 5".to_owned(),
         "ripieno_ready 1".to_owned(),
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
+    let sample = |series: &str| -> f64 {
+        let found =
+            text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or_else(|| panic!("{series} in {text}"));
+        found.trim().parse().unwrap()
+    };
+    assert!(sample(&format!("nv_inference_compute_input_duration_us{{{labels}}}")) > 0.0);
+    assert!(sample(&format!("nv_inference_compute_output_duration_us{{{labels}}}")) > 0.0);
+    assert!(sample("process_resident_memory_bytes") > 1e6 && sample("process_virtual_memory_bytes") > 1e6);
+    assert!(sample("process_open_fds") > 3.0 && sample("process_max_fds") > sample("process_open_fds"));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let age = now - sample("process_start_time_seconds");
+    assert!((-1.0..86_400.0).contains(&age) && sample("process_cpu_seconds_total") >= 0.0, "{age}");
 }
 
 #[tokio::test]

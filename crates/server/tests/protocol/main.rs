@@ -3,11 +3,13 @@
 
 mod access;
 mod connections;
+mod gateway;
 mod grpc;
 mod http;
 mod infer;
 mod live;
 mod memory;
+mod regions;
 mod scripted;
 mod shutdown;
 mod streams;

@@ -161,6 +161,7 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         max_batch: 8,
         streams: name == "counting",
         lengths: None,
+        labels: Default::default(),
         slo: Slo { span: Nanos::from_millis(100), origin: Origin::Owner, answer_late: false },
         one_row: Some(Nanos::from_millis(178)),
         stats: Default::default(),

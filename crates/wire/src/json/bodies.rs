@@ -82,6 +82,26 @@ pub struct IndexRowBody {
     pub reason: String,
 }
 
+/// One row of the answer to `GET /v2/systemsharedmemory/status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct RegionBody {
+    pub name: String,
+    pub key: String,
+    pub offset: u64,
+    pub byte_size: u64,
+}
+
+/// Sent to `POST /v2/systemsharedmemory/region/{name}/register`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)]
+pub struct RegisterBody {
+    pub key: String,
+    pub offset: u64,
+    pub byte_size: u64,
+}
+
 /// Sent to `POST /v2/repository/models/{name}/load` and `/unload`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

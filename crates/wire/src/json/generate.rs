@@ -106,7 +106,15 @@ fn tensor(input: &InputShape<'_>, text: &str) -> Result<WireTensor, WireError> {
     let wrapped = format!("[{text}]");
     let array = if text.starts_with('[') { text } else { &wrapped };
     let data = Bytes::from(data::parse(name, datatype, element_count(name, &shape)?, array)?);
-    Ok(WireTensor { name: name.to_owned(), datatype, shape, data, parameters: Parameters::default(), is_slice: false })
+    Ok(WireTensor {
+        name: name.to_owned(),
+        datatype,
+        shape,
+        data,
+        parameters: Parameters::default(),
+        is_slice: false,
+        place: None,
+    })
 }
 
 /// The lengths of the first array at each depth; whether the others agree is seen when the elements are read. Elements are
@@ -247,7 +255,7 @@ mod tests {
             datatype,
             shape: shape.to_vec(),
             data: Bytes::copy_from_slice(data),
-            binary: false,
+            form: crate::Form::Json,
         };
         let response = InferResponse {
             model: "m".into(),

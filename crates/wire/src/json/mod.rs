@@ -12,8 +12,8 @@ mod response;
 mod size;
 
 pub use bodies::{
-    ErrorBody, IndexBody, IndexRowBody, LiveBody, LoadBody, ModelMetadataBody, ModelReadyBody, ReadyBody,
-    ServerMetadataBody, TensorMetadataBody,
+    ErrorBody, IndexBody, IndexRowBody, LiveBody, LoadBody, ModelMetadataBody, ModelReadyBody, ReadyBody, RegionBody,
+    RegisterBody, ServerMetadataBody, TensorMetadataBody,
 };
 pub use generate::{InputShape, encode_generate, parse_generate};
 pub use request::parse_infer;

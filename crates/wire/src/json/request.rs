@@ -4,7 +4,8 @@ use super::bounded::Bounded;
 use super::data;
 use crate::infer::{check_bytes, element_count};
 use crate::{
-    Datatype, InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, RequestedOutput, WireError, WireTensor,
+    Datatype, InferRequest, MAX_DIMENSIONS, MAX_TENSORS, Parameter, Parameters, Place, RequestedOutput, WireError,
+    WireTensor,
 };
 use bytes::Bytes;
 use serde::Deserialize;
@@ -72,7 +73,6 @@ pub fn parse_infer(
     let request = InferRequest {
         id: parsed.id.unwrap_or_default(),
         binary_outputs: flag(&parsed.parameters, "binary_data_output", "the request")?.unwrap_or(false),
-        client: 0,
         parameters: parsed.parameters,
         inputs,
         outputs: parsed.outputs.0.into_iter().map(requested_output).collect::<Result<_, _>>()?,
@@ -85,11 +85,17 @@ pub fn parse_infer(
 fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError> {
     let Input { name, shape, datatype, parameters, data } = input;
     let datatype = Datatype::parse(&datatype, &name)?;
-    let shape = shape.0;
+    let (shape, place) = (shape.0, Place::of(&parameters, &name)?);
     let mut is_slice = false;
     let data = match (data, parameters.get("binary_data_size")) {
         (Some(_), Some(_)) => {
             return Err(WireError::new(format!("input '{name}' has both data and binary_data_size; send one of them")));
+        }
+        (None, None) if place.is_some() => Bytes::new(),
+        _ if place.is_some() => {
+            return Err(WireError::new(format!(
+                "input '{name}' has data beside shared_memory_region; send one of them"
+            )));
         }
         (Some(json), None) => Bytes::from(data::parse(&name, datatype, element_count(&name, &shape)?, json.get())?),
         (None, Some(size)) => {
@@ -98,12 +104,11 @@ fn tensor(input: Input<'_>, binary: &mut Bytes) -> Result<WireTensor, WireError>
             is_slice = true;
             data
         }
-        (None, None) if parameters.get("shared_memory_region").is_some() => Bytes::new(),
         (None, None) => {
             return Err(WireError::new(format!("input '{name}' has no data; send data or binary_data_size")));
         }
     };
-    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice })
+    Ok(WireTensor { name, datatype, shape, data, parameters, is_slice, place })
 }
 
 /// Cuts the next tensor off the binary part of the body, without a copy.
@@ -123,7 +128,8 @@ fn take(name: &str, size: &Parameter, binary: &mut Bytes) -> Result<Bytes, WireE
 
 fn requested_output(output: Output) -> Result<RequestedOutput, WireError> {
     let binary = flag(&output.parameters, "binary_data", &format!("output '{}'", output.name))?;
-    Ok(RequestedOutput { name: output.name, binary, parameters: output.parameters })
+    let place = Place::of(&output.parameters, &output.name)?;
+    Ok(RequestedOutput { name: output.name, binary, place, parameters: output.parameters })
 }
 
 fn flag(parameters: &Parameters, name: &str, of: &str) -> Result<Option<bool>, WireError> {

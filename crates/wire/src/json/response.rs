@@ -1,7 +1,7 @@
 //! The answer to `POST …/infer`: JSON, then the bytes of the binary outputs.
 
 use crate::infer::byte_elements;
-use crate::{Datatype, InferResponse, ResponseTensor, WireError};
+use crate::{Datatype, Form, InferResponse, ResponseTensor, WireError};
 use serde::Serialize;
 
 /// A response body.
@@ -34,8 +34,9 @@ pub fn encode_infer(response: &InferResponse) -> Result<EncodedResponse, WireErr
         tensor(&mut body, output)?;
     }
     body.extend_from_slice(b"]}");
-    let json_length = response.outputs.iter().any(|output| output.binary).then_some(body.len());
-    for output in response.outputs.iter().filter(|output| output.binary) {
+    let in_binary = || response.outputs.iter().filter(|output| output.form == Form::Binary);
+    let json_length = in_binary().next().map(|_| body.len());
+    for output in in_binary() {
         body.extend_from_slice(&output.data);
     }
     Ok(EncodedResponse { body, json_length })
@@ -52,21 +53,25 @@ pub(super) fn field(body: &mut Vec<u8>, name: &str, value: &(impl Serialize + ?S
     write(body, value);
 }
 
-/// A JSON output carries no `parameters`: the C++ client takes any for a promise of binary data.
+/// Only a binary output carries `parameters`: the C++ client takes any for a promise of binary data.
 fn tensor(body: &mut Vec<u8>, output: &ResponseTensor) -> Result<(), WireError> {
     body.extend_from_slice(b"{\"name\":");
     write(body, &output.name);
     field(body, "datatype", output.datatype.name());
     field(body, "shape", &output.shape);
-    if output.binary {
-        body.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
-        write(body, &output.data.len());
-        body.extend_from_slice(b"}}");
-        return Ok(());
+    match output.form {
+        Form::Binary => {
+            body.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
+            write(body, &output.data.len());
+            body.extend_from_slice(b"}}");
+        }
+        Form::Elsewhere => body.push(b'}'),
+        Form::Json => {
+            body.extend_from_slice(b",\"data\":[");
+            elements(body, output)?;
+            body.extend_from_slice(b"]}");
+        }
     }
-    body.extend_from_slice(b",\"data\":[");
-    elements(body, output)?;
-    body.extend_from_slice(b"]}");
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! A server that reserves this much before it decodes stays within its bounds whatever comes: text becomes many times its
 //! size ("1," is two bytes and 8 as an INT64, a parameter of six bytes becomes an entry of a map).
 
-use crate::{Datatype, InferResponse};
+use crate::{Datatype, Form, InferResponse};
 
 /// The most bytes of one decoded number.
 const NUMBER: usize = 8;
@@ -26,7 +26,7 @@ pub fn decoded_size(text: &[u8]) -> usize {
 pub fn encoded_size(response: &InferResponse) -> usize {
     let tensors = response.outputs.iter().map(|output| {
         let data = output.data.len();
-        let text = if output.binary { data } else { text_size(output.datatype, data) };
+        let text = if output.form == Form::Json { text_size(output.datatype, data) } else { data };
         text + output.name.len() * 6 + output.shape.len() * 21 + 128
     });
     let parameters = response.parameters.0.len() * 64;
@@ -83,7 +83,7 @@ mod tests {
                 datatype,
                 shape: vec![1000],
                 data: Bytes::from(element.repeat(1000)),
-                binary: false,
+                form: Form::Json,
             };
             let response = InferResponse { model: "m".into(), outputs: vec![output], ..InferResponse::default() };
             let bound = encoded_size(&response);

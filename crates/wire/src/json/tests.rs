@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Datatype, InferRequest, InferResponse, ResponseTensor, WireError};
+use crate::{Datatype, Form, InferRequest, InferResponse, Place, ResponseTensor, WireError};
 use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -103,8 +103,26 @@ fn malformed_requests_are_refused() {
     let flag = json!({"inputs": [], "parameters": {"binary_data_output": 1}});
     assert!(error_of(flag).contains("binary_data_output of the request is 1; it must be true or false"));
     assert!(parse_infer("m", "", &Bytes::from("{} x"), None).unwrap_err().0.contains("not valid"));
-    let shared = json!({"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}});
-    assert!(error_of(json!({"inputs": [shared]})).contains("shared memory is not supported"));
+}
+
+#[test]
+fn a_tensor_may_be_elsewhere() {
+    let with = |parameters: Value, data: Value| {
+        parse(
+            &json!({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "parameters": parameters, "data": data}]}),
+        )
+    };
+    let place = json!({"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": 8});
+    let mut input = with(place.clone(), Value::Null).unwrap().inputs.remove(0);
+    assert_eq!(input.place, Some(Place { region: "r".into(), offset: 8, byte_size: 4 }));
+    assert!(input.data.is_empty() && input.fill(Bytes::from_static(&[0; 5])).is_err());
+    assert!(input.fill(Bytes::from_static(&[0; 4])).is_ok() && input.data.len() == 4);
+    assert!(with(place, json!([1])).unwrap_err().0.contains("beside shared_memory_region"));
+    let refused = |parameters: Value| with(parameters, Value::Null).unwrap_err().0;
+    assert!(refused(json!({"shared_memory_region": 4})).contains("must be the name of a region"));
+    assert!(refused(json!({"shared_memory_region": "r"})).contains("shared_memory_byte_size must be given"));
+    let negative = json!({"shared_memory_region": "r", "shared_memory_byte_size": -4});
+    assert!(refused(negative).contains("shared_memory_byte_size is -4; it must be a number of bytes"));
 }
 
 fn binary_request(size: Value, tail: &[u8], json_length: Option<isize>) -> Result<InferRequest, WireError> {
@@ -146,7 +164,8 @@ fn the_output_flag_beats_the_one_of_the_request() {
 }
 
 fn output(datatype: Datatype, data: Vec<u8>, binary: bool) -> ResponseTensor {
-    ResponseTensor { name: "y".into(), datatype, shape: vec![1, 2], data: Bytes::from(data), binary }
+    let form = if binary { Form::Binary } else { Form::Json };
+    ResponseTensor { name: "y".into(), datatype, shape: vec![1, 2], data: Bytes::from(data), form }
 }
 
 fn encode(outputs: Vec<ResponseTensor>) -> Result<EncodedResponse, WireError> {

@@ -1,0 +1,46 @@
+//! What a request has in shared memory.
+
+use super::Spot;
+use crate::access::Caller;
+use crate::bounds::budget::{Budget, hold};
+use crate::http::body::too_large;
+use crate::problem::Problem;
+use crate::state::{PARSE_INLINE_BYTES, State};
+use ripieno_wire::{InferRequest, RequestedOutput};
+use std::sync::Arc;
+
+/// Copies the inputs that are in shared memory into the request, and finds where outputs are to go, by their place in the list of
+/// those asked for.
+pub(crate) async fn resolve(
+    state: &State,
+    budget: &Arc<Budget>,
+    caller: &Caller,
+    request: &mut InferRequest,
+) -> Result<Vec<Option<Spot>>, Problem> {
+    let inputs = request.inputs.iter().filter(|input| input.place.is_some()).count();
+    if inputs == 0 && request.outputs.iter().all(|output| output.place.is_none()) {
+        return Ok(Vec::new());
+    }
+    let owner = caller.owner()?;
+    let mut left = state.config.max_body_bytes;
+    for input in &mut request.inputs {
+        let Some(place) = &input.place else { continue };
+        let spot = state.regions.spot(owner, place)?;
+        let size =
+            usize::try_from(place.byte_size).ok().filter(|size| *size <= left).ok_or_else(|| too_large(state))?;
+        left -= size;
+        spot.region
+            .check(spot.start() + place.byte_size)
+            .map_err(|cause| Problem::invalid(format!("input '{}', region '{}': {cause}", input.name, place.region)))?;
+        let room = budget.reserve(size)?;
+        let copy = move || {
+            let mut bytes = vec![0; size];
+            spot.read(&mut bytes).map(|()| bytes)
+        };
+        let bytes = if size <= PARSE_INLINE_BYTES { copy()? } else { state.work(copy).await?? };
+        input.fill(hold(bytes, room))?;
+    }
+    let spot =
+        |output: &RequestedOutput| output.place.as_ref().map(|place| state.regions.spot(owner, place)).transpose();
+    request.outputs.iter().map(spot).collect()
+}
