@@ -70,7 +70,9 @@ struct Served {
     waiting: List,
     waiting_rows: usize,
     waiting_work: i64,
-    /// Work that is not done, that of tasks in flight among it, and what these have taken.
+    /// Work that is not done, that of tasks in flight among it, and what these have taken. Of a model that goes on in steps, the work of
+    /// all its requests and what their tasks took; what they took beyond it stays until there are none: who comes waits for a turn and
+    /// not for the end of the steps that others have before them, so that to count these in full would refuse too many.
     work: i64,
     spent: i64,
     /// Of [`Admission::backlog`], this model's part.
@@ -255,6 +257,9 @@ impl Admission {
         self.live -= 1;
         served.rows -= rows as usize;
         served.work -= left;
+        if served.cost.model().walk.is_unfolded() {
+            served.spent = if served.rows == 0 { 0 } else { (served.spent - corrected).max(0) };
+        }
         self.backlog += served.recount(devices);
     }
 
@@ -308,17 +313,19 @@ impl Admission {
         self.devices.start(now, (task, model), place, |model, time| spend(models, backlog, devices, model, time));
     }
 
-    /// A task has ended well: this work of its members is done.
+    /// A task has ended well: of a model that does not go on in steps, this work of its members is done.
     fn complete(&mut self, task: TaskId) {
         let Note { model, block, .. } = self.tasks[task.index()];
-        let Some(served) = self.models[model.index()].as_mut() else { return };
+        let Some(served) = self.models[model.index()].as_mut().filter(|served| !served.cost.model().walk.is_unfolded())
+        else {
+            return;
+        };
         let members = self.policy.members(task);
         let together = members.iter().map(|member| self.entries[member.index()].rows as usize).sum();
         for member in members {
             let Entry { rows, length, left, .. } = &mut self.entries[member.index()];
             let own = served.cost.row(block.index(), *length).saturating_mul(i64::from(*rows));
-            let unfolds = served.cost.model().walk.is_unfolded();
-            let done = if unfolds { own } else { served.cost.in_batches_of(own, together) }.min(*left);
+            let done = served.cost.in_batches_of(own, together).min(*left);
             *left -= done;
             served.work -= done;
         }
@@ -453,7 +460,9 @@ impl Scheduler for Admission {
             self.complete(done.task);
         }
         if let Some(served) = self.models[model.index()].as_mut() {
-            served.spent = (served.spent - used.0).max(0);
+            if done.outcome != Outcome::Ok || !served.cost.model().walk.is_unfolded() {
+                served.spent = (served.spent - used.0).max(0);
+            }
             served.cost.on_batch(now);
             match (done.outcome, thought) {
                 (Outcome::Ok, Some((thought, most))) => served.cost.on_task(thought, used.min(most)),
