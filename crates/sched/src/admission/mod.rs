@@ -81,8 +81,8 @@ struct Served {
     asked: Option<Time>,
 }
 
-/// What is kept of a task: what it runs, and if something is to be learnt of it, what its work was thought to take and how much more
-/// it may take for that.
+/// What is kept of a task: what it runs, and if something is to be learnt of it, what its work was thought to take and the most device
+/// time that counts.
 #[derive(Clone, Copy, Debug)]
 struct Note {
     model: ModelId,
