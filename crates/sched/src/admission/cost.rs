@@ -37,8 +37,9 @@ pub(crate) struct Cost {
     /// batch, since those are as full as the policy makes them.
     used: i64,
     thought: i64,
-    /// By block of a chain, how many requests ran it: some leave early, or skip blocks.
-    visits: Vec<u64>,
+    /// Of requests of a chain that were answered, the work that they ran and that of all blocks: some leave early, or skip blocks.
+    ran: i64,
+    whole: i64,
     /// Steps of blocks that run until their end, and requests that took them.
     steps: u64,
     requests: u64,
@@ -68,7 +69,8 @@ impl Cost {
             scales: Vec::new(),
             used: 0,
             thought: 0,
-            visits: Vec::new(),
+            ran: 0,
+            whole: 0,
             steps: 0,
             requests: 0,
             margin,
@@ -100,9 +102,9 @@ impl Cost {
         };
         let most = self.batches.iter().copied().max().unwrap_or(1);
         self.scales = (1..=most).map(|rows| self.scale_of(rows)).collect();
-        self.visits = vec![PRIOR as u64; self.model.blocks.len()];
         let prior = self.each_ns().max(1) * PRIOR;
         (self.used, self.thought) = (prior, prior);
+        (self.ran, self.whole) = (prior, prior);
     }
 
     /// A profile has changed: what was learnt was the old one's error.
@@ -150,17 +152,11 @@ impl Cost {
     /// The device time that a request takes in batches of the size reckoned with, as the profile has it.
     pub(crate) fn work(&self, request: &Request) -> i64 {
         let blocks = self.model.blocks.iter().zip(&self.batches);
-        let each = blocks.enumerate().map(|(at, (block, &batch))| {
-            let cost = block.cost(batch, request.extent.length).0 / batch as i64;
-            self.visited(at, cost).saturating_mul(self.steps(block, request))
+        let each = blocks.map(|(block, &batch)| {
+            (block.cost(batch, request.extent.length).0 / batch as i64).saturating_mul(self.steps(block, request))
         });
-        each.fold(0_i64, i64::saturating_add).saturating_mul(i64::from(request.rows)).max(1)
-    }
-
-    /// The part of the cost of a block that a request takes on average, since not everyone comes so far.
-    fn visited(&self, block: usize, cost: i64) -> i64 {
-        let share = i128::from(self.visits[block].min(self.visits[0]));
-        (i128::from(cost) * share / i128::from(self.visits[0])) as i64
+        let whole = each.fold(0_i64, i64::saturating_add).saturating_mul(i64::from(request.rows));
+        ((i128::from(whole) * i128::from(self.ran) / i128::from(self.whole)) as i64).max(1)
     }
 
     /// The same corrected by what was learnt.
@@ -204,12 +200,6 @@ impl Cost {
         if self.model.blocks[block].steps == Steps::UntilEnd {
             self.steps += members as u64;
         }
-        if !self.model.walk.is_unfolded() {
-            self.visits[block] += members as u64;
-            if self.visits[0] > MEMORY as u64 {
-                self.visits.iter_mut().for_each(|visits| *visits = visits.div_ceil(2));
-            }
-        }
     }
 
     /// A task was small because little was there: it says nothing of full ones, and what was learnt of them grows old.
@@ -226,8 +216,18 @@ impl Cost {
         }
     }
 
-    /// A request has been answered.
-    pub(crate) fn on_finish(&mut self) {
+    /// A request has been answered. If its model does not go on in steps, it ran `ran` of the work of its blocks; counted now and not
+    /// when its tasks start, since of many in flight more are in early blocks than will be seen in late ones.
+    pub(crate) fn on_finish(&mut self, ran: i64, length: u32, rows: u32) {
+        if !self.model.walk.is_unfolded() {
+            let whole = (0..self.batches.len()).map(|block| self.row(block, length)).sum::<i64>();
+            let whole = whole.saturating_mul(i64::from(rows));
+            self.ran = self.ran.saturating_add(ran.min(whole));
+            self.whole = self.whole.saturating_add(whole);
+            if self.whole > self.each_ns().max(1).saturating_mul(MEMORY) {
+                (self.ran, self.whole) = ((self.ran / 2).max(1), (self.whole / 2).max(1));
+            }
+        }
         self.requests += 1;
         if self.requests >= MEMORY as u64 {
             (self.steps, self.requests) = (self.steps / 2, self.requests / 2);

@@ -106,8 +106,9 @@ struct Entry {
     rows: u32,
     length: u32,
     work: i64,
-    /// Work that is not done.
+    /// Work that is not done, and the work of the blocks that it ran.
     left: i64,
+    ran: i64,
     entered: Time,
     deadline: Time,
     state: State,
@@ -135,6 +136,7 @@ const ABSENT: Entry = Entry {
     length: 0,
     work: 0,
     left: 0,
+    ran: 0,
     entered: Time::ORIGIN,
     deadline: Time::ORIGIN,
     state: State::Absent,
@@ -207,6 +209,7 @@ impl Admission {
             length: request.extent.length,
             work,
             left: work,
+            ran: 0,
             entered: now,
             deadline: request.deadline,
             state: State::Inside,
@@ -229,7 +232,7 @@ impl Admission {
     fn leave(&mut self, now: Time, slot: RequestSlot, outcome: Option<Why>) {
         let devices = self.devices.present();
         self.begin(slot, usize::MAX);
-        let Entry { model, flow, rows, work, left, entered, deadline, futile, .. } =
+        let Entry { model, flow, rows, length, work, left, ran, entered, deadline, futile, .. } =
             std::mem::replace(&mut self.entries[slot.index()], ABSENT);
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         let corrected = served.cost.corrected(work);
@@ -240,7 +243,7 @@ impl Admission {
             Some(why) => matches!(why, Why::Expired | Why::Hopeless),
         };
         if outcome.is_none() {
-            served.cost.on_finish();
+            served.cost.on_finish(ran, length, rows);
         }
         if late || outcome.is_none() {
             served.cost.on_outcome(entered, late);
@@ -323,8 +326,9 @@ impl Admission {
         let members = self.policy.members(task);
         let together = members.iter().map(|member| self.entries[member.index()].rows as usize).sum();
         for member in members {
-            let Entry { rows, length, left, .. } = &mut self.entries[member.index()];
+            let Entry { rows, length, left, ran, .. } = &mut self.entries[member.index()];
             let own = served.cost.row(block.index(), *length).saturating_mul(i64::from(*rows));
+            *ran = ran.saturating_add(own);
             let done = served.cost.in_batches_of(own, together).min(*left);
             *left -= done;
             served.work -= done;
