@@ -1,6 +1,6 @@
 """Models in cells over HTTP and gRPC: answers whatever is batched with them, step by step, and what is refused.
 
-The equality test asks each of three models RIPIENO_CELL_REQUESTS times, 120 unless told; 10,000 requests in all are
+The equality test asks each of three models RIPIENO_CELL_REQUESTS times, 60 unless told; 10,000 requests in all are
 
     RIPIENO_CELL_REQUESTS=3400 pytest tests/python/test_cell_serving.py -k alone
 """
@@ -23,7 +23,7 @@ from ripieno_export.reference import Reference
 from serving import ROOT, Server, counted
 from wires import Grpc, Http
 
-REQUESTS = int(os.environ.get("RIPIENO_CELL_REQUESTS", "120"))
+REQUESTS = int(os.environ.get("RIPIENO_CELL_REQUESTS", "60"))
 AT_ONCE = 64
 END = 3
 MODELS = {"dates": "tokens", "arithmetic": "logits", "sentiment": "probabilities"}

@@ -15,7 +15,7 @@ from serving import Server, counted
 from wires import Grpc, Http
 
 # RIPIENO_REQUESTS=10000 for the long run.
-REQUESTS = int(os.environ.get("RIPIENO_REQUESTS", "300"))
+REQUESTS = int(os.environ.get("RIPIENO_REQUESTS", "120"))
 AT_ONCE = 64
 TOLERANCE = 1e-4
 LONGEST = 48

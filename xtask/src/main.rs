@@ -8,6 +8,7 @@ mod ci;
 mod deny;
 mod fidelity;
 mod overhead;
+mod programs;
 mod python;
 mod server;
 mod steps;

@@ -22,12 +22,17 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
 
 /// Runs a step with its output shown as it comes; an error if it fails.
 pub(crate) fn step(what: &str, command: &mut Command) -> Result<()> {
+    timed(what, || {
+        let status = command.status().with_context(|| format!("{what}: cannot start {}", name(command)))?;
+        if status.success() { Ok(()) } else { bail!("{what}: {} ended with {status}", name(command)) }
+    })
+}
+
+/// Does what a step is to do.
+pub(crate) fn timed(what: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     eprintln!("\n=== {what}");
     let begun = Instant::now();
-    let status = command.status().with_context(|| format!("{what}: cannot start {}", name(command)))?;
-    if !status.success() {
-        bail!("{what}: {} ended with {status}", name(command));
-    }
+    work()?;
     eprintln!("=== {what}: done in {:.1} s", begun.elapsed().as_secs_f64());
     Ok(())
 }

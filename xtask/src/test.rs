@@ -4,8 +4,9 @@
 //! The Python environment comes first, because the Rust tests of the `onnxruntime` engine load their library from its
 //! wheel. Binaries and tests are built in one go, so that cargo settles on one set of features and builds nothing twice.
 
+use crate::programs;
 use crate::python::{CLIENTS, EXPORT, Environment};
-use crate::steps::{cargo, step};
+use crate::steps::{cargo, step, timed};
 use anyhow::Result;
 
 /// Which tests to run.
@@ -26,8 +27,8 @@ pub(crate) fn run(which: Which) -> Result<()> {
     let environment = Environment::prepare(&CLIENTS)?;
     build()?;
     if which != Which::Python {
-        let mut tests = cargo(&["test", "--workspace"]);
-        step("Rust tests", tests.env("ORT_DYLIB_PATH", environment.onnxruntime()?))?;
+        timed("Rust tests", || programs::run(&environment.onnxruntime()?))?;
+        step("examples in the documentation", &mut cargo(&["test", "--workspace", "--doc"]))?;
     }
     if which != Which::Rust {
         python_tests(&environment)?;

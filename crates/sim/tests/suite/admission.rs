@@ -30,7 +30,7 @@ const PADDED: &[&str] = &["delay-batch", "dva"];
 const CELLS: &[&str] = &["cellular", "lazy", "graph-merge"];
 
 fn run(models: &str, policy: &str, rate: f64, more: &str) -> Summary {
-    let requests = (rate * 16.0).clamp(2_000.0, 80_000.0) as u64;
+    let requests = (rate * 16.0).clamp(2_000.0, 50_000.0) as u64;
     // The options with which a server runs these.
     let objective = match policy {
         "deferred" => "[policy_options]\nobjective = \"latency\"\n",

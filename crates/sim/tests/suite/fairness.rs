@@ -28,7 +28,7 @@ const LIGHT: (u16, u16) = (1, 0);
 const ASKERS: [(u16, u16); 3] = [MAIN, MODEST, LIGHT];
 /// How long a run is at most, and how many requests come before it ends sooner: forty targets pass in each, if not more.
 const SECONDS: f64 = 20.0;
-const MANY: f64 = 600_000.0;
+const MANY: f64 = 400_000.0;
 const JITTER: Jitter = Jitter { mean_us: 300.0, mean_percent: 1.0 };
 
 /// A world of two models, and what each asker asks for, a second.
