@@ -122,7 +122,8 @@ impl DeviceArgs {
         };
         let args = vec!["engine-process".to_owned()];
         let engine_process = Some(EngineProcess { program: own_program()?, args });
-        Ok(Target { zoo, devices: usize::from(self.devices), engine_process, ..Target::new(engine) })
+        let policies = ripieno_sched::CATALOGUE.iter().map(|policy| policy.name).collect();
+        Ok(Target { zoo, policies, devices: usize::from(self.devices), engine_process, ..Target::new(engine) })
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Target {
     pub zoo: Option<ZooDevice>,
     /// The policy that the server runs; none if no server runs.
     pub policy: Option<String>,
+    /// The names of all policies; empty where any name is believed.
+    pub policies: Vec<&'static str>,
     /// How many devices serve.
     pub devices: usize,
     /// About how long the measurement of one model may take.
@@ -62,7 +64,18 @@ impl Target {
     pub fn new(engine: Arc<dyn Engine>) -> Target {
         let (measure_for, allow_symlinks) = (Target::MEASURE_FOR, false);
         let engine_process = None;
-        Target { engine, zoo: None, policy: None, devices: 1, measure_for, slo: None, allow_symlinks, engine_process }
+        let (policy, policies) = (None, Vec::new());
+        Target {
+            engine,
+            zoo: None,
+            policy,
+            policies,
+            devices: 1,
+            measure_for,
+            slo: None,
+            allow_symlinks,
+            engine_process,
+        }
     }
 
     /// Refuses a file of a model that lies outside of its repository, unless that is allowed.
@@ -259,6 +272,12 @@ pub(super) fn walk_in_cells(source: &mut ModelSource, cells: &CellsConfig) {
 
 /// One scheduler runs all models, so a model can ask for a policy but not bring its own.
 fn check_policy(config: &ModelConfig, target: &Target) -> Result<(), String> {
+    let unknown = |wanted: &&String| !target.policies.is_empty() && !target.policies.contains(&wanted.as_str());
+    if let Some(wanted) = config.policy.as_ref().filter(unknown) {
+        let advice =
+            nearest(wanted, &target.policies).map_or("remove the key".to_owned(), |near| format!("is it {near}?"));
+        return Err(format!("{}: policy = \"{wanted}\": there is no such policy; {advice}", config.file));
+    }
     match (&config.policy, &target.policy) {
         (Some(wanted), Some(running)) if wanted != running => Err(format!(
             "{}: policy = \"{wanted}\": the server runs all models under the policy \"{running}\"; \

@@ -167,6 +167,12 @@ fn mistakes() -> Vec<Mistake> {
         ("empty", vec![("notes.txt", vec![])], "empty: holds neither a version folder", "remove the folder"),
         ("latin", vec![mlp(), ("model.toml", b"# caf\xe9".to_vec())], "latin/model.toml:1: the file is not UTF-8", ""),
         ("policy", vec![mlp(), toml("policy = \"eager\"")], "policy/model.toml: policy = \"eager\"", "--policy eager"),
+        (
+            "misnamed",
+            vec![mlp(), toml("policy = \"defered\"")],
+            "misnamed/model.toml: policy = \"defered\"",
+            "is it deferred?",
+        ),
     ]
 }
 
@@ -182,7 +188,11 @@ fn every_mistake_is_one_clear_error_and_the_other_models_load() {
     fixture.folder.write("good/1/model.onnx", onnx("mlp.onnx"));
     fixture.folder.write("twice/1/model.onnx", onnx("mlp.onnx"));
     fixture.folder.write("twice.onnx", onnx("mlp.onnx"));
-    let repository = fixture.repository(Target { policy: Some("deferred".to_owned()), ..cpu() });
+    let repository = fixture.repository(Target {
+        policy: Some("deferred".to_owned()),
+        policies: vec!["deferred", "eager"],
+        ..cpu()
+    });
     let reports = repository.load_all().unwrap();
     let rows = fixture.index(&repository);
     assert_eq!((reports.len(), rows.len()), (mistakes.len() + 2, mistakes.len() + 2), "{rows:?}");

@@ -112,7 +112,7 @@ impl SchedulerThread {
             }
             // What the core has ended by itself in this turn is not to be withdrawn in the next.
             self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
-            self.see_off();
+            self.forget_unloaded();
             if !idle || self.core.actions() > 0 {
                 self.turns.on_turn(self.clock.now() - begun);
             }
@@ -435,7 +435,7 @@ impl SchedulerThread {
     }
 
     /// Lets go of unloaded models whose last request has ended.
-    fn see_off(&mut self) {
+    fn forget_unloaded(&mut self) {
         let (models, fleet, registry, failures) = (&mut self.models, &self.fleet, &self.registry, &mut self.failures);
         self.leaving.retain(|&id| {
             let live = models[id.index()].as_ref().map_or(0, |known| known.live + known.tasks);

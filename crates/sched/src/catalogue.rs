@@ -119,6 +119,10 @@ impl fmt::Display for BuildError {
                 let known: Vec<_> = knobs.iter().map(|knob| knob.name).collect();
                 write!(f, "policy {policy:?} has no option {name:?}; it has: {} (or KNOB.MODEL)", known.join(", "))
             }
+            BuildError::UnknownModel { option, models } => {
+                let models: Vec<_> = models.iter().take(20).map(String::as_str).collect();
+                write!(f, "option {option:?} names a model that is not there; the models are: {}", models.join(", "))
+            }
             BuildError::BadValue { policy, knob, value, expected } => {
                 write!(f, "option {knob:?} of policy {policy:?} is {value}; it must be {expected}")
             }
@@ -137,7 +141,7 @@ impl fmt::Display for BuildError {
                 )
             }
             BuildError::Skips { policy, model } => {
-                let serve = names(|chains| chains != Chains::InStep);
+                let serve = names(|chains| chains != Chains::NoSkips);
                 write!(
                     f,
                     "policy {policy:?} submits blocks ahead, but requests of model {model:?} skip some; these policies \

@@ -49,8 +49,12 @@ impl Knobs<'_> {
         for name in self.options.keys() {
             let (knob, model) = name.split_once('.').map_or((name.as_str(), None), |(knob, model)| (knob, Some(model)));
             let model_known = model.is_none_or(|model| setup.models.iter().any(|known| known.name == model));
-            if !self.has(knob) || !model_known {
+            if !self.has(knob) {
                 return Err(BuildError::UnknownKnob { policy: self.policy, name: name.clone() });
+            }
+            if !model_known {
+                let models = setup.models.iter().map(|model| model.name.clone()).collect();
+                return Err(BuildError::UnknownModel { option: name.clone(), models });
             }
         }
         Ok(())
@@ -91,12 +95,30 @@ impl Knobs<'_> {
         Err(self.bad(knob, value, "a number of at least 0"))
     }
 
+    /// A part of a whole, for one model or for all.
+    pub(crate) fn fraction(&self, knob: &str, model: Option<&str>) -> Result<Option<f64>, BuildError> {
+        match self.number(knob, model)? {
+            Some(part) if part > 1.0 => Err(self.bad(knob, &OptionValue::Float(part), "a number from 0 to 1")),
+            part => Ok(part),
+        }
+    }
+
     /// A whole number of at least one.
     pub(crate) fn count(&self, knob: &str, model: Option<&str>) -> Result<Option<usize>, BuildError> {
         let Some(value) = self.get(knob, model) else { return Ok(None) };
         match value {
             OptionValue::Int(int) if *int >= 1 => Ok(Some(*int as usize)),
             _ => Err(self.bad(knob, value, "a whole number of at least 1")),
+        }
+    }
+
+    /// A whole number from one to `most`.
+    pub(crate) fn count_to(&self, knob: &str, most: usize) -> Result<Option<usize>, BuildError> {
+        match self.count(knob, None)? {
+            Some(count) if count > most => {
+                Err(self.bad(knob, &OptionValue::Int(count as i64), &format!("a whole number from 1 to {most}")))
+            }
+            count => Ok(count),
         }
     }
 
@@ -131,7 +153,14 @@ impl Knobs<'_> {
 pub enum BuildError {
     /// No policy has this name.
     UnknownPolicy(String),
-    /// The policy has no such knob, or the model of a `knob.model` does not exist.
+    /// The model of a `knob.model` does not exist.
+    UnknownModel {
+        /// The option as given.
+        option: String,
+        /// The models that there are.
+        models: Vec<String>,
+    },
+    /// The policy has no such knob.
     UnknownKnob {
         /// The policy.
         policy: &'static str,

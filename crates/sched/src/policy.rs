@@ -70,7 +70,7 @@ pub enum Chains {
     /// Batches meet at later blocks, so their padding must be the same: no model whose cost depends on the length.
     EqualLengths,
     /// Moreover blocks are submitted ahead: none may be skipped.
-    InStep,
+    NoSkips,
 }
 
 impl Policy {
@@ -101,7 +101,7 @@ impl Policy {
             Err(BuildError::Walk { policy, model: name(), walk: model.walk })
         } else if chain && self.chains != Chains::Any && model.has_lengths() {
             Err(BuildError::Lengths { policy, model: name() })
-        } else if self.chains == Chains::InStep && model.blocks.iter().any(|block| block.skips) {
+        } else if self.chains == Chains::NoSkips && model.blocks.iter().any(|block| block.skips) {
             Err(BuildError::Skips { policy, model: name() })
         } else {
             Ok(())

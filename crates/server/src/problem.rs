@@ -164,7 +164,7 @@ impl Problem {
             (_, None) => return problem,
         };
         let needed = entry.one_row.map_or(String::new(), |row| {
-            format!(" and needs {:?} by its profile on an idle device", Duration::from_nanos(row.0.unsigned_abs()))
+            format!("; one row needs {:?} by its profile on an idle device", Duration::from_nanos(row.0.unsigned_abs()))
         });
         Problem::new(problem.kind, format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name))
     }

@@ -24,7 +24,9 @@ use model::ModelTable;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches};
+use ripieno_sched::{
+    Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, RequestClass, Setup, choose, fit_batches,
+};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -148,6 +150,7 @@ struct NetworkTable {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Row {
     arrival_ms: f64,
     model: String,
@@ -159,6 +162,10 @@ struct Row {
     output_length: Option<u32>,
     #[serde(default)]
     tree: Option<String>,
+    #[serde(default)]
+    client: Option<u16>,
+    #[serde(default)]
+    priority: Option<u8>,
 }
 
 fn one() -> u64 {
@@ -501,6 +508,11 @@ impl Listing<'_> {
             listed.parse(model, self.walks[index].as_ref(), self.longest[index], self.graphs)?;
         let at = Time::ORIGIN + Nanos::from_millis_f64(row.arrival_ms);
         let id = ripieno_base::ModelId(index as u16);
-        Ok(crate::Arrival { rows, extent, output, graph, ..crate::Arrival::new(at, id, at + model.slo) })
+        let class = RequestClass {
+            client: row.client.unwrap_or(0),
+            priority: row.priority.unwrap_or(0),
+            ..RequestClass::default()
+        };
+        Ok(crate::Arrival { rows, extent, output, graph, class, ..crate::Arrival::new(at, id, at + model.slo) })
     }
 }

@@ -32,7 +32,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "BatchMaker, section 7.1 (MXNet, TensorFlow)",
     summary: "sequences of similar lengths are padded to one length and run as one",
     walks: &[Walk::Whole, Walk::Chain, Walk::Repeat, Walk::Stacked, Walk::Bidirectional, Walk::EncodeDecode],
-    chains: Chains::InStep,
+    chains: Chains::NoSkips,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: SET_AHEAD, pads: true, fitted: true, ..Needs::ONE_TASK },
     form: Form::OnePiece(build),

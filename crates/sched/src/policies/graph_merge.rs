@@ -30,7 +30,7 @@ pub(crate) const POLICY: Policy = Policy {
     source: "BatchMaker, sections 2.3 and 7.5 (DyNet, TensorFlow Fold)",
     summary: "the graphs of a fixed set of requests are merged and run level by level to the end",
     walks: &Walk::ALL,
-    chains: Chains::InStep,
+    chains: Chains::NoSkips,
     knobs: &[
         Knob {
             help: "the most requests in a set; a task may hold more nodes, up to the block's largest batch",

@@ -73,7 +73,8 @@ pub(crate) fn whole_batches(setup: &Setup, knobs: &Knobs<'_>, rules: Rules) -> R
     let delay = link(knobs)?;
     Ok(match knobs.count(SHARDS.name, None)? {
         None => Box::new(Fused::new(setup, choice, rules)),
-        Some(shards) => Box::new(Linked::new(setup, choice, &rules, shards, delay)),
+        // A shard without a model has nothing to do.
+        Some(shards) => Box::new(Linked::new(setup, choice, &rules, shards.min(setup.limits.models), delay)),
     })
 }
 

@@ -62,7 +62,7 @@ pub(crate) const EAGER: Policy = Policy {
 /// What distinguishes "timeout" on the machinery of whole batches.
 fn timeout_rules(setup: &Setup, knobs: &Knobs<'_>) -> Result<Rules, BuildError> {
     let wait = |model: Option<&str>| {
-        if let Some(fraction) = knobs.number("timeout_slo", model)? {
+        if let Some(fraction) = knobs.fraction("timeout_slo", model)? {
             return Ok(StartBy::SloMillionths((fraction * 1e6).round() as u64));
         }
         Ok(StartBy::after(Nanos::from_millis_f64(knobs.number("timeout_ms", model)?.unwrap_or(5.0))))

@@ -112,7 +112,7 @@ async fn failures_have_their_statuses() {
         (
             "expired",
             504,
-            "Request timeout expired; model 'expired' had 100ms (its slo_ms) and needs 178ms by its profile on an idle device; \
+            "Request timeout expired; model 'expired' had 100ms (its slo_ms); one row needs 178ms by its profile on an idle device; \
              raise slo_ms, or write late = \"answer\", in its model.toml",
         ),
         ("failing", 500, "inference failed: device on fire"),

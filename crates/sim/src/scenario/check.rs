@@ -120,7 +120,9 @@ fn key_of(error: &BuildError) -> Option<String> {
         | BuildError::Walk { .. }
         | BuildError::Lengths { .. }
         | BuildError::Skips { .. } => Some("policy".to_owned()),
-        BuildError::UnknownKnob { name, .. } => Some(format!("policy_options.{name}")),
+        BuildError::UnknownKnob { name, .. } | BuildError::UnknownModel { option: name, .. } => {
+            Some(format!("policy_options.{name}"))
+        }
         BuildError::BadValue { knob, .. } => Some(format!("policy_options.{knob}")),
         BuildError::Setup(_) => None,
     }

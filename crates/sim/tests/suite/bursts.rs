@@ -53,7 +53,7 @@ fn draw(seed: u64) -> Scenario {
 }
 
 /// How a run went.
-struct Course {
+struct Latencies {
     mean_ms: f64,
     median_ms: f64,
     /// When the last request was answered.
@@ -63,7 +63,7 @@ struct Course {
 }
 
 /// None if the policy does not serve the model: "bucketed" pads no chains.
-fn run(scenario: &Scenario, policy: &str, knobs: &str, rate: f64) -> Option<Course> {
+fn run(scenario: &Scenario, policy: &str, knobs: &str, rate: f64) -> Option<Latencies> {
     let mut scenario = scenario.clone();
     (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(knobs));
     let mut trace = Trace::new(&scenario.setup.models);
@@ -84,7 +84,7 @@ fn run(scenario: &Scenario, policy: &str, knobs: &str, rate: f64) -> Option<Cour
     let end_ms = requests.iter().map(|request| request.1).fold(0.0, f64::max);
     let mean_ms = mean(&latencies);
     latencies.sort_by(f64::total_cmp);
-    Some(Course { mean_ms, median_ms: latencies[REQUESTS / 2], end_ms, falls_behind })
+    Some(Latencies { mean_ms, median_ms: latencies[REQUESTS / 2], end_ms, falls_behind })
 }
 
 #[test]
@@ -98,9 +98,9 @@ fn of_padded_requests_it_is_never_far_behind() {
         for load in LOADS {
             let simple: Vec<_> =
                 SIMPLE.iter().filter_map(|(policy, knobs)| run(&scenario, policy, knobs, load * capacity)).collect();
-            let calm = simple.iter().filter(|course| !course.falls_behind);
-            let least = |of: fn(&Course) -> f64| calm.clone().map(of).fold(f64::INFINITY, f64::min);
-            let (mean_ms, median_ms) = (least(|course| course.mean_ms), least(|course| course.median_ms));
+            let calm = simple.iter().filter(|latencies| !latencies.falls_behind);
+            let least = |of: fn(&Latencies) -> f64| calm.clone().map(of).fold(f64::INFINITY, f64::min);
+            let (mean_ms, median_ms) = (least(|latencies| latencies.mean_ms), least(|latencies| latencies.median_ms));
             if mean_ms == f64::INFINITY {
                 continue;
             }

@@ -117,7 +117,7 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
         // Some models cost by length, and others do not: what a policy makes of these may be something else.
         let pads = model.max_batch % 2 == 0 && (policy.chains == Chains::Any || model.blocks.len() == 1);
         for block in &mut model.blocks {
-            block.skips = policy.chains != Chains::InStep;
+            block.skips = policy.chains != Chains::NoSkips;
             if pads {
                 let table = vec![(10, shortened(&block.profile, 30)), (40, block.profile.clone())];
                 block.lengths = Some(Lengths::new(table).unwrap());
@@ -125,7 +125,7 @@ fn suited(policy: &str, options: &Options, case: &Case) -> Case {
         }
     }
     let skips = Route::ALL.skipping(BlockId(0), BlockId(2));
-    for arrival in case.arrivals.iter_mut().filter(|arrival| policy.chains == Chains::InStep && arrival.route == skips)
+    for arrival in case.arrivals.iter_mut().filter(|arrival| policy.chains == Chains::NoSkips && arrival.route == skips)
     {
         arrival.route = Route::ALL;
     }

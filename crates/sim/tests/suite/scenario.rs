@@ -272,7 +272,19 @@ fn policies_and_options_are_named() {
     check(
         "policy = \"timeout\"\npolicy_options = { \"timeout_ms.other\" = 1 }",
         expect![[
-            r#"s.toml: policy_options.timeout_ms.other: policy "timeout" has no option "timeout_ms.other"; it has: timeout_ms, timeout_slo, gather, max_batch, drop, device, control_us, data_us_per_row, shards, link_us (or KNOB.MODEL)"#
+            r#"s.toml: policy_options.timeout_ms.other: option "timeout_ms.other" names a model that is not there; the models are: m"#
+        ]],
+    );
+    check(
+        "policy = \"timeout\"\npolicy_options = { timeout_slo = 2 }",
+        expect![[
+            r#"s.toml: policy_options.timeout_slo: option "timeout_slo" of policy "timeout" is 2; it must be a number from 0 to 1"#
+        ]],
+    );
+    check(
+        "policy = \"dva\"\npolicy_options = { buffers = 1_000_000 }",
+        expect![[
+            r#"s.toml: policy_options.buffers: option "buffers" of policy "dva" is 1000000; it must be a whole number from 1 to 16"#
         ]],
     );
 }
@@ -297,6 +309,11 @@ fn explicit_requests_come_from_a_file() {
         2,m,4.5,6,12,ok
     "#]]
     .assert_eq(&trace.requests_csv());
+    let scenario = read("arrival_ms,model,client,priority\n0,m,3,9\n").unwrap();
+    let class = scenario.requests.unwrap()[0].class;
+    assert_eq!((class.client, class.priority), (3, 9));
+    let error = read("arrival_ms,model,urgency\n0,m,9\n").unwrap_err().to_string();
+    assert!(error.contains("line 2") && error.contains("unknown field `urgency`"), "{error}");
     let error = read("arrival_ms,model\n1,other\n").unwrap_err().to_string();
     assert!(error.ends_with("requests.csv, line 2: model \"other\" has no [[model]] table"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();

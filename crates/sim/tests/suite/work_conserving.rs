@@ -121,36 +121,36 @@ impl Case {
     }
 
     /// How a policy fares; none if it does not serve the chain.
-    fn run(&self, policy: &str, knobs: &str, load: f64) -> Option<Course> {
+    fn run(&self, policy: &str, knobs: &str, load: f64) -> Option<Answered> {
         let mut scenario = self.scenario.clone();
         (scenario.policy, scenario.policy_options) = (policy.to_owned(), options(knobs));
         let setup = scenario.effective_setup();
         let mut scheduler = build(policy, &setup, &scenario.effective_options()).ok()?;
         let arrivals = self.arrivals(load * self.scenario.bound_rps());
-        let mut course = Course { last: arrivals.last()?.at, ..Course::default() };
+        let mut answered = Answered { last: arrivals.last()?.at, ..Answered::default() };
         let mut checkers = Checkers::new(&setup).without_padding();
-        World::new(scheduler.as_mut(), &setup).run(arrivals.into_iter(), [], &mut [&mut checkers, &mut course]);
+        World::new(scheduler.as_mut(), &setup).run(arrivals.into_iter(), [], &mut [&mut checkers, &mut answered]);
         checkers.finish();
-        Some(course)
+        Some(answered)
     }
 }
 
 /// What became of the requests.
 #[derive(Default)]
-struct Course {
+struct Answered {
     last: Time,
     /// Latencies in ms, by the order of arrival.
     latencies: Vec<(u64, f64)>,
 }
 
-impl Observer for Course {
+impl Observer for Answered {
     fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
         assert_eq!(end, End::Finished, "nothing is dropped here");
         self.latencies.push((id, (now - request.arrived).as_millis_f64()));
     }
 }
 
-impl Course {
+impl Answered {
     fn mean(&self) -> f64 {
         mean(&self.latencies)
     }
@@ -206,8 +206,8 @@ fn no_policy_falls_behind_zero_batch() {
                 continue;
             }
             for (policy, knobs) in POLICIES {
-                let Some(mut course) = case.run(policy, knobs, load) else { continue };
-                let (ratio, unstable) = (course.mean() / zero.mean(), course.falls_behind());
+                let Some(mut answered) = case.run(policy, knobs, load) else { continue };
+                let (ratio, unstable) = (answered.mean() / zero.mean(), answered.falls_behind());
                 let record = records.entry(format!("{policy} {knobs}")).or_default();
                 record.runs += 1;
                 record.unstable += u32::from(unstable);

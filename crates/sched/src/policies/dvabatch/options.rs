@@ -119,7 +119,7 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 }
 
 fn executors(knobs: &Knobs<'_>) -> Result<Executors, BuildError> {
-    let buffers = knobs.count("buffers", None)?.unwrap_or(2).min(MAX_LANES);
+    let buffers = knobs.count_to("buffers", MAX_LANES)?.unwrap_or(2);
     let kinds = [("lane", Executors::Lanes(buffers)), ("stage", Executors::Stages(buffers))];
     knobs.choice("executors", &kinds, kinds[0].1)
 }
