@@ -47,8 +47,10 @@ fn labels(output: &inference::ModelOutput) -> Option<(String, String)> {
     (!name.is_empty() && !file.is_empty()).then(|| (name.clone(), file.clone()))
 }
 
+/// At most as long as model.toml allows, which is a day.
 pub(super) fn micros(micros: u64) -> Nanos {
-    Nanos(i64::try_from(micros.saturating_mul(1000)).unwrap_or(i64::MAX))
+    let longest = Nanos::from_millis_f64(LONGEST_MS);
+    i64::try_from(micros.saturating_mul(1000)).map_or(longest, |ns| Nanos(ns).min(longest))
 }
 
 pub(super) fn most_queued(most: usize) -> usize {
