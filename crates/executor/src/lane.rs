@@ -8,11 +8,13 @@
 //! device has fewer threads than lanes, so many batches run at once and the others take their turns.
 
 use crate::abort::Abort;
+use crate::account::Account;
 use crate::isolated;
 use crate::mailbox::{Mailbox, Message};
 use crate::parts::caught;
+use crate::runner::Ready;
 use crate::turns::Turns;
-use crate::worker::{Account, Done, Ready, Slots, Worker};
+use crate::worker::{Done, Slots, Worker};
 use crate::{Device, ExecError, LoadError, Loaded, Sink, Spent, Task, TaskResult};
 use ripieno_base::{ModelId, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,6 +4,7 @@
 //! a task asks beside computing: keeping walks, gathering and scattering rows.
 
 mod abort;
+mod account;
 mod buffer;
 mod cells;
 mod clock;
@@ -26,6 +27,7 @@ mod parts;
 mod plan;
 mod profile;
 mod rows;
+mod runner;
 mod source;
 mod tensor;
 mod turns;

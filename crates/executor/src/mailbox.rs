@@ -9,7 +9,7 @@
 //! A lane that expects a task looks out for it before it sleeps: being woken takes longer than many a decision, and a request in
 //! stages would pay for it at each border.
 
-use crate::worker::Ready;
+use crate::runner::Ready;
 use crate::{ExecError, Task};
 use parking_lot::{Condvar, Mutex};
 use ripieno_base::ModelId;

@@ -6,76 +6,20 @@
 //! until its slot runs a first block again or its model is detached: there are never more states than slots. Where walks
 //! unfold, `cells` keeps their state instead, with the model, for all of its devices.
 
+use crate::account::{Account, Watch};
 use crate::buffer::AlignedBuffer;
 use crate::cells;
 use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
+use crate::runner::{Call, Ready};
 use crate::{Again, ExecError, Loss, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
-
-/// A synchronous engine's side of a model on one device.
-pub(crate) trait Runner: Send {
-    /// Runs one block; the outputs in the block's order.
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError>;
-
-    /// The fewest rows of which each is computed as in any larger batch, bit by bit. A smaller batch of a cell is filled up,
-    /// because what a step rounds differently the steps after it may amplify without bound.
-    fn least_rows(&self) -> usize {
-        1
-    }
-}
-
-/// One batch for a [`Runner`].
-pub(crate) struct Call<'a> {
-    pub(crate) block: usize,
-    pub(crate) rows: usize,
-    /// The length that its members are padded to; 1 where requests do not differ in length.
-    pub(crate) length: u32,
-    /// From when on the task could have run, had the device been idle.
-    pub(crate) ready: Instant,
-    /// In the block's order.
-    pub(crate) inputs: &'a [Input<'a>],
-}
-
-/// Whether a runner's last batch failed because there is no process to run it, and when there may be one again.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Down(Arc<Mutex<Option<Loss>>>);
-
-impl Down {
-    pub(crate) fn clear(&self) {
-        *self.0.lock() = None;
-    }
-
-    pub(crate) fn set(&self, loss: Loss) {
-        *self.0.lock() = Some(loss);
-    }
-
-    pub(crate) fn get(&self) -> Option<Loss> {
-        *self.0.lock()
-    }
-}
-
-/// A model that can run on one device.
-pub(crate) struct Ready {
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) runner: Box<dyn Runner>,
-    /// Set by a runner whose process has ended.
-    pub(crate) down: Down,
-}
-
-impl Ready {
-    /// In the server's own process.
-    pub(crate) fn new(plan: Arc<Plan>, runner: Box<dyn Runner>) -> Ready {
-        Ready { plan, runner, down: Down::default() }
-    }
-}
 
 /// The models on one lane, and the walks on its device.
 pub(crate) struct Worker {
@@ -87,59 +31,6 @@ pub(crate) struct Worker {
 /// The walks on one device that are between two blocks.
 #[derive(Clone, Default)]
 pub(crate) struct Slots(Arc<Mutex<HashMap<RequestSlot, Walk>>>);
-
-/// What a device has done for its tasks so far beside their results.
-#[derive(Debug, Default)]
-pub(crate) struct Account {
-    rows_gathered: AtomicU64,
-    tasks_without_copy: AtomicU64,
-    gather_ns: AtomicU64,
-    compute_ns: AtomicU64,
-    scatter_ns: AtomicU64,
-}
-
-impl Account {
-    /// Counts a task that copied so many rows, and whether it went on with state and copied none of it.
-    pub(crate) fn count(&self, rows: usize, without_copy: bool) {
-        self.rows_gathered.fetch_add(rows as u64, Ordering::Relaxed);
-        self.tasks_without_copy.fetch_add(u64::from(without_copy), Ordering::Relaxed);
-    }
-
-    /// Counts the time that a task took.
-    pub(crate) fn spend(&self, spent: Spent) {
-        self.gather_ns.fetch_add(spent.gather_ns, Ordering::Relaxed);
-        self.compute_ns.fetch_add(spent.compute_ns, Ordering::Relaxed);
-        self.scatter_ns.fetch_add(spent.scatter_ns, Ordering::Relaxed);
-    }
-
-    pub(crate) fn spent(&self) -> Spent {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Spent { gather_ns: of(&self.gather_ns), compute_ns: of(&self.compute_ns), scatter_ns: of(&self.scatter_ns) }
-    }
-
-    pub(crate) fn rows_gathered(&self) -> u64 {
-        self.rows_gathered.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn tasks_without_copy(&self) -> u64 {
-        self.tasks_without_copy.load(Ordering::Relaxed)
-    }
-}
-
-/// Times the parts of a task, one after the other.
-pub(crate) struct Watch(Instant);
-
-impl Watch {
-    pub(crate) fn start() -> Watch {
-        Watch(Instant::now())
-    }
-
-    /// Nanoseconds since the start or the lap before.
-    pub(crate) fn lap_ns(&mut self) -> u64 {
-        let now = Instant::now();
-        now.duration_since(std::mem::replace(&mut self.0, now)).as_nanos() as u64
-    }
-}
 
 struct Attached {
     ready: Ready,

@@ -4,7 +4,8 @@
 //! scheduler thread, and everything behind the door is bounded by the number of slots. A [`Permit`] holds all that was
 //! taken and gives it back when it is dropped; there is no other way to give back.
 
-use crate::metrics::{Ending, ModelMetrics, ModelSnapshot};
+use crate::ending::Ending;
+use crate::metrics::{ModelMetrics, ModelSnapshot};
 use crate::{Refused, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};

@@ -10,6 +10,7 @@ mod api;
 mod clock;
 mod core;
 mod coverage;
+mod ending;
 mod engine;
 mod failures;
 mod fleet;
@@ -32,8 +33,9 @@ mod wakeup;
 
 pub use api::{Answer, Answered, Failure, Job, OnStep, Processes, Refused, ServedModel, Step};
 pub use clock::Clock;
+pub use ending::Ending;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
-pub use metrics::{DeviceSnapshot, Ending, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
+pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use recorder::Header;
 pub use replay::{Difference, Events, ReplayError, Replayed, replay};
 pub use sharded::{Stress, StressReport};

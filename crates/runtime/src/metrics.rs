@@ -4,6 +4,7 @@
 //! one short write, so the scheduler thread never waits for a reader; a snapshot is not one instant, but each number
 //! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
 
+use crate::ending::Ending;
 use ripieno_base::Nanos;
 use ripieno_executor::Spent;
 use ripieno_report::ModelTotals;
@@ -55,76 +56,6 @@ const ERRORS: [i64; 25] = [
     10, 20, 30, 50, 75, 100, 150, 200, 250, 300, 400, 500, 600, 700, 850, 1_000, 1_250, 1_500, 2_000, 3_000, 5_000,
     7_500, 10_000, 20_000, 50_000,
 ];
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Answered by its deadline.
-    Ok,
-    /// Answered after its deadline.
-    Late,
-    /// Not answered by its deadline.
-    Expired,
-    /// Given up before its deadline, which no schedule could meet.
-    Hopeless,
-    /// Given up because its model or client asks for more than its share.
-    Share,
-    /// Withdrawn by its client.
-    Cancelled,
-    /// The engine failed on it.
-    Failed,
-    /// There was no process of its model's engine, or it ended with it.
-    Outage,
-    /// Not accepted: a queue bound was hit.
-    Refused,
-    /// Its model was unloaded.
-    Unloaded,
-    /// The server went down.
-    ShuttingDown,
-}
-
-impl Ending {
-    /// Every ending.
-    pub const ALL: [Ending; 11] = [
-        Ending::Ok,
-        Ending::Late,
-        Ending::Expired,
-        Ending::Hopeless,
-        Ending::Share,
-        Ending::Cancelled,
-        Ending::Failed,
-        Ending::Outage,
-        Ending::Refused,
-        Ending::Unloaded,
-        Ending::ShuttingDown,
-    ];
-
-    /// Whether it counts as good or bad; as neither where more devices would have changed nothing.
-    pub fn is_good(self) -> Option<bool> {
-        match self {
-            Ending::Ok => Some(true),
-            Ending::Late | Ending::Expired | Ending::Hopeless | Ending::Share | Ending::Refused => Some(false),
-            Ending::Cancelled | Ending::Failed | Ending::Outage | Ending::Unloaded | Ending::ShuttingDown => None,
-        }
-    }
-
-    /// As a metric's label.
-    pub fn name(self) -> &'static str {
-        match self {
-            Ending::Ok => "ok",
-            Ending::Late => "late",
-            Ending::Expired => "expired",
-            Ending::Hopeless => "hopeless",
-            Ending::Share => "share",
-            Ending::Cancelled => "cancelled",
-            Ending::Failed => "failed",
-            Ending::Outage => "outage",
-            Ending::Refused => "refused",
-            Ending::Unloaded => "unloaded",
-            Ending::ShuttingDown => "shutting_down",
-        }
-    }
-}
 
 /// A cumulative histogram with fixed bounds.
 pub(crate) struct Histogram {

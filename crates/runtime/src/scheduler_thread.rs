@@ -12,12 +12,13 @@
 use crate::admission::ModelEntry;
 use crate::answer::Gate;
 use crate::core::Core;
+use crate::ending::Ending;
 use crate::failures::FailureHistory;
 use crate::fleet::{EndedTask, Fleet, Start, stop_waiting};
 use crate::jobs::{Call, JobTable, Stage};
 use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{Mail, Mailbox, Order};
-use crate::metrics::{Ending, SchedulerMetrics};
+use crate::metrics::SchedulerMetrics;
 use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::shapes::Shapes;

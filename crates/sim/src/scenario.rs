@@ -8,6 +8,7 @@
 mod blocks;
 mod check;
 mod costs;
+mod listing;
 mod model;
 mod routes;
 mod walks;
@@ -20,18 +21,16 @@ use crate::planning::{PlanTable, Planning};
 pub use routes::Routes;
 pub use walks::Unfold;
 
+use listing::Listing;
 use model::ModelTable;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
-use ripieno_sched::{
-    Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, RequestClass, Setup, choose, fit_batches,
-};
+use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 pub(crate) use walks::Drawn;
-use walks::Listed;
 
 /// A scenario that can be simulated.
 #[derive(Clone, Debug)]
@@ -147,25 +146,6 @@ struct NetworkTable {
     data_us_per_request: f64,
     transport: Option<String>,
     estimate_us: Option<f64>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Row {
-    arrival_ms: f64,
-    model: String,
-    #[serde(default)]
-    rows: Option<u32>,
-    #[serde(default)]
-    length: Option<u32>,
-    #[serde(default)]
-    output_length: Option<u32>,
-    #[serde(default)]
-    tree: Option<String>,
-    #[serde(default)]
-    client: Option<u16>,
-    #[serde(default)]
-    priority: Option<u8>,
 }
 
 fn one() -> u64 {
@@ -463,56 +443,4 @@ fn unique<'a>(names: impl Iterator<Item = &'a str>) -> Checked<()> {
         }
     }
     Ok(())
-}
-
-/// Reads the file of explicit requests.
-struct Listing<'a> {
-    models: &'a [Model],
-    walks: &'a [Option<Unfold>],
-    longest: &'a [Option<u32>],
-    graphs: &'a mut Vec<Graph>,
-}
-
-impl Listing<'_> {
-    fn read(&mut self, path: &Path) -> Checked<Vec<crate::Arrival>> {
-        let file = path.display();
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path);
-        let reader = reader.as_mut().map_err(|error| format!("requests_file {file}: {error}"))?;
-        let mut requests = Vec::new();
-        for (line, row) in reader.deserialize::<Row>().enumerate() {
-            let place = format!("requests_file {file}, line {}", line + 2);
-            let row = row.map_err(|error| format!("{place}: {error}"))?;
-            requests.push(self.arrival(&row).map_err(|problem| format!("{place}: {problem}"))?);
-        }
-        requests.sort_by_key(|arrival| arrival.at);
-        match requests.is_empty() {
-            true => Err(format!("requests_file {file} holds no request")),
-            false => Ok(requests),
-        }
-    }
-
-    fn arrival(&mut self, row: &Row) -> Checked<crate::Arrival> {
-        if !(row.arrival_ms.is_finite() && row.arrival_ms >= 0.0) {
-            return Err(format!("arrival_ms = {}; it must be at least 0", row.arrival_ms));
-        }
-        let position = self.models.iter().position(|model| model.name == row.model);
-        let index = position.ok_or_else(|| format!("model {:?} has no [[model]] table", row.model))?;
-        let model = &self.models[index];
-        let rows = row.rows.unwrap_or(1);
-        let most = if model.walk.is_unfolded() { 1 } else { model.max_batch };
-        if !(1..=most).contains(&(rows as usize)) {
-            return Err(format!("rows = {rows}; model {:?} allows 1 to {most}", row.model));
-        }
-        let listed = Listed { length: row.length, output_length: row.output_length, tree: row.tree.as_deref() };
-        let Drawn { extent, output, graph } =
-            listed.parse(model, self.walks[index].as_ref(), self.longest[index], self.graphs)?;
-        let at = Time::ORIGIN + Nanos::from_millis_f64(row.arrival_ms);
-        let id = ripieno_base::ModelId(index as u16);
-        let class = RequestClass {
-            client: row.client.unwrap_or(0),
-            priority: row.priority.unwrap_or(0),
-            ..RequestClass::default()
-        };
-        Ok(crate::Arrival { rows, extent, output, graph, class, ..crate::Arrival::new(at, id, at + model.slo) })
-    }
 }

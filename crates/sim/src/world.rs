@@ -4,6 +4,7 @@
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
 mod expiry;
+mod faults;
 mod learning;
 mod shared;
 mod unfolded;
@@ -15,55 +16,15 @@ use crate::reports::Reports;
 use crate::route::{Arrival, Carried};
 use expiry::Expiries;
 pub(crate) use expiry::expires;
+use faults::Scheduled;
+pub use faults::{Controller, Fault};
 use learning::Learning;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Lanes, Model};
-use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use ripieno_sched::{Action, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::iter::Peekable;
 use unfolded::Unfolded;
-
-/// Something that goes wrong or changes during a run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Fault {
-    /// A device joins.
-    Join(DeviceId),
-    /// A device leaves after the tasks it holds.
-    Leave(DeviceId),
-    /// A device vanishes with the tasks it holds.
-    Lose(DeviceId),
-    /// A device runs at `percent` % of the profiled latency.
-    Slow(DeviceId, u32),
-    /// The next task that the device ends, ends in an error.
-    FailNext(DeviceId),
-    /// The client of this request goes away, if it still waits for an answer.
-    Cancel(u64),
-    /// A model is unloaded.
-    Unload(ModelId),
-}
-
-/// Changes things while the world runs, by decisions that it makes on the way.
-pub trait Controller {
-    /// When it acts next, given that the world by itself goes on at `due`: [`Time::NEVER`] once nothing is left to come.
-    fn next_at(&mut self, due: Time) -> Time;
-
-    /// The next thing it does at `now`; asked until there is none. It acts after the ends of tasks and before arrivals.
-    fn act(&mut self, now: Time) -> Option<Fault>;
-}
-
-/// Faults that are known beforehand.
-struct Scheduled<I: Iterator>(Peekable<I>);
-
-impl<I: Iterator<Item = (Time, Fault)>> Controller for Scheduled<I> {
-    fn next_at(&mut self, _due: Time) -> Time {
-        self.0.peek().map_or(Time::NEVER, |&(at, _)| at)
-    }
-
-    fn act(&mut self, now: Time) -> Option<Fault> {
-        self.0.next_if(|&(at, _)| at == now).map(|(_, fault)| fault)
-    }
-}
 
 /// A scheduler, its devices, and what comes at them.
 pub struct World<'a> {
@@ -403,64 +364,6 @@ impl<'a> World<'a> {
         self.scheduler.on_task_done(self.now, &TaskDone { task: id, outcome, ended, skips });
         if let Some(control) = better {
             self.scheduler.on_control(self.now, control);
-        }
-    }
-
-    /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
-    fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
-        let Some(control) = self.control(fault) else { return };
-        self.events += 1;
-        if let Control::DeviceLeft(device) = control {
-            each(observers, |observer| observer.left(device));
-        }
-        self.scheduler.on_control(self.now, control);
-        if let Fault::Lose(device) = *fault {
-            self.lose_tasks(device, observers);
-        }
-    }
-
-    fn control(&mut self, fault: &Fault) -> Option<Control> {
-        let present = |world: &World<'_>, device: DeviceId| world.devices[device.index()].present;
-        Some(match *fault {
-            Fault::Join(device) if present(self, device) => return None,
-            Fault::Leave(device) | Fault::Lose(device) if !present(self, device) => return None,
-            Fault::Unload(model) if !self.loaded[model.index()] => return None,
-            Fault::Join(device) => {
-                let state = &mut self.devices[device.index()];
-                (state.present, state.percent) = (true, 100);
-                Control::DeviceJoined(device)
-            }
-            Fault::Leave(device) | Fault::Lose(device) => {
-                self.devices[device.index()].present = false;
-                Control::DeviceLeft(device)
-            }
-            Fault::Slow(device, percent) => {
-                self.devices[device.index()].percent = percent;
-                Control::DeviceSlowed { device, percent }
-            }
-            Fault::FailNext(device) => {
-                self.devices[device.index()].fail_next = true;
-                return None;
-            }
-            Fault::Cancel(id) => {
-                let (_, request) = self.live.iter().flatten().find(|(live, _)| *live == id)?;
-                Control::Cancelled(request.slot)
-            }
-            Fault::Unload(model) => {
-                self.loaded[model.index()] = false;
-                Control::ModelUnloaded(model)
-            }
-        })
-    }
-
-    fn lose_tasks(&mut self, device: DeviceId, observers: &mut [&mut dyn Observer]) {
-        let state = &mut self.devices[device.index()];
-        (state.busy_until, state.heard) = (self.now, self.now);
-        for id in 0..self.tasks.len() {
-            if self.tasks[id].as_ref().is_some_and(|running| running.device == device) {
-                self.take_off_lane(TaskId(id as u32), device.index());
-                self.report(TaskId(id as u32), Outcome::DeviceLost, observers);
-            }
         }
     }
 

@@ -12,13 +12,15 @@
 //! whatever they hold, so that one early end does not make the others' state move.
 
 mod examples;
+mod linking;
 mod request;
 mod task;
 mod walk;
 mod wiring;
 
+pub(crate) use linking::link;
 pub(crate) use task::execute;
-pub(crate) use wiring::{OUTPUT_LENGTH, Wiring, link};
+pub(crate) use wiring::{OUTPUT_LENGTH, Wiring};
 
 use walk::Arena;
 

@@ -2,11 +2,13 @@
 
 use super::walk::Walk;
 use super::{Cells, Wiring};
+use crate::account::{Account, Watch};
 use crate::buffer::AlignedBuffer;
 use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Part};
-use crate::worker::{Account, Call, Done, Runner, Watch};
+use crate::runner::{Call, Runner};
+use crate::worker::Done;
 use crate::{Again, ExecError, Member, Progress, Spent, Task};
 use parking_lot::Mutex;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
 use crate::model::{LoadedModel, Own};
 use crate::plan::{BlockIo, Plan, as_one_row};
 use crate::rows::{Batch, Input};
-use crate::worker::{Call, Ready, Runner};
+use crate::runner::{Call, Ready, Runner};
 use crate::{BlockSource, Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
 use bytes::Bytes;
 use ripieno_model::{Block, DataType, TensorSpec};

@@ -23,7 +23,7 @@ pub use child::serve_engine;
 use crate::model::{LoadedModel, OnnxBlocks, Own};
 use crate::plan::Plan;
 use crate::rows::Batch;
-use crate::worker::{Call, Down, Ready, Runner};
+use crate::runner::{Call, Down, Ready, Runner};
 use crate::{ExecError, Isolation, LoadError, Loaded, Loss, ModelSource, Outage};
 use protocol::{Done, Load, LoadBlock, Packed, Range, Run, fits, receive, send};
 use std::io;

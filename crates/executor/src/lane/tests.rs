@@ -4,7 +4,7 @@ use super::*;
 use crate::model::LoadedModel;
 use crate::plan::{BlockIo, Plan};
 use crate::rows::Batch;
-use crate::worker::{Call, Runner};
+use crate::runner::{Call, Runner};
 use crate::{BlockSource, Entry, Member, ModelSource, Progress, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
