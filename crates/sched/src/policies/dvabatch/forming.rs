@@ -4,7 +4,7 @@ use super::rules::{Lanes, WHOLE};
 use super::{Clusters, DvaBatch, OfModel, Served};
 use crate::Request;
 use crate::parts::fifo::Tables;
-use ripieno_base::{DeviceId, ModelId, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
 /// So many of the oldest requests are looked at where more wait than one batch holds, in largest batches.
 pub(super) const CROWD: usize = 8;
@@ -135,7 +135,7 @@ impl DvaBatch {
         self.divide(id, all);
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         self.clusters.groups().for_each(|(length, rows, _)| together.run(plan, model, length, rows));
-        let together = together.waits(others);
+        let (together, end) = (together.waits(others), together.end());
         self.divide(id, part);
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         let mut apart = Lanes::beside(lanes, self.devices[device].busy(now));
@@ -150,13 +150,22 @@ impl DvaBatch {
                 }
             }
         }
-        let later = apart.waits(others) > together;
+        let later = apart.waits(others) > together || self.outruns(now, id, all, (apart.end(), end), device);
         if !later {
             let latest = self.queues.fifo.waiting(id).nth(all - 1).map_or(oldest, |latest| latest.arrived);
             let by = now + self.devices[device].takes(apart.end());
             self.queues.models.get_mut(id).own.promise.get_or_insert((latest, by));
         }
         later
+    }
+
+    /// Whether rows come faster than parts beside each other carry them, and all together would be done sooner: what is better for
+    /// those who wait is then worse for whoever comes, for as long as the load lasts.
+    fn outruns(&self, now: Time, id: ModelId, all: usize, (apart, together): (Nanos, Nanos), device: DeviceId) -> bool {
+        let span = self.devices[device].takes(apart);
+        let come = self.served(id).own.meter.rate(now).map_or(0, |rate| rate.rows_in(span));
+        let present = self.devices.iter().filter(|(_, device)| device.present).count();
+        together < apart && 9 * come > 8 * (all * present) as u64
     }
 
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.

@@ -13,12 +13,12 @@
 //!    have caught up, from there on all are one. Not if one of those who wait would be late by that.
 //! 5. A batch starts beside others only if both together do not ask for more than the device, by their profiled shares; and not
 //!    in parts where all who wait would wait less, those to come too, if they began together once the device is free, nor if
-//!    parts have not kept what the profiles promised of them.
+//!    parts have not kept what the profiles promised of them, or would not keep up with what comes.
 //!
 //! A request waits until its batch begins: in a batch that has been formed it can still be cancelled, dropped or unloaded.
 //!
 //! State: a queue a model; the batch table, which is that of cohorts; stage executors and the order of batches for each model on each
-//! device. It ignores deadlines but for rule 4 and for `drop`, and arrivals to come.
+//! device. It ignores deadlines but for rule 4 and for `drop`, and arrivals to come but for their rate in rule 5.
 //!
 //! Choices where the paper leaves freedom. Whether newcomers may join is decided by what all together would wait more or less by
 //! the profiles (`stretch = "gain"`); the paper's fixed time since the batch began is `"comp-wait"`. Where batches can run
@@ -48,6 +48,7 @@ use crate::parts::devices::Devices;
 use crate::parts::fifo::Tables;
 use crate::parts::models;
 use crate::parts::play::{Joining, Play, Scene};
+use crate::parts::rate::RateMeter;
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use clusters::Clusters;
@@ -66,6 +67,8 @@ struct OfModel {
     plan: Plan,
     /// Who is to have begun by when, if parts of those who wait start beside what runs: the arrival of the last of them.
     promise: Option<(Time, Time)>,
+    /// How fast its rows come.
+    meter: RateMeter,
     /// By device.
     pipelines: Vec<Pipeline>,
 }
@@ -113,7 +116,7 @@ impl DvaBatch {
             let queries = model.max_batch.min(usize::from(u16::MAX) - 1);
             let pipeline = |_| Pipeline::new(model.blocks.len(), options.executors, queries);
             let plan = Plan::new(model, max_batch, &options.terms(model));
-            OfModel { plan, promise: None, pipelines: devices.ids().map(pipeline).collect() }
+            OfModel { plan, promise: None, meter: RateMeter::new(), pipelines: devices.ids().map(pipeline).collect() }
         });
     }
 
@@ -325,8 +328,9 @@ impl DvaBatch {
 }
 
 impl Scheduler for DvaBatch {
-    fn on_request(&mut self, _now: Time, request: &Request) {
+    fn on_request(&mut self, now: Time, request: &Request) {
         self.queues.accept(request);
+        self.queues.models.get_mut(request.model).own.meter.record(now, request.rows);
     }
 
     fn on_task_done(&mut self, _now: Time, done: &TaskDone<'_>) {

@@ -167,6 +167,16 @@ impl Plan {
         mean(used, self.remaining(model, stage, rows, length))
     }
 
+    /// By how much a batch and what uses `used` of its device beside it ask for more than there is, on average over its stages: one that
+    /// uses half of the device on average may use all of it in one stage, and little in the others.
+    fn excess(&self, model: &Model, rows: usize, length: u32, used: u32) -> u32 {
+        let beyond = |stage: usize| {
+            let beyond = (self.share(model, stage, rows, length) + used).saturating_sub(WHOLE);
+            work(model.blocks[stage].cost(rows, length), beyond)
+        };
+        mean((0..model.blocks.len()).map(beyond).sum(), self.remaining(model, 0, rows, length))
+    }
+
     /// Policy I: what waiting it means to run these groups in their order on so many lanes while `others` wait behind them.
     pub(super) fn wait(
         &self,
@@ -263,7 +273,7 @@ impl Lanes {
         };
         let mean_share = plan.mean_share(model, 0, rows, length);
         let alone = plan.remaining(model, 0, rows, length);
-        let excess = (used + mean_share).saturating_sub(WHOLE);
+        let excess = plan.excess(model, rows, length, used);
         let mut left = *now + alone;
         for other in lanes[..*count].iter_mut().filter(|other| other.left > *now) {
             let longer = alone.min(other.left - *now).scale(excess.into(), WHOLE.into());

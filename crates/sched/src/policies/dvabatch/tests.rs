@@ -215,20 +215,43 @@ fn who_waits_begins_together_once_the_device_is_free_if_that_is_better_for_all()
 
 #[test]
 fn who_waits_begins_together_if_parts_have_not_kept_their_promise() {
-    // Two use all of the device. At 20 those who wait are told that they end by 61, one beside the other.
-    for (at, expected) in [(61, "done 1, lane 1 stage 0 [3]"), (62, "done 1")] {
+    // Two use all of the device. At 1,020 those who wait are told that they end by 1,061, one beside the other.
+    for (at, expected) in [(1_061, "done 1, lane 1 stage 0 [3]"), (1_062, "done 1")] {
         let mut driver = Driver::new(vec![chain(&[[20, 27, 34, 40]])], 2, &[]);
-        driver.arrive(0, 0..1, 0, 1_000);
+        // So few came before that nobody fears for who comes after.
+        driver.arrive(0, 6..7, 0, 1_000);
         driver.settle(0);
-        driver.arrive(1, 1..2, 0, 1_000);
-        assert_eq!(driver.settle(1), "lane 1 stage 0 [1]");
-        driver.arrive(2, 2..6, 0, 1_000);
-        assert_eq!(driver.ok(20, 0), "done 0, lane 0 stage 0 [2]");
-        // The second, due at 21, is late.
+        driver.ok(20, 0);
+        driver.arrive(1_000, 0..1, 0, 1_000);
+        driver.settle(1_000);
+        driver.arrive(1_001, 1..2, 0, 1_000);
+        assert_eq!(driver.settle(1_001), "lane 1 stage 0 [1]");
+        driver.arrive(1_002, 2..6, 0, 1_000);
+        assert_eq!(driver.ok(1_020, 0), "done 0, lane 0 stage 0 [2]");
+        // The second, due at 1,021, is late.
         assert_eq!(driver.ok(at, 1), expected);
-        if at == 62 {
-            assert_eq!(driver.ok(63, 0), "done 2, lane 0 stage 0 [3, 4, 5]");
+        if at == 1_062 {
+            assert_eq!(driver.ok(1_063, 0), "done 2, lane 0 stage 0 [3, 4, 5]");
         }
+    }
+}
+
+#[test]
+fn who_waits_begins_together_if_parts_would_not_keep_up() {
+    // One by one on two lanes is better for all who wait; but two lanes carry one in 10.
+    for (every, expected) in [(20, "done 0, lane 0 stage 0 [2]"), (8, "done 0")] {
+        let mut driver = Driver::new(vec![chain(&[[20, 26, 32, 38]])], 2, &[]);
+        for at in (0..1_000).step_by(every) {
+            driver.arrive(at, 7..8, 0, 1_000);
+            driver.settle(at);
+            driver.ok(at + 5, 0);
+        }
+        driver.arrive(1_000, 0..1, 0, 1_000);
+        driver.settle(1_000);
+        driver.arrive(1_001, 1..2, 0, 1_000);
+        assert_eq!(driver.settle(1_001), "lane 1 stage 0 [1]");
+        driver.arrive(1_002, 2..6, 0, 1_000);
+        assert_eq!(driver.ok(1_020, 0), expected, "one in {every}");
     }
 }
 
