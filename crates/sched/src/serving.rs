@@ -62,15 +62,22 @@ impl Kind {
 /// The policy that serves these models.
 pub fn choose(models: &[Kind], objective: Objective) -> Choice {
     let first = |is: fn(&Kind) -> bool| models.iter().find(|model| is(model)).map(|model| model.model.clone());
-    let option = |key: &str, value: OptionValue| Options::from([(key.to_owned(), value)]);
+    let options = |options: &[(&str, OptionValue)]| {
+        options.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect::<Options>()
+    };
     if let Some(model) = first(|model| model.walk.is_unfolded()) {
         return Choice { policy: "cellular", options: Options::new(), because: Some(model) };
     }
     if let Some(model) = first(|model| model.pads) {
-        return Choice { policy: "dva", options: option("buffers", OptionValue::Int(1)), because: Some(model) };
+        let alike = ("crowd", OptionValue::Text("alike".to_owned()));
+        return Choice {
+            policy: "dva",
+            options: options(&[("buffers", OptionValue::Int(1)), alike]),
+            because: Some(model),
+        };
     }
     let objective = OptionValue::Text(objective.name().to_owned());
-    Choice { policy: "deferred", options: option("objective", objective), because: None }
+    Choice { policy: "deferred", options: options(&[("objective", objective)]), because: None }
 }
 
 /// The options with which the server runs a policy that somebody chose, over those that were given: the objective where the
@@ -126,7 +133,7 @@ mod tests {
         let said = |policy, options: &str, because: &str| (policy, options.to_owned(), because.to_owned());
         assert_eq!(chosen(&[], Objective::Latency), said("deferred", "objective=\"latency\"", ""));
         assert_eq!(chosen(&[&whole, &chain], Objective::Efficiency), said("deferred", "objective=\"efficiency\"", ""));
-        assert_eq!(chosen(&[&whole, &padded], Objective::Latency), said("dva", "buffers=1", "p"));
+        assert_eq!(chosen(&[&whole, &padded], Objective::Latency), said("dva", "buffers=1 crowd=\"alike\"", "p"));
         assert_eq!(chosen(&[&padded, &whole, &cells], Objective::Latency), said("cellular", "", "r"));
     }
 
