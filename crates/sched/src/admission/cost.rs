@@ -179,6 +179,14 @@ impl Cost {
         each.fold(Nanos::ZERO, |sum, span| Nanos(sum.0.saturating_add(span.0)))
     }
 
+    /// How long a batch that begins a block is going to keep its lane: to the end of the chain, or of the block where requests join and
+    /// leave between cells.
+    pub(crate) fn takes(&self, block: usize, rows: usize, length: u32) -> Nanos {
+        let end = if self.model.walk.is_unfolded() { block + 1 } else { self.model.blocks.len() };
+        let time = self.model.blocks[block..end].iter().map(|block| block.cost(rows, length)).sum::<Nanos>();
+        Nanos(self.corrected(time.0))
+    }
+
     /// The rows of the largest batch in which work is reckoned.
     pub(crate) fn largest(&self) -> usize {
         self.scales.len()

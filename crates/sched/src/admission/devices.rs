@@ -32,12 +32,17 @@ struct Device {
     present: bool,
 }
 
-/// A task in flight: its model, and the device time that it has taken.
+/// A task in flight: its model, and the device time that it has taken; how long its lane is going to be taken for its members, and since
+/// when it is, if the task is the first of the lane.
 #[derive(Clone, Copy, Debug)]
 struct Running {
     model: ModelId,
     used: Nanos,
+    takes: Nanos,
+    since: Time,
 }
+
+const NONE: Running = Running { model: ModelId(0), used: Nanos::ZERO, takes: Nanos::ZERO, since: Time::ORIGIN };
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Ring {
@@ -53,7 +58,7 @@ impl DeviceTimes {
             lanes: limits.lanes,
             depth: limits.depth,
             devices: (0..limits.devices).map(device).collect(),
-            queues: vec![Running { model: ModelId(0), used: Nanos::ZERO }; lanes * limits.depth],
+            queues: vec![NONE; lanes * limits.depth],
             rings: vec![Ring::default(); lanes],
             places: Vec::with_capacity(2 * limits.tasks()),
             busy: 0,
@@ -82,7 +87,7 @@ impl DeviceTimes {
     pub(crate) fn start(
         &mut self,
         now: Time,
-        (task, model): (TaskId, ModelId),
+        (task, model, takes): (TaskId, ModelId, Nanos),
         (device, lane): (DeviceId, LaneId),
         spend: impl FnMut(ModelId, Nanos),
     ) {
@@ -90,7 +95,8 @@ impl DeviceTimes {
         let at = device.index() * self.lanes + lane.index();
         let ring = &mut self.rings[at];
         assert!(ring.len < self.depth, "a policy exceeded the depth of {} on {device:?}", self.depth);
-        self.queues[at * self.depth + (ring.first + ring.len) % self.depth] = Running { model, used: Nanos::ZERO };
+        self.queues[at * self.depth + (ring.first + ring.len) % self.depth] =
+            Running { model, used: Nanos::ZERO, takes, since: now };
         ring.len += 1;
         if ring.len == 1 {
             self.activate(now, device, 1);
@@ -109,10 +115,40 @@ impl DeviceTimes {
         let ring = &mut self.rings[at];
         let used = self.queues[at * self.depth + ring.first].used;
         *ring = Ring { first: (ring.first + 1) % self.depth, len: ring.len - 1 };
+        self.queues[at * self.depth + ring.first].since = now;
         if ring.len == 0 {
             self.activate(now, device, -1);
         }
         used
+    }
+
+    /// How long until so much work that waits will have been begun, each device taking its part once a lane of it is free: what is left
+    /// of the longest tasks delays nobody whom another device takes.
+    pub(crate) fn begun_after(&self, now: Time, work: i64) -> Nanos {
+        let free =
+            || (0..self.devices.len()).filter(|&at| self.devices[at].present).map(|at| self.free_after(now, at).0);
+        let mut after = i64::MAX;
+        loop {
+            let (taking, sum) =
+                free().filter(|&free| free < after).fold((0, 0), |(taking, sum), free| (taking + 1, sum + free));
+            let evened = (work + sum) / i64::max(taking, 1);
+            if taking == 0 || evened >= after {
+                return Nanos(if taking == 0 { free().min().unwrap_or(0) } else { after });
+            }
+            after = evened;
+        }
+    }
+
+    /// How long until a lane of a device is free, as far as is known.
+    fn free_after(&self, now: Time, device: usize) -> Nanos {
+        let left = |at: usize| {
+            let Ring { first, len } = self.rings[at];
+            let task = |nth: usize| &self.queues[at * self.depth + (first + nth) % self.depth];
+            let behind = (1..len).map(|nth| task(nth).takes).sum::<Nanos>();
+            let running = if len > 0 { (task(0).takes - (now - task(0).since)).max(Nanos::ZERO) } else { Nanos::ZERO };
+            running + behind
+        };
+        (device * self.lanes..(device + 1) * self.lanes).map(left).min().unwrap_or(Nanos::ZERO)
     }
 
     /// Accounts for what a device did until `now`.
@@ -156,15 +192,38 @@ mod tests {
     const LIMITS: Limits = Limits { requests: 1, models: 2, devices: 2, lanes: 2, depth: 2, batch: 1, nodes: 0 };
 
     #[test]
+    fn what_waits_begins_as_devices_fall_free() {
+        let mut times = DeviceTimes::new(&LIMITS, 2);
+        let at = |at| Time::ORIGIN + Nanos(at);
+        let mut start = |task: u32, takes: i64, device: u16, lane: u16| {
+            let place = (DeviceId(device), LaneId(lane));
+            times.start(at(0), (TaskId(task), ModelId(0), Nanos(takes)), place, |_, _| {});
+        };
+        start(0, 100, 0, 0);
+        start(1, 60, 0, 1);
+        start(2, 10, 1, 0);
+        start(3, 30, 1, 0);
+        start(4, 90, 1, 1);
+        // The devices are free from 60 and 40 on.
+        let begun = |now: i64, work: i64| times.begun_after(at(now), work).0;
+        assert_eq!([begun(0, 0), begun(0, 10), begun(0, 20), begun(0, 40)], [40, 50, 60, 70]);
+        // Later by five than thought.
+        times.end(at(15), TaskId(2), |_, _| {});
+        assert_eq!([times.begun_after(at(15), 0).0, times.begun_after(at(15), 21).0], [30, 48]);
+        times.set_present(DeviceId(1), false);
+        assert_eq!(times.begun_after(at(15), 5), Nanos(50));
+    }
+
+    #[test]
     fn lanes_share_a_device_and_tasks_of_a_lane_follow_each_other() {
         let mut times = DeviceTimes::new(&LIMITS, 2);
         let mut spent = [0; 2];
         let at = |at| Time::ORIGIN + Nanos(at);
         let (a, b) = (ModelId(0), ModelId(1));
         let mut spend = |model: ModelId, time: Nanos| spent[model.index()] += time.0;
-        times.start(at(0), (TaskId(0), a), (DeviceId(0), LaneId(0)), &mut spend);
-        times.start(at(0), (TaskId(1), b), (DeviceId(0), LaneId(0)), &mut spend);
-        times.start(at(10), (TaskId(2), b), (DeviceId(0), LaneId(1)), &mut spend);
+        times.start(at(0), (TaskId(0), a, Nanos(30)), (DeviceId(0), LaneId(0)), &mut spend);
+        times.start(at(0), (TaskId(1), b, Nanos(30)), (DeviceId(0), LaneId(0)), &mut spend);
+        times.start(at(10), (TaskId(2), b, Nanos(30)), (DeviceId(0), LaneId(1)), &mut spend);
         assert_eq!(times.running(at(30)), Nanos(20));
         let used = [(30, 0), (40, 1), (45, 2)].map(|(now, task)| times.end(at(now), TaskId(task), &mut spend));
         assert_eq!(used, [Nanos(20), Nanos(5), Nanos(20)]);

@@ -61,8 +61,23 @@ impl Admission {
         let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices as i64);
         let to_clients = yields == YieldsTo::Clients;
         let left = if to_clients { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
-        let late = end + left > served.cost.due(request) || self.grown_batch(now, served, request);
+        let due = served.cost.due(request) - left;
+        let late = (end > due && self.begins(now, request, work, alone) > due - alone)
+            || self.grown_batch(now, served, request);
         late.then_some(if to_clients { Why::Share } else { Why::Hopeless })
+    }
+
+    /// When a request begins to run that shares a batch which takes `alone`, if those before it go in order. To divide all that is to be
+    /// done by the devices is the same where much waits; where little does, long tasks of another model may delay nobody.
+    fn begins(&self, now: Time, request: &Request, work: i64, alone: Nanos) -> Time {
+        let models = || self.models.iter().flatten().filter(|served| served.rows > 0);
+        if models().any(|served| served.cost.model().walk.is_unfolded()) {
+            return Time::NEVER;
+        }
+        let others = models().map(|served| served.unbegun(0, 0)).fold(0, i64::saturating_add);
+        let served = self.served(request.model);
+        let own = served.unbegun(request.rows as usize, work) - served.unbegun(0, 0);
+        now + self.devices.begun_after(now, others.saturating_add(own).saturating_sub(alone.0).max(0))
     }
 
     /// Device time that everything in the policy is still to take, this request among it.
@@ -74,9 +89,11 @@ impl Admission {
 
     /// Whether a request would make late who waits already: a batch that begins when the devices are free holds them all. Who
     /// would be late without it, too, or hardly later with it, is no reason: a model whose oldest request is starved, or waits
-    /// for a batch that takes long by chance, could take none any more.
+    /// for a batch that takes long by chance, could take none any more. Where lengths differ batches are divided by them, and who is
+    /// long delays few.
     fn grown_batch(&self, now: Time, served: &Served, request: &Request) -> bool {
-        let Some(head) = served.waiting.front().filter(|_| !served.cost.model().walk.is_unfolded()) else {
+        let model = served.cost.model();
+        let Some(head) = served.waiting.front().filter(|_| !model.walk.is_unfolded() && !model.has_lengths()) else {
             return false;
         };
         let rows = served.waiting_rows + request.rows as usize;

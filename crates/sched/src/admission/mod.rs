@@ -312,8 +312,10 @@ impl Admission {
             self.tasks.resize(task.index() + 1, Note { model, block, thought: None });
         }
         self.tasks[task.index()] = Note { model, block, thought };
+        let takes = served.cost.takes(block.index(), rows, longest);
         let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
-        self.devices.start(now, (task, model), place, |model, time| spend(models, backlog, devices, model, time));
+        self.devices
+            .start(now, (task, model, takes), place, |model, time| spend(models, backlog, devices, model, time));
     }
 
     /// A task has ended well: of a model that does not go on in steps, this work of its members is done.
@@ -392,6 +394,11 @@ impl Served {
     /// the way, what a device has.
     fn together(&self, devices: usize) -> usize {
         if self.cost.model().walk.is_unfolded() { self.rows / devices } else { self.waiting_rows }
+    }
+
+    /// Device time that those are to take who have not been started, so many more rows and so much more work among them.
+    fn unbegun(&self, rows: usize, work: i64) -> i64 {
+        self.cost.corrected(self.cost.in_batches_of(self.waiting_work + work, self.waiting_rows + rows))
     }
 
     /// Device time that those are still to take that have been started.
