@@ -26,20 +26,24 @@ use std::path::PathBuf;
 
 /// How near the server's own choice of a policy comes to the best of all, on scenarios of your own.
 ///
-/// Each scenario is simulated as `ripieno serve` would run it (as `ripieno simulate --as-served` does), and under every policy that
-/// can serve it, with a few settings each: windows from 1 to 50 ms, ways to gather, orders, widths. A ratio of 1 is as good as
-/// the best of them all, chosen anew for each scenario and measure; below 1 is worse, for rates and latencies alike. No single
-/// policy is the best everywhere, so a ratio of 1 on average is more than any of them has.
+/// Each scenario is simulated as `ripieno serve` would run it (as `ripieno simulate --as-served`
+/// does), and under every policy that can serve it, with a few settings each: windows from 1 to 50
+/// ms, ways to gather, orders, widths. A ratio of 1 is as good as the best of them all, chosen anew
+/// for each scenario and measure; below 1 is worse, for rates and latencies alike. No single policy
+/// is the best everywhere, so a ratio of 1 on average is more than any of them has.
 ///
-/// Measures: `goodput`, the highest rate at which at most 1 % of any model's requests are dropped or late. The best goodput of the
-/// others sets the loads: up to 100 % of it latencies are compared, `mean`, `median` and `p99` (of several models the
-/// geometric mean of theirs); beyond, `in-time`, the share answered within the SLO of the model that fares worst. Latencies
-/// count only where at most 1 % of any model's requests are dropped or late: who answers few answers fast. If that is the
-/// server's choice, its ratio is 0, and counts as 0.05 in the geometric mean.
+/// Measures: `goodput`, the highest rate at which at most 1 % of any model's requests are dropped
+/// or late. The best goodput of the others sets the loads: up to 100 % of it latencies are
+/// compared, `mean`, `median` and `p99` (of several models the geometric mean of theirs); beyond,
+/// `in-time`, the share answered within the SLO of the model that fares worst. Latencies count only
+/// where at most 1 % of any model's requests are dropped or late: who answers few answers fast. If
+/// that is the server's choice, its ratio is 0, and counts as 0.05 in the geometric mean.
 ///
-/// The others run without the door that a server has in front, its margins and fitted batches, and drop what is hopeless;
-/// --all-as-served puts them behind the door as well. With --policy another policy takes the place of the server's choice, as
-/// `ripieno serve --policy` would run it. Differences of about 1 % are chance: raise --requests.
+/// The others run without the door that a server has in front, its margins and fitted batches, and
+/// drop what is hopeless; --all-as-served puts them behind the door as well. With --policy another
+/// policy takes the place of the server's choice, as `ripieno serve --policy` would run it.
+/// Differences of about 1 % are chance, and larger ones where a model has few requests: raise
+/// --requests.
 ///
 /// For example, on all scenarios of a folder, and on 30 random workloads of whole models:
 ///
