@@ -7,6 +7,7 @@ mod bench_scheduler;
 mod bench_wakeup;
 mod bounds;
 mod compare;
+mod compare_policies;
 mod corpus;
 mod demo;
 mod devices;
@@ -64,6 +65,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     Simulate(simulate::SimulateArgs),
     Goodput(goodput::GoodputArgs),
+    ComparePolicies(compare_policies::ComparePoliciesArgs),
     Plan(plan::PlanArgs),
     Reproduce(reproduce::ReproduceArgs),
     Completions(documents::CompletionsArgs),
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Goodput(args) => goodput::run(&args),
+        Command::ComparePolicies(args) => compare_policies::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Reproduce(args) => reproduce::run(&args),
         Command::Completions(args) => documents::completions(&args, command()),

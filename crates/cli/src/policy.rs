@@ -1,7 +1,7 @@
 //! A policy and its options on the command line.
 
-use clap::Args;
 use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 use ripieno_sched::{CATALOGUE, OptionValue, Options};
 use std::fmt::Write;
 
@@ -15,6 +15,23 @@ pub(crate) struct PolicyArgs {
     /// An option of the policy, for example gather=prefix or timeout_ms.resnet50=3; may be repeated.
     #[arg(long = "option", value_name = "KEY=VALUE", value_parser = option)]
     pub(crate) options: Vec<(String, OptionValue)>,
+}
+
+/// What the scheduler is to optimise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Objective {
+    #[default]
+    Latency,
+    Efficiency,
+}
+
+impl From<Objective> for ripieno_sched::Objective {
+    fn from(objective: Objective) -> ripieno_sched::Objective {
+        match objective {
+            Objective::Latency => ripieno_sched::Objective::Latency,
+            Objective::Efficiency => ripieno_sched::Objective::Efficiency,
+        }
+    }
 }
 
 impl PolicyArgs {

@@ -8,7 +8,7 @@ use crate::front_end;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
-use crate::policy::{PolicyArgs, catalogue};
+use crate::policy::{Objective, PolicyArgs, catalogue};
 use crate::service::{Running, Service};
 use crate::tables;
 use crate::tried::tried;
@@ -125,22 +125,6 @@ enum ErrorProfileArg {
 
 /// How long devices may take for their last tasks when all requests are answered.
 const LAST_TASKS: Duration = Duration::from_secs(5);
-
-/// What the scheduler is to optimise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Objective {
-    Latency,
-    Efficiency,
-}
-
-impl From<Objective> for ripieno_sched::Objective {
-    fn from(objective: Objective) -> ripieno_sched::Objective {
-        match objective {
-            Objective::Latency => ripieno_sched::Objective::Latency,
-            Objective::Efficiency => ripieno_sched::Objective::Efficiency,
-        }
-    }
-}
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;

@@ -184,6 +184,7 @@ impl Tally {
             offered_rps: ratio(requests as f64, span_s),
             goodput_rps: ratio(self.in_time as f64, span_s),
             bad_rate: ratio((self.late + self.dropped) as f64, requests as f64),
+            mean_ms: self.latencies.mean_ms(),
             p50_ms: self.latencies.p50_ms(),
             p90_ms: self.latencies.p90_ms(),
             p99_ms: self.latencies.p99_ms(),

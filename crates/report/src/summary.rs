@@ -16,6 +16,8 @@ pub struct Figures {
     pub goodput_rps: f64,
     /// Requests dropped or answered late, over all requests; 0 where there was none.
     pub bad_rate: f64,
+    /// Mean latency.
+    pub mean_ms: Option<f64>,
     /// Median latency.
     pub p50_ms: Option<f64>,
     /// 90th percentile of the latency.

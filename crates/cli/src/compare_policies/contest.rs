@@ -1,0 +1,246 @@
+//! A contest on one workload: what the server chose against everybody else, by every measure.
+//!
+//! First the goodput of each is searched. The best of the others sets the loads of the rest, so that all meet the same requests.
+//! Whoever loses more than 1 % of any model's requests below the peak is overloaded there, and has no latency: a policy that
+//! answers six of ten requests answers those fast.
+
+use super::contestants::{Contestant, Rules, Unable, contestants};
+use super::inputs::{Skipped, Workload, without_file};
+use super::pool::Pool;
+use clap::ValueEnum;
+use ripieno_report::{Figures, Search, Summary, search};
+use serde::Serialize;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Measure {
+    /// The highest rate at which at most 1 % of any model's requests are dropped or late.
+    Goodput,
+    /// Mean latency.
+    Mean,
+    /// Median latency.
+    Median,
+    /// 99th percentile of the latency.
+    P99,
+    /// Share answered in time of the model that fares worst.
+    InTime,
+}
+
+/// What is compared, and at which loads.
+pub(super) struct Plan<'a> {
+    pub(super) rules: Rules<'a>,
+    pub(super) measures: Vec<Measure>,
+    /// In parts of the best goodput.
+    pub(super) loads: Vec<f64>,
+}
+
+/// How the server's choice did by one measure.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) measure: Measure,
+    /// The part of the best goodput that was offered; none for the goodput itself.
+    pub(super) load: Option<f64>,
+    pub(super) offered_rps: Option<f64>,
+    /// Of the server's choice; none if it was overloaded, or does not serve the workload.
+    pub(super) served: Option<f64>,
+    /// Of the best of the others; none if all were overloaded.
+    pub(super) best: Option<f64>,
+    pub(super) best_policy: Option<String>,
+    /// Above 1 the server's choice is better; 0 if it was overloaded. None if there is nothing to compare with.
+    pub(super) ratio: Option<f64>,
+}
+
+/// A contest that is over.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Contest {
+    pub(super) scenario: String,
+    pub(super) served_policy: String,
+    /// Why the server's choice does not serve the workload, if so.
+    pub(super) refused: Option<String>,
+    pub(super) contestants: usize,
+    pub(super) unable: Vec<Unable>,
+    pub(super) results: Vec<Row>,
+}
+
+/// Beyond this multiple of the analytic bound a rate that is carried says only that the run is too short.
+const MOST_BOUNDS: f64 = 64.0;
+/// Of any model's requests, beyond which latencies do not count.
+const MOST_BAD: f64 = 0.01;
+
+impl Measure {
+    /// Its name in a table, with its unit.
+    pub(super) fn title(self, load: Option<f64>) -> String {
+        let name = match self {
+            Measure::Goodput => "goodput/s",
+            Measure::Mean => "mean ms",
+            Measure::Median => "median ms",
+            Measure::P99 => "p99 ms",
+            Measure::InTime => "in time",
+        };
+        load.map_or(name.to_owned(), |load| format!("{name} at {:.0} %", load * 100.0))
+    }
+
+    fn is_latency(self) -> bool {
+        matches!(self, Measure::Mean | Measure::Median | Measure::P99)
+    }
+
+    /// Whether it says something at this load: latencies up to the peak, losses beyond.
+    fn applies(self, load: f64) -> bool {
+        match self {
+            Measure::Goodput => false,
+            Measure::InTime => load > 1.0,
+            _ => load <= 1.0,
+        }
+    }
+
+    /// Its value in a run; none if the run was overloaded.
+    fn of(self, run: &Summary) -> Option<f64> {
+        let figure: fn(&Figures) -> Option<f64> = match self {
+            Measure::Goodput => return None,
+            Measure::InTime => return Some(1.0 - run.worst_bad_rate),
+            Measure::Mean => |figures| figures.mean_ms,
+            Measure::Median => |figures| figures.p50_ms,
+            Measure::P99 => |figures| figures.p99_ms,
+        };
+        let asked = run.models.iter().map(|model| &model.figures).filter(|figures| figures.requests > 0);
+        let (mut sum, mut models) = (0.0, 0);
+        for figures in asked {
+            // Whole requests: one of fifty that is bad does not make an overload.
+            let bad = figures.dropped + figures.late;
+            if bad as f64 > (figures.requests as f64 * MOST_BAD).ceil() {
+                return None;
+            }
+            sum += figure(figures)?.ln();
+            models += 1;
+        }
+        (models > 0).then(|| (sum / f64::from(models)).exp())
+    }
+
+    /// The best of these, the first among equals; their values are none where they were overloaded.
+    fn best<'a>(self, all: &[Option<&'a Contestant>], values: &[Option<f64>]) -> Option<(&'a str, f64)> {
+        let known = all.iter().zip(values).filter_map(|(it, value)| Some((it.as_ref()?.name.as_str(), (*value)?)));
+        known.reduce(|best, next| {
+            let better = if self.is_latency() { next.1 < best.1 } else { next.1 > best.1 };
+            if better { next } else { best }
+        })
+    }
+
+    /// How near to the best, 1 if as good.
+    fn ratio(self, served: Option<f64>, best: Option<f64>) -> Option<f64> {
+        let (best, served) = (best.filter(|&best| best > 0.0)?, served.unwrap_or(0.0));
+        Some(match self.is_latency() {
+            true if served > 0.0 => best / served,
+            true => 0.0,
+            false => served / best,
+        })
+    }
+}
+
+/// The highest rate that somebody carries, and who.
+#[derive(Clone, Copy)]
+struct Peak<'a> {
+    policy: &'a str,
+    rate: f64,
+}
+
+impl Plan<'_> {
+    /// The contest on one workload, or why there is none.
+    pub(super) fn hold(&self, workload: &Workload, pool: &Pool) -> anyhow::Result<Result<Contest, Skipped>> {
+        let name = &workload.name;
+        pool.at(name);
+        let skip = |why: &str| Ok(Err(Skipped { scenario: name.clone(), why: why.to_owned() }));
+        let (rivals, unable) = contestants(&workload.scenario, &self.rules)?;
+        let Some(first) = rivals.first() else {
+            let whys: Vec<_> = unable.iter().map(|unable| unable.why.as_str()).collect();
+            return skip(&format!("no policy that may take part serves it: {}", whys.join("; ")));
+        };
+        if let Err(error) = first.check(name) {
+            return skip(without_file(name, &error.to_string()));
+        }
+        let Some(best) = goodput(rivals.iter().collect(), pool)? else {
+            return skip("no rate is too much: so few requests are all answered within one SLO; raise --requests");
+        };
+        if best.rate == 0.0 {
+            return skip("under no policy are 99 % of every model's requests in time, at any rate");
+        }
+        let served = Contestant::served(&workload.scenario, &self.rules);
+        let refused = served.fits().err().map(|why| why.to_string());
+        let all: Vec<_> =
+            std::iter::once(refused.is_none().then_some(&served)).chain(rivals.iter().map(Some)).collect();
+        let results = self.rows(&all, best, pool)?;
+        let (scenario, served_policy, contestants) = (name.clone(), served.name.clone(), rivals.len());
+        Ok(Ok(Contest { scenario, served_policy, refused, contestants, unable, results }))
+    }
+
+    /// All measures of everybody: the server's choice first, none if it does not serve the workload.
+    fn rows(&self, all: &[Option<&Contestant>], best: Peak<'_>, pool: &Pool) -> anyhow::Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        if self.measures.contains(&Measure::Goodput) {
+            let served = all[0].map(|served| goodput(vec![served], pool)).transpose()?.flatten();
+            let (served, best) = (served.map(|served| served.rate), (best.policy, best.rate));
+            rows.push(Row::new(Measure::Goodput, None, served, Some(best)));
+        }
+        let asked = |load: &f64| self.measures.iter().any(|measure| measure.applies(*load));
+        let loads: Vec<_> = self.loads.iter().copied().filter(asked).collect();
+        let jobs: Vec<_> =
+            loads.iter().flat_map(|load| all.iter().map(move |contestant| (load * best.rate, *contestant))).collect();
+        let runs = pool.each(&jobs, |&(rate, contestant)| contestant.map(|it| it.run(rate)).transpose())?;
+        for (&load, runs) in loads.iter().zip(runs.chunks(all.len())) {
+            for &measure in self.measures.iter().filter(|measure| measure.applies(load)) {
+                let values: Vec<_> = runs.iter().map(|run| measure.of(run.as_ref()?)).collect();
+                let best_of_others = measure.best(&all[1..], &values[1..]);
+                rows.push(Row::new(measure, Some((load, load * best.rate)), values[0], best_of_others));
+            }
+        }
+        rows.sort_by_key(|row| self.measures.iter().position(|measure| *measure == row.measure));
+        Ok(rows)
+    }
+}
+
+impl Row {
+    fn new(measure: Measure, at: Option<(f64, f64)>, served: Option<f64>, best: Option<(&str, f64)>) -> Row {
+        Row {
+            measure,
+            load: at.map(|(load, _)| load),
+            offered_rps: at.map(|(_, rate)| rate),
+            served,
+            best: best.map(|(_, value)| value),
+            best_policy: best.map(|(name, _)| name.to_owned()),
+            ratio: measure.ratio(served, best.map(|(_, value)| value)),
+        }
+    }
+}
+
+/// Why a search ended early.
+enum Stop {
+    Unbounded,
+    Failed(anyhow::Error),
+}
+
+/// The best goodput of all of these, the first one's among equals; none if there seems to be no rate that is too much.
+///
+/// One search for all: a rate is good if anybody carries it, and higher ones are tried only with those who did. That takes a
+/// third of the runs of a search for each.
+fn goodput<'a>(mut left: Vec<&'a Contestant>, pool: &Pool) -> anyhow::Result<Option<Peak<'a>>> {
+    let bound = left.iter().map(|contestant| contestant.bound_rps()).fold(0.0, f64::max);
+    let options = Search::from_ceiling(bound);
+    let found = search(options, |rate| {
+        if rate > bound * MOST_BOUNDS {
+            return Err(Stop::Unbounded);
+        }
+        let bad = |contestant: &&Contestant| Ok(contestant.run(rate)?.worst_bad_rate);
+        let bad = pool.each(&left, bad).map_err(Stop::Failed)?;
+        let carry = left.iter().zip(&bad).filter(|(_, bad)| **bad <= options.limit);
+        let carry: Vec<_> = carry.map(|(contestant, _)| *contestant).collect();
+        if !carry.is_empty() {
+            left = carry;
+        }
+        Ok((bad.into_iter().fold(1.0, f64::min), ()))
+    });
+    match found {
+        Ok(found) => Ok(left.first().map(|first| Peak { policy: &first.name, rate: found.goodput_rps() })),
+        Err(Stop::Unbounded) => Ok(None),
+        Err(Stop::Failed(error)) => Err(error),
+    }
+}
