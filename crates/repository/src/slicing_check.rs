@@ -4,9 +4,10 @@
 //! processor's where the system tells them (Linux), since a chain hands over at every block, and on a busy machine the wait
 //! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
 
-use super::trial::varied;
+use super::trial::{scratch, source, varied};
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
+use ripieno_onnx::{Cuts, Model, Slices};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -53,6 +54,41 @@ pub fn compare(
         sides.push(Side { device: &*device, results: &results, id, loaded });
     }
     batches.iter().map(|&rows| compare_at(&sides, rows, runs.max(1))).collect()
+}
+
+/// The same for slices that are not written yet: one way to cut, and another.
+pub(super) fn compare_slices(
+    engine: &dyn Engine,
+    (whole, blocks): (&Slices<'_>, &Slices<'_>),
+    batches: &[usize],
+    runs: usize,
+) -> Result<Vec<Comparison>, String> {
+    let largest = batches.iter().copied().max().unwrap_or(1);
+    let folders = [scratch()?, scratch()?];
+    let mut sources = Vec::with_capacity(2);
+    for (slices, folder) in [whole, blocks].into_iter().zip(&folders) {
+        slices.write(folder.path()).map_err(|error| error.to_string())?;
+        let names = slices.blocks.iter().map(|block| block.name.clone());
+        sources.push(source("model", folder.path(), names, largest));
+    }
+    compare(engine, &sources[0], &sources[1], batches, runs)
+}
+
+/// What each cut of a model costs when it is the only one: the two blocks that it makes in turn with the whole.
+pub fn price_of_cuts(
+    engine: &dyn Engine,
+    model: &Model,
+    cuts: &Cuts,
+    rows: usize,
+    runs: usize,
+) -> Result<Vec<Comparison>, String> {
+    let sliced = |cuts: &Cuts| model.slice(cuts, "part").map_err(|error| error.to_string());
+    let whole = sliced(&Cuts::none())?;
+    let one = |end: usize| {
+        let lines = compare_slices(engine, (&whole, &sliced(&cuts.grouped(&[end]))?), &[rows], runs)?;
+        lines.into_iter().next().ok_or_else(|| "nothing was compared".to_owned())
+    };
+    (1..cuts.blocks()).map(one).collect()
 }
 
 fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison, String> {
