@@ -10,7 +10,7 @@ use super::cache::{cache_folders, hash_of, keep_folder};
 use super::config::{Granularity, ModelConfig};
 use super::plan::{Plan, Target, walk_in_cells};
 use super::scan::CONFIG_FILE;
-use super::slicing_check::compare_slices;
+use super::slicing_check::borders;
 use super::staging;
 use super::trial::{MEASURED_LENGTH, measured, source};
 use ripieno_base::Nanos;
@@ -23,8 +23,6 @@ use std::time::Duration;
 
 /// The batch that layers are compared at.
 const MEASURED_BATCH: usize = 8;
-/// Turns of the layers and the whole.
-const BORDER_RUNS: usize = 3;
 /// About how long all layers are measured together.
 const MEASURE_FOR: Duration = Duration::from_secs(5);
 
@@ -100,19 +98,6 @@ fn shared_warning(slices: &Slices<'_>) -> Option<String> {
         let (shared, total) = (shared >> 20, total >> 20);
         format!("{shared} of {total} MB of weights are used by several blocks and so are in each of them; cut elsewhere or less often")
     })
-}
-
-/// How much of what the layers take, `nanos` together, is due to the borders between them: they run in turn with the whole.
-pub(super) fn borders(
-    model: &Model,
-    layers: &Slices<'_>,
-    (nanos, rows): (u64, usize),
-    engine: &dyn Engine,
-) -> Result<u64, String> {
-    let whole = model.slice(&Cuts::none(), "whole").map_err(|error| error.to_string())?;
-    let lines = compare_slices(engine, (&whole, layers), &[rows], BORDER_RUNS)?;
-    let ratio = lines.first().map_or(1.0, |line| line.ratio.max(1.0));
-    Ok((nanos as f64 * (1.0 - 1.0 / ratio)) as u64)
 }
 
 /// What each block takes, in nanoseconds, and why that is estimated, if it is.

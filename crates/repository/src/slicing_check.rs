@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 /// No batch is so slow.
 const PATIENCE: Duration = Duration::from_secs(600);
 const LENGTH: i64 = 24;
+/// Turns of the layers and the whole.
+const BORDER_RUNS: usize = 3;
 
 /// One batch size, compared.
 #[derive(Clone, Debug, Serialize)]
@@ -72,6 +74,19 @@ pub(super) fn compare_slices(
         sources.push(source("model", folder.path(), names, largest));
     }
     compare(engine, &sources[0], &sources[1], batches, runs)
+}
+
+/// How much of what the layers take, `nanos` together, is due to the borders between them: they run in turn with the whole.
+pub(super) fn borders(
+    model: &Model,
+    layers: &Slices<'_>,
+    (nanos, rows): (u64, usize),
+    engine: &dyn Engine,
+) -> Result<u64, String> {
+    let whole = model.slice(&Cuts::none(), "whole").map_err(|error| error.to_string())?;
+    let lines = compare_slices(engine, (&whole, layers), &[rows], BORDER_RUNS)?;
+    let ratio = lines.first().map_or(1.0, |line| line.ratio.max(1.0));
+    Ok((nanos as f64 * (1.0 - 1.0 / ratio)) as u64)
 }
 
 /// What each cut of a model costs when it is the only one: the two blocks that it makes in turn with the whole.
