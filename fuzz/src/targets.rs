@@ -135,7 +135,7 @@ fn onnx(input: &[u8]) -> bool {
         let _ = (slices.shared(), slices.estimate(4));
     }
     let costs = model.estimate(&layers, 4);
-    let _ = model.stages(&layers, &costs, 2);
+    let _ = model.stages(&layers, &costs, Some(1 << 20), 2);
     if model.is_recurrent() {
         let _ = model.cells();
     }

@@ -23,8 +23,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Raised with every change after which the same cuts give other files: a key of cached slices.
-pub const SLICER_VERSION: u32 = 1;
+/// Raised with every change after which the same wishes give other files: a key of cached slices.
+pub const SLICER_VERSION: u32 = 2;
 /// Blocks with more bytes of weights keep them in a file beside them, since a protobuf message ends at 2 GiB.
 const LARGEST_INLINE: u64 = 1 << 30;
 /// Initializers apart from the inputs came with this version of the format.

@@ -4,6 +4,7 @@ use crate::error::{OnnxError, refuse};
 use crate::estimate;
 use crate::graph::Model;
 use crate::line::Line;
+use crate::weights::LARGEST;
 
 /// Places at which a model is cut, in order; each ends a block, and the last block ends with the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +53,10 @@ const LAYERS: [&str; 12] = [
 ];
 /// A layer with a smaller share of the work than one in so many joins the one before it.
 const LEAST_SHARE: u64 = 400;
-/// Stages may differ from the most even ones by so much, if smaller tensors are carried then: one part in so many.
-const TOLERANCE: u64 = 12;
+/// The longest stage may be twice as long as it must, in so many steps.
+const STEPS: u64 = 12;
+/// Nanoseconds that a byte a row costs at the least, at a batch of 8: it is written and read once more.
+const LEAST_PRICE: u64 = 2;
 
 impl Model {
     /// A cut between any two layers: an operator with weights, its normalisation and activation, and whatever has none.
@@ -81,10 +84,12 @@ impl Model {
         merge_small(cuts, &costs)
     }
 
-    /// Cuts layers into `stages` blocks that are even in time, where `costs` has the time of each block of `layers`.
+    /// Cuts layers into `stages` blocks, where `costs` has the time of each block of `layers`, and `borders` how much of all of it
+    /// is due to the borders between them, if somebody has measured that.
     ///
-    /// Among ways that are almost as even as the best, the one is taken that carries the smallest tensors.
-    pub fn stages(&self, layers: &Cuts, costs: &[u64], stages: usize) -> Result<Cuts, OnnxError> {
+    /// Of all ways, that one is taken whose cuts cost least beside half of the longest stage, which is what a newcomer waits for
+    /// on average; so stages are even unless that costs more than it is worth.
+    pub fn stages(&self, layers: &Cuts, costs: &[u64], borders: Option<u64>, stages: usize) -> Result<Cuts, OnnxError> {
         if stages == 0 || stages > layers.blocks() || costs.len() != layers.blocks() {
             return refuse(format!(
                 "{}: {stages} stages are asked for, but the model has {} layers that can be parted: ask for 1 to {}",
@@ -93,13 +98,10 @@ impl Model {
                 layers.blocks()
             ));
         }
-        let prices = Line::new(self).prices();
-        let prices: Vec<u64> = layers.places.iter().map(|&cut| prices[cut].unwrap_or(u64::MAX)).collect();
-        let most = most_even(costs, stages);
-        let most = most + most / TOLERANCE;
-        Ok(Cuts {
-            places: cheapest_parts(costs, &prices, stages, most).into_iter().map(|at| layers.places[at]).collect(),
-        })
+        let weights: Vec<u64> = self.prices(layers).iter().map(|price| price.weight).collect();
+        let prices = prices(&weights, borders);
+        let costs = without_borders(costs, &prices, borders);
+        Ok(Cuts { places: best_parts(&costs, &prices, stages).into_iter().map(|at| layers.places[at]).collect() })
     }
 
     /// Cuts behind the operators that compute these tensors.
@@ -171,6 +173,48 @@ fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
     Cuts { places: kept }
 }
 
+/// What each cut costs in nanoseconds, by the bytes that are moved for its sake: together what was measured, but never less than
+/// memory takes.
+fn prices(weights: &[u64], borders: Option<u64>) -> Vec<u64> {
+    let all: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
+    let price = |&weight: &u64| {
+        let share = u128::from(borders.unwrap_or(0)) * u128::from(weight) / all.max(1);
+        (share as u64).max(weight.saturating_mul(LEAST_PRICE)).min(LARGEST)
+    };
+    weights.iter().map(price).collect()
+}
+
+/// What layers take within a block: what was measured, less half of what the borders on either side were found to cost.
+fn without_borders(costs: &[u64], prices: &[u64], borders: Option<u64>) -> Vec<u64> {
+    let halves = |at: usize| {
+        let before = at.checked_sub(1).map_or(0, |before| prices[before]);
+        (before + prices.get(at).copied().unwrap_or(0)) / 2
+    };
+    let layer = |(at, &cost): (usize, &u64)| match borders {
+        Some(_) => cost.saturating_sub(halves(at)).max(cost / 4).max(1),
+        None => cost,
+    };
+    costs.iter().enumerate().map(layer).collect()
+}
+
+/// The cuts into `parts` parts, numbered as in `prices`, that cost least together with half of the largest part.
+fn best_parts(costs: &[u64], prices: &[u64], parts: usize) -> Vec<usize> {
+    let least = most_even(costs, parts);
+    let total = |places: &Vec<usize>| {
+        let paid: u128 = places.iter().map(|&at| u128::from(prices[at])).sum();
+        paid + u128::from(largest(costs, places)) / 2
+    };
+    let ways = (0..=STEPS).map(|step| cheapest_parts(costs, prices, parts, least + least / STEPS * step));
+    ways.min_by_key(total).unwrap_or_default()
+}
+
+/// The largest of the parts that these cuts make.
+fn largest(costs: &[u64], places: &[usize]) -> u64 {
+    let ends = places.iter().map(|&at| at + 1).chain([costs.len()]);
+    let mut from = 0;
+    ends.map(|end| costs[std::mem::replace(&mut from, end)..end].iter().sum()).max().unwrap_or(0)
+}
+
 /// The least that the largest of so many parts can be.
 fn most_even(costs: &[u64], parts: usize) -> u64 {
     let (mut low, mut high) = (costs.iter().copied().max().unwrap_or(0), costs.iter().sum());
@@ -197,18 +241,20 @@ fn needed(costs: &[u64], most: u64) -> usize {
 fn cheapest_parts(costs: &[u64], prices: &[u64], parts: usize, most: u64) -> Vec<usize> {
     let count = costs.len();
     let sums: Vec<u64> = std::iter::once(0).chain(costs.iter().scan(0, |sum, &cost| Some(add(sum, cost)))).collect();
-    // best[k][end]: the least price and unevenness of `k + 1` parts that end before layer `end`, and where the last begins.
+    // best[k][end]: the least price and wait of `k + 1` parts that end before layer `end`, and where the last begins.
     let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; count + 1]; parts];
-    let uneven = |from: usize, to: usize| u128::from((sums[to] - sums[from]).min(1 << 40)).pow(2);
+    // Who comes in a part waits for half of it, on average.
+    let all = u128::from(sums[count]).max(1);
+    let wait = |from: usize, to: usize| u128::from((sums[to] - sums[from]).min(1 << 50)).pow(2) / (2 * all);
     for end in 1..=count {
-        best[0][end] = (sums[end] <= most).then(|| (uneven(0, end) >> 40, 0));
+        best[0][end] = (sums[end] <= most).then(|| (wait(0, end), 0));
     }
     for part in 1..parts {
         for end in part + 1..=count {
             let way = |begin: usize| {
                 let (before, _) = best[part - 1][begin]?;
                 let fits = sums[end] - sums[begin] <= most;
-                fits.then(|| (before + u128::from(prices[begin - 1]) + (uneven(begin, end) >> 40), begin))
+                fits.then(|| (before + u128::from(prices[begin - 1]) + wait(begin, end), begin))
             };
             best[part][end] = (part..end).filter_map(way).min();
         }
@@ -277,6 +323,28 @@ mod tests {
         assert_eq!(cheapest_parts(&costs, &[9, 9, 1, 9], 2, 30), [2]);
         assert_eq!(cheapest_parts(&costs, &[9, 1, 9, 9], 2, 30), [1]);
         assert_eq!(cheapest_parts(&costs, &[1, 9, 9, 9], 2, 30), [1], "a part of 40 would be too large");
+    }
+
+    #[test]
+    fn a_cut_is_moved_as_far_as_its_price_is_worth() {
+        let costs = [100, 100, 100, 100, 100, 100];
+        assert_eq!(best_parts(&costs, &[5; 5], 2), [2], "all alike: even");
+        assert_eq!(
+            best_parts(&costs, &[5, 5, 60, 5, 5], 2),
+            [1],
+            "50 more for half of the longest, 55 less for the cut"
+        );
+        assert_eq!(best_parts(&costs, &[5, 5, 50, 5, 5], 2), [2]);
+        assert_eq!(best_parts(&costs, &[1, 5, 150, 60, 60], 2), [1]);
+    }
+
+    #[test]
+    fn measured_borders_are_shared_out_and_taken_off_the_layers() {
+        assert_eq!(prices(&[10, 30], Some(400)), [100, 300]);
+        assert_eq!(prices(&[10, 30], Some(4)), [20, 60], "memory takes as much");
+        assert_eq!(prices(&[10, 30], None), [20, 60]);
+        assert_eq!(without_borders(&[1000, 1000, 200], &[100, 300], Some(400)), [950, 800, 50]);
+        assert_eq!(without_borders(&[1000, 1000, 200], &[100, 300], None), [1000, 1000, 200]);
     }
 
     #[test]

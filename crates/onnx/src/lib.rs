@@ -5,7 +5,7 @@
 //!
 //! 1. [`Model::read`] reads the file, refuses what cannot be sliced for certain, and gives every tensor a shape (`shapes/`).
 //! 2. `line` finds what each possible cut would have to carry; [`Model::layers`], [`Model::stages`] and [`Model::cuts_at`]
-//!    choose among them.
+//!    choose among them, by what each of them costs (`price`).
 //! 3. [`Model::slice`] and [`Slices::write`] make files of them.
 //!
 //! Whoever serves a file whole learns from [`Declared`] what it takes and gives. All of this looks into one [`OnnxFile`], which
@@ -28,6 +28,7 @@ mod file;
 mod fixture;
 mod graph;
 mod line;
+mod price;
 pub mod proto;
 mod read;
 mod recurrent;
@@ -43,4 +44,5 @@ pub use dense::split_gemm;
 pub use error::OnnxError;
 pub use file::OnnxFile;
 pub use graph::Model;
+pub use price::Price;
 pub use recurrent::{Answer, Cell, Cells, RandomCells};

@@ -28,7 +28,7 @@ fn check_equal(draft: &Draft, inputs: &Tensors, cuts: &[Cuts]) {
 fn all_cuttings(model: &Model) -> Vec<Cuts> {
     let layers = model.layers();
     let costs = model.estimate(&layers, 8);
-    let stages = (1..=layers.blocks()).map(|count| model.stages(&layers, &costs, count).unwrap());
+    let stages = (1..=layers.blocks()).map(|count| model.stages(&layers, &costs, None, count).unwrap());
     stages.chain([Cuts::none()]).collect()
 }
 
@@ -105,7 +105,7 @@ fn cuts_are_made_where_the_user_says() {
 fn more_stages_than_layers_are_refused() {
     let model = residual_network().model();
     let layers = model.layers();
-    let refused = model.stages(&layers, &model.estimate(&layers, 8), 7).unwrap_err().to_string();
+    let refused = model.stages(&layers, &model.estimate(&layers, 8), None, 7).unwrap_err().to_string();
     assert!(refused.contains("7 stages are asked for, but the model has 6 layers that can be parted"), "{refused}");
 }
 
@@ -204,7 +204,7 @@ fn survive(bytes: Vec<u8>) {
     let Ok(model) = Model::parse(bytes, Path::new("fuzz.onnx")) else { return };
     let layers = model.layers();
     let costs = model.estimate(&layers, 8);
-    for cuts in [model.stages(&layers, &costs, 2), Ok(layers)].into_iter().flatten() {
+    for cuts in [model.stages(&layers, &costs, None, 2), Ok(layers)].into_iter().flatten() {
         let Ok(slices) = model.slice(&cuts, "block") else { continue };
         slices.blocks.iter().for_each(|block| drop(slices.encode(block)));
     }

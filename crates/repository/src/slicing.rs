@@ -1,7 +1,8 @@
 //! Cutting a model in one file into blocks: for `ripieno slice`, and at load where `granularity` says so.
 //!
 //! Stages shall be even in time, so the layers are measured first: written to a folder that is removed again, loaded as a
-//! chain, and run on the engine that will serve. An engine that cannot run them leaves the estimate from their shapes.
+//! chain, and run on the engine that will serve, alone and in turn with the whole, which tells what borders cost there. An engine
+//! that cannot run them leaves the estimate from their shapes.
 //! What is cut at load is kept beside the model's profiles, under the file's hash, the cut and the slicer's version, so that
 //! only the first start pays for it. A new slicing takes the place of what was cut before for the same model and device.
 
@@ -9,12 +10,13 @@ use super::cache::{cache_folders, hash_of, keep_folder};
 use super::config::{Granularity, ModelConfig};
 use super::plan::{Plan, Target, walk_in_cells};
 use super::scan::CONFIG_FILE;
+use super::slicing_check::borders;
 use super::staging;
 use super::trial::{MEASURED_LENGTH, measured, source};
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockSource, Engine};
 use ripieno_model::Profile;
-use ripieno_onnx::{Cells, Cuts, Model, SLICER_VERSION, Slices};
+use ripieno_onnx::{Cells, Cuts, Model, Price, SLICER_VERSION, Slices};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -41,6 +43,10 @@ pub enum Cut {
 pub struct Sliced<'m> {
     /// The blocks.
     pub slices: Slices<'m>,
+    /// What made them.
+    pub cuts: Cuts,
+    /// What each cut costs.
+    pub prices: Vec<Price>,
     /// What is odd about it.
     pub warnings: Vec<String>,
 }
@@ -63,21 +69,25 @@ pub fn cut<'m>(model: &'m Model, cut: &Cut, engine: Option<&dyn Engine>) -> Resu
         Cut::At(tensors) => (model.cuts_at(tensors).map_err(text)?, "stage"),
         Cut::Stages(stages) => {
             let layers = model.layers();
-            let (nanos, not_measured) = costs(model, &layers, engine)?;
+            let by_layer = model.slice(&layers, "layer").map_err(text)?;
+            let (nanos, not_measured) = costs(&by_layer, engine);
+            let all = (nanos.iter().sum(), MEASURED_BATCH);
+            let measured = engine.filter(|_| not_measured.is_none() && *stages > 1);
+            let borders = measured.map(|engine| borders(model, &by_layer, all, engine)).transpose()?;
             warnings.extend(not_measured.filter(|_| engine.is_some()).map(|cause| {
                 format!("the stages are even by estimates from shapes, since the layers cannot be measured: {cause}")
             }));
-            (model.stages(&layers, &nanos, *stages).map_err(text)?, "stage")
+            (model.stages(&layers, &nanos, borders, *stages).map_err(text)?, "stage")
         }
     };
     let slices = model.slice(&cuts, kind).map_err(text)?;
     warnings.extend(shared_warning(&slices));
-    Ok(Sliced { slices, warnings })
+    Ok(Sliced { slices, prices: model.prices(&cuts), cuts, warnings })
 }
 
 /// What the blocks take.
 pub fn times(sliced: &Sliced<'_>, engine: Option<&dyn Engine>) -> Times {
-    let (nanos, not_measured) = costs_of(&sliced.slices, engine);
+    let (nanos, not_measured) = costs(&sliced.slices, engine);
     Times { millis: nanos.into_iter().map(|nanos| nanos as f64 / 1e6).collect(), not_measured }
 }
 
@@ -91,11 +101,7 @@ fn shared_warning(slices: &Slices<'_>) -> Option<String> {
 }
 
 /// What each block takes, in nanoseconds, and why that is estimated, if it is.
-fn costs(model: &Model, cuts: &Cuts, engine: Option<&dyn Engine>) -> Result<(Vec<u64>, Option<String>), String> {
-    Ok(costs_of(&model.slice(cuts, "block").map_err(|error| error.to_string())?, engine))
-}
-
-fn costs_of(slices: &Slices<'_>, engine: Option<&dyn Engine>) -> (Vec<u64>, Option<String>) {
+fn costs(slices: &Slices<'_>, engine: Option<&dyn Engine>) -> (Vec<u64>, Option<String>) {
     let profiles = match engine {
         Some(engine) => measured(slices, engine, MEASURED_BATCH, MEASURE_FOR, MEASURED_LENGTH),
         None => Err("nobody asked for it".to_owned()),

@@ -4,9 +4,10 @@
 //! processor's where the system tells them (Linux), since a chain hands over at every block, and on a busy machine the wait
 //! for the next turn would be taken for work; elsewhere they run from the first hand-over to the last answer.
 
-use super::trial::varied;
+use super::trial::{scratch, source, varied};
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Device, Engine, Entry, Loaded, Member, ModelSource, Task, TaskResult, Tensor};
+use ripieno_onnx::{Cuts, Model, Slices};
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 /// No batch is so slow.
 const PATIENCE: Duration = Duration::from_secs(600);
 const LENGTH: i64 = 24;
+/// Turns of the layers and the whole.
+const BORDER_RUNS: usize = 3;
 
 /// One batch size, compared.
 #[derive(Clone, Debug, Serialize)]
@@ -53,6 +56,54 @@ pub fn compare(
         sides.push(Side { device: &*device, results: &results, id, loaded });
     }
     batches.iter().map(|&rows| compare_at(&sides, rows, runs.max(1))).collect()
+}
+
+/// The same for slices that are not written yet: one way to cut, and another.
+pub(super) fn compare_slices(
+    engine: &dyn Engine,
+    (whole, blocks): (&Slices<'_>, &Slices<'_>),
+    batches: &[usize],
+    runs: usize,
+) -> Result<Vec<Comparison>, String> {
+    let largest = batches.iter().copied().max().unwrap_or(1);
+    let folders = [scratch()?, scratch()?];
+    let mut sources = Vec::with_capacity(2);
+    for (slices, folder) in [whole, blocks].into_iter().zip(&folders) {
+        slices.write(folder.path()).map_err(|error| error.to_string())?;
+        let names = slices.blocks.iter().map(|block| block.name.clone());
+        sources.push(source("model", folder.path(), names, largest));
+    }
+    compare(engine, &sources[0], &sources[1], batches, runs)
+}
+
+/// How much of what the layers take, `nanos` together, is due to the borders between them: they run in turn with the whole.
+pub(super) fn borders(
+    model: &Model,
+    layers: &Slices<'_>,
+    (nanos, rows): (u64, usize),
+    engine: &dyn Engine,
+) -> Result<u64, String> {
+    let whole = model.slice(&Cuts::none(), "whole").map_err(|error| error.to_string())?;
+    let lines = compare_slices(engine, (&whole, layers), &[rows], BORDER_RUNS)?;
+    let ratio = lines.first().map_or(1.0, |line| line.ratio.max(1.0));
+    Ok((nanos as f64 * (1.0 - 1.0 / ratio)) as u64)
+}
+
+/// What each cut of a model costs when it is the only one: the two blocks that it makes in turn with the whole.
+pub fn price_of_cuts(
+    engine: &dyn Engine,
+    model: &Model,
+    cuts: &Cuts,
+    rows: usize,
+    runs: usize,
+) -> Result<Vec<Comparison>, String> {
+    let sliced = |cuts: &Cuts| model.slice(cuts, "part").map_err(|error| error.to_string());
+    let whole = sliced(&Cuts::none())?;
+    let one = |end: usize| {
+        let lines = compare_slices(engine, (&whole, &sliced(&cuts.grouped(&[end]))?), &[rows], runs)?;
+        lines.into_iter().next().ok_or_else(|| "nothing was compared".to_owned())
+    };
+    (1..cuts.blocks()).map(one).collect()
 }
 
 fn compare_at(sides: &[Side<'_>], rows: usize, runs: usize) -> Result<Comparison, String> {

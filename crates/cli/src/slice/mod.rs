@@ -10,7 +10,7 @@ use ripieno_executor::{BlockSource, Engine, ModelSource};
 use ripieno_onnx::{Cells, Model};
 use ripieno_report::Format;
 use ripieno_repository::slicing::{self, Cut, Sliced};
-use ripieno_repository::slicing_check::{Comparison, compare};
+use ripieno_repository::slicing_check::{Comparison, compare, price_of_cuts};
 use ripieno_repository::trial;
 use std::fmt::Write;
 use std::fs;
@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 /// The batch sizes that are compared.
 const CHECKED: [usize; 3] = [1, 3, 8];
+/// With more blocks than this, --check does not price each cut: it takes as long as so many checks.
+const MOST_PRICED: usize = 16;
 /// The largest difference between the blocks and the whole that passes.
 const TOLERANCE: f64 = 1e-4;
 
@@ -57,7 +59,8 @@ pub(crate) struct SliceArgs {
     #[arg(long)]
     estimate: bool,
 
-    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times.
+    /// Run the whole and the blocks in turn at 1, 3 and 8 rows, and compare answers and times; of up to 16 blocks, measure
+    /// what each cut costs, too.
     #[arg(long, conflicts_with = "cells")]
     check: bool,
 
@@ -94,15 +97,15 @@ pub(crate) fn run(args: &SliceArgs) -> anyhow::Result<()> {
     let text = toml(sliced.slices.blocks.iter().map(|block| block.name.as_str()));
     write(&args.output.join("model.toml"), &text)?;
     let times = slicing::times(&sliced, engine);
-    let comparisons = if args.check { check(args, &target.engine, &sliced, &folder)? } else { Vec::new() };
+    let checked = if args.check { check(args, &target.engine, &model, &sliced, &folder)? } else { Checked::default() };
     match args.format {
-        Format::Json => print_json(&print::json(&sliced, &times, &comparisons))?,
+        Format::Json => print_json(&print::json(&sliced, &times, &checked))?,
         Format::Table => {
             let last = format!("ripieno serve {}", args.output.display());
-            output::print(format!("{}\n\n{last}", print::table(&sliced, &times, &comparisons)))?;
+            output::print(format!("{}\n\n{last}", print::table(&sliced, &times, &checked)))?;
         }
     }
-    match comparisons.iter().find(|comparison| comparison.difference.is_nan() || comparison.difference > TOLERANCE) {
+    match checked.chains.iter().find(|comparison| comparison.difference.is_nan() || comparison.difference > TOLERANCE) {
         Some(wrong) => bail!("at {} rows the blocks differ from the whole by {:.2e}", wrong.rows, wrong.difference),
         None => Ok(()),
     }
@@ -141,16 +144,31 @@ fn cells(args: &SliceArgs, cells: &Cells, folder: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// What --check found.
+#[derive(Default)]
+struct Checked {
+    /// All blocks beside the whole, at each batch size.
+    chains: Vec<Comparison>,
+    /// For each cut, the two blocks that it makes alone beside the whole.
+    cuts: Vec<Comparison>,
+}
+
 fn check(
     args: &SliceArgs,
     engine: &Arc<dyn Engine>,
+    model: &Model,
     sliced: &Sliced<'_>,
     folder: &Path,
-) -> anyhow::Result<Vec<Comparison>> {
+) -> anyhow::Result<Checked> {
     let largest = CHECKED.iter().copied().max().unwrap_or(1);
     let file = BlockSource { path: Some(args.model.clone()), ..BlockSource::new("model") };
     let whole = ModelSource::new("whole", vec![file], largest);
     let blocks = sliced.slices.blocks.iter().map(|block| block.name.clone());
     let blocks = trial::source("blocks", folder, blocks, largest);
-    compare(&**engine, &whole, &blocks, &CHECKED, args.runs).map_err(anyhow::Error::msg)
+    let chains = compare(&**engine, &whole, &blocks, &CHECKED, args.runs).map_err(anyhow::Error::msg)?;
+    let cuts = match sliced.cuts.blocks() {
+        0..=MOST_PRICED => price_of_cuts(&**engine, model, &sliced.cuts, largest, args.runs),
+        _ => Ok(Vec::new()),
+    };
+    Ok(Checked { chains, cuts: cuts.map_err(anyhow::Error::msg)? })
 }

@@ -1,17 +1,17 @@
 //! What was cut, as tables and as JSON.
 
-use ripieno_onnx::{Block, Cells};
+use super::Checked;
+use ripieno_onnx::{Block, Cells, Price};
 use ripieno_report::{Table, number};
 use ripieno_repository::slicing::{Sliced, Times};
-use ripieno_repository::slicing_check::Comparison;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// More kinds of operators than these are counted together.
 const OPERATORS: usize = 4;
 
-/// The blocks; below, what the chain costs beside the whole, and warnings.
-pub(super) fn table(sliced: &Sliced<'_>, times: &Times, comparisons: &[Comparison]) -> String {
+/// The blocks; below, what each cut costs, what the chain costs beside the whole, and warnings.
+pub(super) fn table(sliced: &Sliced<'_>, times: &Times, checked: &Checked) -> String {
     let time = if times.not_measured.is_none() { "ms (b=8)" } else { "ms (b=8, est.)" };
     let mut table = Table::new(["block", "operators", "carries", "KB a row", "weights MB", time]);
     for (block, &cost) in sliced.slices.blocks.iter().zip(&times.millis) {
@@ -25,6 +25,10 @@ pub(super) fn table(sliced: &Sliced<'_>, times: &Times, comparisons: &[Compariso
         ]);
     }
     let mut text = table.to_string();
+    if !sliced.prices.is_empty() {
+        let _ = write!(text, "\n\n{}", prices(sliced, checked));
+    }
+    let comparisons = &checked.chains;
     if !comparisons.is_empty() {
         let kind = if comparisons.iter().all(|line| line.processor) { "CPU ms" } else { "ms" };
         let [whole, blocks] = ["whole", "blocks"].map(|side| format!("{side} {kind}"));
@@ -42,11 +46,31 @@ pub(super) fn table(sliced: &Sliced<'_>, times: &Times, comparisons: &[Compariso
     text
 }
 
+/// What each cut costs: by its bytes and operators, and measured, where it was.
+fn prices(sliced: &Sliced<'_>, checked: &Checked) -> Table {
+    let measured = !checked.cuts.is_empty();
+    let headings = ["cut behind", "KB a row", "KB turned", "operators apart"];
+    let mut table = Table::new(headings.into_iter().chain(measured.then_some("price (b=8)")));
+    for (at, (block, price)) in sliced.slices.blocks.iter().zip(&sliced.prices).enumerate() {
+        let [carried, turned] = [price.carried_bytes, price.turned_bytes].map(|bytes| number(bytes as f64 / 1e3));
+        let line = [block.name.clone(), carried, turned, apart(price)];
+        let found = checked.cuts.get(at).map(|cut| format!("{:+.1} %", (cut.ratio - 1.0) * 100.0));
+        table.row(line.into_iter().chain(found));
+    }
+    table
+}
+
+fn apart(price: &Price) -> String {
+    let all = price.apart.iter().map(|(name, &count)| counted(name, count)).collect::<Vec<_>>().join(", ");
+    if all.is_empty() { "-".to_owned() } else { all }
+}
+
+fn counted(name: &str, count: usize) -> String {
+    if count == 1 { name.to_owned() } else { format!("{count} {name}") }
+}
+
 fn operators(block: &Block) -> String {
-    let shown = block.operators.iter().take(OPERATORS).map(|(name, count)| match count {
-        1 => name.clone(),
-        _ => format!("{count} {name}"),
-    });
+    let shown = block.operators.iter().take(OPERATORS).map(|(name, count)| counted(name, *count));
     let rest: usize = block.operators.iter().skip(OPERATORS).map(|(_, count)| count).sum();
     let rest = (rest > 0).then(|| format!("{rest} more"));
     shown.chain(rest).collect::<Vec<_>>().join(", ")
@@ -64,7 +88,7 @@ fn carried(block: &Block) -> String {
     }
 }
 
-pub(super) fn json(sliced: &Sliced<'_>, times: &Times, comparisons: &[Comparison]) -> Value {
+pub(super) fn json(sliced: &Sliced<'_>, times: &Times, checked: &Checked) -> Value {
     let blocks = sliced.slices.blocks.iter().zip(&times.millis).map(|(block, cost_ms)| {
         let operators: Vec<Value> =
             block.operators.iter().map(|(name, count)| json!({ "operator": name, "count": count })).collect();
@@ -81,11 +105,21 @@ pub(super) fn json(sliced: &Sliced<'_>, times: &Times, comparisons: &[Comparison
             "cost_ms": cost_ms,
         })
     });
+    let cuts = sliced.slices.blocks.iter().zip(&sliced.prices).enumerate().map(|(at, (block, price))| {
+        json!({
+            "behind": block.name,
+            "carried_bytes_per_row": price.carried_bytes,
+            "turned_bytes_per_row": price.turned_bytes,
+            "operators_apart": price.apart,
+            "measured": checked.cuts.get(at),
+        })
+    });
     json!({
         "blocks": blocks.collect::<Vec<_>>(),
+        "cuts": cuts.collect::<Vec<_>>(),
         "measured": times.not_measured.is_none(),
         "shared_weight_bytes": sliced.slices.shared(),
-        "comparisons": comparisons,
+        "comparisons": checked.chains,
         "warnings": sliced.warnings,
     })
 }

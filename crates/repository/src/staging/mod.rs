@@ -17,10 +17,10 @@ use super::config::Granularity;
 use super::plan::{Plan, Target};
 use super::report::Progress;
 use super::scan::scan;
-use super::slicing_check::{Comparison, compare};
-use super::trial::{MEASURED_LENGTH, measured, scratch, source};
+use super::slicing_check::{Comparison, borders, compare_slices};
+use super::trial::{MEASURED_LENGTH, measured};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, Engine, ModelSource};
+use ripieno_executor::{BlockSource, Engine};
 use ripieno_model::Profile;
 use ripieno_onnx::{Cuts, Model, SLICER_VERSION, Slices};
 use serde::{Deserialize, Serialize};
@@ -241,9 +241,11 @@ impl Bench<'_> {
         let Measured { layers, by_layer, .. } = measured;
         let batch = BATCH.min(self.plan.source.max_batch);
         let nanos: Vec<u64> = by_layer.iter().map(|layer| layer.latency(batch).0.unsigned_abs()).collect();
+        let slices = self.model.slice(layers, "layer").map_err(|error| error.to_string())?;
+        let borders = borders(self.model, &slices, (nanos.iter().sum(), batch), self.engine)?;
         let mut ways = vec![("whole", Vec::new())];
         for count in COUNTS.into_iter().filter(|&count| count <= by_layer.len()) {
-            let cuts = self.model.stages(layers, &nanos, count).map_err(|error| error.to_string())?;
+            let cuts = self.model.stages(layers, &nanos, Some(borders), count).map_err(|error| error.to_string())?;
             ways.push(("even", cuts.ends_among(layers)));
         }
         ways.push(("preferred", groups.to_vec()));
@@ -284,14 +286,9 @@ impl Bench<'_> {
 
     /// How much longer the chain takes than the whole: for one row, and for eight.
     fn overhead(&self, slices: &Slices<'_>) -> Result<(f64, f64), String> {
-        let folder = scratch()?;
-        slices.write(folder.path()).map_err(|error| error.to_string())?;
+        let whole = self.model.slice(&Cuts::none(), "whole").map_err(|error| error.to_string())?;
         let largest = BATCH.min(self.plan.source.max_batch);
-        let blocks = slices.blocks.iter().map(|block| block.name.clone());
-        let blocks = source("blocks", folder.path(), blocks, largest);
-        let file = BlockSource { path: self.plan.source.blocks[0].path.clone(), ..BlockSource::new("model") };
-        let whole = ModelSource::new("whole", vec![file], largest);
-        let lines = compare(self.engine, &whole, &blocks, &[1, largest], RUNS)?;
+        let lines = compare_slices(self.engine, (&whole, slices), &[1, largest], RUNS)?;
         let ratio = |line: Option<&Comparison>| line.map_or(1.0, |line| line.ratio);
         Ok((ratio(lines.first()), ratio(lines.last())))
     }
