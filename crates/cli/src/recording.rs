@@ -57,6 +57,16 @@ fn slo(text: &str) -> Result<Nanos, String> {
 }
 
 impl RecordingArgs {
+    /// What changes a recording has no effect on a scenario. The parser misses it, since a scenario excludes the recording that they need.
+    pub(crate) fn check_absent(&self) -> anyhow::Result<()> {
+        let given =
+            [("--slo-ms", self.slo_ms.is_some()), ("--devices", self.devices.is_some()), ("--exact", self.exact)];
+        match given.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => bail!("{option} changes a recording; write it into the scenario file instead"),
+            None => Ok(()),
+        }
+    }
+
     /// Reads the recording as a scenario, with the changes.
     pub(crate) fn read(&self, file: &Path, overrides: &Overrides) -> anyhow::Result<Replayed> {
         if overrides.rate.is_some() {

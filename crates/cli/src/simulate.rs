@@ -39,7 +39,10 @@ pub(crate) struct SimulateArgs {
 
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let (scenario, measured, file) = match (&args.scenario, &args.recording.recording) {
-        (Some(file), _) => (args.overrides.read(file)?, None, file),
+        (Some(file), _) => {
+            args.recording.check_absent()?;
+            (args.overrides.read(file)?, None, file)
+        }
         (None, Some(file)) => {
             let Replayed { scenario, measured } = args.recording.read(file, &args.overrides)?;
             (scenario, Some(measured), file)

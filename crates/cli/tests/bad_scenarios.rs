@@ -112,3 +112,14 @@ fn late_answers_may_be_asked_for() {
     assert!(run.status.success() && stdout.contains("\"dropped\":0"), "{stdout}");
     assert!(folder.error("goodput", &text, &[]).contains("so no rate is low enough"));
 }
+
+/// They change a recording: beside a scenario they would be passed over.
+#[test]
+fn what_changes_a_recording_is_refused_beside_a_scenario() {
+    let folder = Folder::new("changes");
+    let text = format!("rate = 10.0\nrequests = 10\n{MODEL}");
+    for changes in [&["--devices", "3"][..], &["--slo-ms", "5"], &["--exact"]] {
+        let error = folder.error("simulate", &text, changes);
+        assert!(error.contains(changes[0]) && error.contains("changes a recording"), "{error}");
+    }
+}

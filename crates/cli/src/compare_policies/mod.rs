@@ -52,7 +52,7 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ComparePoliciesArgs {
-    /// Scenario files, and folders of them. Those whose load cannot be varied (requests_file, [[phase]], [plan]) are skipped.
+    /// Scenario files, and folders of them. Those whose load cannot be varied (with a requests_file, phases or a plan) are skipped.
     #[arg(required_unless_present = "random", conflicts_with = "random")]
     paths: Vec<PathBuf>,
 

@@ -27,6 +27,11 @@ struct Row {
     priority: Option<u8>,
 }
 
+/// Some thirty years.
+const LATEST_MS: f64 = 1e12;
+/// Levels of priority, as the protocol counts them: 1 is the most urgent, and who names none stands in the middle.
+const LEVELS: u8 = 9;
+
 /// Reads the file of explicit requests.
 pub(super) struct Listing<'a> {
     pub(super) models: &'a [Model],
@@ -54,8 +59,12 @@ impl Listing<'_> {
     }
 
     fn arrival(&mut self, row: &Row) -> Checked<crate::Arrival> {
-        if !(row.arrival_ms.is_finite() && row.arrival_ms >= 0.0) {
-            return Err(format!("arrival_ms = {}; it must be at least 0", row.arrival_ms));
+        if !(0.0..=LATEST_MS).contains(&row.arrival_ms) {
+            return Err(format!("arrival_ms = {}; it must be between 0 and {LATEST_MS}", row.arrival_ms));
+        }
+        let priority = row.priority.unwrap_or(LEVELS.div_ceil(2));
+        if !(1..=LEVELS).contains(&priority) {
+            return Err(format!("priority = {priority}; it must be between 1, the most urgent, and {LEVELS}"));
         }
         let position = self.models.iter().position(|model| model.name == row.model);
         let index = position.ok_or_else(|| format!("model {:?} has no [[model]] table", row.model))?;
@@ -70,11 +79,8 @@ impl Listing<'_> {
             listed.parse(model, self.walks[index].as_ref(), self.longest[index], self.graphs)?;
         let at = Time::ORIGIN + Nanos::from_millis_f64(row.arrival_ms);
         let id = ripieno_base::ModelId(index as u16);
-        let class = RequestClass {
-            client: row.client.unwrap_or(0),
-            priority: row.priority.unwrap_or(0),
-            ..RequestClass::default()
-        };
+        let (client, priority) = (row.client.unwrap_or(0), LEVELS + 1 - priority);
+        let class = RequestClass { client, priority, ..RequestClass::default() };
         Ok(crate::Arrival { rows, extent, output, graph, class, ..crate::Arrival::new(at, id, at + model.slo) })
     }
 }

@@ -309,9 +309,12 @@ fn explicit_requests_come_from_a_file() {
         2,m,4.5,6,12,ok
     "#]]
     .assert_eq(&trace.requests_csv());
-    let scenario = read("arrival_ms,model,client,priority\n0,m,3,9\n").unwrap();
-    let class = scenario.requests.unwrap()[0].class;
-    assert_eq!((class.client, class.priority), (3, 9));
+    let scenario = read("arrival_ms,model,client,priority\n0,m,3,9\n1,m,3,\n").unwrap();
+    let classes = scenario.requests.unwrap().iter().map(|arrival| arrival.class).collect::<Vec<_>>();
+    assert_eq!((classes[0].client, classes[0].priority, classes[1].priority), (3, 1, 5));
+    let error = read("arrival_ms,model,priority\n0,m,10\n").unwrap_err().to_string();
+    assert!(error.ends_with("line 2: priority = 10; it must be between 1, the most urgent, and 9"), "{error}");
+    assert!(read("arrival_ms,model\n1e300,m\n").unwrap_err().to_string().contains("arrival_ms = "));
     let error = read("arrival_ms,model,urgency\n0,m,9\n").unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("unknown field `urgency`"), "{error}");
     let error = read("arrival_ms,model\n1,other\n").unwrap_err().to_string();
