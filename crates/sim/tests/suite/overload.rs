@@ -148,6 +148,7 @@ fn cases_that_were_found_by_chance() {
     let cases: &[(&str, &str, Option<f64>, usize, f64)] = &[
         ("light-beside-chain", "deferred", None, 0, 74.3),
         ("light-beside-chain", "deferred", None, 1, 135.0),
+        ("light-beside-long", "dva", None, 0, 490.0),
         ("light-cells-beside-whole", "cellular", None, 1, 1.95),
         ("light-cells-beside-whole", "cellular", None, 0, 140.0),
         ("light-cells-beside-whole", "lazy", None, 1, 1.95),
