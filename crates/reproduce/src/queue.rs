@@ -4,12 +4,12 @@
 //! itself: after any change of the code the runs are done anew, since a stale number would look like a fresh one.
 
 use super::job::{Answer, Job};
+use super::parallel;
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The worker threads and their store.
@@ -64,28 +64,13 @@ impl Queue {
         let style = ProgressStyle::with_template("{msg}{bar:40} {pos}/{len} runs, {eta} left")?;
         let heading = self.heading.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let bar = ProgressBar::new(inputs.len() as u64).with_style(style).with_message(heading);
-        let next = AtomicUsize::new(0);
-        let outputs: Vec<_> = inputs.iter().map(|_| Mutex::new(None)).collect();
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some((input, slot)) = inputs.get(index).zip(outputs.get(index)) else { break };
-                let output = run(input);
-                if output.is_err() {
-                    next.store(inputs.len(), Ordering::Relaxed);
-                }
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
-                bar.inc(1);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..self.jobs.min(inputs.len()) {
-                scope.spawn(work);
-            }
+        let outputs = parallel::each(inputs, self.jobs, |input| {
+            let output = run(input);
+            bar.inc(1);
+            output
         });
         bar.finish_and_clear();
-        // An error stops the others, so that without one there is an output for every input.
-        outputs.into_iter().filter_map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+        outputs
     }
 
     fn answer(&self, job: &Job) -> anyhow::Result<Answer> {

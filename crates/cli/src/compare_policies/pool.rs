@@ -2,8 +2,9 @@
 
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
+use ripieno_reproduce::each;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Threads, a progress bar, and whether to stop.
 pub(super) struct Pool {
@@ -65,28 +66,12 @@ impl Pool {
         inputs: &[I],
         run: impl Fn(&I) -> anyhow::Result<O> + Sync,
     ) -> anyhow::Result<Vec<O>> {
-        let next = AtomicUsize::new(0);
-        let outputs: Vec<_> = inputs.iter().map(|_| Mutex::new(None)).collect();
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some((input, slot)) = inputs.get(index).zip(outputs.get(index)) else { break };
-                let output = if self.is_stopped() { Err(anyhow!("interrupted")) } else { run(input) };
-                if output.is_err() {
-                    next.store(inputs.len(), Ordering::Relaxed);
-                }
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
-                let runs = self.runs.fetch_add(1, Ordering::Relaxed) + 1;
-                self.bar.set_message(runs.to_string());
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..self.jobs.min(inputs.len()) {
-                scope.spawn(work);
-            }
-        });
-        // An error stops the others, so that without one there is an output for every input.
-        outputs.into_iter().filter_map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+        each(inputs, self.jobs, |input| {
+            let output = if self.is_stopped() { Err(anyhow!("interrupted")) } else { run(input) };
+            let runs = self.runs.fetch_add(1, Ordering::Relaxed) + 1;
+            self.bar.set_message(runs.to_string());
+            output
+        })
     }
 
     /// Takes the bar away.
