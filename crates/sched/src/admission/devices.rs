@@ -129,9 +129,10 @@ impl DeviceTimes {
             || (0..self.devices.len()).filter(|&at| self.devices[at].present).map(|at| self.free_after(now, at).0);
         let mut after = i64::MAX;
         loop {
-            let (taking, sum) =
-                free().filter(|&free| free < after).fold((0, 0), |(taking, sum), free| (taking + 1, sum + free));
-            let evened = (work + sum) / i64::max(taking, 1);
+            let (taking, sum) = free()
+                .filter(|&free| free < after)
+                .fold((0, work), |(taking, sum), free| (taking + 1, free.saturating_add(sum)));
+            let evened = sum / i64::max(taking, 1);
             if taking == 0 || evened >= after {
                 return Nanos(if taking == 0 { free().min().unwrap_or(0) } else { after });
             }
@@ -212,6 +213,7 @@ mod tests {
         assert_eq!([times.begun_after(at(15), 0).0, times.begun_after(at(15), 21).0], [30, 48]);
         times.set_present(DeviceId(1), false);
         assert_eq!(times.begun_after(at(15), 5), Nanos(50));
+        assert_eq!(times.begun_after(at(15), i64::MAX), Nanos(i64::MAX), "what never ends");
     }
 
     #[test]

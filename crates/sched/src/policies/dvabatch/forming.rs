@@ -181,7 +181,7 @@ impl DvaBatch {
         let span = self.devices[device].takes(apart);
         let come = self.served(id).own.meter.rate(now).map_or(0, |rate| rate.rows_in(span));
         let present = self.devices.iter().filter(|(_, device)| device.present).count();
-        together < apart && 9 * come > 8 * (all * present) as u64
+        together < apart && come.saturating_mul(9) > 8 * (all * present) as u64
     }
 
     /// Forms batches of the oldest requests of a model, by the groups into which they were divided.
