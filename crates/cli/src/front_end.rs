@@ -5,16 +5,50 @@
 //! those of the devices and of the scheduler: they take what cores the devices leave, and at least a tenth beside each of them.
 
 use std::io;
-use tokio::runtime::{Builder, Runtime};
+use std::thread;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 
 /// How much nicer: a thread that is nicer by 10 has about a tenth of the time of one beside it on the same core.
 #[cfg(target_os = "linux")]
 const NICER: i32 = 10;
 
-/// A runtime for the front end alone. Threads that it starts inherit the priority, so models must not be loaded on it: an engine's
-/// threads come from the thread that loads.
-pub(crate) fn start() -> io::Result<Runtime> {
-    Builder::new_multi_thread().thread_name("front-end").on_thread_start(give_way).enable_all().build()
+/// Threads of the front end alone, as many as there are cores, each with a runtime of its own. They end when this is dropped,
+/// with what is still under way on them.
+///
+/// Threads that they start inherit the priority, so models must not be loaded on them: an engine's threads come from the thread
+/// that loads.
+pub(crate) struct FrontEnd {
+    runtimes: Vec<Handle>,
+    _running: Vec<oneshot::Sender<()>>,
+}
+
+impl FrontEnd {
+    pub(crate) fn start() -> io::Result<FrontEnd> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads: io::Result<Vec<_>> = (0..cores).map(|_| start_thread()).collect();
+        let (runtimes, running) = threads?.into_iter().unzip();
+        Ok(FrontEnd { runtimes, _running: running })
+    }
+
+    /// Where connections are served; the server itself runs on the first.
+    pub(crate) fn runtimes(&self) -> &[Handle] {
+        &self.runtimes
+    }
+}
+
+/// A thread, and what it lives as long as.
+fn start_thread() -> io::Result<(Handle, oneshot::Sender<()>)> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let (running, ended) = oneshot::channel();
+    thread::Builder::new().name("front-end".to_owned()).spawn(move || {
+        give_way();
+        // Nothing is ever sent.
+        let _ = runtime.block_on(ended);
+        runtime.shutdown_background();
+    })?;
+    Ok((handle, running))
 }
 
 /// On Linux the priority is the calling thread's own; elsewhere it would be the whole process's.

@@ -4,7 +4,7 @@ use crate::access::AccessArgs;
 use crate::address::listening;
 use crate::bounds::BoundArgs;
 use crate::devices::DeviceArgs;
-use crate::front_end;
+use crate::front_end::FrontEnd;
 use crate::logs::LogFormat;
 use crate::models::{check_all, nothing_in};
 use crate::output::{self, print_json};
@@ -22,7 +22,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -128,11 +127,11 @@ const LAST_TASKS: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    let front = front_end::start().context("cannot start tokio")?;
-    let outcome = runtime.block_on(serve(args, front.handle()));
+    let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+    let outcome = runtime.block_on(serve(args, &front));
     // A model may still be loading on a thread of its own; the process does not wait for it.
     runtime.shutdown_background();
-    front.shutdown_background();
+    drop(front);
     outcome
 }
 
@@ -204,7 +203,7 @@ pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Object
     choice
 }
 
-async fn serve(args: ServeArgs, front: &Handle) -> anyhow::Result<()> {
+async fn serve(args: ServeArgs, front: &FrontEnd) -> anyhow::Result<()> {
     let service = args.service()?;
     let drain_timeout = service.config.drain_timeout;
     if !args.repository.exists() {
@@ -212,7 +211,7 @@ async fn serve(args: ServeArgs, front: &Handle) -> anyhow::Result<()> {
     }
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let Running { engine, repository, server, addresses, .. } = service.start(front).await?;
+    let Running { engine, repository, server, addresses, .. } = service.start(front.runtimes()).await?;
     let loads = repository.clone();
     let loading = tokio::task::spawn_blocking(move || loads.load_all());
     let (give_up, gave_up) = oneshot::channel();
@@ -240,7 +239,7 @@ async fn serve(args: ServeArgs, front: &Handle) -> anyhow::Result<()> {
         }
         tracing::info!("shutting down: no new requests; those in flight are answered");
     };
-    let drained = front.spawn(server.run(shutdown)).await?;
+    let drained = front.runtimes()[0].spawn(server.run(shutdown)).await?;
     announced.abort();
     let draining = engine.clone();
     let answered = tokio::task::spawn_blocking(move || draining.drain(drain_timeout)).await?;

@@ -53,8 +53,8 @@ pub(crate) struct Running {
 
 impl Service {
     /// Opens devices and ports. Models are loaded by whoever calls [`LiveRepository::load_all`].
-    /// Connections are served on `front`, models loaded where this is called.
-    pub(crate) async fn start(mut self, front: &Handle) -> anyhow::Result<Running> {
+    /// Connections are served on `front`, of which the first is the server's own, and models loaded where this is called.
+    pub(crate) async fn start(mut self, front: &[Handle]) -> anyhow::Result<Running> {
         let mut target = Target { policy: Some(self.policy.clone()), ..self.devices.target()? };
         target.measure_for = self.measure_for.unwrap_or(target.measure_for);
         target.slo = self.slo;
@@ -69,8 +69,9 @@ impl Service {
             progress_bars("measuring", "batch sizes"),
         ));
         self.config.loads_on = Some(Handle::current());
+        self.config.connections_on = front.to_vec();
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());
-        let server = front.spawn(server).await??;
+        let server = front[0].spawn(server).await??;
         let addresses = server.addresses();
         Ok(Running { engine, repository, registry, server, addresses })
     }

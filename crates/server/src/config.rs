@@ -56,6 +56,9 @@ pub struct ServerConfig {
     pub max_loads: usize,
     /// Where models are loaded by calls. None: where the server runs; then engines run at the priority of its threads.
     pub loads_on: Option<Handle>,
+    /// Runtimes of one thread each that connections of clients are served on; each stays where it began. None: where the server
+    /// runs.
+    pub connections_on: Vec<Handle>,
     /// Whether one model that failed to load makes the whole server not ready.
     pub strict_readiness: bool,
     /// Which statuses failures have.
@@ -88,6 +91,7 @@ impl Default for ServerConfig {
             ping_interval: Duration::from_secs(30),
             max_loads: 4,
             loads_on: None,
+            connections_on: Vec::new(),
             strict_readiness: false,
             error_profile: ErrorProfile::Ripieno,
             drain_timeout: Duration::from_secs(30),

@@ -29,6 +29,7 @@ mod signals;
 mod slo;
 mod state;
 mod stream;
+mod threads;
 mod trace;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};

@@ -13,6 +13,7 @@ use crate::bounds::socket::Socket;
 use crate::config::ServerConfig;
 use crate::signals::SAMPLE_EVERY;
 use crate::state::State;
+use crate::threads::Threads;
 use crate::{fresh, grpc, http, metrics};
 use bytes::Bytes;
 use http_body_util::Full;
@@ -169,6 +170,8 @@ where
     let Ok(bind) = listener.local_addr() else { return };
     let door = Door { bind, is_metrics };
     let places = Places::new(&state.config);
+    // Who reads metrics is served here, whatever the other threads are busy with.
+    let threads = Threads::new(if is_metrics { &[] } else { &state.config.connections_on });
     let mut open = JoinSet::new();
     // Kept between the turns of the loop: who is accepted may wait for a place while others end.
     let mut accepting = Box::pin(accept_one(&state, &listener, &places));
@@ -178,13 +181,20 @@ where
             Some(_) = open.join_next() => continue,
             () = state.drained() => break,
         };
+        let accepted = accepted.and_then(|(stream, place, connection)| Ok((stream.into_std()?, place, connection)));
         match accepted {
             Ok((stream, Some(place), connection)) => {
                 let (state, service) = (state.clone(), service.clone());
-                open.spawn(async move {
-                    serve_connection(state, stream, door, connection, service).await;
-                    drop(place);
-                });
+                let (thread, seat) = threads.take();
+                let served = async move {
+                    // Its events come to the thread that it is on.
+                    match TcpStream::from_std(stream) {
+                        Ok(stream) => serve_connection(state, stream, door, connection, service).await,
+                        Err(error) => tracing::warn!("a connection cannot be served: {error}"),
+                    }
+                    drop((place, seat));
+                };
+                open.spawn_on(served, thread);
             }
             Ok((_, None, connection)) => tracing::debug!(peer = %connection.peer, "the peer has too many connections"),
             Err(error) => {

@@ -225,7 +225,7 @@ impl Contest {
             config,
         };
         let device = devices.target()?.engine.device_key();
-        let Running { engine, repository, registry, .. } = service.start(&Handle::current()).await?;
+        let Running { engine, repository, registry, .. } = service.start(&[Handle::current()]).await?;
         let model = model.to_owned();
         let wanted = model.clone();
         let loaded = tokio::task::spawn_blocking(move || Repository::load(&*repository, &wanted, None)).await?;

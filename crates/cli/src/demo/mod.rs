@@ -121,7 +121,8 @@ impl Live {
             allow_symlinks: false,
             config,
         };
-        let Running { engine, repository, registry, server, addresses, .. } = service.start(&Handle::current()).await?;
+        let Running { engine, repository, registry, server, addresses, .. } =
+            service.start(&[Handle::current()]).await?;
         let models = tokio::task::spawn_blocking(move || repository.load_all()).await?.map_err(anyhow::Error::msg)?;
         if let Some(error) = models.iter().find_map(|model| model.error.as_ref()) {
             return Err(anyhow!("{error}"));
