@@ -2,16 +2,18 @@
 
 use crate::problem::Problem;
 use hyper::HeaderMap;
+use hyper::header::HeaderName;
 use std::time::Duration;
 
 /// The header of llm-d, and its older name.
-const HEADERS: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
+static HEADERS: [HeaderName; 2] =
+    [HeaderName::from_static("x-llm-d-slo-ttft-ms"), HeaderName::from_static("x-slo-ttft-ms")];
 /// Longer than any request waits.
 const LONGEST_MS: f64 = 1e12;
 
 /// Milliseconds until the first answer, if a header says so.
 pub(crate) fn of(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
-    let Some((name, value)) = HEADERS.iter().find_map(|name| Some((name, headers.get(*name)?))) else {
+    let Some((name, value)) = HEADERS.iter().find_map(|name| Some((name, headers.get(name)?))) else {
         return Ok(None);
     };
     let millis = value.to_str().ok().and_then(|text| text.trim().parse::<f64>().ok());

@@ -2,11 +2,11 @@
 //!
 //! The server makes no spans of its own, so it hands the caller's on as it came.
 
-use hyper::header::HeaderValue;
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, Response};
 use tracing::Span;
 
-const HEADER: &str = "traceparent";
+static HEADER: HeaderName = HeaderName::from_static("traceparent");
 
 /// The trace that a call belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) struct Trace(HeaderValue);
 
 /// Of a header that is as the standard wants it; what is not is as good as none.
 pub(crate) fn of(headers: &HeaderMap) -> Option<Trace> {
-    let value = headers.get(HEADER)?;
+    let value = headers.get(&HEADER)?;
     is_valid(value.as_bytes()).then(|| Trace(value.clone()))
 }
 
@@ -37,7 +37,7 @@ impl Trace {
     }
 
     pub(crate) fn answer<B>(self, answer: &mut Response<B>) {
-        answer.headers_mut().insert(HEADER, self.0);
+        answer.headers_mut().insert(&HEADER, self.0);
     }
 }
 

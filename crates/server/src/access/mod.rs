@@ -37,7 +37,11 @@ use tokens::{Scope, Scopes, Token, Tokens};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// By what a client may call itself: our own header, and those of inference gateways.
-const CLIENT_IDS: [&str; 3] = ["x-client-id", "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"];
+static CLIENT_IDS: [HeaderName; 3] = [
+    HeaderName::from_static("x-client-id"),
+    HeaderName::from_static("x-llm-d-inference-fairness-id"),
+    HeaderName::from_static("x-gateway-inference-fairness-id"),
+];
 
 /// What a call needs of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +80,7 @@ pub(crate) struct Caller {
     pub(crate) client: u16,
     /// Whether a token was shown, or none is wanted.
     pub(crate) known: bool,
-    /// Whose regions of shared memory are his; none if he may use none.
+    /// Whose regions of shared memory are his; none if he may use none, or was not asked for them.
     owner: Option<Owner>,
 }
 
@@ -142,9 +146,25 @@ impl Access {
 
     /// Lets a call in, or says why not.
     pub(crate) fn admit<B>(&self, need: Need, request: &Request<B>) -> Result<Caller, Problem> {
-        let connection = request.extensions().get::<Arc<Connection>>().map(|connection| &**connection);
+        self.admit_head(need, request.uri(), request.headers(), request.extensions())
+    }
+
+    fn admit_head(
+        &self,
+        need: Need,
+        uri: &Uri,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> Result<Caller, Problem> {
+        let connection = extensions.get::<Arc<Connection>>().map(|connection| &**connection);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        self.decide(need, request.uri(), request.headers(), connection, now)
+        self.decide(need, uri, headers, connection, now)
+    }
+
+    /// Who made a call that was let in, with his regions of shared memory, if he may use some. Asked only where tensors are in
+    /// regions: which page or name a call came through takes longer to see than all else of its caller.
+    pub(crate) fn sharer(&self, uri: &Uri, headers: &HeaderMap, extensions: &Extensions) -> Caller {
+        self.admit_head(Need::Regions, uri, headers, extensions).unwrap_or_else(|_| caller_of(extensions))
     }
 
     fn decide(
@@ -165,7 +185,8 @@ impl Access {
         }
         let name = token.as_ref().map(|token| token.name.as_str());
         let key = self.client(name, headers, connection);
-        let owner = self.may_share_memory(uri, headers, connection).then(|| owner(name, connection));
+        let shares = need == Need::Regions && self.may_share_memory(uri, headers, connection);
+        let owner = shares.then(|| owner(name, connection));
         let caller = Caller { client: key.map_or(0, |key| self.clients.number(key)), known: true, owner };
         if need == Need::Regions {
             caller.owner()?;
@@ -233,7 +254,7 @@ impl Access {
         if let Some(certificate) = connection.and_then(|connection| connection.certificate) {
             return Some(ClientKey::Certificate(certificate));
         }
-        let header = CLIENT_IDS.iter().find_map(|name| headers.get(*name).filter(|id| !id.is_empty()));
+        let header = CLIENT_IDS.iter().find_map(|name| headers.get(name).filter(|id| !id.is_empty()));
         let by_header = header.map(|id| ClientKey::header(id.as_bytes()));
         by_header.or_else(|| connection.map(|connection| ClientKey::peer(connection.peer.ip())))
     }

@@ -8,7 +8,7 @@ use crate::config::ServerConfig;
 use crate::problem::Problem;
 use hyper::Version;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use slab::Slab;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -56,8 +56,7 @@ struct Facts {
     /// Since when it has no call, and nothing to send.
     idle_since: Instant,
     /// When the peer must have taken what is ready for it, by ticket.
-    unsent: BTreeMap<u64, Instant>,
-    next_ticket: u64,
+    unsent: Slab<Instant>,
     /// Since when the kernel takes nothing.
     blocked_since: Option<Instant>,
     /// Waits for the last call's end.
@@ -68,7 +67,7 @@ struct Facts {
 #[derive(Debug)]
 pub(crate) struct Unsent {
     connection: Arc<Connection>,
-    ticket: u64,
+    ticket: usize,
 }
 
 impl Connection {
@@ -81,8 +80,7 @@ impl Connection {
             interim: false,
             used: false,
             idle_since: Instant::now(),
-            unsent: BTreeMap::new(),
-            next_ticket: 0,
+            unsent: Slab::new(),
             blocked_since: None,
             waits_for_end: None,
         };
@@ -174,10 +172,7 @@ impl Connection {
     /// Gives the peer time to take `bytes`, until the ticket is dropped.
     pub(crate) fn unsent(self: &Arc<Connection>, bytes: usize) -> Unsent {
         let time = self.write_timeout + Duration::from_secs(bytes as u64 / LEAST_RATE);
-        let mut facts = self.facts.lock();
-        let ticket = facts.next_ticket;
-        facts.next_ticket += 1;
-        facts.unsent.insert(ticket, Instant::now() + time);
+        let ticket = self.facts.lock().unsent.insert(Instant::now() + time);
         Unsent { connection: self.clone(), ticket }
     }
 
@@ -194,7 +189,7 @@ impl Connection {
         if facts.blocked_since.is_some_and(|since| past(since, config.write_timeout)) {
             return Some("it reads nothing");
         }
-        facts.unsent.values().any(|&due| now > due).then_some("it reads its answers too slowly")
+        facts.unsent.iter().any(|(_, &due)| now > due).then_some("it reads its answers too slowly")
     }
 }
 
@@ -216,7 +211,7 @@ impl Facts {
 impl Drop for Unsent {
     fn drop(&mut self) {
         let mut facts = self.connection.facts.lock();
-        facts.unsent.remove(&self.ticket);
+        facts.unsent.remove(self.ticket);
         facts.note_end();
     }
 }

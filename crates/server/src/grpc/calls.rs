@@ -6,6 +6,7 @@ use crate::access::caller_of;
 use crate::bounds::connection::Connection;
 use crate::infer::{Asked, Inferred, infer};
 use crate::problem::Problem;
+use crate::regions::request::names_any;
 use crate::slo;
 use crate::state::State;
 use bytes::Bytes;
@@ -49,7 +50,12 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let received = Instant::now();
     let budget = state.budget_of(connection.as_ref());
     let (_, request) = frames::decode(state, budget, message).await;
-    let asked = Asked { request: request?, received, timeout, slo, caller: caller_of(&parts.extensions) };
+    let request = request?;
+    let caller = match names_any(&request) {
+        true => state.access.sharer(&parts.uri, &parts.headers, &parts.extensions),
+        false => caller_of(&parts.extensions),
+    };
+    let asked = Asked { request, received, timeout, slo, caller };
     let mut inferred = infer(state, budget, asked).await?;
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.

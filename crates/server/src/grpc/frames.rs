@@ -13,7 +13,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
 use hyper::body::{Frame, Incoming};
-use hyper::header::HeaderValue;
+use hyper::header::{HeaderName, HeaderValue};
 use prost::Message;
 use ripieno_wire::proto::inference::ModelInferRequest;
 use ripieno_wire::{InferRequest, grpc};
@@ -25,6 +25,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 const HEAD_BYTES: usize = 5;
+static ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// The messages of one call.
 pub(super) struct Messages {
@@ -45,7 +46,7 @@ impl Messages {
         body: Incoming,
         connection: Option<Arc<Connection>>,
     ) -> Result<Messages, Problem> {
-        let name = headers.get("grpc-encoding").map_or(&b""[..], |value| value.as_bytes());
+        let name = headers.get(&ENCODING).map_or(&b""[..], |value| value.as_bytes());
         let encoding = Encoding::named(name).ok_or_else(|| {
             let name = String::from_utf8_lossy(name);
             Problem::new(Kind::UnknownEncoding, format!("grpc-encoding {name:?} is not supported; use gzip or deflate"))

@@ -11,7 +11,7 @@
 
 use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
-use crate::access::{Caller, caller_of};
+use crate::access::Caller;
 use crate::bounds::connection::Connection;
 use crate::infer::Asked;
 use crate::problem::{Kind, Problem};
@@ -51,7 +51,8 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames
     let (send, receive) = mpsc::channel(UNSENT);
     // Errors as messages by default; a client may ask for a real status, which ends the stream.
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
-    let caller = caller_of(&head.extensions);
+    // Any of its messages may name regions.
+    let caller = state.access.sharer(&head.uri, &head.headers, &head.extensions);
     let stream = Stream { state, send, connection, ends_on_error, deadline, slo, caller };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))

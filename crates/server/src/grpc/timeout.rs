@@ -2,11 +2,14 @@
 
 use crate::problem::Problem;
 use hyper::HeaderMap;
+use hyper::header::HeaderName;
 use std::time::Duration;
+
+static TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// The client's limit on this call, if it set one.
 pub(super) fn of(headers: &HeaderMap) -> Result<Option<Duration>, Problem> {
-    let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
+    let Some(value) = headers.get(&TIMEOUT) else { return Ok(None) };
     value.to_str().ok().and_then(parse).map(Some).ok_or_else(|| {
         Problem::invalid(format!("grpc-timeout is {value:?}; it must be up to 8 digits and one of H, M, S, m, u, n"))
     })

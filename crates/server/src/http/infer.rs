@@ -7,6 +7,7 @@ use crate::bounds::budget::Budget;
 use crate::decoded;
 use crate::infer::{Asked, Inferred, infer as run};
 use crate::problem::Problem;
+use crate::regions::request::names_any;
 use crate::slo;
 use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::Bytes;
@@ -29,18 +30,23 @@ pub(super) async fn infer(
     state.registry.get(&target.name, &target.version)?;
     let bytes = body::read(state, request).await?;
     let received = Instant::now();
-    let caller = send::caller(request);
-    let budget = state.budget_of(caller.as_ref());
+    let connection = send::caller(request);
+    let budget = state.budget_of(connection.as_ref());
     let parsed = parse(state, budget, target, bytes, json_length).await?;
-    let asked = Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()) };
+    let caller = match names_any(&parsed) {
+        true => state.access.sharer(request.uri(), request.headers(), request.extensions()),
+        false => caller_of(request.extensions()),
+    };
+    let asked = Asked { request: parsed, received, timeout: None, slo, caller };
     let mut inferred = run(state, budget, asked).await?;
     let answered = Instant::now();
-    inferred.make_room(json::encoded_size(&inferred.response))?;
+    let size = json::encoded_size(&inferred.response);
+    inferred.make_room(size)?;
     let Inferred { response, entry, room } = inferred;
-    let encoded = json::encode_infer(&response)?;
-    drop(response);
+    let work = move || json::encode_infer(&response);
+    let encoded = if size <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? }?;
     entry.stats.encoding.add(answered.elapsed());
-    let body = send::bytes(&caller, encoded.body, room)?;
+    let body = send::bytes(&connection, encoded.body, room)?;
     let Some(json_length) = encoded.json_length else { return Ok(reply(StatusCode::OK, "application/json", body)) };
     let mut answer = reply(StatusCode::OK, "application/octet-stream", body);
     answer.headers_mut().insert(JSON_LENGTH, HeaderValue::from(json_length));

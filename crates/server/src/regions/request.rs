@@ -9,6 +9,12 @@ use crate::state::{PARSE_INLINE_BYTES, State};
 use ripieno_wire::{InferRequest, RequestedOutput};
 use std::sync::Arc;
 
+/// Whether tensors of a request are in regions of shared memory, or are to go there.
+pub(crate) fn names_any(request: &InferRequest) -> bool {
+    request.inputs.iter().any(|input| input.place.is_some())
+        || request.outputs.iter().any(|output| output.place.is_some())
+}
+
 /// Copies the inputs that are in shared memory into the request, and finds where outputs are to go, by their place in the list of
 /// those asked for.
 pub(crate) async fn resolve(
@@ -17,8 +23,7 @@ pub(crate) async fn resolve(
     caller: &Caller,
     request: &mut InferRequest,
 ) -> Result<Vec<Option<Spot>>, Problem> {
-    let inputs = request.inputs.iter().filter(|input| input.place.is_some()).count();
-    if inputs == 0 && request.outputs.iter().all(|output| output.place.is_none()) {
+    if !names_any(request) {
         return Ok(Vec::new());
     }
     let owner = caller.owner()?;
