@@ -1,7 +1,7 @@
 //! What the command line changes on a scenario, or on a recording.
 
 use crate::policy::PolicyArgs;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_sched::{Objective, Options, find, served_options};
 use ripieno_sim::Scenario;
@@ -32,6 +32,8 @@ impl Overrides {
     pub(crate) fn read(&self, path: &Path) -> anyhow::Result<Scenario> {
         let mut scenario = Scenario::read(path)?;
         if self.as_served {
+            // Another one takes its place, but a name that nobody has is a mistake.
+            find(&scenario.policy).with_context(|| format!("{}: policy", path.display()))?;
             match &self.policy.policy {
                 Some(policy) => {
                     let policy = find(policy)?;

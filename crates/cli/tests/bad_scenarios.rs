@@ -80,6 +80,10 @@ fn flags_are_named_where_they_are_wrong() {
         }
         let error = folder.error(command, &text, &["--option", "gathers=1"]);
         assert!(error.contains("policy_options.gathers: "), "{command}\n{error}");
+        // Also where another policy takes its place.
+        let unknown = format!("policy = \"best\"\n{text}");
+        let error = folder.error(command, &unknown, &["--as-served"]);
+        assert!(error.contains("s.toml: policy: unknown policy \"best\""), "{command}\n{error}");
         // A policy that does not exist is wrong usage: the known ones stand in the help.
         assert_eq!(folder.run(command, &text, &["--policy", "best"]).status.code(), Some(2));
     }

@@ -2,6 +2,7 @@
 
 use crate::access::Need;
 use hyper::Method;
+use std::borrow::Cow;
 
 /// A model in a path; an empty version leaves the choice to the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,8 +72,8 @@ impl Call {
 pub(super) fn parse(path: &str) -> Option<Call> {
     let path = path.strip_prefix('/')?;
     let path = path.strip_suffix('/').unwrap_or(path);
-    let segments: Vec<String> = path.split('/').map(decode).collect::<Option<_>>()?;
-    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let segments: Vec<Cow<'_, str>> = path.split('/').map(decode).collect::<Option<_>>()?;
+    let segments: Vec<&str> = segments.iter().map(|segment| &**segment).collect();
     match segments.as_slice() {
         ["v2"] => Some(Call::Server),
         ["v2", "health", "live"] => Some(Call::Live),
@@ -130,9 +131,9 @@ fn regions(rest: &[&str]) -> Option<Regions> {
 }
 
 /// Undoes percent encoding; none if it is broken or not UTF-8.
-fn decode(segment: &str) -> Option<String> {
+fn decode(segment: &str) -> Option<Cow<'_, str>> {
     if !segment.contains('%') {
-        return Some(segment.to_owned());
+        return Some(Cow::Borrowed(segment));
     }
     let mut bytes = Vec::with_capacity(segment.len());
     let mut rest = segment.as_bytes();
@@ -147,7 +148,7 @@ fn decode(segment: &str) -> Option<String> {
             bytes.push(first);
         }
     }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(bytes).ok().map(Cow::Owned)
 }
 
 #[cfg(test)]

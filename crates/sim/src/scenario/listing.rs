@@ -43,12 +43,13 @@ pub(super) struct Listing<'a> {
 impl Listing<'_> {
     pub(super) fn read(&mut self, path: &Path) -> Checked<Vec<crate::Arrival>> {
         let file = path.display();
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path);
-        let reader = reader.as_mut().map_err(|error| format!("requests_file {file}: {error}"))?;
+        let cannot = |error: csv::Error| format!("requests_file {file}: {error}");
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path).map_err(cannot)?;
+        let columns = reader.headers().map_err(cannot)?.clone();
         let mut requests = Vec::new();
         for (line, row) in reader.deserialize::<Row>().enumerate() {
             let place = format!("requests_file {file}, line {}", line + 2);
-            let row = row.map_err(|error| format!("{place}: {error}"))?;
+            let row = row.map_err(|error| format!("{place}: {}", in_column(&error, &columns)))?;
             requests.push(self.arrival(&row).map_err(|problem| format!("{place}: {problem}"))?);
         }
         requests.sort_by_key(|arrival| arrival.at);
@@ -82,5 +83,14 @@ impl Listing<'_> {
         let (client, priority) = (row.client.unwrap_or(0), LEVELS + 1 - priority);
         let class = RequestClass { client, priority, ..RequestClass::default() };
         Ok(crate::Arrival { rows, extent, output, graph, class, ..crate::Arrival::new(at, id, at + model.slo) })
+    }
+}
+
+/// Names the column that an error is in, which the reader knows by its number only.
+fn in_column(error: &csv::Error, columns: &csv::StringRecord) -> String {
+    let csv::ErrorKind::Deserialize { err, .. } = error.kind() else { return error.to_string() };
+    match err.field().and_then(|field| columns.get(usize::try_from(field).ok()?)) {
+        Some(column) => format!("{column}: {}", err.kind()),
+        None => err.kind().to_string(),
     }
 }

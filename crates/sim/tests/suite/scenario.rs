@@ -317,6 +317,8 @@ fn explicit_requests_come_from_a_file() {
     assert!(read("arrival_ms,model\n1e300,m\n").unwrap_err().to_string().contains("arrival_ms = "));
     let error = read("arrival_ms,model,urgency\n0,m,9\n").unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("unknown field `urgency`"), "{error}");
+    let error = read("arrival_ms,model,rows\n0,m,1\n0,m,soon\n").unwrap_err().to_string();
+    assert!(error.ends_with("requests.csv, line 3: rows: invalid digit found in string"), "{error}");
     let error = read("arrival_ms,model\n1,other\n").unwrap_err().to_string();
     assert!(error.ends_with("requests.csv, line 2: model \"other\" has no [[model]] table"), "{error}");
     std::fs::remove_dir_all(folder).unwrap();
