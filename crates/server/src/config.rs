@@ -63,6 +63,9 @@ pub struct ServerConfig {
     pub strict_readiness: bool,
     /// Which statuses failures have.
     pub error_profile: ErrorProfile,
+    /// How long a client of HTTP/1 that keeps a connection may still send on it after the shutdown began: it cannot know, and what
+    /// it sends into a connection that closes is lost. Its answer tells it.
+    pub last_calls: Duration,
     /// How long requests in flight may take after the shutdown began.
     pub drain_timeout: Duration,
     /// Who is let in, and how connections are encrypted.
@@ -94,6 +97,7 @@ impl Default for ServerConfig {
             connections_on: Vec::new(),
             strict_readiness: false,
             error_profile: ErrorProfile::Ripieno,
+            last_calls: Duration::from_millis(250),
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),
         }

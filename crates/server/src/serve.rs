@@ -177,6 +177,8 @@ where
     let mut accepting = Box::pin(accept_one(&state, &listener, &places));
     loop {
         let accepted = tokio::select! {
+            // First, so that who is connected already is served when the server goes down.
+            biased;
             accepted = &mut accepting => accepted,
             Some(_) = open.join_next() => continue,
             () = state.drained() => break,
@@ -255,7 +257,12 @@ where
     let mut ticks = tokio::time::interval(look_every(&state.config));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut draining = false;
-    let drained = state.drained();
+    let drained = async {
+        state.drained().await;
+        if facts.may_be_sent_to() {
+            tokio::time::sleep(state.config.last_calls.min(state.config.drain_timeout / 2)).await;
+        }
+    };
     tokio::pin!(drained);
     let ended = loop {
         tokio::select! {

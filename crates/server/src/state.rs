@@ -67,7 +67,7 @@ impl State {
 
     /// The server is ready while it is not going down and no model is still on its way.
     pub(crate) fn is_ready(&self) -> bool {
-        if *self.phase.borrow() > Phase::Serving || self.registry.is_loading() {
+        if self.is_draining() || self.registry.is_loading() {
             return false;
         }
         // Who was unloaded is not meant to serve.
@@ -125,6 +125,10 @@ impl State {
 
     pub(crate) fn begin_dismissing(&self) {
         self.phase.send_replace(Phase::Dismissing);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.phase.borrow() > Phase::Serving
     }
 
     /// Returns once the server goes down.

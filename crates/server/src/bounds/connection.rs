@@ -176,6 +176,12 @@ impl Connection {
         Unsent { connection: self.clone(), ticket }
     }
 
+    /// Whether it is idle, and its peer would not be told if it were closed: HTTP/2 has a message for that.
+    pub(crate) fn may_be_sent_to(&self) -> bool {
+        let facts = self.facts.lock();
+        facts.is_idle() && (facts.http1 || !facts.used)
+    }
+
     /// Why the connection is to be closed, if it is.
     pub(crate) fn overdue(&self, now: Instant, config: &ServerConfig) -> Option<&'static str> {
         let facts = self.facts.lock();

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode, Version};
 pub(crate) use models::config_parameter;
 use path::{Call, Target};
 use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
@@ -52,8 +52,9 @@ async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
         tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
         problem_answer(&problem)
     });
-    if send::caller(request).is_some_and(|connection| connection.has_unread_body()) {
-        // The rest of the body is in the way of the next request.
+    // The rest of a body is in the way of the next request, and so is the end of the server.
+    let has_rest = send::caller(request).is_some_and(|connection| connection.has_unread_body());
+    if has_rest || (state.is_draining() && request.version() < Version::HTTP_2) {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     answer

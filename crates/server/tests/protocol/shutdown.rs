@@ -34,6 +34,33 @@ async fn calls_in_flight_are_answered_before_the_end() {
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
+/// Who keeps a connection cannot know that the server is going down, and would not know whether what it then sends was served.
+#[tokio::test]
+async fn who_keeps_a_connection_is_told_with_its_last_answer() {
+    let patient = ripieno_server::ServerConfig { last_calls: PATIENCE, drain_timeout: 2 * PATIENCE, ..config() };
+    let (mut server, _backend, _events) = scripted(patient).await;
+    let address = server.addresses.http.unwrap();
+    let mut kept = TcpStream::connect(address).await.unwrap();
+    let live = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n";
+    kept.write_all(live).await.unwrap();
+    let mut answer = [0; 4096];
+    let first = kept.read(&mut answer).await.unwrap();
+    assert!(answer[..first].starts_with(b"HTTP/1.1 200"));
+    let mut fresh = TcpStream::connect(address).await.unwrap();
+    // Until it is accepted: what only waits to be is refused with the listener.
+    while server.get("/v2/health/live").await.status != StatusCode::OK {}
+    server.stop.take().unwrap().send(()).unwrap();
+    while TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    for stream in [&mut kept, &mut fresh] {
+        stream.write_all(live).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"), "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn what_does_not_end_in_time_is_withdrawn() {
     let hasty = ripieno_server::ServerConfig { drain_timeout: Duration::from_millis(1), ..config() };
