@@ -49,6 +49,8 @@ impl Cells {
         let unfolds = || self.served(request.model).model.walk.is_unfolded();
         if state == State::Waiting || (state == State::Running && why == Why::Cancelled && unfolds()) {
             self.end(slot, Action::Reject { request: slot, why });
+        } else {
+            self.walker(slot).unwanted |= why == Why::Cancelled;
         }
     }
 
@@ -331,14 +333,15 @@ impl Cells {
         let walker = self.walker(slot);
         (walker.state, walker.stage, walker.lost) = (State::Waiting, 0, false);
         walker.length = walker.request.extent.length;
-        let model = walker.request.model;
-        match self.served(model).retired {
+        let (model, unwanted) = (walker.request.model, walker.unwanted);
+        let why = if unwanted { Some(Why::Cancelled) } else { self.served(model).retired.then_some(Why::Unloaded) };
+        match why {
             // Nothing of it stands in a queue or bucket yet.
-            true => {
+            Some(why) => {
                 self.walker(slot).state = State::Running;
-                self.end(slot, Action::Reject { request: slot, why: Why::Unloaded });
+                self.end(slot, Action::Reject { request: slot, why });
             }
-            false => self.wait(slot),
+            None => self.wait(slot),
         }
     }
 
