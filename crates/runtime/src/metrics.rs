@@ -4,6 +4,7 @@
 //! one short write, so the scheduler thread never waits for a reader; a snapshot is not one instant, but each number
 //! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
 
+use crate::devices::DeviceState;
 use crate::ending::Ending;
 use ripieno_base::Nanos;
 use ripieno_executor::Spent;
@@ -384,6 +385,10 @@ pub(crate) struct DeviceMetrics(Tally);
 /// The numbers of one device at some instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSnapshot {
+    /// Its id.
+    pub id: u16,
+    /// How it is.
+    pub state: DeviceState,
     /// Batches executed.
     pub batches: u64,
     /// Time spent executing; its rate is the busy fraction. A batch counts when it ends.

@@ -12,6 +12,7 @@
 use crate::admission::ModelEntry;
 use crate::answer::Gate;
 use crate::core::Core;
+use crate::device_changes::no_device;
 use crate::ending::Ending;
 use crate::failures::FailureHistory;
 use crate::fleet::{EndedTask, Fleet, Start, stop_waiting};
@@ -23,7 +24,7 @@ use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, TaskResult};
 use ripieno_model::{Model, Profile};
 use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, TaskDone, Why};
@@ -58,15 +59,15 @@ pub(crate) struct SchedulerThread {
 
 /// A model that the core knows.
 pub(crate) struct KnownModel {
-    entry: Arc<ModelEntry>,
+    pub(crate) entry: Arc<ModelEntry>,
     /// Parts in the core.
     live: usize,
     /// Tasks in flight; those queued ahead may outlive the last part.
-    tasks: usize,
+    pub(crate) tasks: usize,
     leaving: bool,
     /// Where requests differ in shape.
     shapes: Option<Shapes>,
-    learnt: Calibration,
+    pub(crate) learnt: Calibration,
 }
 
 impl KnownModel {
@@ -98,6 +99,7 @@ impl SchedulerThread {
             let begun = self.clock.now();
             let now = self.core.advance(begun);
             self.test_doubted();
+            self.end_orphans(now);
             let idle = inbox.is_empty();
             for mail in inbox.drain(..) {
                 match mail {
@@ -106,6 +108,7 @@ impl SchedulerThread {
                 }
             }
             self.expire(now);
+            self.look_for_hangs(now);
             self.withdraw();
             self.core.settle();
             for at in 0..self.core.actions() {
@@ -114,11 +117,12 @@ impl SchedulerThread {
             // What the core has ended by itself in this turn is not to be withdrawn in the next.
             self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
             self.forget_unloaded();
+            self.let_go_of_drained(now);
             if !idle || self.core.actions() > 0 {
                 self.turns.on_turn(self.clock.now() - begun);
             }
-            if self.withdrawals.is_empty() {
-                let next = self.core.next_wakeup().min(self.jobs.next_expiry());
+            if self.withdrawals.is_empty() && self.fleet.orphans.is_empty() {
+                let next = self.core.next_wakeup().min(self.jobs.next_expiry()).min(self.fleet.hangs.next());
                 sleeper.wait(&mailbox.parking, self.clock.instant(next), || !mailbox.is_empty());
             }
         }
@@ -128,7 +132,7 @@ impl SchedulerThread {
         match mail {
             Mail::Submit(call) => self.admit(now, call),
             Mail::Cancel(lead) => self.cancel(now, lead),
-            Mail::Done(result) => self.land(now, result),
+            Mail::Done(device, result) => self.land(now, device, result),
             Mail::Order(order, confirm) => self.obey(now, order, &confirm),
             Mail::Stop => {}
         }
@@ -145,6 +149,10 @@ impl SchedulerThread {
             self.fail(now, lead, why);
             return self.jobs.release_if_over(lead);
         };
+        if self.fleet.seats.serving() == 0 {
+            self.fail(now, lead, no_device());
+            return self.jobs.release_if_over(lead);
+        }
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
         let margin = known.learnt.ahead();
@@ -171,9 +179,9 @@ impl SchedulerThread {
         self.jobs.release_if_over(lead);
     }
 
-    fn land(&mut self, now: Time, result: TaskResult) {
-        let EndedTask { task, outcome, members, model, expected, again, lost, ran } =
-            self.fleet.land(now, result, &mut self.jobs);
+    fn land(&mut self, now: Time, from: DeviceId, result: TaskResult) {
+        let Some(ended) = self.fleet.land(now, from, result, &mut self.jobs) else { return };
+        let EndedTask { task, outcome, members, model, expected, again, lost, ran } = ended;
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
         // A batch that was stopped, run more than once or lost says nothing about how late batches end.
@@ -248,6 +256,8 @@ impl SchedulerThread {
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
+            Order::Join { id, device, attached } => self.join(now, id, device, &attached),
+            Order::Leave { id, lost } => self.leave(now, id, lost),
             Order::Dismiss => self.dismiss(now),
         }
         // Whoever gave the order may have gone; then nobody needs the confirmation.
@@ -423,7 +433,7 @@ impl SchedulerThread {
     }
 
     /// Answers the client with a failure, unless it has been answered, and withdraws what the core still holds.
-    fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
+    pub(crate) fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
         self.jobs.disarm(lead);
         let call = self.jobs.call(lead);
         if call.answerer.is_none() {
@@ -442,7 +452,7 @@ impl SchedulerThread {
             let live = models[id.index()].as_ref().map_or(0, |known| known.live + known.tasks);
             if live == 0 {
                 models[id.index()] = None;
-                fleet.detach(id);
+                fleet.seats.detach(id);
                 failures.forget(id);
                 registry.free(id);
             }
