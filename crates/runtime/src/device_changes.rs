@@ -26,7 +26,7 @@ use std::time::Duration;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What is told while no device serves.
-pub(crate) fn no_device() -> Failure {
+fn no_device() -> Failure {
     Failure::Outage { cause: "no device is there to run it".to_owned(), retry_after: RETRY_AFTER }
 }
 
@@ -87,6 +87,16 @@ impl SchedulerThread {
         }
     }
 
+    /// Answers a newcomer if no device serves.
+    pub(crate) fn is_stranded(&mut self, now: Time, lead: RequestSlot) -> bool {
+        let stranded = self.fleet.seats.serving() == 0;
+        if stranded {
+            self.fail(now, lead, no_device());
+            self.jobs.release_if_over(lead);
+        }
+        stranded
+    }
+
     fn lose(&mut self, now: Time, id: DeviceId, again: bool) {
         if self.fleet.seats.state(id) == Some(DeviceState::Serving) {
             self.core.control(Control::DeviceLeft(id));
@@ -134,8 +144,7 @@ impl SchedulerThread {
         }
         for lead in self.jobs.leads() {
             if self.jobs.call(lead).parts.iter().all(|part| part.flying == 0) {
-                self.fail(now, lead, no_device());
-                self.jobs.release_if_over(lead);
+                self.is_stranded(now, lead);
             }
         }
     }

@@ -12,7 +12,6 @@
 use crate::admission::ModelEntry;
 use crate::answer::Gate;
 use crate::core::Core;
-use crate::device_changes::no_device;
 use crate::ending::Ending;
 use crate::failures::FailureHistory;
 use crate::fleet::{EndedTask, Fleet, Start, stop_waiting};
@@ -142,6 +141,9 @@ impl SchedulerThread {
     fn admit(&mut self, now: Time, call: Box<Call>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
         let lead = self.jobs.insert(call);
+        if self.is_stranded(now, lead) {
+            return;
+        }
         let known = self.models[id.index()].as_mut();
         let known = known.filter(|known| !known.leaving && Arc::ptr_eq(&known.entry, &entry));
         let Some(known) = known.filter(|_| !self.dismissing) else {
@@ -149,10 +151,6 @@ impl SchedulerThread {
             self.fail(now, lead, why);
             return self.jobs.release_if_over(lead);
         };
-        if self.fleet.seats.serving() == 0 {
-            self.fail(now, lead, no_device());
-            return self.jobs.release_if_over(lead);
-        }
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
         let margin = known.learnt.ahead();
