@@ -17,7 +17,7 @@ use crate::admission::ModelEntry;
 use crate::devices::{DeviceState, Shared};
 use crate::fleet::LostTask;
 use crate::scheduler_thread::SchedulerThread;
-use ripieno_base::{DeviceId, ModelId, RequestSlot, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_sched::{Control, Outcome, TaskDone};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,8 @@ impl SchedulerThread {
             }
         }
         self.fleet.join(now, id, device);
+        self.fleet.metrics[id.index()].set_percent(100);
+        self.speeds.join(id);
         self.core.control(Control::DeviceJoined(id));
     }
 
@@ -53,17 +55,30 @@ impl SchedulerThread {
             (Some(_), true) => self.lose(now, id, false),
             (Some(DeviceState::Serving), false) => {
                 self.fleet.seats.leave(id);
+                self.speeds.leave(id);
                 self.core.control(Control::DeviceLeft(id));
             }
             _ => {}
         }
     }
 
-    /// Gives up the devices that do not end their tasks. Should one end after all, it comes again.
+    /// Gives up the devices that do not end their tasks. Should one end after all, it comes again, unless it was to leave.
     pub(crate) fn look_for_hangs(&mut self, now: Time) {
         while let Some(id) = self.fleet.hung(now) {
             tracing::error!(device = id.0, "a device does not end its task and is given up as lost");
-            self.lose(now, id, true);
+            let again = self.fleet.seats.state(id) == Some(DeviceState::Serving);
+            self.lose(now, id, again);
+        }
+    }
+
+    /// A task that had its device for itself has ended: tells the core if the device is slower than others, or no more.
+    pub(crate) fn time_device(&mut self, now: Time, id: DeviceId, took: Nanos, profiled: Nanos) {
+        if let Some((id, percent)) = self.speeds.observe(now, id, took, profiled)
+            && self.fleet.seats.state(id) == Some(DeviceState::Serving)
+        {
+            tracing::warn!(device = id.0, percent, "a device takes so many percent of what others take");
+            self.fleet.metrics[id.index()].set_percent(percent);
+            self.core.control(Control::DeviceSlowed { device: id, percent });
         }
     }
 
@@ -102,6 +117,7 @@ impl SchedulerThread {
             self.core.control(Control::DeviceLeft(id));
         }
         let tasks = self.fleet.lose(id, again);
+        self.speeds.leave(id);
         let losers = self.jobs.lost_with(id, members(&tasks));
         losers.into_iter().for_each(|slot| self.start_over(now, slot));
         self.end_lost(tasks);

@@ -23,7 +23,7 @@ use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Engine as Executor, Entry, LoadError};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, RequestClass, Scheduler, Setup, fit_batches};
+use ripieno_sched::{Limits, Policy, RequestClass, Scheduler, Setup, Speeds, fit_batches};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -184,6 +184,7 @@ impl Engine {
             joiner: Joiner::start().map_err(StartError::Thread)?,
             models: (0..limits.models).map(|_| None).collect(),
             failures: FailureHistory::default(),
+            speeds: Speeds::new(limits.devices, setup.devices),
             withdrawals: Vec::with_capacity(limits.requests),
             doubted: Vec::new(),
             leaving: Vec::new(),

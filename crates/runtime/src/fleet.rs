@@ -28,6 +28,8 @@ pub(crate) struct Start<'a> {
     /// What is known of the block.
     pub(crate) spec: &'a Block,
     pub(crate) device: DeviceId,
+    /// The device's latency relative to the profiles.
+    pub(crate) percent: u32,
     pub(crate) lane: LaneId,
     /// What the members are padded to.
     pub(crate) length: u32,
@@ -46,7 +48,7 @@ pub(crate) struct Fleet {
     pub(crate) orphans: Vec<TaskId>,
     /// Tasks started so far.
     starts: u64,
-    metrics: Arc<[DeviceMetrics]>,
+    pub(crate) metrics: Arc<[DeviceMetrics]>,
     flying: HashMap<TaskId, InFlight>,
     /// Lanes of each device.
     lanes: usize,
@@ -88,7 +90,7 @@ struct InFlight {
     device: DeviceId,
     lane: LaneId,
     not_before: Time,
-    /// How long it takes according to its profile.
+    /// How long it takes on its device according to its profile.
     latency: Nanos,
     members: Vec<RequestSlot>,
     nodes: Vec<u32>,
@@ -192,7 +194,7 @@ impl Fleet {
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = start.length;
-        let latency = start.spec.cost(rows, length);
+        let latency = start.spec.cost(rows, length).scale(u64::from(start.percent), 100);
         if let Some(due) = self.shared.get_mut(start.device.index()) {
             let (earliest, share) = (now.max(start.not_before), start.spec.share(rows, length));
             due.start(now, start.lane, Job { task: start.task, earliest, alone: latency, share });

@@ -22,6 +22,7 @@ mod joiner;
 mod mailbox;
 mod metrics;
 mod parking;
+mod profiles;
 mod recorder;
 mod registry;
 mod replay;

@@ -23,10 +23,10 @@ use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, TaskResult};
-use ripieno_model::{Model, Profile};
-use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, TaskDone, Why};
+use ripieno_model::Model;
+use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -43,6 +43,7 @@ pub(crate) struct SchedulerThread {
     pub(crate) fleet: Fleet,
     pub(crate) joiner: Joiner,
     pub(crate) failures: FailureHistory,
+    pub(crate) speeds: Speeds,
     /// By model id.
     pub(crate) models: Vec<Option<KnownModel>>,
     /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
@@ -63,7 +64,7 @@ pub(crate) struct KnownModel {
     live: usize,
     /// Tasks in flight; those queued ahead may outlive the last part.
     pub(crate) tasks: usize,
-    leaving: bool,
+    pub(crate) leaving: bool,
     /// Where requests differ in shape.
     shapes: Option<Shapes>,
     pub(crate) learnt: Calibration,
@@ -186,7 +187,12 @@ impl SchedulerThread {
         if outcome != Outcome::Cancelled && !again && lost.is_none() {
             known.learnt.on_end(now - expected);
         }
-        let better = (outcome == Outcome::Ok && !again).then(|| known.learnt.on_task(now, &ran)).flatten();
+        let sound = outcome == Outcome::Ok && !again;
+        let profiled = known.learnt.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
+        // What a slow device adds is no error of the profile.
+        let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
+        let fair = sound && self.speeds.is_fair(from);
+        let better = fair.then(|| known.learnt.on_task(now, &Ran { took, ..ran })).flatten();
         for &slot in members.iter().filter(|_| !known.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
@@ -197,6 +203,8 @@ impl SchedulerThread {
         self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: self.fleet.skips() });
         if let Some(better) = better {
             self.correct(model, ran.block, better);
+        } else if sound && ran.alone {
+            self.time_device(now, from, ran.took, profiled);
         }
         self.convict(now, outcome);
         if lost.is_some_and(|lost| lost.inside) {
@@ -251,6 +259,7 @@ impl SchedulerThread {
             Order::Profile { id, block, profile } => {
                 if let Some(known) = &mut self.models[id.index()] {
                     known.learnt.replace(block, profile.clone());
+                    self.speeds.forget();
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
@@ -260,54 +269,6 @@ impl SchedulerThread {
         }
         // Whoever gave the order may have gone; then nobody needs the confirmation.
         let _ = confirm.try_send(());
-    }
-
-    /// The tasks of a block take otherwise than profiled: plans with what they take.
-    fn correct(&mut self, id: ModelId, block: BlockId, profile: Profile) {
-        let known = self.models[id.index()].as_mut().expect("a model stays while its tasks fly");
-        if known.leaving {
-            return;
-        }
-        let wrong = known.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
-        let right = profile.latency(1).as_millis_f64();
-        tracing::warn!(
-            model = known.entry.name,
-            block = block.0,
-            "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
-        );
-        known.entry.metrics.on_correction();
-        known.learnt.replace(block, profile.clone());
-        self.core.control(Control::ProfileReplaced { model: id, block, profile });
-    }
-
-    /// A request was given up before it ran: perhaps by a profile that nothing can correct because nothing runs.
-    fn doubt(&mut self, now: Time, slot: RequestSlot) {
-        let (_, call, part) = self.jobs.owner(slot);
-        let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
-        let idle = self.models.iter().flatten().all(|known| known.tasks == 0);
-        let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
-        if known.tasks == 0
-            && let Some(alone) = known.learnt.on_hopeless(now, extent, allowed, idle)
-        {
-            self.doubted.push((call.id, alone));
-        }
-    }
-
-    /// Gives models the benefit of the doubt, as an input of its own: the outbox may be half performed when it arises.
-    fn test_doubted(&mut self) {
-        while let Some((id, alone)) = self.doubted.pop() {
-            let Some(known) = self.models[id.index()].as_mut().filter(|known| !known.leaving) else {
-                continue;
-            };
-            tracing::warn!(
-                model = known.entry.name,
-                "by its profile a lone request takes {:.3} ms and nothing of it runs: that is put to the test",
-                alone.as_millis_f64()
-            );
-            for (block, profile) in known.learnt.test(alone) {
-                self.core.control(Control::ProfileReplaced { model: id, block, profile });
-            }
-        }
     }
 
     /// Answers the clients whose time is over, whether their requests wait or run.
@@ -334,7 +295,9 @@ impl SchedulerThread {
                 let known = self.models[model.index()].as_mut().expect("a model stays while its requests live");
                 known.tasks += 1;
                 let spec = &known.learnt.model().blocks[block.index()];
-                let start = Start { task, model, block, spec, device, lane, length, not_before, members, nodes };
+                let percent = self.speeds.percent(device);
+                let start =
+                    Start { task, model, block, spec, device, percent, lane, length, not_before, members, nodes };
                 self.fleet.start(now, &start, &mut self.jobs);
             }
             Action::Finish { request } => {

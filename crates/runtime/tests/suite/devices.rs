@@ -321,6 +321,27 @@ fn a_device_that_hangs_is_found_out_and_comes_again_once_it_has_ended() {
     assert!(executor.opened() > 2);
 }
 
+#[test]
+fn a_device_that_hangs_while_it_leaves_does_not_come_again() {
+    let executor = hanging();
+    let mut config = config("eager", &executor, 2);
+    config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
+    let engine = Engine::start(config).unwrap();
+    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
+    executor.device(0).hang();
+    client.submit(1, 1, None).unwrap();
+    executor.device(0).await_tasks(1);
+    // The device may have been found out already, or the other one, by the clock of a slow machine.
+    let leaves = engine.remove_device(DeviceId(0)).is_ok();
+    until("is lost", || state(&engine, DeviceId(0)) == Some(DeviceState::Lost));
+    let _ = client.next();
+    executor.device(0).let_go();
+    if leaves {
+        until("is gone", || state(&engine, DeviceId(0)).is_none());
+        assert_eq!(engine.add_device(), Ok(DeviceId(0)), "nobody took its id");
+    }
+}
+
 /// A sequence that takes four steps to encode and six to decode, on devices of which only the first waits for the test.
 fn lose_a_walk(steps: usize, streams: bool) -> Answer {
     let (executor, release) = Stepping::gated();
@@ -360,4 +381,25 @@ fn a_walk_whose_device_was_lost_begins_anew() {
 #[test]
 fn who_has_had_a_step_of_the_answer_does_not_get_it_again() {
     assert!(is_lost(&lose_a_walk(5, true)));
+}
+
+#[test]
+fn a_device_that_is_slower_than_the_other_is_told_apart_until_it_recovers() {
+    let executor = hanging();
+    let engine = Engine::start(config("eager", &executor, 2)).unwrap();
+    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.2)).unwrap());
+    let ask_until = |what: &str, is: &dyn Fn([u32; 2]) -> bool| {
+        until(what, || {
+            // Full batches, so that both have some.
+            (0..4).for_each(|number| drop(client.submit(number, 8, None).unwrap()));
+            (0..4).for_each(|_| drop(data(client.next().1)));
+            let seen = engine.device_metrics();
+            is([seen[0].percent, seen[1].percent])
+        });
+    };
+    // By more than a slow machine adds, and not so much that it is given nothing.
+    executor.device(1).slow(Duration::from_millis(12));
+    ask_until("is told apart", &|[first, second]| first == 100 && second > 150);
+    executor.device(1).slow(Duration::ZERO);
+    ask_until("recovers", &|percents| percents == [100; 2]);
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 pub(super) fn list(state: &State) -> Answer {
     let row = |device: ripieno_runtime::DeviceSnapshot| {
         let busy_s = device.busy_ns as f64 / 1e9;
-        value!({"id": device.id, "state": device.state.name(), "batches": device.batches, "busy_s": busy_s})
+        let (state, percent, batches) = (device.state.name(), device.percent, device.batches);
+        value!({"id": device.id, "state": state, "percent": percent, "batches": batches, "busy_s": busy_s})
     };
     let rows: Vec<Value> = state.backend.devices().into_iter().map(row).collect();
     json(StatusCode::OK, &value!({"devices": rows}))

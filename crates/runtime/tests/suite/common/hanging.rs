@@ -3,6 +3,7 @@
 use ripieno_base::{ModelId, TaskId};
 use ripieno_executor::{Device, Engine as Executor, LoadError, Loaded, ModelSource, Sink, Spent, Task, TaskResult};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// Opens such devices.
 pub(crate) struct Hanging {
@@ -21,6 +22,8 @@ pub(crate) struct Hold {
 #[derive(Default)]
 struct Held {
     hangs: bool,
+    /// By how much longer it says that its tasks take.
+    slowed: Duration,
     kept: Vec<TaskResult>,
     /// Tasks given to it so far.
     submitted: usize,
@@ -56,6 +59,11 @@ impl Hold {
         self.changed.notify_all();
     }
 
+    /// Says from now on that its tasks take so much longer than they do.
+    pub(crate) fn slow(&self, by: Duration) {
+        self.state.lock().unwrap().slowed = by;
+    }
+
     /// Waits until it has been given so many tasks.
     pub(crate) fn await_tasks(&self, count: usize) {
         let waited =
@@ -85,9 +93,10 @@ impl Executor for Hanging {
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let hold = Arc::new(Hold { state: Mutex::default(), changed: Condvar::new(), sink });
         let held = Arc::clone(&hold);
-        let keep: Sink = Arc::new(move |result| {
+        let keep: Sink = Arc::new(move |mut result| {
             // Under the lock, so that results come in order.
             let mut state = held.state.lock().unwrap();
+            result.finished += state.slowed;
             match state.hangs {
                 true => state.kept.push(result),
                 false => (held.sink)(result),
