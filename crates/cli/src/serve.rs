@@ -70,6 +70,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_live: u32,
 
+    /// The most devices there may be at once, if some are added while the server runs (POST /v2/devices/add) [default: --devices].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_devices: Option<u16>,
+
     /// The largest request body, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body_mib: u32,
@@ -157,6 +161,7 @@ impl ServeArgs {
             options,
             policy,
             max_live: self.max_live as usize,
+            max_devices: self.max_devices,
             record: self.record.clone(),
             measure_for: None,
             slo: None,

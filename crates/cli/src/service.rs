@@ -1,7 +1,7 @@
 //! A runtime, a repository and a front end, wired together: what `serve` runs for long and `demo` for a minute.
 
 use crate::devices::{DeviceArgs, MAX_DEPTH};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_repository::registry::Registry;
@@ -31,6 +31,8 @@ pub(crate) struct Service {
     pub(crate) options: Options,
     /// The most live requests of all models.
     pub(crate) max_live: usize,
+    /// The most devices at once, if some may come while it runs.
+    pub(crate) max_devices: Option<u16>,
     /// Where the run is recorded, if it is.
     pub(crate) record: Option<PathBuf>,
     /// About how long the measurement of one model may take, if not as usual.
@@ -79,7 +81,11 @@ impl Service {
     fn engine(&self, target: &Target) -> anyhow::Result<Engine> {
         let devices = target.devices;
         let policy = find(&self.policy)?;
-        let limits = limits(policy.needs(&self.options), devices, self.max_live);
+        let most = self.max_devices.map_or(devices, usize::from);
+        if most < devices {
+            bail!("--max-devices {most} is below --devices {devices}");
+        }
+        let limits = limits(policy.needs(&self.options), most, self.max_live);
         let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
@@ -98,7 +104,7 @@ impl Service {
     }
 }
 
-/// The bounds of a server with a policy of these needs, so many devices, and so many live requests at most.
+/// The bounds of a server with a policy of these needs, at most so many devices, and at most so many live requests.
 pub(crate) fn limits(needs: Needs, devices: usize, max_live: usize) -> Limits {
     Limits {
         requests: max_live,

@@ -12,6 +12,7 @@ use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Loads models for one kind of device. Shared by all threads; loading one model does not hold up another.
@@ -208,8 +209,12 @@ pub struct Member {
     pub node: u32,
     /// What the request brings. Given with the first of its tasks on each device; more often does no harm.
     ///
-    /// An entry that is not the one (by [`Arc::ptr_eq`]) which the slot holds begins a new walk there and forgets the old.
+    /// An entry that is not the one (by [`Arc::ptr_eq`]) which the slot holds begins a new walk there and forgets the old, and
+    /// so does a later [`walk`](Member::walk).
     pub entry: Option<Arc<Entry>>,
+    /// Which walk it goes, by [`next_walk`]; 0 if nobody counts. Where walks unfold, a member of an earlier walk than its slot
+    /// holds fails and touches nothing: a device that was given up as lost may still be at it.
+    pub walk: u64,
     /// Until when somebody waits for it; for ever if none. Should its batch fail, it takes no part after that when parts of the
     /// batch are run again.
     pub until: Option<Instant>,
@@ -218,8 +223,15 @@ pub struct Member {
 impl Member {
     /// A request that runs its first or only step.
     pub fn new(slot: RequestSlot, rows: usize, entry: Option<Arc<Entry>>) -> Member {
-        Member { slot, rows, node: 0, entry, until: None }
+        Member { slot, rows, node: 0, entry, walk: 0, until: None }
     }
+}
+
+/// A number for a walk that begins, above all before it. One count for the whole process: a loaded model may be served by one
+/// runtime after another.
+pub fn next_walk() -> u64 {
+    static LATEST: AtomicU64 = AtomicU64::new(0);
+    LATEST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// What a request brings, made once when it is accepted.

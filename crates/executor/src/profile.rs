@@ -7,7 +7,7 @@
 
 use crate::buffer::bytes_of;
 use crate::curve::{Bench, Step, measure_curve};
-use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor};
+use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor, next_walk};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
 use ripieno_model::{DataType, Extent, Graph, Lengths, Profile, ProfileError, Steps, TensorSpec};
@@ -304,9 +304,11 @@ impl ExampleRunner {
     /// Runs a batch of requests side by side through all their tasks; notes how long each took.
     fn walk(&self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), ExecError> {
         let entries: Vec<Arc<Entry>> = (0..batch).map(|_| Arc::new(self.example.clone())).collect();
+        let walk = next_walk();
         for &(block, node) in &self.tasks {
             let member = |(slot, entry): (u32, &Arc<Entry>)| Member {
                 node,
+                walk,
                 ..Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();

@@ -52,6 +52,8 @@ pub(crate) struct ModelEntry {
     pub(crate) unfolds: bool,
     /// Whether they differ in length, and are padded to share a batch.
     pub(crate) has_lengths: bool,
+    /// Whether its engine runs in processes, which somebody else sees to.
+    pub(crate) supervised: bool,
     max_queue: usize,
     /// ℓ(B)/B for the largest batch B: what a queued row costs when batches are full.
     latency_per_row: Nanos,
@@ -160,6 +162,7 @@ impl ModelEntry {
             loaded: Arc::clone(&served.loaded),
             unfolds: model.walk.is_unfolded(),
             has_lengths: served.loaded.lengths().is_some(),
+            supervised: served.loaded.restarts().is_some(),
             max_queue: served.max_queue,
             latency_per_row: full_batch.scale(1, model.max_batch as u64),
             live: AtomicUsize::new(0),

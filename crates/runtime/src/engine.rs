@@ -1,11 +1,15 @@
 //! The handle that the front end holds: load models, submit jobs, drain, shut down.
 
+mod devices;
+
 use crate::admission::{Admission, Asked, ModelEntry};
 use crate::answer::{Answerer, Gate};
 use crate::clock::saturating_nanos;
 use crate::core::Core;
+use crate::devices::{DeviceState, DeviceTable, Shared};
 use crate::failures::FailureHistory;
-use crate::fleet::{Devices, Fleet};
+use crate::fleet::Fleet;
+use crate::hangs::HangBound;
 use crate::jobs::{Call, Hold, JobTable, Part};
 use crate::joiner::Joiner;
 use crate::mailbox::{Mail, Mailbox, Order};
@@ -14,11 +18,12 @@ use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
 use crate::scheduler_thread::SchedulerThread;
 use crate::{Clock, Job, Processes, Refused, ServedModel, split, suitable};
-use parking_lot::Mutex;
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Device, Engine as Executor, Entry, LoadError, Sink};
+use devices::open_all;
+use parking_lot::{Mutex, RwLock};
+use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_executor::{Engine as Executor, Entry, LoadError};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, RequestClass, Scheduler, Setup, fit_batches};
+use ripieno_sched::{Limits, Policy, RequestClass, Scheduler, Setup, Speeds, fit_batches};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -30,9 +35,10 @@ use thiserror::Error;
 pub struct EngineConfig {
     /// Decides; built for `setup`.
     pub scheduler: Box<dyn Scheduler>,
-    /// No models (they are loaded later), as many devices as `devices`, and the bounds of everything.
+    /// No models (they are loaded later), as many devices as `devices`, and the bounds of everything, of devices also that of
+    /// those to come.
     pub setup: Setup,
-    /// Each opens one device; one executor may stand here many times.
+    /// Each opens one device; one executor may stand here many times. Devices that come later are opened by the first.
     pub devices: Vec<Arc<dyn Executor>>,
     /// The most bytes of inputs in the server.
     pub max_queued_bytes: usize,
@@ -40,6 +46,8 @@ pub struct EngineConfig {
     pub policy: Option<&'static Policy>,
     /// Where and under what name to record the run.
     pub record: Option<Recording>,
+    /// When a device that does not end its task is given up as lost.
+    pub hang: HangBound,
 }
 
 /// A recording to be made.
@@ -60,7 +68,8 @@ impl EngineConfig {
     /// Serves with `scheduler`, which was built for `setup`, on `devices`; not recorded.
     pub fn new(scheduler: Box<dyn Scheduler>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
-        EngineConfig { scheduler, setup, devices, max_queued_bytes, policy: None, record: None }
+        let hang = HangBound::default();
+        EngineConfig { scheduler, setup, devices, max_queued_bytes, policy: None, record: None, hang }
     }
 }
 
@@ -124,16 +133,15 @@ struct Inner {
     mailbox: Arc<Mailbox>,
     metrics: Arc<[DeviceMetrics]>,
     turns: Arc<SchedulerMetrics>,
+    devices: Arc<DeviceTable>,
+    /// Opens devices that come later; none if there was no device to begin with.
+    executor: Option<Arc<dyn Executor>>,
+    /// Held to change what is attached where: many models at a time, or one device.
+    attaching: RwLock<()>,
     /// One order at a time, so that they are bounded in the mailbox.
     orders: Mutex<()>,
     /// None once stopped.
-    threads: Mutex<Option<Threads>>,
-}
-
-/// What ends with the engine.
-struct Threads {
-    scheduler: JoinHandle<()>,
-    devices: Devices,
+    scheduler: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// An accepted job. Dropping it changes nothing.
@@ -161,8 +169,8 @@ impl Engine {
         check(&config)?;
         let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
         let registry = Arc::new(Registry::new(limits.models));
-        let metrics: Arc<[DeviceMetrics]> = (0..setup.devices).map(|_| DeviceMetrics::default()).collect();
-        let devices: Devices = open(&config.devices, &mailbox, &limits)?.into();
+        let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
+        let devices = Arc::new(DeviceTable::new(&open_all(&config.devices, &mailbox, &limits)?, limits.devices));
         let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
         let turns = Arc::new(SchedulerMetrics::default());
         let thread = SchedulerThread {
@@ -172,10 +180,11 @@ impl Engine {
             registry: Arc::clone(&registry),
             core: Core::new(config.scheduler, &limits, recorder),
             jobs: JobTable::new(limits.requests),
-            fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits),
+            fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
             joiner: Joiner::start().map_err(StartError::Thread)?,
             models: (0..limits.models).map(|_| None).collect(),
             failures: FailureHistory::default(),
+            speeds: Speeds::new(limits.devices, setup.devices),
             withdrawals: Vec::with_capacity(limits.requests),
             doubted: Vec::new(),
             leaving: Vec::new(),
@@ -185,11 +194,29 @@ impl Engine {
         let builder = thread::Builder::new().name("ripieno-scheduler".to_owned());
         let handle = builder.spawn(move || thread.run(inside)).map_err(StartError::Thread)?;
         let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
-        let (orders, threads) = (Mutex::new(()), Mutex::new(Some(Threads { scheduler: handle, devices })));
-        let policy = config.policy;
-        let inner =
-            Inner { clock, limits, policy, gate, admission, registry, mailbox, metrics, turns, orders, threads };
-        Ok(Engine(Arc::new(inner)))
+        let inner = Arc::new(Inner {
+            clock,
+            limits,
+            policy: config.policy,
+            gate,
+            admission,
+            registry,
+            mailbox,
+            metrics,
+            turns,
+            devices,
+            executor: config.devices.first().cloned(),
+            attaching: RwLock::new(()),
+            orders: Mutex::new(()),
+            scheduler: Mutex::new(Some(handle)),
+        });
+        let engine = Arc::downgrade(&inner);
+        inner.devices.on_end(Box::new(move |id| {
+            if let Some(inner) = engine.upgrade() {
+                Engine(inner).reopen(id);
+            }
+        }));
+        Ok(Engine(inner))
     }
 
     /// Serves a model from now on; its id stays its own until it is unloaded and its last request has ended.
@@ -202,11 +229,13 @@ impl Engine {
             fit_batches(&mut served.model, policy);
         }
         let inner = &self.0;
-        let devices = inner.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
-        let devices = devices.ok_or(ModelRefused::Stopped)?;
+        if inner.scheduler.lock().is_none() {
+            return Err(ModelRefused::Stopped);
+        }
+        let _no_device_comes = inner.attaching.read();
         let id = inner.registry.reserve().ok_or(ModelRefused::TooMany(inner.limits.models))?;
-        // May be slow, so it is this thread's business and no lock is held.
-        devices.iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
+        // May be slow, so it is this thread's business and holds up no other model.
+        inner.devices.open().iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
         let entry = Arc::new(ModelEntry::new(&served));
         let _one_at_a_time = inner.orders.lock();
         self.order(Order::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
@@ -325,16 +354,21 @@ impl Engine {
         served.map(|(id, entry)| (id, entry.name.clone(), entry.snapshot())).collect()
     }
 
-    /// The numbers of the devices.
+    /// The numbers of the devices that are there, by id.
     pub fn device_metrics(&self) -> Vec<DeviceSnapshot> {
-        let mut devices: Vec<_> = self.0.metrics.iter().map(DeviceMetrics::snapshot).collect();
-        let open = self.0.threads.lock().as_ref().map(|threads| Arc::clone(&threads.devices));
-        for (device, open) in devices.iter_mut().zip(open.iter().flat_map(|open| open.iter())) {
-            device.rows_gathered = open.rows_gathered();
-            device.tasks_without_copy = open.tasks_without_copy();
-            device.spent = open.spent();
-        }
-        devices
+        let snapshot = |(id, state, device): (DeviceId, DeviceState, Option<Shared>)| {
+            let counted = DeviceSnapshot { id: id.0, state, ..self.0.metrics[id.index()].snapshot() };
+            match device {
+                Some(open) => DeviceSnapshot {
+                    rows_gathered: open.rows_gathered(),
+                    tasks_without_copy: open.tasks_without_copy(),
+                    spent: open.spent(),
+                    ..counted
+                },
+                None => counted,
+            }
+        };
+        self.0.devices.all().into_iter().map(snapshot).collect()
     }
 
     /// The numbers of the scheduler thread.
@@ -353,13 +387,13 @@ impl Engine {
 impl Inner {
     fn stop(&self) {
         self.gate.close();
-        let Some(Threads { scheduler, devices }) = self.threads.lock().take() else { return };
+        let Some(scheduler) = self.scheduler.lock().take() else { return };
         self.mailbox.post(Mail::Stop);
         // The last handle may be dropped by an answer's receiver, on the very thread that is to end.
         if scheduler.thread().id() != thread::current().id() && scheduler.join().is_err() {
             tracing::error!("the scheduler thread panicked; all clients were answered");
         }
-        drop(devices);
+        self.devices.close_all();
     }
 }
 
@@ -398,28 +432,6 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
         return fault(format!("there are ids for {ID_SPACE} models and as many devices; lower the bounds"));
     }
     Ok(())
-}
-
-fn open(
-    executors: &[Arc<dyn Executor>],
-    mailbox: &Arc<Mailbox>,
-    limits: &Limits,
-) -> Result<Vec<Box<dyn Device>>, StartError> {
-    let open_one = |(at, executor): (usize, &Arc<dyn Executor>)| {
-        let mailbox = Arc::clone(mailbox);
-        let sink: Sink = Arc::new(move |result| mailbox.post(Mail::Done(result)));
-        let device = executor.open(limits.lanes, sink).map_err(|error| StartError::Device { device: at, error })?;
-        if device.depth() < limits.depth || device.lanes() < limits.lanes {
-            let (held, lanes, name) = (device.depth(), device.lanes(), executor.name());
-            return Err(StartError::Config(format!(
-                "device {at} ({name}) has {lanes} lanes of {held} tasks, but the scheduler is built for {} of {}; lower the \
-                 lanes or the depth",
-                limits.lanes, limits.depth
-            )));
-        }
-        Ok(device)
-    };
-    executors.iter().enumerate().map(open_one).collect()
 }
 
 fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> {

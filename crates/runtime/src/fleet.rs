@@ -3,13 +3,18 @@
 //! A lane of a device runs its tasks in the order of their starts, and a policy may queue several ahead, so that the lane goes
 //! from one to the next without waiting for a decision. What that means for a request whose end is found while further
 //! steps of it are queued: it is answered at once, its steps still run, report nothing, and count as waste.
+//!
+//! A device that goes is let go of here at once, with all that it held; what it still reports is not heard any more.
 
 use crate::coverage::Coverage;
+use crate::devices::{DeviceTable, Shared};
+use crate::hangs::{HangBound, Hangs};
 use crate::jobs::{Call, JobTable, Stage};
 use crate::metrics::DeviceMetrics;
+use crate::seats::Seats;
 use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{Again, Device, Loss, Member, Progress, Task, TaskResult};
+use ripieno_executor::{Again, Loss, Member, Progress, Task, TaskResult};
 use ripieno_model::{Block, Due, Job, Steps};
 use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
@@ -23,6 +28,8 @@ pub(crate) struct Start<'a> {
     /// What is known of the block.
     pub(crate) spec: &'a Block,
     pub(crate) device: DeviceId,
+    /// The device's latency relative to the profiles.
+    pub(crate) percent: u32,
     pub(crate) lane: LaneId,
     /// What the members are padded to.
     pub(crate) length: u32,
@@ -32,14 +39,16 @@ pub(crate) struct Start<'a> {
     pub(crate) nodes: &'a [u32],
 }
 
-/// The open devices, shared with the threads that load models: attaching may be slow and must not hold up others.
-pub(crate) type Devices = Arc<[Box<dyn Device>]>;
-
 /// Dispatches tasks and takes in their results.
 pub(crate) struct Fleet {
     clock: Clock,
-    devices: Devices,
-    metrics: Arc<[DeviceMetrics]>,
+    pub(crate) seats: Seats,
+    pub(crate) hangs: Hangs,
+    /// Tasks that were started on a device that had gone.
+    pub(crate) orphans: Vec<TaskId>,
+    /// Tasks started so far.
+    starts: u64,
+    pub(crate) metrics: Arc<[DeviceMetrics]>,
     flying: HashMap<TaskId, InFlight>,
     /// Lanes of each device.
     lanes: usize,
@@ -65,14 +74,23 @@ pub(crate) struct Fleet {
     culprits: Vec<RequestSlot>,
 }
 
+/// A task that was lost with its device, as the core is to be told.
+pub(crate) struct LostTask {
+    pub(crate) task: TaskId,
+    pub(crate) members: Vec<RequestSlot>,
+    pub(crate) model: ModelId,
+}
+
 struct InFlight {
+    /// Which start it was.
+    number: u64,
     model: ModelId,
     block: BlockId,
     steps: Steps,
     device: DeviceId,
     lane: LaneId,
     not_before: Time,
-    /// How long it takes according to its profile.
+    /// How long it takes on its device according to its profile.
     latency: Nanos,
     members: Vec<RequestSlot>,
     nodes: Vec<u32>,
@@ -99,14 +117,24 @@ pub(crate) struct EndedTask {
 }
 
 impl Fleet {
-    pub(crate) fn new(clock: Clock, devices: Devices, metrics: Arc<[DeviceMetrics]>, limits: &Limits) -> Fleet {
+    pub(crate) fn new(
+        clock: Clock,
+        table: Arc<DeviceTable>,
+        metrics: Arc<[DeviceMetrics]>,
+        limits: &Limits,
+        bound: HangBound,
+    ) -> Fleet {
+        let ids = limits.devices;
         Fleet {
             clock,
             lanes: limits.lanes,
-            idle_since: vec![Time::ORIGIN; devices.len() * limits.lanes],
-            shared: devices.iter().filter(|_| limits.lanes > 1).map(|_| Due::new(limits.lanes)).collect(),
-            coverage: devices.iter().map(|_| Coverage::new(limits.lanes)).collect(),
-            devices,
+            idle_since: vec![Time::ORIGIN; ids * limits.lanes],
+            shared: (0..ids).filter(|_| limits.lanes > 1).map(|_| Due::new(limits.lanes)).collect(),
+            coverage: (0..ids).map(|_| Coverage::new(limits.lanes)).collect(),
+            hangs: Hangs::new(bound, ids * limits.lanes, limits.depth),
+            seats: Seats::new(table, ids),
+            orphans: Vec::new(),
+            starts: 0,
             metrics,
             flying: HashMap::with_capacity(limits.tasks()),
             landings: 0,
@@ -119,8 +147,40 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn detach(&self, id: ModelId) {
-        self.devices.iter().for_each(|device| device.detach(id));
+    /// A device serves from now on.
+    pub(crate) fn join(&mut self, now: Time, id: DeviceId, device: Shared) {
+        self.seats.join(id, device);
+        self.idle_since[id.index() * self.lanes..][..self.lanes].fill(now);
+        if let Some(due) = self.shared.get_mut(id.index()) {
+            *due = Due::new(self.lanes);
+        }
+    }
+
+    /// Gives a device up with all that it holds, in the order of the starts. If it ends after all it comes `again`.
+    pub(crate) fn lose(&mut self, id: DeviceId, again: bool) -> Vec<LostTask> {
+        let device = self.seats.lose(id, again);
+        let tasks = self.take_lost(|_, flying| flying.device == id);
+        // What has not begun never will.
+        tasks.iter().for_each(|lost| device.cancel(lost.task));
+        (0..self.lanes).for_each(|lane| self.hangs.clear(id.index() * self.lanes + lane));
+        tasks
+    }
+
+    /// The tasks that were started on a device that had gone.
+    pub(crate) fn take_orphans(&mut self) -> Vec<LostTask> {
+        let orphans = std::mem::take(&mut self.orphans);
+        self.take_lost(|task, _| orphans.contains(&task))
+    }
+
+    fn take_lost(&mut self, is_lost: impl Fn(TaskId, &InFlight) -> bool) -> Vec<LostTask> {
+        let mut lost: Vec<(TaskId, InFlight)> = self.flying.extract_if(|&task, flying| is_lost(task, flying)).collect();
+        lost.sort_unstable_by_key(|(_, flying)| flying.number);
+        lost.into_iter().map(|(task, InFlight { members, model, .. })| LostTask { task, members, model }).collect()
+    }
+
+    /// A device that does not end its task.
+    pub(crate) fn hung(&mut self, now: Time) -> Option<DeviceId> {
+        self.hangs.hung(now).map(|lane| DeviceId((lane / self.lanes) as u16))
     }
 
     /// Sends a batch to its device.
@@ -134,7 +194,7 @@ impl Fleet {
         let members: Vec<Member> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = start.length;
-        let latency = start.spec.cost(rows, length);
+        let latency = start.spec.cost(rows, length).scale(u64::from(start.percent), 100);
         if let Some(due) = self.shared.get_mut(start.device.index()) {
             let (earliest, share) = (now.max(start.not_before), start.spec.share(rows, length));
             due.start(now, start.lane, Job { task: start.task, earliest, alone: latency, share });
@@ -143,7 +203,9 @@ impl Fleet {
         kept.extend_from_slice(start.members);
         let mut nodes = self.spare_nodes.pop().unwrap_or_default();
         nodes.extend_from_slice(start.nodes);
+        self.starts += 1;
         let flying = InFlight {
+            number: self.starts,
             model: start.model,
             block: start.block,
             steps: start.spec.steps,
@@ -160,10 +222,14 @@ impl Fleet {
         let before = self.flying.insert(start.task, flying);
         assert!(before.is_none(), "task {} is in flight already", start.task.0);
         let not_before = self.clock.instant(start.not_before);
-        let Start { task: id, model, block, lane, .. } = *start;
-        let task = Task { id, model, block, lane, length, members, not_before };
-        let accepted = self.devices[start.device.index()].submit(task).is_ok();
-        assert!(accepted, "a policy gave lane {} of device {} more tasks than its depth", lane.0, start.device.0);
+        let Start { task: id, model, block, lane, device, .. } = *start;
+        if !self.seats.submit(device, Task { id, model, block, lane, length, members, not_before }) {
+            // A policy may go on with a batch whose device has left and is gone meanwhile.
+            return self.orphans.push(id);
+        }
+        let (_, call, _) = jobs.owner(start.members[0]);
+        let timed = (!call.model.supervised).then_some(latency);
+        self.hangs.start(now, device.index() * self.lanes + lane.index(), id, start.not_before, timed);
     }
 
     /// Asks the device to stop a task, whose result is then discarded, whatever it is. A device that cannot stop reports
@@ -171,13 +237,26 @@ impl Fleet {
     pub(crate) fn cancel(&mut self, id: TaskId) {
         let flying = self.flying.get_mut(&id).expect("only a task in flight can be cancelled");
         assert!(!std::mem::replace(&mut flying.cancelled, true), "task {} was cancelled twice", id.0);
-        self.devices[flying.device.index()].cancel(id);
+        if let Some(device) = self.seats.get(flying.device) {
+            device.cancel(id);
+        }
     }
 
-    /// Takes in a result: outputs or error go to the members, times to the metrics.
-    pub(crate) fn land(&mut self, now: Time, result: TaskResult, jobs: &mut JobTable) -> EndedTask {
+    /// Takes in a result: outputs or error go to the members, times to the metrics. None if the device was given up before.
+    pub(crate) fn land(
+        &mut self,
+        now: Time,
+        from: DeviceId,
+        result: TaskResult,
+        jobs: &mut JobTable,
+    ) -> Option<EndedTask> {
         let TaskResult { id: task, outcome, again, lost, started, finished } = result;
+        if !self.seats.end(from) {
+            return None;
+        }
         let flying = self.flying.remove(&task).expect("a device reports each task once");
+        assert_eq!(flying.device, from, "a device reports its own tasks");
+        self.hangs.end(now, from.index() * self.lanes + flying.lane.index(), task);
         let (started, finished) = (self.clock.time(started), self.clock.time(finished));
         // A task that waited in the lane's queue could not begin before the one ahead of it ended.
         let device = flying.device.index();
@@ -212,7 +291,7 @@ impl Fleet {
         nodes.clear();
         self.spare_nodes.push(nodes);
         let ran = Ran { block, rows, length, took: times.execution, alone };
-        EndedTask { task, outcome, members, model, expected, again: again.is_some(), lost, ran }
+        Some(EndedTask { task, outcome, members, model, expected, again: again.is_some(), lost, ran })
     }
 
     /// Whether no other lane of the device has worked since `started`. One that holds a task may be at it already.
@@ -327,10 +406,11 @@ fn prepare_member(slot: RequestSlot, node: u32, start: &Start<'_>, clock: &Clock
     }
     part.stage = Stage::Begun;
     part.flying += 1;
+    part.device = Some(start.device);
     // A chain that was given up between two blocks begins anew where its request is known.
     let anew = !model.unfolds && start.block == BlockId(0);
     let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
-    Member { slot, rows: part.rows, node, entry, until }
+    Member { slot, rows: part.rows, node, entry, walk: part.walk, until }
 }
 
 /// Counts what a task computed of its requests, and what only filled the shorter ones up.
@@ -398,10 +478,11 @@ fn failed(call: &mut Call, at: usize, text: String) -> bool {
 /// Notes what a task did for a part, and passes its step on.
 fn progressed(call: &mut Call, at: usize, over: bool, progress: Progress) {
     let Progress { ended, outputs, step, .. } = progress;
+    let part = &mut call.parts[at];
     if let Some(answerer) = call.answerer.as_mut().filter(|_| !step.is_empty()) {
         answerer.step(Step { outputs: step, last: ended });
+        part.streamed = true;
     }
-    let part = &mut call.parts[at];
     part.over |= over;
     if ended && part.result.is_none() {
         part.result = Some(Ok(outputs));
@@ -414,4 +495,5 @@ fn forget(slot: RequestSlot, jobs: &mut JobTable) {
     let part = jobs.part(slot);
     part.flying -= 1;
     part.known_on.clear();
+    part.device = None;
 }

@@ -10,7 +10,7 @@ use crate::Answer;
 use crate::admission::{ModelEntry, Permit};
 use crate::answer::Answerer;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Entry, Loss, Tensor};
+use ripieno_executor::{Entry, Loss, Tensor, next_walk};
 use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -51,6 +51,14 @@ pub(crate) struct Part {
     pub(crate) flying: u32,
     /// Devices that have been given its entry.
     pub(crate) known_on: Vec<DeviceId>,
+    /// Where it was started last: the state of a chain lies there.
+    pub(crate) device: Option<DeviceId>,
+    /// The number of its walk.
+    pub(crate) walk: u64,
+    /// Whether its walk began anew because a device was lost.
+    pub(crate) retried: bool,
+    /// Whether its client has had a step of its answer.
+    pub(crate) streamed: bool,
     /// Which landing it was last in; a task may hold it several times.
     pub(crate) landed: u64,
     /// Whether a block of it that runs until its end has reported the end.
@@ -83,6 +91,10 @@ impl Part {
             stage: Stage::Outside,
             flying: 0,
             known_on: Vec::new(),
+            device: None,
+            walk: next_walk(),
+            retried: false,
+            streamed: false,
             landed: 0,
             over: false,
             started: None,
@@ -90,6 +102,13 @@ impl Part {
             batch: 0,
             result: None,
         }
+    }
+
+    /// Its walk begins anew, elsewhere.
+    pub(crate) fn start_over(&mut self) {
+        (self.walk, self.retried, self.device, self.over) = (next_walk(), true, None, false);
+        self.known_on.clear();
+        self.executed = Nanos::ZERO;
     }
 
     /// Whether the device is still to be given the entry; from now on it is not.
@@ -227,6 +246,25 @@ impl JobTable {
                 self.release_if_over(lead);
             }
         }
+    }
+
+    /// The slots of parts in the core whose walk went with a device: those of chains that were started there last, and where
+    /// walks unfold the `members` of tasks that were lost with it. Each once, in order.
+    pub(crate) fn lost_with(&self, device: DeviceId, members: impl Iterator<Item = RequestSlot>) -> Vec<RequestSlot> {
+        let calls = self.calls.iter().flatten().filter(|call| !call.model.unfolds);
+        let parts = calls.flat_map(|call| call.parts.iter().zip(call.permit.slots()));
+        let there = parts.filter(|(part, _)| part.stage == Stage::Begun && part.device == Some(device));
+        let mut lost: Vec<RequestSlot> = there.map(|(_, &slot)| slot).collect();
+        lost.extend(members);
+        lost.sort_unstable_by_key(|slot| slot.0);
+        lost.dedup();
+        lost
+    }
+
+    /// A device has gone: whoever comes under its id knows nobody.
+    pub(crate) fn forget_device(&mut self, device: DeviceId) {
+        let parts = self.calls.iter_mut().flatten().flat_map(|call| &mut call.parts);
+        parts.for_each(|part| part.known_on.retain(|&known| known != device));
     }
 
     /// The first slots of all calls.

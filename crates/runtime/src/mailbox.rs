@@ -9,10 +9,11 @@
 //! keeps this contract.
 
 use crate::admission::ModelEntry;
+use crate::devices::Shared;
 use crate::jobs::Call;
 use crate::parking::Parking;
 use crossbeam_queue::ArrayQueue;
-use ripieno_base::{BlockId, ModelId, RequestSlot};
+use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Model, Profile};
 use ripieno_sched::Limits;
@@ -30,7 +31,7 @@ pub(crate) enum Mail {
     /// The client of the request with this first slot went away.
     Cancel(RequestSlot),
     /// A device has ended a task.
-    Done(TaskResult),
+    Done(DeviceId, TaskResult),
     /// An order, to be confirmed through the sender once it is carried out.
     Order(Order, SyncSender<()>),
     /// End the thread.
@@ -45,6 +46,10 @@ pub(crate) enum Order {
     Unload(ModelId),
     /// Use a new profile.
     Profile { id: ModelId, block: BlockId, profile: Profile },
+    /// Serve on this device, too, which these models are attached to.
+    Join { id: DeviceId, device: Shared, attached: Vec<(ModelId, Arc<ModelEntry>)> },
+    /// Serve on this device no more: what it holds is ended first, or if it is `lost` given up.
+    Leave { id: DeviceId, lost: bool },
     /// Answer everything that is unanswered, now and from now on, with the news of the shutdown.
     Dismiss,
 }

@@ -4,11 +4,12 @@
 //! one short write, so the scheduler thread never waits for a reader; a snapshot is not one instant, but each number
 //! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
 
+use crate::devices::DeviceState;
 use crate::ending::Ending;
 use ripieno_base::Nanos;
 use ripieno_executor::Spent;
 use ripieno_report::ModelTotals;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
 /// Bounds of durations in nanoseconds: 10 µs to 100 s, three a decade.
@@ -378,12 +379,26 @@ impl ModelMetrics {
 }
 
 /// The numbers of one device.
-#[derive(Default)]
-pub(crate) struct DeviceMetrics(Tally);
+pub(crate) struct DeviceMetrics {
+    batches: Tally,
+    percent: AtomicU32,
+}
+
+impl Default for DeviceMetrics {
+    fn default() -> DeviceMetrics {
+        DeviceMetrics { batches: Tally::default(), percent: AtomicU32::new(100) }
+    }
+}
 
 /// The numbers of one device at some instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSnapshot {
+    /// Its id.
+    pub id: u16,
+    /// How it is.
+    pub state: DeviceState,
+    /// How long it takes for its batches, in percent of what others take: 100 unless it is found to be slower.
+    pub percent: u32,
     /// Batches executed.
     pub batches: u64,
     /// Time spent executing; its rate is the busy fraction. A batch counts when it ends.
@@ -398,12 +413,17 @@ pub struct DeviceSnapshot {
 
 impl DeviceMetrics {
     pub(crate) fn on_batch(&self, execution: Nanos) {
-        self.0.add(execution);
+        self.batches.add(execution);
+    }
+
+    pub(crate) fn set_percent(&self, percent: u32) {
+        self.percent.store(percent, Relaxed);
     }
 
     pub(crate) fn snapshot(&self) -> DeviceSnapshot {
-        let TallySnapshot { count, ns } = self.0.snapshot();
-        DeviceSnapshot { batches: count, busy_ns: ns, ..DeviceSnapshot::default() }
+        let TallySnapshot { count, ns } = self.batches.snapshot();
+        let percent = self.percent.load(Relaxed);
+        DeviceSnapshot { batches: count, busy_ns: ns, percent, ..DeviceSnapshot::default() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The models by id: what front-end threads look up, and which ids are free.
 //!
-//! An id passes through free, held, serving, held and free again. It is held while its model is being loaded, and from
-//! the moment that no further request may use it until the scheduler thread has seen the last request of the old model
+//! An id passes through free, held, serving, leaving and free again. It is held while its model is being loaded, and leaving
+//! from the moment that no further request may use it until the scheduler thread has seen the last request of the old model
 //! end, so that an id never means two models at once anywhere. Ids are given in turn: a request that looked its model up
 //! just before an unload would else be taken for one of the next model.
 
@@ -23,6 +23,8 @@ struct Table {
 enum State {
     Free,
     Serving(Arc<ModelEntry>),
+    /// Requests of it may still run.
+    Leaving(Arc<ModelEntry>),
     Held,
 }
 
@@ -56,17 +58,25 @@ impl Registry {
 
     /// Stops further requests; false if the model is not served.
     pub(crate) fn leave(&self, id: ModelId) -> bool {
-        match self.0.write().states.get_mut(id.index()) {
-            Some(state @ State::Serving(_)) => {
-                *state = State::Held;
-                true
-            }
-            _ => false,
-        }
+        let mut table = self.0.write();
+        let Some(state) = table.states.get_mut(id.index()) else { return false };
+        let State::Serving(entry) = state else { return false };
+        *state = State::Leaving(Arc::clone(entry));
+        true
     }
 
     pub(crate) fn free(&self, id: ModelId) {
         self.0.write().states[id.index()] = State::Free;
+    }
+
+    /// The models that a device must know which joins, by id: those served, and those of which requests may still run.
+    pub(crate) fn running(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
+        let table = self.0.read();
+        let known = (0..).map(ModelId).zip(&table.states).filter_map(|(id, state)| match state {
+            State::Serving(entry) | State::Leaving(entry) => Some((id, Arc::clone(entry))),
+            State::Free | State::Held => None,
+        });
+        known.collect()
     }
 
     /// The models served, by id.

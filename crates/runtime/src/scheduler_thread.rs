@@ -23,10 +23,10 @@ use crate::parking::Sleeper;
 use crate::registry::Registry;
 use crate::shapes::Shapes;
 use crate::{Answered, Clock, Failure, split};
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
+use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, TaskResult};
-use ripieno_model::{Model, Profile};
-use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Request, Shape, TaskDone, Why};
+use ripieno_model::Model;
+use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -43,6 +43,7 @@ pub(crate) struct SchedulerThread {
     pub(crate) fleet: Fleet,
     pub(crate) joiner: Joiner,
     pub(crate) failures: FailureHistory,
+    pub(crate) speeds: Speeds,
     /// By model id.
     pub(crate) models: Vec<Option<KnownModel>>,
     /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
@@ -58,15 +59,15 @@ pub(crate) struct SchedulerThread {
 
 /// A model that the core knows.
 pub(crate) struct KnownModel {
-    entry: Arc<ModelEntry>,
+    pub(crate) entry: Arc<ModelEntry>,
     /// Parts in the core.
     live: usize,
     /// Tasks in flight; those queued ahead may outlive the last part.
-    tasks: usize,
-    leaving: bool,
+    pub(crate) tasks: usize,
+    pub(crate) leaving: bool,
     /// Where requests differ in shape.
     shapes: Option<Shapes>,
-    learnt: Calibration,
+    pub(crate) learnt: Calibration,
 }
 
 impl KnownModel {
@@ -98,6 +99,7 @@ impl SchedulerThread {
             let begun = self.clock.now();
             let now = self.core.advance(begun);
             self.test_doubted();
+            self.end_orphans(now);
             let idle = inbox.is_empty();
             for mail in inbox.drain(..) {
                 match mail {
@@ -106,6 +108,7 @@ impl SchedulerThread {
                 }
             }
             self.expire(now);
+            self.look_for_hangs(now);
             self.withdraw();
             self.core.settle();
             for at in 0..self.core.actions() {
@@ -114,11 +117,12 @@ impl SchedulerThread {
             // What the core has ended by itself in this turn is not to be withdrawn in the next.
             self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
             self.forget_unloaded();
+            self.let_go_of_drained(now);
             if !idle || self.core.actions() > 0 {
                 self.turns.on_turn(self.clock.now() - begun);
             }
-            if self.withdrawals.is_empty() {
-                let next = self.core.next_wakeup().min(self.jobs.next_expiry());
+            if self.withdrawals.is_empty() && self.fleet.orphans.is_empty() {
+                let next = self.core.next_wakeup().min(self.jobs.next_expiry()).min(self.fleet.hangs.next());
                 sleeper.wait(&mailbox.parking, self.clock.instant(next), || !mailbox.is_empty());
             }
         }
@@ -128,7 +132,7 @@ impl SchedulerThread {
         match mail {
             Mail::Submit(call) => self.admit(now, call),
             Mail::Cancel(lead) => self.cancel(now, lead),
-            Mail::Done(result) => self.land(now, result),
+            Mail::Done(device, result) => self.land(now, device, result),
             Mail::Order(order, confirm) => self.obey(now, order, &confirm),
             Mail::Stop => {}
         }
@@ -138,6 +142,9 @@ impl SchedulerThread {
     fn admit(&mut self, now: Time, call: Box<Call>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
         let lead = self.jobs.insert(call);
+        if self.is_stranded(now, lead) {
+            return;
+        }
         let known = self.models[id.index()].as_mut();
         let known = known.filter(|known| !known.leaving && Arc::ptr_eq(&known.entry, &entry));
         let Some(known) = known.filter(|_| !self.dismissing) else {
@@ -171,16 +178,21 @@ impl SchedulerThread {
         self.jobs.release_if_over(lead);
     }
 
-    fn land(&mut self, now: Time, result: TaskResult) {
-        let EndedTask { task, outcome, members, model, expected, again, lost, ran } =
-            self.fleet.land(now, result, &mut self.jobs);
+    fn land(&mut self, now: Time, from: DeviceId, result: TaskResult) {
+        let Some(ended) = self.fleet.land(now, from, result, &mut self.jobs) else { return };
+        let EndedTask { task, outcome, members, model, expected, again, lost, ran } = ended;
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
         // A batch that was stopped, run more than once or lost says nothing about how late batches end.
         if outcome != Outcome::Cancelled && !again && lost.is_none() {
             known.learnt.on_end(now - expected);
         }
-        let better = (outcome == Outcome::Ok && !again).then(|| known.learnt.on_task(now, &ran)).flatten();
+        let sound = outcome == Outcome::Ok && !again;
+        let profiled = known.learnt.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
+        // What a slow device adds is no error of the profile.
+        let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
+        let fair = sound && self.speeds.is_fair(from);
+        let better = fair.then(|| known.learnt.on_task(now, &Ran { took, ..ran })).flatten();
         for &slot in members.iter().filter(|_| !known.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
@@ -191,6 +203,8 @@ impl SchedulerThread {
         self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: self.fleet.skips() });
         if let Some(better) = better {
             self.correct(model, ran.block, better);
+        } else if sound && ran.alone {
+            self.time_device(now, from, ran.took, profiled);
         }
         self.convict(now, outcome);
         if lost.is_some_and(|lost| lost.inside) {
@@ -245,61 +259,16 @@ impl SchedulerThread {
             Order::Profile { id, block, profile } => {
                 if let Some(known) = &mut self.models[id.index()] {
                     known.learnt.replace(block, profile.clone());
+                    self.speeds.forget();
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
+            Order::Join { id, device, attached } => self.join(now, id, device, &attached),
+            Order::Leave { id, lost } => self.leave(now, id, lost),
             Order::Dismiss => self.dismiss(now),
         }
         // Whoever gave the order may have gone; then nobody needs the confirmation.
         let _ = confirm.try_send(());
-    }
-
-    /// The tasks of a block take otherwise than profiled: plans with what they take.
-    fn correct(&mut self, id: ModelId, block: BlockId, profile: Profile) {
-        let known = self.models[id.index()].as_mut().expect("a model stays while its tasks fly");
-        if known.leaving {
-            return;
-        }
-        let wrong = known.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
-        let right = profile.latency(1).as_millis_f64();
-        tracing::warn!(
-            model = known.entry.name,
-            block = block.0,
-            "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
-        );
-        known.entry.metrics.on_correction();
-        known.learnt.replace(block, profile.clone());
-        self.core.control(Control::ProfileReplaced { model: id, block, profile });
-    }
-
-    /// A request was given up before it ran: perhaps by a profile that nothing can correct because nothing runs.
-    fn doubt(&mut self, now: Time, slot: RequestSlot) {
-        let (_, call, part) = self.jobs.owner(slot);
-        let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
-        let idle = self.models.iter().flatten().all(|known| known.tasks == 0);
-        let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
-        if known.tasks == 0
-            && let Some(alone) = known.learnt.on_hopeless(now, extent, allowed, idle)
-        {
-            self.doubted.push((call.id, alone));
-        }
-    }
-
-    /// Gives models the benefit of the doubt, as an input of its own: the outbox may be half performed when it arises.
-    fn test_doubted(&mut self) {
-        while let Some((id, alone)) = self.doubted.pop() {
-            let Some(known) = self.models[id.index()].as_mut().filter(|known| !known.leaving) else {
-                continue;
-            };
-            tracing::warn!(
-                model = known.entry.name,
-                "by its profile a lone request takes {:.3} ms and nothing of it runs: that is put to the test",
-                alone.as_millis_f64()
-            );
-            for (block, profile) in known.learnt.test(alone) {
-                self.core.control(Control::ProfileReplaced { model: id, block, profile });
-            }
-        }
     }
 
     /// Answers the clients whose time is over, whether their requests wait or run.
@@ -326,7 +295,9 @@ impl SchedulerThread {
                 let known = self.models[model.index()].as_mut().expect("a model stays while its requests live");
                 known.tasks += 1;
                 let spec = &known.learnt.model().blocks[block.index()];
-                let start = Start { task, model, block, spec, device, lane, length, not_before, members, nodes };
+                let percent = self.speeds.percent(device);
+                let start =
+                    Start { task, model, block, spec, device, percent, lane, length, not_before, members, nodes };
                 self.fleet.start(now, &start, &mut self.jobs);
             }
             Action::Finish { request } => {
@@ -423,7 +394,7 @@ impl SchedulerThread {
     }
 
     /// Answers the client with a failure, unless it has been answered, and withdraws what the core still holds.
-    fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
+    pub(crate) fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
         self.jobs.disarm(lead);
         let call = self.jobs.call(lead);
         if call.answerer.is_none() {
@@ -442,7 +413,7 @@ impl SchedulerThread {
             let live = models[id.index()].as_ref().map_or(0, |known| known.live + known.tasks);
             if live == 0 {
                 models[id.index()] = None;
-                fleet.detach(id);
+                fleet.seats.detach(id);
                 failures.forget(id);
                 registry.free(id);
             }

@@ -52,6 +52,7 @@ pub use limits::{Limits, Setup};
 pub use parts::calibration::{Calibration, Ran};
 pub use parts::cohorts::{Cohort, CohortId, Cohorts};
 pub use parts::margin::Margin;
+pub use parts::speeds::Speeds;
 pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
 pub use serving::{Choice, Kind, Objective, choose, fit_batches, served_options};

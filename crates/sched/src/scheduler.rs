@@ -162,7 +162,9 @@ pub enum Outcome {
 pub enum Control {
     /// A device is ready for tasks.
     DeviceJoined(DeviceId),
-    /// A device takes no further tasks; tasks under way still end in a [`TaskDone`].
+    /// A device begins no further batches; tasks under way still end in a [`TaskDone`], and batches may go on with their
+    /// next blocks. If it is lost, each of its tasks ends in [`Outcome::DeviceLost`] right after this, or later if it had left
+    /// before.
     DeviceLeft(DeviceId),
     /// A device needs `percent` % of the profiled latency from now on; 100 is nominal.
     DeviceSlowed {
@@ -186,7 +188,8 @@ pub enum Control {
         profile: Profile,
     },
     /// A client went away. If the request still waits it is rejected; if it runs it finishes, or where its walk unfolds is
-    /// rejected before its end, while steps that were queued ahead still run. Late news of a request that has ended already
+    /// rejected before its end, while steps that were queued ahead still run. Should its task be lost or cancelled, it does not
+    /// run again but is rejected. Late news of a request that has ended already
     /// must not be passed on, since its slot may be another's.
     Cancelled(RequestSlot),
 }

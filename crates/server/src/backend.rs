@@ -1,7 +1,9 @@
 //! What the front end needs of whoever executes: in one process the runtime's engine, in a cluster a scheduler elsewhere.
 
-use ripieno_base::ModelId;
-use ripieno_runtime::{DeviceSnapshot, Engine, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot};
+use ripieno_base::{DeviceId, ModelId};
+use ripieno_runtime::{
+    DeviceRefused, DeviceSnapshot, Engine, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
+};
 
 /// Withdraws a job; does nothing once it was answered.
 pub type Withdraw = Box<dyn FnOnce() + Send>;
@@ -20,8 +22,22 @@ pub trait Backend: Send + Sync {
     /// The numbers of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
 
+    /// Has a device come or go; which it is. May take as long as attaching all models does.
+    fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused>;
+
     /// The numbers of whoever decides.
     fn scheduler(&self) -> SchedulerSnapshot;
+}
+
+/// What may be done to the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChange {
+    /// One more.
+    Add,
+    /// This one leaves once it has ended what it holds.
+    Remove(DeviceId),
+    /// This one is given up with all that it holds.
+    Lose(DeviceId),
 }
 
 impl Backend for Engine {
@@ -40,6 +56,14 @@ impl Backend for Engine {
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
         self.device_metrics()
+    }
+
+    fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused> {
+        match change {
+            DeviceChange::Add => self.add_device(),
+            DeviceChange::Remove(id) => self.remove_device(id).map(|()| id),
+            DeviceChange::Lose(id) => self.lose_device(id).map(|()| id),
+        }
     }
 
     fn scheduler(&self) -> SchedulerSnapshot {

@@ -33,6 +33,6 @@ mod threads;
 mod trace;
 
 pub use access::{AccessConfig, AccessError, Admin, SharedMemory, TlsFiles, TokenSource};
-pub use backend::{Backend, Withdraw};
+pub use backend::{Backend, DeviceChange, Withdraw};
 pub use config::{ErrorProfile, ServerConfig};
 pub use serve::{Addresses, BindError, Server};

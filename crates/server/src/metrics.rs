@@ -9,7 +9,7 @@ use crate::state::State;
 use ripieno_executor::Spent;
 use ripieno_report::{Reading, Rule};
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{Ending, HistogramSnapshot, ModelSnapshot, Processes, SchedulerSnapshot};
+use ripieno_runtime::{DeviceState, Ending, HistogramSnapshot, ModelSnapshot, Processes, SchedulerSnapshot};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -177,13 +177,24 @@ fn histograms(text: &mut Text, rows: &[Row]) {
 
 fn devices(text: &mut Text, state: &State) {
     let devices = state.backend.devices();
+    text.family(
+        "ripieno_device_serving",
+        "gauge",
+        "Whether the device takes batches; 0 while it leaves, or if it was lost.",
+    );
+    for numbers in &devices {
+        let serving = u8::from(numbers.state == DeviceState::Serving);
+        text.sample("ripieno_device_serving", &format!("device=\"{}\"", numbers.id), serving);
+    }
     text.family("ripieno_device_busy_seconds_total", "counter", "Time spent executing; its rate is the busy fraction.");
-    for (device, numbers) in devices.iter().enumerate() {
+    for numbers in &devices {
+        let device = numbers.id;
         let busy = numbers.busy_ns as f64 / 1e9;
         text.sample("ripieno_device_busy_seconds_total", &format!("device=\"{device}\""), busy);
     }
     text.family("ripieno_device_batches_total", "counter", "Batches executed.");
-    for (device, numbers) in devices.iter().enumerate() {
+    for numbers in &devices {
+        let device = numbers.id;
         text.sample("ripieno_device_batches_total", &format!("device=\"{device}\""), numbers.batches);
     }
     text.family(
@@ -191,17 +202,20 @@ fn devices(text: &mut Text, state: &State) {
         "counter",
         "Rows copied to make batches contiguous, once for each tensor.",
     );
-    for (device, numbers) in devices.iter().enumerate() {
+    for numbers in &devices {
+        let device = numbers.id;
         text.sample("ripieno_rows_gathered_total", &format!("device=\"{device}\""), numbers.rows_gathered);
     }
     let help = "Batches that took the state of their requests from where it lay.";
     text.family("ripieno_tasks_without_copy_total", "counter", help);
-    for (device, numbers) in devices.iter().enumerate() {
+    for numbers in &devices {
+        let device = numbers.id;
         text.sample("ripieno_tasks_without_copy_total", &format!("device=\"{device}\""), numbers.tasks_without_copy);
     }
     let help = "Time of a device's thread by what it did for its batches: gather, compute, scatter.";
     text.family("ripieno_device_seconds_total", "counter", help);
-    for (device, numbers) in devices.iter().enumerate() {
+    for numbers in &devices {
+        let device = numbers.id;
         let Spent { gather_ns, compute_ns, scatter_ns } = numbers.spent;
         for (part, ns) in [("gather", gather_ns), ("compute", compute_ns), ("scatter", scatter_ns)] {
             let labels = format!("device=\"{device}\",part=\"{part}\"");

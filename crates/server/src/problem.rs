@@ -2,7 +2,7 @@
 
 use crate::config::ErrorProfile;
 use ripieno_repository::registry::{LookupError, ServedEntry};
-use ripieno_runtime::{Failure, Refused};
+use ripieno_runtime::{DeviceRefused, Failure, Refused};
 use ripieno_wire::WireError;
 use std::time::Duration;
 
@@ -121,6 +121,18 @@ impl From<LookupError> for Problem {
             LookupError::Loading(_) | LookupError::Unavailable { .. } => Kind::Unavailable,
         };
         Problem::new(kind, error.to_string())
+    }
+}
+
+impl From<DeviceRefused> for Problem {
+    fn from(refused: DeviceRefused) -> Problem {
+        let kind = match refused {
+            DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => Kind::Invalid,
+            DeviceRefused::NotServing(_) => Kind::NotFound,
+            DeviceRefused::Unopened(_) => Kind::Internal,
+            DeviceRefused::Stopped => Kind::Unavailable,
+        };
+        Problem::new(kind, refused.to_string())
     }
 }
 

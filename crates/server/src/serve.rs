@@ -23,9 +23,8 @@ use hyper::service::{Service, service_fn};
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use ripieno_base::Nanos;
-use ripieno_report::Totals;
 use ripieno_repository::registry::{Registry, Repository};
+use ripieno_runtime::{DeviceSnapshot, DeviceState};
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -343,18 +342,19 @@ async fn keep_sampling(state: Arc<State>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => state.signals.sample(|since_start| totals(&state, since_start)),
+            _ = ticks.tick() => sample(&state),
             () = state.drained() => return,
         }
     }
 }
 
-fn totals(state: &State, since_start: Nanos) -> Totals {
+fn sample(state: &State) {
     let entries = state.registry.ready_entries();
     let model = |id| state.backend.model(id).map(|model| (u64::from(id.0), model.totals()));
     let mut models: Vec<_> = entries.iter().filter_map(|entry| model(entry.id)).collect();
     models.sort_unstable_by_key(|&(id, _)| id);
-    Totals { present: since_start * state.backend.devices().len() as i64, models }
+    let there = |device: &DeviceSnapshot| device.state != DeviceState::Lost;
+    state.signals.sample(state.backend.devices().into_iter().filter(there).count(), models);
 }
 
 /// How often a connection's timeouts are looked at: late by a quarter of the shortest at most.

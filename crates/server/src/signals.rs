@@ -5,7 +5,7 @@
 
 use parking_lot::Mutex;
 use ripieno_base::{Nanos, Time};
-use ripieno_report::{Reading, Signals, Totals};
+use ripieno_report::{ModelTotals, Reading, Signals, Totals};
 use std::time::{Duration, Instant};
 
 /// How far back the signals look.
@@ -17,11 +17,13 @@ pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct LiveSignals {
     started: Instant,
     signals: Mutex<Signals>,
+    /// When samples were taken last, and how long devices were there in all until then.
+    present: Mutex<(Nanos, Nanos)>,
 }
 
 impl LiveSignals {
     pub(crate) fn new() -> LiveSignals {
-        LiveSignals { started: Instant::now(), signals: Mutex::new(Signals::new(WINDOW)) }
+        LiveSignals { started: Instant::now(), signals: Mutex::new(Signals::new(WINDOW)), present: Mutex::default() }
     }
 
     /// The signals now; none in the first second.
@@ -29,10 +31,11 @@ impl LiveSignals {
         self.signals.lock().reading()
     }
 
-    /// Takes in the counters, which are read at this time since the start.
-    pub(crate) fn sample(&self, totals: impl FnOnce(Nanos) -> Totals) {
+    /// Takes in the counters, read now, when so many devices are there.
+    pub(crate) fn sample(&self, devices: usize, models: Vec<(u64, ModelTotals)>) {
         let since_start = Nanos(i64::try_from(self.started.elapsed().as_nanos()).unwrap_or(i64::MAX));
-        let totals = totals(since_start);
-        self.signals.lock().observe(Time::ORIGIN + since_start, totals);
+        let mut present = self.present.lock();
+        *present = (since_start, present.1 + (since_start - present.0) * devices as i64);
+        self.signals.lock().observe(Time::ORIGIN + since_start, Totals { present: present.1, models });
     }
 }

@@ -217,6 +217,7 @@ impl Contest {
             policy: contestant.policy.clone(),
             options: contestant.options.clone(),
             max_live: 10_000,
+            max_devices: None,
             record: None,
             measure_for: None,
             slo: contestant.slo,

@@ -115,6 +115,7 @@ impl Live {
             policy: policy.to_owned(),
             options,
             max_live: 10_000,
+            max_devices: None,
             record: None,
             measure_for: Some(MEASURE_FOR),
             slo: None,

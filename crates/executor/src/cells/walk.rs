@@ -36,6 +36,8 @@ impl Arena {
 pub(crate) struct Walk {
     /// What it brought; only to be recognised by.
     entry: Weak<Entry>,
+    /// Its number among all walks; 0 if nobody counts.
+    number: u64,
     /// Counts the walks of this slot.
     pub(crate) turn: u64,
     /// It has ended, or never begun.
@@ -86,18 +88,24 @@ struct Every {
 impl Walk {
     /// Begins anew if the member brings what the slot does not hold.
     pub(crate) fn enter(&mut self, wiring: &Wiring, member: &Member) -> Result<(), ExecError> {
-        let Some(entry) = &member.entry else {
-            return match self.extent {
-                Some(_) => Ok(()),
-                None => {
-                    Err(ExecError(format!("slot {} holds no walk: its first task must bring an entry", member.slot.0)))
-                }
-            };
-        };
-        if self.extent.is_some() && std::ptr::eq(self.entry.as_ptr(), Arc::as_ptr(entry)) {
-            return Ok(());
+        if self.is_later_than(member) {
+            return Err(ExecError(format!("the walk in slot {} was given up and has begun anew", member.slot.0)));
         }
-        self.begin(wiring, entry)
+        let holds = self.extent.is_some() && self.number == member.walk;
+        match &member.entry {
+            Some(entry) if holds && std::ptr::eq(self.entry.as_ptr(), Arc::as_ptr(entry)) => Ok(()),
+            Some(entry) => {
+                self.number = member.walk;
+                self.begin(wiring, entry)
+            }
+            None if holds => Ok(()),
+            None => Err(ExecError(format!("slot {} holds no walk: its first task must bring an entry", member.slot.0))),
+        }
+    }
+
+    /// Whether the slot holds a later walk than the member's: that of another request, or of the same once it has begun anew.
+    fn is_later_than(&self, member: &Member) -> bool {
+        self.number > member.walk
     }
 
     fn begin(&mut self, wiring: &Wiring, entry: &Arc<Entry>) -> Result<(), ExecError> {
@@ -136,6 +144,9 @@ impl Walk {
 
     /// A task with this member failed: whatever is still queued of its walk is padding.
     pub(crate) fn give_up(&mut self, member: &Member) {
+        if self.is_later_than(member) {
+            return;
+        }
         self.forget();
         self.turn += 1;
         if let Some(entry) = &member.entry {

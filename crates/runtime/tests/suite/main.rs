@@ -6,6 +6,7 @@ mod classes;
 mod common;
 mod culprits;
 mod deadlines;
+mod devices;
 mod diversity;
 mod idle;
 mod isolated;

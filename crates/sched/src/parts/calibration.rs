@@ -107,7 +107,7 @@ impl Calibration {
     /// are to be put to the [`test`](Calibration::test). Not a profile's fault is what another's load kept waiting, and who
     /// asked for less than the SLO.
     pub fn on_hopeless(&mut self, now: Time, extent: Extent, allowed: Nanos, idle: bool) -> Option<Nanos> {
-        let (alone, slo) = (self.alone(extent), self.model.slo);
+        let (alone, slo) = (self.alone(extent, 1), self.model.slo);
         let blamed = allowed >= slo && (idle || alone > slo);
         (blamed && self.doubt.on_hopeless(now, alone, slo)).then_some(alone)
     }
@@ -128,11 +128,11 @@ impl Calibration {
         tested
     }
 
-    /// How long a lone row takes by the profiles.
-    fn alone(&self, extent: Extent) -> Nanos {
+    /// How long a request of so many rows takes alone, by the profiles.
+    pub fn alone(&self, extent: Extent, rows: usize) -> Nanos {
         let each = self.model.blocks.iter().map(|block| {
             let steps = if block.steps == Steps::Nodes { extent.length } else { extent.steps(block.steps) };
-            block.cost(1, extent.length).0.saturating_mul(i64::from(steps.max(1)))
+            block.cost(rows, extent.length).0.saturating_mul(i64::from(steps.max(1)))
         });
         Nanos(each.fold(0, i64::saturating_add))
     }

@@ -17,6 +17,8 @@ const AGREE: usize = 12;
 const INTERVAL: Nanos = Nanos::from_millis(100);
 /// A profile is wrong if it is off by more than this in either direction, in hundredths.
 const FAR: i64 = 150;
+/// A task that takes as long as its profile says, in hundredths of hundredths.
+const AS_PROFILED: i64 = 10_000;
 /// What is closer than this is what the wake-up of a thread takes.
 const NEAR: Nanos = Nanos::from_micros(200);
 /// Batch sizes of a class are between two powers of two.
@@ -33,18 +35,18 @@ const TESTED: i64 = 8;
 
 /// The least time between two events, longer each time.
 #[derive(Clone, Copy, Debug)]
-struct Pause {
+pub(super) struct Pause {
     until: Time,
     next: Nanos,
 }
 
 impl Pause {
-    const fn none() -> Pause {
+    pub(super) const fn none() -> Pause {
         Pause { until: Time::ORIGIN, next: PAUSE }
     }
 
     /// Whether it is over; begins the next if so.
-    fn pass(&mut self, now: Time) -> bool {
+    pub(super) fn pass(&mut self, now: Time) -> bool {
         let over = now >= self.until;
         if over {
             if now - self.until > LONGEST_PAUSE * REST {
@@ -59,32 +61,41 @@ impl Pause {
 
 /// The last samples of a class: measured over profiled, in hundredths; 100 where it was next to nothing that was amiss.
 #[derive(Clone, Copy, Debug)]
-struct Class {
+pub(super) struct Class {
     ratios: [i64; WINDOW],
     /// How many there were; the last [`WINDOW`] are kept.
     seen: usize,
     next: Time,
 }
 
-const EMPTY: Class = Class { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
-
 impl Class {
-    fn note(&mut self, now: Time, ratio: i64) {
-        self.ratios[self.seen % WINDOW] = ratio;
+    pub(super) const EMPTY: Class = Class { ratios: [100; WINDOW], seen: 0, next: Time::ORIGIN };
+
+    /// A task took so long, where the profile has `profiled`; false if it is too soon for another sample.
+    pub(super) fn sample(&mut self, now: Time, took: Nanos, profiled: Nanos) -> bool {
+        if now < self.next {
+            return false;
+        }
+        let ratio = i128::from(took.0.max(1)) * 100 / i128::from(profiled.0.max(1));
+        let apart = Nanos(took.0.saturating_sub(profiled.0).saturating_abs());
+        self.ratios[self.seen % WINDOW] = if apart > NEAR { ratio.clamp(1, 100_000_000) as i64 } else { 100 };
         self.seen += 1;
         self.next = now + INTERVAL;
+        true
     }
 
     /// The median, once there are enough.
-    fn median(&self) -> Option<i64> {
+    pub(super) fn median(&self) -> Option<i64> {
         let mut ratios = self.ratios;
         ratios.sort_unstable();
         (self.seen >= WINDOW).then_some(ratios[WINDOW / 2])
     }
 
-    fn is_off(&self) -> bool {
-        let agree = |off: fn(i64) -> bool| self.ratios.iter().filter(|&&ratio| off(ratio)).count() >= AGREE;
-        self.seen >= WINDOW && (agree(|ratio| ratio > FAR) || agree(|ratio| ratio * FAR < 10_000))
+    /// Whether nearly all are far from what was expected, in hundredths of hundredths, and on the same side.
+    pub(super) fn is_off(&self, expected: i64) -> bool {
+        let agree = |off: &dyn Fn(i64) -> bool| self.ratios.iter().filter(|&&ratio| off(ratio)).count() >= AGREE;
+        let (above, below) = (|ratio| ratio * 10_000 > expected * FAR, |ratio| ratio * FAR < expected);
+        self.seen >= WINDOW && (agree(&above) || agree(&below))
     }
 }
 
@@ -98,7 +109,7 @@ pub(crate) struct Drift {
 impl Drift {
     pub(crate) fn new(max_batch: usize) -> Drift {
         let classes = max_batch.clamp(1, Profile::MAX_BATCH).ilog2() as usize + 1;
-        Drift { classes: vec![EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
+        Drift { classes: vec![Class::EMPTY; classes.min(CLASSES)].into(), pause: Pause::none() }
     }
 
     /// A task of so many rows that had its device for itself took so long, where the profile has `profiled`. The profile to
@@ -112,13 +123,7 @@ impl Drift {
         inforce: &Profile,
     ) -> Option<Profile> {
         let class = self.classes.get_mut(rows.max(1).ilog2() as usize)?;
-        if now < class.next {
-            return None;
-        }
-        let ratio = i128::from(took.0.max(1)) * 100 / i128::from(profiled.0.max(1));
-        let apart = Nanos(took.0.saturating_sub(profiled.0).saturating_abs());
-        class.note(now, if apart > NEAR { ratio.clamp(1, 100_000_000) as i64 } else { 100 });
-        if !class.is_off() || !self.pause.pass(now) {
+        if !class.sample(now, took, profiled) || !class.is_off(AS_PROFILED) || !self.pause.pass(now) {
             return None;
         }
         let profile = self.corrected(inforce);
@@ -128,7 +133,7 @@ impl Drift {
 
     /// The profile is another one from now on.
     pub(crate) fn forget(&mut self) {
-        self.classes.fill(EMPTY);
+        self.classes.fill(Class::EMPTY);
     }
 
     /// Each batch size by the factor of its class, or of the nearest that has one.

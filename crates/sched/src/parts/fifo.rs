@@ -115,6 +115,13 @@ impl Fifo {
         self.requests.reject(slot.0, why, &mut self.pending);
     }
 
+    /// The client of a request went away: rejects it if it stands in its queue; else it does not run again.
+    pub(crate) fn cancel(&mut self, slot: RequestSlot) {
+        if !self.withdraw(slot, Why::Cancelled) {
+            self.requests.disown(slot.0);
+        }
+    }
+
     /// Rejects a request if it stands in its queue; false if it does not.
     pub(crate) fn withdraw(&mut self, slot: RequestSlot, why: Why) -> bool {
         let waited = self.take(slot);
@@ -179,12 +186,12 @@ impl<T> Tables<T> {
         timers.arm(&request, served.drop, || (self.alone)(served, &request));
     }
 
-    /// Takes a request back that was lost: it waits anew, if its model is still in service.
+    /// Takes a request back that was lost: it waits anew, if it is still wanted and its model in service.
     pub(crate) fn take_back(&mut self, slot: RequestSlot) {
-        if self.models.get(self.fifo.request(slot).model).retired {
-            self.fifo.reject(slot, Why::Unloaded);
-        } else {
-            self.enqueue(slot);
+        let retired = self.models.get(self.fifo.request(slot).model).retired;
+        match self.fifo.requests.why_over(slot.0, retired) {
+            Some(why) => self.fifo.reject(slot, why),
+            None => self.enqueue(slot),
         }
     }
 

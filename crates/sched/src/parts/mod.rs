@@ -17,5 +17,6 @@ pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod rate;
 pub(crate) mod requests;
+pub(crate) mod speeds;
 pub(crate) mod squishy;
 pub(crate) mod tasks;

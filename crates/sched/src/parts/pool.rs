@@ -161,18 +161,20 @@ impl Pool {
         }
     }
 
-    /// Whether the model of a request that runs is still in service; otherwise the request is rejected.
+    /// Whether a request that runs is still wanted and its model in service; otherwise the request is rejected.
     pub(crate) fn may_return(&mut self, slot: RequestSlot, out: &mut Outbox) -> bool {
         let retired = self.served(self.requests.get(slot.0).model).retired;
-        if retired {
-            self.requests.reject(slot.0, Why::Unloaded, out);
+        let over = self.requests.why_over(slot.0, retired);
+        if let Some(why) = over {
+            self.requests.reject(slot.0, why, out);
         }
-        !retired
+        over.is_none()
     }
 
     /// Withdraws a request if it still waits; the queue that it stood in.
     pub(crate) fn cancel(&mut self, now: Time, slot: RequestSlot, out: &mut Outbox) -> Option<usize> {
         if !matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
+            self.requests.disown(slot.0);
             return None;
         }
         let queue = self.home[slot.index()] as usize;

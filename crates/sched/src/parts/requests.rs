@@ -18,6 +18,8 @@ pub(crate) enum State {
     Overdue,
     /// In a task.
     Running,
+    /// In a task that may end, but nobody waits for its answer: should the task be lost, it does not run again.
+    Unwanted,
 }
 
 /// All live requests; one entry a slot.
@@ -59,6 +61,22 @@ impl Requests {
     /// Rows of these requests together.
     pub(crate) fn rows(&self, members: &[RequestSlot]) -> usize {
         members.iter().map(|slot| self.get(slot.0).rows as usize).sum()
+    }
+
+    /// Nobody waits any more for a request that runs.
+    pub(crate) fn disown(&mut self, slot: u32) {
+        let state = &mut self.entries[slot as usize].0;
+        if *state == State::Running {
+            *state = State::Unwanted;
+        }
+    }
+
+    /// Why a request whose task was lost does not run again, if it does not.
+    pub(crate) fn why_over(&self, slot: u32, retired: bool) -> Option<Why> {
+        match self.state(slot) {
+            State::Unwanted => Some(Why::Cancelled),
+            _ => retired.then_some(Why::Unloaded),
+        }
     }
 
     /// Ends a request whose walk is complete.

@@ -22,7 +22,7 @@ use crate::parts::models::{BatchOptions, PerModel};
 use crate::parts::tasks::Tasks;
 use crate::policy::{Chains, Form, Needs, Policy};
 use crate::shard::{DeviceChoice, Fused, Gather, Network, Rules, StartBy};
-use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
+use crate::{Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
@@ -224,9 +224,7 @@ impl Scheduler for DelayBatch {
             Control::ProfileReplaced { model, block, profile } => {
                 self.tables.models.replace_profile(model, block, profile);
             }
-            Control::Cancelled(slot) => {
-                self.tables.fifo.withdraw(slot, Why::Cancelled);
-            }
+            Control::Cancelled(slot) => self.tables.fifo.cancel(slot),
         }
     }
 

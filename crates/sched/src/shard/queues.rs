@@ -126,22 +126,23 @@ impl Queues {
     pub(crate) fn requeue(&mut self, slot: RequestSlot, out: &mut Outbox) {
         let id = self.requests.get(slot.0).model;
         let served = self.models.get_mut(id);
-        if served.retired {
-            return self.requests.reject(slot.0, Why::Unloaded, out);
+        if let Some(why) = self.requests.why_over(slot.0, served.retired) {
+            return self.requests.reject(slot.0, why, out);
         }
         let order = served.order();
         served.queue.push(&mut self.requests, slot.0, order);
         self.mark(id);
     }
 
-    /// Withdraws a request if it still waits.
+    /// Withdraws a request if it still waits; one that runs does not run again.
     pub(crate) fn cancel(&mut self, slot: RequestSlot, out: &mut Outbox) {
-        if matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
-            let id = self.requests.get(slot.0).model;
-            self.models.get_mut(id).queue.remove(&mut self.requests, slot.0);
-            self.requests.reject(slot.0, Why::Cancelled, out);
-            self.mark(id);
+        if !matches!(self.requests.state(slot.0), State::Waiting | State::Overdue) {
+            return self.requests.disown(slot.0);
         }
+        let id = self.requests.get(slot.0).model;
+        self.models.get_mut(id).queue.remove(&mut self.requests, slot.0);
+        self.requests.reject(slot.0, Why::Cancelled, out);
+        self.mark(id);
     }
 
     /// A batch of this model has ended.

@@ -4,6 +4,7 @@
 //! the segments says that more plainly than a router with its own ideas about errors.
 
 pub(crate) mod body;
+mod devices;
 mod generate;
 mod infer;
 mod models;
@@ -88,6 +89,8 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         Call::Index => models::index(state, request).await,
         Call::Load(name) => models::load(state, name, request).await,
         Call::Unload(name) => models::unload(state, name, request).await,
+        Call::Devices => Ok(devices::list(state)),
+        Call::ChangeDevices(change) => devices::change(state, change).await,
         Call::Regions(call) => regions::system(state, call, request).await,
         Call::CudaRegions(call) => regions::cuda(call),
         Call::TraceSettings => Err(not_offered::trace_settings()),

@@ -1,7 +1,9 @@
 //! Which call a path means.
 
 use crate::access::Need;
+use crate::backend::DeviceChange;
 use hyper::Method;
+use ripieno_base::DeviceId;
 use std::borrow::Cow;
 
 /// A model in a path; an empty version leaves the choice to the server.
@@ -27,6 +29,8 @@ pub(super) enum Call {
     Index,
     Load(String),
     Unload(String),
+    Devices,
+    ChangeDevices(DeviceChange),
     Regions(Regions),
     /// Of CUDA, under the same names.
     CudaRegions(Regions),
@@ -47,7 +51,7 @@ impl Call {
     pub(super) fn method(&self) -> Option<Method> {
         Some(match self {
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Method::POST,
-            Call::Index | Call::Load(_) | Call::Unload(_) => Method::POST,
+            Call::Index | Call::Load(_) | Call::Unload(_) | Call::ChangeDevices(_) => Method::POST,
             Call::Regions(call) | Call::CudaRegions(call) if !matches!(call, Regions::Status(_)) => Method::POST,
             Call::TraceSettings | Call::LogSettings => return None,
             _ => Method::GET,
@@ -59,10 +63,10 @@ impl Call {
         match self {
             Call::Live | Call::Ready => Need::Health,
             Call::Server | Call::ModelReady(_) | Call::Metadata(_) | Call::Config(_) => Need::Describe,
-            Call::Statistics(_) | Call::Index => Need::Describe,
+            Call::Statistics(_) | Call::Index | Call::Devices => Need::Describe,
             Call::TraceSettings | Call::LogSettings => Need::Describe,
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Need::Infer,
-            Call::Load(_) | Call::Unload(_) => Need::Admin,
+            Call::Load(_) | Call::Unload(_) | Call::ChangeDevices(_) => Need::Admin,
             Call::Regions(_) | Call::CudaRegions(_) => Need::Regions,
         }
     }
@@ -83,6 +87,10 @@ pub(super) fn parse(path: &str) -> Option<Call> {
         ["v2", "models", name, "versions", version, rest @ ..] => model(name, version, rest),
         ["v2", "models", name, rest @ ..] => model(name, "", rest),
         ["v2", "repository", rest @ ..] => repository(rest),
+        ["v2", "devices"] => Some(Call::Devices),
+        ["v2", "devices", "add"] => Some(Call::ChangeDevices(DeviceChange::Add)),
+        ["v2", "devices", id, "remove"] => device(id).map(|id| Call::ChangeDevices(DeviceChange::Remove(id))),
+        ["v2", "devices", id, "lose"] => device(id).map(|id| Call::ChangeDevices(DeviceChange::Lose(id))),
         ["v2", "systemsharedmemory", rest @ ..] => regions(rest).map(Call::Regions),
         ["v2", "cudasharedmemory", rest @ ..] => regions(rest).map(Call::CudaRegions),
         ["v2", "trace", "setting"] => Some(Call::TraceSettings),
@@ -114,6 +122,10 @@ fn repository(rest: &[&str]) -> Option<Call> {
         ["models", name, "unload"] | [_, "models", name, "unload"] => Some(Call::Unload((*name).to_owned())),
         _ => None,
     }
+}
+
+fn device(id: &str) -> Option<DeviceId> {
+    id.parse().ok().map(DeviceId)
 }
 
 fn regions(rest: &[&str]) -> Option<Regions> {
@@ -176,6 +188,12 @@ mod tests {
             ("/v2/repository/index", Some(Call::Index)),
             ("/v2/repository/main/models/m/load", Some(Call::Load("m".into()))),
             ("/v2/repository/models/m/unload", Some(Call::Unload("m".into()))),
+            ("/v2/devices", Some(Call::Devices)),
+            ("/v2/devices/add", Some(Call::ChangeDevices(DeviceChange::Add))),
+            ("/v2/devices/3/remove", Some(Call::ChangeDevices(DeviceChange::Remove(DeviceId(3))))),
+            ("/v2/devices/0/lose", Some(Call::ChangeDevices(DeviceChange::Lose(DeviceId(0))))),
+            ("/v2/devices/65536/lose", None),
+            ("/v2/devices/x/remove", None),
             ("/v2/models/m/trace/setting", Some(Call::TraceSettings)),
             ("/v2/trace/setting", Some(Call::TraceSettings)),
             ("/v2/logging", Some(Call::LogSettings)),

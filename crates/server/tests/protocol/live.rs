@@ -19,7 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MAX_BATCH: usize = 4;
 
 fn setup() -> Setup {
-    let limits = Limits { requests: 64, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
+    let limits = Limits { requests: 64, models: 4, devices: 3, lanes: 1, depth: 2, batch: 64, nodes: 0 };
     Setup { models: vec![], devices: 1, limits }
 }
 
@@ -122,6 +122,44 @@ async fn answers_are_counted_in_statistics_and_metrics() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let age = now - sample("process_start_time_seconds");
     assert!((-1.0..86_400.0).contains(&age) && sample("process_cpu_seconds_total") >= 0.0, "{age}");
+}
+
+#[tokio::test]
+async fn devices_come_and_go_by_calls() {
+    let server = start().await;
+    let call = async |path: &str| server.post(&format!("/v2/devices/{path}"), &[], "").await;
+    let states = async || {
+        let listed = server.get("/v2/devices").await.json();
+        let device = |row: &Value| (row["id"].as_u64().unwrap(), row["state"].as_str().unwrap().to_owned());
+        listed["devices"].as_array().unwrap().iter().map(device).collect::<Vec<_>>()
+    };
+    let serving = |ids: &[u64]| ids.iter().map(|&id| (id, "serving".to_owned())).collect::<Vec<_>>();
+    assert_eq!(states().await, serving(&[0]));
+    assert_eq!(call("add").await.json(), json!({"id": 1}));
+    assert_eq!(call("add").await.json(), json!({"id": 2}));
+    assert_eq!(states().await, serving(&[0, 1, 2]));
+    let full = call("add").await;
+    assert!(full.status == StatusCode::BAD_REQUEST && full.error().contains("3 devices"), "{}", full.error());
+    // A device that holds nothing is gone at once, but its threads end in their own time.
+    let gone = async |id: u64| while states().await.iter().any(|(at, _)| *at == id) {};
+    assert_eq!(call("0/remove").await.status, StatusCode::OK);
+    gone(0).await;
+    assert_eq!(call("0/remove").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(server.infer("quick", &body(1, 0)).await.status, StatusCode::OK);
+    assert_eq!(call("2/lose").await.json(), json!({"id": 2}));
+    gone(2).await;
+    let last = call("1/remove").await;
+    assert!(last.status == StatusCode::BAD_REQUEST && last.error().contains("last"), "{}", last.error());
+    assert_eq!(call("1/lose").await.status, StatusCode::OK);
+    let nobody = server.infer("quick", &body(1, 0)).await;
+    assert_eq!(
+        (nobody.status, &nobody.headers["retry-after"]),
+        (StatusCode::SERVICE_UNAVAILABLE, &"1".parse().unwrap())
+    );
+    assert_eq!(call("add").await.json(), json!({"id": 0}));
+    assert_eq!(server.infer("quick", &body(1, 0)).await.status, StatusCode::OK);
+    assert_eq!(call("x/remove").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(server.get("/v2/devices/add").await.status, StatusCode::METHOD_NOT_ALLOWED);
 }
 
 #[tokio::test]

@@ -1,15 +1,16 @@
 //! A backend that does what the model's name says, at once.
 
 use parking_lot::Mutex;
-use ripieno_base::{ModelId, Nanos};
+use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
 use ripieno_repository::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry};
 use ripieno_repository::slo::{Origin, Slo};
 use ripieno_runtime::{
-    Answer, Answered, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot, Step,
+    Answer, Answered, DeviceRefused, DeviceSnapshot, Failure, Job, ModelSnapshot, Processes, Refused,
+    SchedulerSnapshot, Step,
 };
-use ripieno_server::{Backend, Withdraw};
+use ripieno_server::{Backend, DeviceChange, Withdraw};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -130,6 +131,10 @@ impl Backend for Scripted {
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
         Vec::new()
+    }
+
+    fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
+        Err(DeviceRefused::Stopped)
     }
 
     fn scheduler(&self) -> SchedulerSnapshot {

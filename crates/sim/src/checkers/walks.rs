@@ -1,8 +1,9 @@
 //! A batch is not empty, not larger than its model allows, of one model, and every member walks its blocks in order, once
-//! each, but for those that it skips or leaves when a block says so; `unfolding.rs` follows walks that unfold.
+//! each, on one device, which has what they leave, but for those that it skips or leaves when a block says so; `unfolding.rs`
+//! follows walks that unfold.
 
 use crate::observer::{End, Observer, Run};
-use ripieno_base::{BlockId, ModelId, Time};
+use ripieno_base::{BlockId, DeviceId, ModelId, Time};
 use ripieno_model::Model;
 use ripieno_sched::{Request, Setup};
 
@@ -12,11 +13,18 @@ pub struct Walks {
     models: Vec<Model>,
     /// The model and next block of the request in each slot.
     next: Vec<(ModelId, BlockId)>,
+    /// Where it ran its first block.
+    device: Vec<DeviceId>,
 }
 
 impl Walks {
     pub(crate) fn new(setup: &Setup) -> Walks {
-        Walks { models: setup.models.clone(), next: vec![Default::default(); setup.limits.requests] }
+        let requests = setup.limits.requests;
+        Walks {
+            models: setup.models.clone(),
+            next: vec![Default::default(); requests],
+            device: vec![DeviceId(0); requests],
+        }
     }
 }
 
@@ -40,6 +48,11 @@ impl Observer for Walks {
                 "{run:?} at {now:?}, but {slot:?} is at {next:?}"
             );
             next.1 = BlockId(run.block.0 + 1);
+            let device = &mut self.device[slot.index()];
+            if anew {
+                *device = run.device;
+            }
+            assert!(*device == run.device, "{run:?} at {now:?}, but {slot:?} began on {device:?}");
         }
     }
 

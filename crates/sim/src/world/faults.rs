@@ -50,7 +50,13 @@ impl<I: Iterator<Item = (Time, Fault)>> Controller for Scheduled<I> {
 impl World<'_> {
     /// Tells the scheduler of a fault; one that does not apply, like the loss of an absent device, does nothing.
     pub(super) fn inflict(&mut self, fault: &Fault, observers: &mut [&mut dyn Observer]) {
-        let Some(control) = self.control(fault) else { return };
+        let Some(control) = self.control(fault) else {
+            // One that is leaving may vanish with what it still holds.
+            if let Fault::Lose(device) = *fault {
+                self.lose_tasks(device, observers);
+            }
+            return;
+        };
         self.events += 1;
         if let Control::DeviceLeft(device) = control {
             each(observers, |observer| observer.left(device));

@@ -15,6 +15,7 @@ mod fairness;
 mod graph_batching;
 mod idle;
 mod lazy_examples;
+mod lost_devices;
 #[path = "../../examples/meta_operations.rs"]
 mod meta_operations;
 mod meta_operations_run;

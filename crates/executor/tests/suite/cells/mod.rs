@@ -265,6 +265,31 @@ fn a_culprit_in_cells_ends_its_own_walk_and_no_other() {
     }
 }
 
+/// A request begins anew on another device, while the first one, which was given up, is still at its old walk.
+#[test]
+fn who_still_goes_an_earlier_walk_of_a_slot_harms_no_later_one() {
+    for engine in engines() {
+        let bench = Bench::new(&*engine, model(Walk::Repeat), 2);
+        let sent = Sent { tokens: vec![1, 2, 3], children: vec![] };
+        let entry = bench.entry(sent.tensors(Walk::Repeat)).unwrap();
+        let (old, new) = (next_walk(), next_walk());
+        let member = |walk: u64, node: u32| {
+            let entry = (node == 0).then(|| Arc::clone(&entry));
+            vec![Member { node, walk, ..Member::new(RequestSlot(0), 1, entry) }]
+        };
+        bench.run(0, 0, member(old, 0));
+        bench.run(1, 0, member(new, 0));
+        for node in [1, 0] {
+            bench.submit(0, 0, member(old, node));
+            assert!(bench.result(0).unwrap_err().to_string().contains("begun anew"));
+        }
+        bench.run(1, 0, member(new, 1));
+        let last = bench.run(1, 0, member(new, 2));
+        assert!(last[0].ended);
+        check(Walk::Repeat, &sent, &last[0].outputs);
+    }
+}
+
 #[test]
 fn cells_are_measured_on_an_example() {
     for engine in engines() {

@@ -3,6 +3,7 @@
 pub(crate) mod catalogue;
 pub(crate) mod device;
 pub(crate) mod fifo;
+pub(crate) mod hanging;
 pub(crate) mod stepping;
 
 use bytes::Bytes;

@@ -88,6 +88,7 @@ type States = Arc<Mutex<HashMap<RequestSlot, State>>>;
 
 struct State {
     entry: Arc<Entry>,
+    walk: u64,
     encoded: u32,
     sum: u8,
     decoded: Vec<u8>,
@@ -152,13 +153,19 @@ impl Executor for Stepping {
 
 /// Runs a step and checks that it is the next one of its request.
 fn run(states: &mut HashMap<RequestSlot, State>, block: usize, member: &Member, fails: bool) -> Progress {
+    let (known, walk) = (states.get(&member.slot), member.walk);
+    if known.is_some_and(|state| state.walk > walk) {
+        // A device that was given up is still at it.
+        return Progress::default();
+    }
     if let Some(entry) = &member.entry
-        && states.get(&member.slot).is_none_or(|state| !Arc::ptr_eq(&state.entry, entry))
+        && known.is_none_or(|state| state.walk < walk || !Arc::ptr_eq(&state.entry, entry))
     {
         let entry = Arc::clone(entry);
-        states.insert(member.slot, State { entry, encoded: 0, sum: 0, decoded: Vec::new(), over: false });
+        states.insert(member.slot, State { entry, walk, encoded: 0, sum: 0, decoded: Vec::new(), over: false });
     }
     let state = states.get_mut(&member.slot).expect("a request is introduced before its steps run");
+    assert_eq!(state.walk, walk, "a walk that begins brings its entry");
     state.over |= fails;
     let Extent { length, limit } = state.entry.extent;
     if state.over || member.node >= [length, limit][block] {

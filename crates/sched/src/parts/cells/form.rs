@@ -138,7 +138,10 @@ impl Cells {
         let served = self.models.get_mut(walker.request.model);
         match served.model.walk.is_unfolded() {
             true => self.tasks.push_node(task, slot, node),
-            false => self.tasks.push(task, slot, walker.length),
+            false => {
+                walker.home = Some(device);
+                self.tasks.push(task, slot, walker.length);
+            }
         }
         *served.cells[block.index()].count(Some(device)) -= rows;
     }

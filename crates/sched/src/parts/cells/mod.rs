@@ -137,6 +137,10 @@ struct Walker {
     flying: u32,
     /// A task of it was lost: it starts over once nothing of it is in flight.
     lost: bool,
+    /// Of a chain that has begun: the device that has what its blocks left.
+    home: Option<DeviceId>,
+    /// Nobody waits for its answer: should its work be lost, it does not start over.
+    unwanted: bool,
     /// What it was padded to in its first block; its own length before.
     length: u32,
     /// Whether it counts among those of its set that have not reached their end.
@@ -154,6 +158,8 @@ impl Walker {
             open: 0,
             flying: 0,
             lost: false,
+            home: None,
+            unwanted: false,
             length: request.extent.length,
             going: false,
         }

@@ -1,6 +1,6 @@
 //! Who runs together: buckets in which requests wait, and sets that begin or end as one.
 
-use super::{Cells, Join, Leave, Padding, Served, State};
+use super::{Cells, Join, Leave, Padding, Served, State, Walker};
 use crate::Action;
 use crate::parts::cohorts::CohortId;
 use ripieno_base::{DeviceId, List, ModelId, Nanos, RequestSlot, Time};
@@ -172,9 +172,10 @@ impl Cells {
         (set.padded, set.unfinished, set.going) = (padded, unfinished, if going { unfinished } else { 0 });
     }
 
-    /// The device that runs the set of a request, if one does.
+    /// The device on which a request must go on, if there is one: that of its set, or where its chain has begun.
     pub(super) fn bound(&self, slot: RequestSlot) -> Option<DeviceId> {
-        self.sets.get(self.sets.of(slot)?).own.device
+        let of_set = self.sets.of(slot).and_then(|set| self.sets.get(set).own.device);
+        of_set.or(self.walkers[slot.index()].home)
     }
 
     /// How many steps the sequence of a request takes with padding; else 0.
@@ -283,10 +284,18 @@ impl Cells {
         }
     }
 
-    /// If a device is gone and holds nothing any more, what is left of its set may run anywhere.
+    /// If a device is gone and holds nothing any more, what is left of its set may run anywhere, and chains that have begun
+    /// there begin anew.
     pub(super) fn let_go_of(&mut self, device: DeviceId) {
         if self.devices[device].present || self.devices[device].held > 0 {
             return;
+        }
+        for slot in (0..self.walkers.len() as u32).map(RequestSlot) {
+            let Walker { state, home, .. } = self.walkers[slot.index()];
+            if state == State::Running && home == Some(device) {
+                self.stop(slot);
+                self.start_over(slot);
+            }
         }
         let Some(id) = self.devices[device].set.take() else {
             return;

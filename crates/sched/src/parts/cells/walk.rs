@@ -49,6 +49,8 @@ impl Cells {
         let unfolds = || self.served(request.model).model.walk.is_unfolded();
         if state == State::Waiting || (state == State::Running && why == Why::Cancelled && unfolds()) {
             self.end(slot, Action::Reject { request: slot, why });
+        } else {
+            self.walker(slot).unwanted |= why == Why::Cancelled;
         }
     }
 
@@ -259,7 +261,7 @@ impl Cells {
     }
 
     /// Nothing more of a request is submitted.
-    fn stop(&mut self, slot: RequestSlot) {
+    pub(super) fn stop(&mut self, slot: RequestSlot) {
         let mut next = self.subgraphs.first(slot);
         while let Some(id) = next {
             self.dequeue(id);
@@ -324,21 +326,22 @@ impl Cells {
         }
     }
 
-    fn start_over(&mut self, slot: RequestSlot) {
+    pub(super) fn start_over(&mut self, slot: RequestSlot) {
         self.leave_set(slot, true);
         self.subgraphs.start_over(slot);
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
-        (walker.state, walker.stage, walker.lost) = (State::Waiting, 0, false);
+        (walker.state, walker.stage, walker.lost, walker.home) = (State::Waiting, 0, false, None);
         walker.length = walker.request.extent.length;
-        let model = walker.request.model;
-        match self.served(model).retired {
+        let (model, unwanted) = (walker.request.model, walker.unwanted);
+        let why = if unwanted { Some(Why::Cancelled) } else { self.served(model).retired.then_some(Why::Unloaded) };
+        match why {
             // Nothing of it stands in a queue or bucket yet.
-            true => {
+            Some(why) => {
                 self.walker(slot).state = State::Running;
-                self.end(slot, Action::Reject { request: slot, why: Why::Unloaded });
+                self.end(slot, Action::Reject { request: slot, why });
             }
-            false => self.wait(slot),
+            None => self.wait(slot),
         }
     }
 

@@ -373,7 +373,9 @@ impl Scheduler for DvaBatch {
                 served.own.plan = Plan::new(&served.model, served.max_batch, &self.options.terms(&served.model));
             }
             Control::Cancelled(slot) => {
-                self.withdraw(slot, Why::Cancelled);
+                if !self.withdraw(slot, Why::Cancelled) {
+                    self.queues.fifo.requests.disown(slot.0);
+                }
             }
         }
     }

@@ -39,7 +39,7 @@ use crate::parts::fifo::{Fifo, Tables};
 use crate::parts::models::{self, BatchOptions, Models, PerModel};
 use crate::parts::tasks::Tasks;
 use crate::policy::{Chains, Form, Needs, Policy};
-use crate::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use crate::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
 use slack::{Estimator, Predictor, Scene};
@@ -359,9 +359,7 @@ impl Scheduler for LazyBatching {
             Control::ProfileReplaced { model, block, profile } => {
                 fit_everywhere(self.queues.models.replace_profile(model, block, profile));
             }
-            Control::Cancelled(slot) => {
-                self.queues.fifo.withdraw(slot, Why::Cancelled);
-            }
+            Control::Cancelled(slot) => self.queues.fifo.cancel(slot),
         }
     }
 

@@ -1,0 +1,184 @@
+//! The devices by id, as whoever loads models, adds devices or looks at them sees them.
+//!
+//! The scheduler's thread has its own list and looks here only when a device comes or goes. An id is taken from when its device
+//! is opened until the last thread of the device has ended. A device that hangs may never get there: its id stays taken, so
+//! that what it still reports can be told from what its successor does, and there are never more reports than places.
+
+use parking_lot::Mutex;
+use ripieno_base::DeviceId;
+use ripieno_executor::Device;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+/// A device in a list that its user owns.
+pub(crate) type Shared = Arc<dyn Device>;
+
+/// How a device is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceState {
+    /// It takes batches.
+    #[default]
+    Serving,
+    /// It ends what it holds, and is gone then.
+    Leaving,
+    /// It was given up; some thread of it has not ended.
+    Lost,
+}
+
+impl DeviceState {
+    /// As programs read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceState::Serving => "serving",
+            DeviceState::Leaving => "leaving",
+            DeviceState::Lost => "lost",
+        }
+    }
+}
+
+/// Why devices stay as they are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceRefused {
+    /// Every id is taken.
+    #[error("there are {0} devices or were until just now, which is the bound; start the server with a higher one")]
+    TooMany(usize),
+    /// It cannot be opened.
+    #[error("the device cannot be opened: {0}")]
+    Unopened(String),
+    /// There is no such device, or it is going already.
+    #[error("there is no device {0} that serves")]
+    NotServing(u16),
+    /// Nobody would be left to serve.
+    #[error("device {0} is the last one; add another first")]
+    Last(u16),
+    /// The engine has stopped.
+    #[error("the server is shutting down")]
+    Stopped,
+}
+
+impl fmt::Display for DeviceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Opens a device anew under its id; called once its threads have ended.
+type Reopen = Box<dyn Fn(DeviceId) + Send + Sync>;
+
+/// All devices.
+pub(crate) struct DeviceTable {
+    slots: Mutex<Vec<Slot>>,
+    reopen: OnceLock<Reopen>,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    /// None of an id that is free, or whose device is being opened.
+    state: Option<DeviceState>,
+    opening: bool,
+    /// None once it is being closed.
+    device: Option<Shared>,
+}
+
+impl DeviceTable {
+    /// Of these devices, and so many ids in all.
+    pub(crate) fn new(devices: &[Shared], ids: usize) -> DeviceTable {
+        let mut slots: Vec<Slot> = devices.iter().map(|device| Slot::serving(Arc::clone(device))).collect();
+        slots.resize(ids, Slot::default());
+        DeviceTable { slots: Mutex::new(slots), reopen: OnceLock::new() }
+    }
+
+    /// What is to be done once a device that hung has ended after all.
+    pub(crate) fn on_end(&self, reopen: Reopen) {
+        assert!(self.reopen.set(reopen).is_ok(), "it is said once");
+    }
+
+    /// Takes this id, or any that is free if none is named.
+    pub(crate) fn reserve(&self, id: Option<DeviceId>) -> Option<DeviceId> {
+        let mut slots = self.slots.lock();
+        let is_free = |at: &usize| slots.get(*at).is_some_and(|slot| slot.state.is_none() && !slot.opening);
+        let at = match id {
+            Some(id) => Some(id.index()).filter(is_free),
+            None => (0..slots.len()).find(is_free),
+        }?;
+        slots[at].opening = true;
+        Some(DeviceId(at as u16))
+    }
+
+    pub(crate) fn serve(&self, id: DeviceId, device: Shared) {
+        self.slots.lock()[id.index()] = Slot::serving(device);
+    }
+
+    pub(crate) fn set(&self, id: DeviceId, state: DeviceState) {
+        self.slots.lock()[id.index()].state = Some(state);
+    }
+
+    /// Those that are there, or were and have not ended; not those that are being opened.
+    pub(crate) fn all(&self) -> Vec<(DeviceId, DeviceState, Option<Shared>)> {
+        let slots = self.slots.lock();
+        let each = (0..).map(DeviceId).zip(slots.iter());
+        each.filter_map(|(id, slot)| Some((id, slot.state?, slot.device.clone()))).collect()
+    }
+
+    /// How a device is, if it is there.
+    pub(crate) fn state(&self, id: DeviceId) -> Option<DeviceState> {
+        self.slots.lock().get(id.index())?.state
+    }
+
+    /// How many serve.
+    pub(crate) fn serving(&self) -> usize {
+        self.slots.lock().iter().filter(|slot| slot.state == Some(DeviceState::Serving)).count()
+    }
+
+    /// Those that models are attached to.
+    pub(crate) fn open(&self) -> Vec<Shared> {
+        let slots = self.slots.lock();
+        let open = slots.iter().filter(|slot| slot.state != Some(DeviceState::Lost));
+        open.filter_map(|slot| slot.device.clone()).collect()
+    }
+
+    pub(crate) fn free(&self, id: DeviceId) {
+        self.slots.lock()[id.index()] = Slot::default();
+    }
+
+    /// Has a device end on a thread of its own, which may take as long as it likes. Its id is free then; if it is to come
+    /// `again`, it is opened anew.
+    pub(crate) fn close(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
+        let table = Arc::clone(self);
+        let end = move || {
+            // Not in one statement: the lock would be held until the device has ended.
+            let device = table.slots.lock()[id.index()].device.take();
+            device.into_iter().for_each(end_last);
+            table.free(id);
+            if let Some(reopen) = table.reopen.get().filter(|_| again) {
+                reopen(id);
+            }
+        };
+        // Without a thread it is never ended, and its id stays taken.
+        if let Err(error) = thread::Builder::new().name(format!("ripieno-close-{}", id.0)).spawn(end) {
+            tracing::error!(device = id.0, %error, "no thread to close a device");
+        }
+    }
+
+    /// Ends all that are open, on this thread.
+    pub(crate) fn close_all(&self) {
+        let open: Vec<Shared> = self.slots.lock().iter_mut().filter_map(|slot| slot.device.take()).collect();
+        drop(open);
+    }
+}
+
+/// Ends a device. Whoever drops it last waits for its threads, so nobody else must be the last: once it is in no list, others
+/// hold it for a moment at most.
+fn end_last(mut device: Shared) {
+    while Arc::get_mut(&mut device).is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Slot {
+    fn serving(device: Shared) -> Slot {
+        Slot { state: Some(DeviceState::Serving), opening: false, device: Some(device) }
+    }
+}
