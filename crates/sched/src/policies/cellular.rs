@@ -86,6 +86,9 @@ const EARLY_LEAVE: Knob = Knob {
 /// A request whose batches are small waits such a part of the latency target for its turns beside full ones.
 const PATIENCE: i64 = 4;
 
+/// A cell type of a model.
+type Place = (ModelId, BlockId);
+
 /// Which cell types of a model may go next.
 type Eligible<'a> = dyn Fn(&Served, &Cell) -> bool + 'a;
 
@@ -169,7 +172,9 @@ impl Choose for Algorithm1 {
         let quiet = |_: &Served, cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
         let ready = |_: &Served, cell: &Cell| cell.ready(device) > 0;
         let best = |eligible: &Eligible<'_>| self.best(now, cells, device, eligible);
-        best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))
+        let chosen = best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))?;
+        let urgent = (self.order == Order::Waiting).then(|| self.more_urgent(now, cells, device, chosen));
+        Some(urgent.flatten().unwrap_or(chosen))
     }
 }
 
@@ -178,6 +183,27 @@ impl Algorithm1 {
     fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, (device, turns): (DeviceId, u32)) -> bool {
         let patience = Nanos(served.model.slo.0 / PATIENCE / i64::from(turns));
         self.order == Order::Waiting && cell.ready(device) > 0 && now - cell.chosen_at >= patience
+    }
+
+    /// A cell type with a request that would be late behind a turn of the chosen one, and can be in time without it; of several the one
+    /// that can wait least. None if the chosen one can wait no longer than they. Where full batches wait, nobody is more urgent: they
+    /// would always be. Of a chain the latest block stands for all.
+    fn more_urgent(&self, now: Time, cells: &Cells, device: DeviceId, chosen: Place) -> Option<Place> {
+        let slack = |served: &Served, block: BlockId| cells.slack(now, served, block.index(), device);
+        let own = cells.models().find(|(id, _)| *id == chosen.0).map(|(_, served)| served)?;
+        let turn = cells.turn(own, chosen.1.index(), device);
+        let waits =
+            |served: &Served, cell: &Cell| (1..cell.max).contains(&cell.ready(device)) && served.may_run_on(device);
+        let behind = cells.holds(device) > 0;
+        let urgent = cells.models().flat_map(|(id, served)| {
+            let unfolds = served.model.walk.is_unfolded();
+            let places = (0..served.cells.len()).rev().filter(move |&at| waits(served, &served.cells[at]));
+            let places = places.take(if unfolds { usize::MAX } else { usize::from(!behind) });
+            places.map(move |at| (id, BlockId(at as u16))).filter_map(|at| Some((slack(served, at.1)?, at)))
+        });
+        let (least, place) = urgent.filter(|&(slack, at)| slack < turn && at != chosen).min()?;
+        let other = place.0 != chosen.0 || own.model.walk.is_unfolded();
+        (other && slack(own, chosen.1).is_none_or(|own| least < own)).then_some(place)
     }
 
     /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago.
