@@ -445,6 +445,11 @@ impl Scheduler for Admission {
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
         self.policy.prediction(request)
     }
+
+    /// Who takes turns starts what is there. Late answers are what the door's own margins are learnt from.
+    fn defers(&self) -> bool {
+        !self.needs.turns
+    }
 }
 
 /// The bounds for which a policy behind this door is to be built.
