@@ -46,8 +46,6 @@ pub(crate) struct Cost {
     /// By how much predictions are too early, and what is seen of it.
     margin: Nanos,
     trial: Trial,
-    /// Whether anybody was late since it was guessed.
-    erred: bool,
 }
 
 /// The outcomes of requests that were let in since the margin was set: earlier ones say nothing of it. Those of a batch are late
@@ -77,7 +75,6 @@ impl Cost {
             requests: 0,
             margin,
             trial,
-            erred: false,
         };
         cost.reckon(devices);
         cost
@@ -113,8 +110,7 @@ impl Cost {
     /// A profile has changed: what was learnt was the old one's error.
     pub(crate) fn renew(&mut self, now: Time, devices: usize) {
         self.reckon(devices);
-        (self.margin, self.trial, self.erred) =
-            (first_margin(&self.model), Trial { since: now, ..Trial::default() }, false);
+        (self.margin, self.trial) = (first_margin(&self.model), Trial { since: now, ..Trial::default() });
     }
 
     /// How often a request runs a block.
@@ -287,12 +283,8 @@ impl Cost {
             return;
         }
         let excess = late as i64 * 1000 / LATE as i64 - batches as i64 * self.tolerated();
-        self.erred |= late > 0;
-        // A margin that proves too large goes slowly, but for a first guess that nothing has borne out.
-        let step = match self.erred {
-            true => (slo.0 / GAIN * excess / 1000).max(-slo.0 / 128),
-            false => -self.margin.0 / 2,
-        };
+        // A margin that proves too large goes slowly.
+        let step = (slo.0 / GAIN * excess / 1000).max(-slo.0 / 128);
         self.margin =
             (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, slo.scale(MOST_MARGIN.0, MOST_MARGIN.1));
         self.trial = Trial { since: now, ..Trial::default() };

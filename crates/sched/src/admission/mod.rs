@@ -264,7 +264,6 @@ impl Admission {
         }
         let served = self.models[model.index()].as_mut().expect("a model stays while its requests live");
         served.cost.on_start(block.index(), count);
-        served.had_turn = now;
         // Where the policy could have filled a batch, or has left somebody waiting, the one that it made is as full as it makes them.
         // What a small one takes beyond its profile is no part of the price of large ones.
         let unfolds = served.cost.model().walk.is_unfolded();
@@ -446,9 +445,10 @@ impl Scheduler for Admission {
         self.policy.prediction(request)
     }
 
-    /// Who takes turns starts what is there. Late answers are what the door's own margins are learnt from.
+    /// Where models take turns with cells, what is there starts at once, and a guess would refuse what is in time.
     fn defers(&self) -> bool {
-        !self.needs.turns
+        let unfolds = |served: &Served| served.cost.model().walk.is_unfolded();
+        !(self.needs.turns && self.models.iter().flatten().any(unfolds))
     }
 }
 

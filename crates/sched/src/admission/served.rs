@@ -23,8 +23,6 @@ pub(super) struct Served {
     pub(super) backlog: i64,
     /// When a request came last.
     pub(super) asked: Option<Time>,
-    /// When a task of it was started last.
-    pub(super) had_turn: Time,
 }
 
 impl Served {
@@ -41,7 +39,6 @@ impl Served {
             spent: 0,
             backlog: 0,
             asked: None,
-            had_turn: Time::ORIGIN,
         }
     }
 

@@ -33,10 +33,10 @@ impl Admission {
         now + self.devices.begun_after(now, before) + alone
     }
 
-    /// Device time that other models take between so many turns of one.
+    /// Device time that other models take between so many turns of one. Before the first, whoever is free turns to it at the latest when
+    /// somebody else's turn would make it late.
     fn between(&self, model: ModelId, turns: i64, ways: i64) -> i64 {
         let devices = self.devices.present().max(1);
-        let had = self.served(model).had_turn;
         let others = self.models.iter().zip(0..).filter(|(_, id)| ModelId(*id) != model);
         let each = others.filter_map(|(served, _)| served.as_ref()).filter(|served| served.rows > 0).map(|served| {
             let rows = match served.cost.model().walk.is_unfolded() {
@@ -44,9 +44,7 @@ impl Admission {
                 false => served.waiting_rows.div_ceil(devices),
             };
             let turn = if rows == 0 { 0 } else { served.cost.turn(rows, self.depth).0 };
-            // Who had a turn before this model's last one is before it now.
-            let turns = turns - i64::from(served.had_turn > had);
-            served.backlog.min(turn.saturating_mul(turns).saturating_mul(ways))
+            served.backlog.min(turn.saturating_mul(turns - 1).saturating_mul(ways))
         });
         each.fold(0, i64::saturating_add)
     }

@@ -18,6 +18,7 @@ mod lazy_examples;
 #[path = "../../examples/meta_operations.rs"]
 mod meta_operations;
 mod meta_operations_run;
+mod mixes;
 mod objective;
 mod overload;
 mod profiles;
