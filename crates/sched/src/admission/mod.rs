@@ -6,7 +6,8 @@
 //! in front of its policy. A request is refused the moment it comes, for one of two reasons:
 //!
 //! * *No schedule is likely to meet its deadline* ([`Why::Hopeless`]), where the policy does not see to deadlines itself. What
-//!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then. How far such
+//!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then, or its turn
+//!   comes by then where models take [`turns`]. How far such
 //!   predictions are wrong is learnt: of time by what devices really take under pressure ([`devices`]), of latency by a
 //!   margin against late answers.
 //! * *Its model or client asks for more than its share* ([`Why::Share`]) while others need theirs ([`shares`]).

@@ -7,7 +7,8 @@
 //! profile it is next to nothing. Both drivers use it: the runtime always, the simulator where a scenario is run as served.
 //!
 //! The first requests must not be what the margin is learnt from, so it starts with a guess that is rather too large: the
-//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold.
+//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. Where the
+//! scheduler puts nothing off the guess would only make requests look hopeless; there it starts at nothing.
 //!
 //! The real deadline still decides what a client is told, and whether an answer counts as late.
 

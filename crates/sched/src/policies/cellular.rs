@@ -14,7 +14,7 @@
 //!
 //! State: a queue a cell type, counters a sequence, an arena of nodes for trees and graphs. Knobs: `order`, `max_tasks`,
 //! `max_batch`, `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines
-//! (but for the drop rule) and what a batch costs.
+//! (but for the drop rule) and what a batch costs, as far as `order` does.
 //!
 //! Choices where the paper leaves freedom: queues are in the order of arrival, also for what is released later. Ready nodes
 //! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.
@@ -28,7 +28,8 @@
 //! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. One that has had no turn for a
 //! quarter of its model's latency target counts as full, so that a light model has its turn beside one that always fills. Where a request
 //! needs several turns, that quarter is divided among them as long as somebody fills batches. Of a chain, whose blocks run once, the
-//! latest block goes first: a batch runs to its end before the next one begins. `"priority"` is the paper.
+//! latest block goes first: a batch runs to its end before the next one begins. A turn is put off that would make a request of
+//! another cell type late which can be in time otherwise and can wait less. `"priority"` is the paper.
 //!
 //! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
 //! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
