@@ -23,10 +23,12 @@ impl Admission {
         let rows = request.rows as usize;
         let own = served.reckon(devices, rows, work);
         if served.cost.model().walk.is_unfolded() {
-            let turns = served.cost.turns(request, self.depth);
+            let beyond = served.beyond(devices, rows, work);
+            // Where its batches are not full, nobody else has a turn that would make it late.
+            let turns = if beyond > 0 { served.cost.turns(request, self.depth) } else { 1 };
             let others = self.between(request.model, turns, devices as i64) / devices as i64;
             let together = alone.0.max(own / devices as i64);
-            return now + self.devices.begun_after(now, served.beyond(devices, rows, work)) + Nanos(together + others);
+            return now + self.devices.begun_after(now, beyond) + Nanos(together + others);
         }
         let others = self.between(request.model, batches(served, rows), 1);
         let before = served.unbegun(rows, work).saturating_sub(alone.0).max(0).saturating_add(others);
