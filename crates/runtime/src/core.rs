@@ -100,6 +100,10 @@ impl Core {
         self.scheduler.prediction(request)
     }
 
+    pub(crate) fn defers(&self) -> bool {
+        self.scheduler.defers()
+    }
+
     pub(crate) fn next_wakeup(&self) -> Time {
         self.scheduler.next_wakeup()
     }

@@ -154,7 +154,7 @@ impl SchedulerThread {
         };
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
-        let margin = known.learnt.ahead();
+        let margin = known.learnt.ahead(self.core.defers());
         call.in_core = call.parts.len();
         if self.failures.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;

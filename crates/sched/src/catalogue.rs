@@ -48,7 +48,7 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
     let inner = Setup { limits: admission::widen(&setup.limits), ..setup.clone() };
     let policy = build(name, &inner, options)?;
-    Ok(admission::guard(policy, find(name)?.needs(options).keeps_deadlines, setup))
+    Ok(admission::guard(policy, find(name)?.needs(options), setup))
 }
 
 /// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their

@@ -42,12 +42,15 @@ pub struct Needs {
     /// Whether it takes all that is there up to a full batch, whatever the deadlines, so that the largest batch of a
     /// model that runs whole beside cells must be fitted to its SLO.
     pub fitted: bool,
+    /// Whether models take turns on a device, the one first that had none for the longest: a batch, or as many steps of cells as a
+    /// device holds tasks.
+    pub turns: bool,
 }
 
 impl Needs {
     /// One task at a time on each device, and nothing else.
     pub const ONE_TASK: Needs =
-        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false };
+        Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false, turns: false };
 }
 
 /// The forms in which a policy runs.

@@ -54,6 +54,12 @@ pub trait Scheduler: Send {
     fn prediction(&self, _request: RequestSlot) -> Option<Prediction> {
         None
     }
+
+    /// Whether a batch may wait until the last moment that profiles allow. Then the driver tells deadlines that lie ahead of the
+    /// real ones by as much as batches run late.
+    fn defers(&self) -> bool {
+        true
+    }
 }
 
 /// A policy's guess about a request.

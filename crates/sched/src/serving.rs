@@ -100,7 +100,7 @@ pub fn served_options(policy: &Policy, mut options: Options, objective: Objectiv
     options
 }
 
-/// Policies of cells look at no deadline: they take what is there, up to a full batch. A model that runs whole beside cells
+/// Policies of cells take what is there, up to a full batch, whatever the deadlines of others. A model that runs whole beside cells
 /// is given batches of which two fit into its SLO, the one that runs when a request comes and the request's own.
 pub fn fit_batches(model: &mut Model, policy: &'static Policy) {
     // Models are fitted without the options in hand: none changes this need.

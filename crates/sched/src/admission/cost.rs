@@ -179,6 +179,25 @@ impl Cost {
         each.fold(Nanos::ZERO, |sum, span| Nanos(sum.0.saturating_add(span.0)))
     }
 
+    /// How often a device must turn to a request, if it takes so many steps at a time.
+    pub(crate) fn turns(&self, request: &Request, steps: usize) -> i64 {
+        let steps = steps.max(1) as i64;
+        self.model.blocks.iter().map(|block| (self.steps(block, request) + steps - 1) / steps).sum()
+    }
+
+    /// How long a device is taken that turns to this model, of which it has so many rows and takes so many steps at a time. Requests
+    /// may be at every cell type, each of which has its turn.
+    pub(crate) fn turn(&self, rows: usize, steps: usize) -> Nanos {
+        let rows = rows.max(1);
+        let step = |block: &Block| block.profile.latency(rows.min(block.max_batch()));
+        if !self.model.walk.is_unfolded() {
+            return Nanos(self.corrected(self.model.profile().latency(rows.min(self.model.max_batch)).0));
+        }
+        let blocks = self.model.blocks.len();
+        let each = self.model.blocks.iter().map(step).sum::<Nanos>();
+        Nanos(self.corrected(each.0 / blocks as i64 * rows.min(blocks) as i64 * steps as i64))
+    }
+
     /// How long a batch that begins a block is going to keep its lane: to the end of the chain, or of the block where requests join and
     /// leave between cells.
     pub(crate) fn takes(&self, block: usize, rows: usize, length: u32) -> Nanos {
@@ -263,8 +282,8 @@ impl Cost {
         if !enough {
             return;
         }
-        // A margin that proves too large goes slowly.
         let excess = late as i64 * 1000 / LATE as i64 - batches as i64 * self.tolerated();
+        // A margin that proves too large goes slowly.
         let step = (slo.0 / GAIN * excess / 1000).max(-slo.0 / 128);
         self.margin =
             (self.margin + Nanos(step.min(slo.0 / 8))).clamp(Nanos::ZERO, slo.scale(MOST_MARGIN.0, MOST_MARGIN.1));

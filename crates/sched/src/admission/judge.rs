@@ -22,12 +22,12 @@ impl Admission {
         if !futile && !self.shares.ask(now, flow, corrected, request.class.priority) && self.live > 0 {
             return Some(Why::Share);
         }
-        if self.live == 0 || (may_be_late && self.keeps_deadlines) {
+        if self.live == 0 || (may_be_late && self.needs.keeps_deadlines) {
             return None;
         }
         let outranked = self.shares.is_outranked(flow, request.class.priority);
         let yields = if outranked { YieldsTo::Clients } else { self.shares.yields(flow) };
-        let why = match (self.crowds(now, request, work, yields), self.keeps_deadlines, futile) {
+        let why = match (self.crowds(now, request, work, yields), self.needs.keeps_deadlines, futile) {
             (crowds, ..) if may_be_late => return crowds.then_some(Why::Share),
             (true, ..) => Why::Share,
             (false, true, _) => return None,
@@ -41,8 +41,9 @@ impl Admission {
     /// Whether so much waits that a request takes the room of those to whom its flow gives way. A policy that goes by deadlines passes
     /// over this model's queue for another, so that only the model's own other clients stand behind it.
     fn crowds(&self, now: Time, request: &Request, work: i64, yields: YieldsTo) -> bool {
-        let target = match (yields, self.keeps_deadlines) {
+        let target = match (yields, self.needs.keeps_deadlines) {
             (YieldsTo::Nobody, _) | (YieldsTo::Models, true) => return false,
+            (YieldsTo::Models, _) if self.take_turns(request) => return false,
             (YieldsTo::Clients, true) => self.served(request.model).cost.model().slo,
             (YieldsTo::Models | YieldsTo::Clients, false) => self.tightest,
         };
@@ -62,6 +63,10 @@ impl Admission {
         let to_clients = yields == YieldsTo::Clients;
         let left = if to_clients { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
         let due = served.cost.due(request) - left;
+        if self.take_turns(request) {
+            let late = self.end_in_turns(now, request, work, alone) > due;
+            return late.then_some(if to_clients { Why::Share } else { Why::Hopeless });
+        }
         let late = (end > due && self.begins(now, request, work, alone) > due - alone)
             || self.grown_batch(now, served, request);
         late.then_some(if to_clients { Why::Share } else { Why::Hopeless })

@@ -6,7 +6,8 @@
 //! in front of its policy. A request is refused the moment it comes, for one of two reasons:
 //!
 //! * *No schedule is likely to meet its deadline* ([`Why::Hopeless`]), where the policy does not see to deadlines itself. What
-//!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then. How far such
+//!   has been let in and not been answered is so much device time ([`cost`]); on so many devices it is done by then, or its turn
+//!   comes by then where models take [`turns`]. How far such
 //!   predictions are wrong is learnt: of time by what devices really take under pressure ([`devices`]), of latency by a
 //!   margin against late answers.
 //! * *Its model or client asks for more than its share* ([`Why::Share`]) while others need theirs ([`shares`]).
@@ -23,25 +24,29 @@
 mod cost;
 mod devices;
 mod judge;
+mod served;
 mod shapes;
 mod shares;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 pub(crate) use shapes::Shapes;
 
-use crate::{Action, Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
-use cost::Cost;
+use crate::{Action, Control, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
 use devices::DeviceTimes;
-use ripieno_base::{BlockId, DeviceId, LaneId, Links, List, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_model::{DropRule, Graph, Model};
+use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_model::{Graph, Model};
+use served::Served;
 use shares::Shares;
 
 /// A policy behind a door.
 pub(crate) struct Admission {
     policy: Box<dyn Scheduler>,
-    /// Whether the policy itself refuses what cannot be in time.
-    keeps_deadlines: bool,
+    /// What the policy does itself.
+    needs: Needs,
+    /// The tasks that a device holds.
+    depth: usize,
     models: Vec<Option<Served>>,
     entries: Vec<Entry>,
     links: Links,
@@ -57,28 +62,6 @@ pub(crate) struct Admission {
     refused: Vec<(RequestSlot, Why)>,
     /// Models with requests in the policy or of late, and the tightest of their latency targets.
     tightest: Nanos,
-}
-
-/// A model and what of it is in the policy.
-#[derive(Debug)]
-struct Served {
-    cost: Cost,
-    drop: Option<DropRule>,
-    /// Rows of requests in the policy.
-    rows: usize,
-    /// Requests that have not been started, the most urgent first, and their rows.
-    waiting: List,
-    waiting_rows: usize,
-    waiting_work: i64,
-    /// Work that is not done, that of tasks in flight among it, and what these have taken. Of a model that goes on in steps, the work of
-    /// all its requests and what their tasks took; what they took beyond it stays until there are none: who comes waits for a turn and
-    /// not for the end of the steps that others have before them, so that to count these in full would refuse too many.
-    work: i64,
-    spent: i64,
-    /// Of [`Admission::backlog`], this model's part.
-    backlog: i64,
-    /// When a request came last.
-    asked: Option<Time>,
 }
 
 /// What is kept of a task: what it runs, and if something is to be learnt of it, what its work was thought to take and the most device
@@ -149,11 +132,12 @@ const IN_USE: Nanos = Nanos::from_millis(10_000);
 
 impl Admission {
     /// `policy` was built for this setup.
-    pub(crate) fn new(policy: Box<dyn Scheduler>, keeps_deadlines: bool, setup: &Setup) -> Admission {
+    pub(crate) fn new(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup) -> Admission {
         let limits = &setup.limits;
         let mut admission = Admission {
             policy,
-            keeps_deadlines,
+            needs,
+            depth: limits.depth,
             models: (0..limits.models).map(|_| None).collect(),
             entries: vec![ABSENT; limits.requests],
             links: Links::new(limits.requests),
@@ -173,20 +157,7 @@ impl Admission {
 
     fn load(&mut self, id: ModelId, model: Box<Model>) {
         self.shares.set_weight(id, model.weight);
-        let drop = model.drop;
-        let cost = Cost::new(model, self.devices.present());
-        let served = Served {
-            cost,
-            drop,
-            rows: 0,
-            waiting: List::default(),
-            waiting_rows: 0,
-            waiting_work: 0,
-            work: 0,
-            spent: 0,
-            backlog: 0,
-            asked: None,
-        };
+        let served = Served::new(model, self.devices.present());
         self.models[id.index()] = Some(served);
     }
 
@@ -260,9 +231,6 @@ impl Admission {
         self.live -= 1;
         served.rows -= rows as usize;
         served.work -= left;
-        if served.cost.model().walk.is_unfolded() {
-            served.spent = if served.rows == 0 { 0 } else { (served.spent - corrected).max(0) };
-        }
         self.backlog += served.recount(devices);
     }
 
@@ -318,20 +286,18 @@ impl Admission {
             .start(now, (task, model, takes), place, |model, time| spend(models, backlog, devices, model, time));
     }
 
-    /// A task has ended well: of a model that does not go on in steps, this work of its members is done.
+    /// A task has ended well: this work of its members is done.
     fn complete(&mut self, task: TaskId) {
         let Note { model, block, .. } = self.tasks[task.index()];
-        let Some(served) = self.models[model.index()].as_mut().filter(|served| !served.cost.model().walk.is_unfolded())
-        else {
-            return;
-        };
+        let Some(served) = self.models[model.index()].as_mut() else { return };
+        let unfolds = served.cost.model().walk.is_unfolded();
         let members = self.policy.members(task);
         let together = members.iter().map(|member| self.entries[member.index()].rows as usize).sum();
         for member in members {
             let Entry { rows, length, left, ran, .. } = &mut self.entries[member.index()];
             let own = served.cost.row(block.index(), *length).saturating_mul(i64::from(*rows));
             *ran = ran.saturating_add(own);
-            let done = served.cost.in_batches_of(own, together).min(*left);
+            let done = if unfolds { own } else { served.cost.in_batches_of(own, together) }.min(*left);
             *left -= done;
             served.work -= done;
         }
@@ -379,54 +345,6 @@ fn spend(models: &mut [Option<Served>], backlog: &mut i64, devices: usize, model
     *backlog += served.recount(devices);
 }
 
-impl Served {
-    /// Whether its lateness is nobody's concern.
-    fn may_be_late(&self) -> bool {
-        matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
-    }
-
-    /// Whether a request would be late on an idle device.
-    fn is_futile(&self, now: Time, request: &Request) -> bool {
-        !self.may_be_late() && now + self.cost.alone(request, request.rows as usize) > request.deadline
-    }
-
-    /// Rows with which a request that comes now is likely to share a batch: who has not been started, or where requests join on
-    /// the way, what a device has.
-    fn together(&self, devices: usize) -> usize {
-        if self.cost.model().walk.is_unfolded() { self.rows / devices } else { self.waiting_rows }
-    }
-
-    /// Device time that those are to take who have not been started, so many more rows and so much more work among them.
-    fn unbegun(&self, rows: usize, work: i64) -> i64 {
-        self.cost.corrected(self.cost.in_batches_of(self.waiting_work + work, self.waiting_rows + rows))
-    }
-
-    /// Device time that those are still to take that have been started.
-    fn begun(&self, devices: usize) -> i64 {
-        let work = self.cost.in_batches_of(self.work - self.waiting_work, self.rows.div_ceil(devices.max(1)));
-        (self.cost.corrected(work) - self.spent).max(0)
-    }
-
-    /// Brings its backlog up to date; by how much it has changed.
-    fn recount(&mut self, devices: usize) -> i64 {
-        let now = self.reckon(devices, 0, 0);
-        now - std::mem::replace(&mut self.backlog, now)
-    }
-
-    /// Its backlog with so many more rows and so much more work that waits. Who waits will share batches with others who wait;
-    /// where requests join on the way, with all that are there.
-    fn reckon(&self, devices: usize, rows: usize, work: i64) -> i64 {
-        let unfolds = self.cost.model().walk.is_unfolded();
-        let work = if unfolds {
-            self.cost.in_batches_of(self.work + work, (self.rows + rows).div_ceil(devices.max(1)))
-        } else {
-            let waiting = self.cost.in_batches_of(self.waiting_work + work, self.waiting_rows + rows);
-            waiting.saturating_add(self.work - self.waiting_work)
-        };
-        (self.cost.corrected(work) - self.spent).max(0)
-    }
-}
-
 impl Scheduler for Admission {
     fn on_graph(&mut self, request: RequestSlot, graph: &Graph) {
         self.policy.on_graph(request, graph);
@@ -471,9 +389,7 @@ impl Scheduler for Admission {
             self.complete(done.task);
         }
         if let Some(served) = self.models[model.index()].as_mut() {
-            if done.outcome != Outcome::Ok || !served.cost.model().walk.is_unfolded() {
-                served.spent = (served.spent - used.0).max(0);
-            }
+            served.spent = (served.spent - used.0).max(0);
             served.cost.on_batch(now);
             match (done.outcome, thought) {
                 (Outcome::Ok, Some((thought, most))) => served.cost.on_task(thought, used.min(most)),
@@ -529,6 +445,12 @@ impl Scheduler for Admission {
     fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
         self.policy.prediction(request)
     }
+
+    /// Where models take turns with cells, what is there starts at once, and a guess would refuse what is in time.
+    fn defers(&self) -> bool {
+        let unfolds = |served: &Served| served.cost.model().walk.is_unfolded();
+        !(self.needs.turns && self.models.iter().flatten().any(unfolds))
+    }
 }
 
 /// The bounds for which a policy behind this door is to be built.
@@ -537,7 +459,7 @@ pub(crate) fn widen(limits: &Limits) -> Limits {
 }
 
 /// Puts a policy behind the door; it was built for `setup` with [`widen`]ed limits.
-pub(crate) fn guard(policy: Box<dyn Scheduler>, keeps_deadlines: bool, setup: &Setup) -> Box<dyn Scheduler> {
+pub(crate) fn guard(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup) -> Box<dyn Scheduler> {
     let shapes = Shapes::new(policy, &setup.models, &setup.limits);
-    Box::new(Admission::new(Box::new(shapes), keeps_deadlines, setup))
+    Box::new(Admission::new(Box::new(shapes), needs, setup))
 }

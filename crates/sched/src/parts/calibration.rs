@@ -21,7 +21,8 @@ use ripieno_model::{Extent, Model, Profile, Steps};
 #[derive(Debug)]
 pub struct Calibration {
     model: Box<Model>,
-    margin: Margin,
+    /// For who starts what is there, and for who defers.
+    margins: [Margin; 2],
     blocks: Vec<Believed>,
     doubt: Doubt,
 }
@@ -54,7 +55,7 @@ impl Calibration {
         let believed = |at: usize| Believed { drift: Drift::new(model.blocks[at].max_batch()), before: None };
         Calibration {
             model: Box::new(model.clone()),
-            margin: Margin::new(model),
+            margins: [Margin::unguessed(model), Margin::new(model)],
             blocks: (0..model.blocks.len()).map(believed).collect(),
             doubt: Doubt::new(),
         }
@@ -65,16 +66,16 @@ impl Calibration {
         &self.model
     }
 
-    /// By how much the core's deadlines lie ahead of the real ones.
-    pub fn ahead(&self) -> Nanos {
-        self.margin.ahead()
+    /// By how much the core's deadlines lie ahead of the real ones, if it `defers` or not.
+    pub fn ahead(&self, defers: bool) -> Nanos {
+        self.margins[usize::from(defers)].ahead()
     }
 
     /// The core plans with another profile of a block from now on.
     pub fn replace(&mut self, block: BlockId, profile: Profile) {
         let before = self.model.clone();
         self.model.blocks[block.index()].replace_profile(profile);
-        self.margin = self.margin.renewed(&before, &self.model);
+        self.margins = self.margins.map(|margin| margin.renewed(&before, &self.model));
         let believed = &mut self.blocks[block.index()];
         believed.drift.forget();
         believed.before = None;
@@ -82,7 +83,7 @@ impl Calibration {
 
     /// A batch ended `by` later (or earlier, if negative) than its profile said.
     pub fn on_end(&mut self, by: Nanos) {
-        self.margin.observe(by);
+        self.margins.iter_mut().for_each(|margin| margin.observe(by));
     }
 
     /// A task has ended. The profile of its block to [`replace`](Calibration::replace) the one in force, which is wrong.

@@ -7,7 +7,8 @@
 //! profile it is next to nothing. Both drivers use it: the runtime always, the simulator where a scenario is run as served.
 //!
 //! The first requests must not be what the margin is learnt from, so it starts with a guess that is rather too large: the
-//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold.
+//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. Where the
+//! scheduler puts nothing off the guess would only make requests look hopeless; there it starts at nothing.
 //!
 //! The real deadline still decides what a client is told, and whether an answer counts as late.
 
@@ -34,6 +35,8 @@ pub struct Margin {
     tasks: i64,
     /// Whether it has been learnt, be it in part.
     learnt: bool,
+    /// Whether it began with a guess.
+    guessed: bool,
 }
 
 impl Margin {
@@ -43,22 +46,28 @@ impl Margin {
         Margin::starting_at(FIRST + Nanos(alone.0 / FIRST_PART), model.slo, tasks)
     }
 
+    /// The same without a guess, for who starts what is there: nothing is put off to a last moment that could prove too late.
+    pub fn unguessed(model: &Model) -> Margin {
+        Margin { guessed: false, ..Margin::starting_at(Nanos::ZERO, model.slo, walk(model).0) }
+    }
+
     fn starting_at(first: Nanos, slo: Nanos, tasks: usize) -> Margin {
         let tasks = i64::try_from(tasks).unwrap_or(i64::MAX).max(1);
         let most = Nanos(slo.0 / MOST / tasks);
-        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks, learnt: false }
+        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks, learnt: false, guessed: true }
     }
 
     /// After the profiles of `before` were replaced by those of `model`. How late threads wake up, and what else was learnt of
     /// the machine, stays; that batches took longer than the old profile said does not.
     pub fn renewed(&self, before: &Model, model: &Model) -> Margin {
-        let first = Margin::new(model);
+        let first = if self.guessed { Margin::new(model) } else { Margin::unguessed(model) };
         if !self.learnt {
             return first;
         }
         let ((tasks, alone), (_, was)) = (walk(model), walk(before));
         let corrected = (alone - was).max(Nanos::ZERO);
-        Margin { learnt: true, ..Margin::starting_at((self.ahead() - corrected).max(first.ahead()), model.slo, tasks) }
+        let kept = (self.ahead() - corrected).max(first.ahead());
+        Margin { learnt: true, guessed: self.guessed, ..Margin::starting_at(kept, model.slo, tasks) }
     }
 
     /// By how much the core's deadlines lie ahead of the real ones.

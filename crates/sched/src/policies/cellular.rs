@@ -14,7 +14,7 @@
 //!
 //! State: a queue a cell type, counters a sequence, an arena of nodes for trees and graphs. Knobs: `order`, `max_tasks`,
 //! `max_batch`, `drop`, and `early_start` and `early_leave`, which switch off one half of the idea each. It ignores deadlines
-//! (but for the drop rule) and what a batch costs.
+//! (but for the drop rule) and what a batch costs, as far as `order` does.
 //!
 //! Choices where the paper leaves freedom: queues are in the order of arrival, also for what is released later. Ready nodes
 //! that are pinned elsewhere do not count in (a) to (c), so that no task is empty. A device is idle when it holds no task.
@@ -28,7 +28,8 @@
 //! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. One that has had no turn for a
 //! quarter of its model's latency target counts as full, so that a light model has its turn beside one that always fills. Where a request
 //! needs several turns, that quarter is divided among them as long as somebody fills batches. Of a chain, whose blocks run once, the
-//! latest block goes first: a batch runs to its end before the next one begins. `"priority"` is the paper.
+//! latest block goes first: a batch runs to its end before the next one begins. A turn is put off that would make a request of
+//! another cell type late which can be in time otherwise and can wait less. `"priority"` is the paper.
 //!
 //! Chains whose cost depends on the length and chains with skips are served too. A task of a first block takes, beside its oldest
 //! request, who is better padded to the same length than run apart, by the profiles; later ones hold who was padded alike.
@@ -86,6 +87,9 @@ const EARLY_LEAVE: Knob = Knob {
 /// A request whose batches are small waits such a part of the latency target for its turns beside full ones.
 const PATIENCE: i64 = 4;
 
+/// A cell type of a model.
+type Place = (ModelId, BlockId);
+
 /// Which cell types of a model may go next.
 type Eligible<'a> = dyn Fn(&Served, &Cell) -> bool + 'a;
 
@@ -102,7 +106,14 @@ fn leaves_early(knobs: &Knobs<'_>) -> Result<bool, BuildError> {
 
 fn needs(knobs: &Knobs<'_>) -> Needs {
     let depth = max_tasks(knobs).ok().flatten().unwrap_or(TASKS);
-    Needs { depth, nodes: true, pads: !leaves_early(knobs).unwrap_or(true), fitted: true, ..Needs::ONE_TASK }
+    Needs {
+        depth,
+        nodes: true,
+        pads: !leaves_early(knobs).unwrap_or(true),
+        fitted: true,
+        turns: true,
+        ..Needs::ONE_TASK
+    }
 }
 
 fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildError> {
@@ -162,7 +173,9 @@ impl Choose for Algorithm1 {
         let quiet = |_: &Served, cell: &Cell| cell.running == 0 && cell.ready(device) > 0;
         let ready = |_: &Served, cell: &Cell| cell.ready(device) > 0;
         let best = |eligible: &Eligible<'_>| self.best(now, cells, device, eligible);
-        best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))
+        let chosen = best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))?;
+        let urgent = (self.order == Order::Waiting).then(|| self.more_urgent(now, cells, device, chosen));
+        Some(urgent.flatten().unwrap_or(chosen))
     }
 }
 
@@ -171,6 +184,27 @@ impl Algorithm1 {
     fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, (device, turns): (DeviceId, u32)) -> bool {
         let patience = Nanos(served.model.slo.0 / PATIENCE / i64::from(turns));
         self.order == Order::Waiting && cell.ready(device) > 0 && now - cell.chosen_at >= patience
+    }
+
+    /// A cell type with a request that would be late behind a turn of the chosen one, and can be in time without it; of several the one
+    /// that can wait least. None if the chosen one can wait no longer than they. Where full batches wait, nobody is more urgent: they
+    /// would always be. Of a chain the latest block stands for all.
+    fn more_urgent(&self, now: Time, cells: &Cells, device: DeviceId, chosen: Place) -> Option<Place> {
+        let slack = |served: &Served, block: BlockId| cells.slack(now, served, block.index(), device);
+        let own = cells.models().find(|(id, _)| *id == chosen.0).map(|(_, served)| served)?;
+        let turn = cells.turn(own, chosen.1.index(), device);
+        let waits =
+            |served: &Served, cell: &Cell| (1..cell.max).contains(&cell.ready(device)) && served.may_run_on(device);
+        let behind = cells.holds(device) > 0;
+        let urgent = cells.models().flat_map(|(id, served)| {
+            let unfolds = served.model.walk.is_unfolded();
+            let places = (0..served.cells.len()).rev().filter(move |&at| waits(served, &served.cells[at]));
+            let places = places.take(if unfolds { usize::MAX } else { usize::from(!behind) });
+            places.map(move |at| (id, BlockId(at as u16))).filter_map(|at| Some((slack(served, at.1)?, at)))
+        });
+        let (least, place) = urgent.filter(|&(slack, at)| slack < turn && at != chosen).min()?;
+        let other = place.0 != chosen.0 || own.model.walk.is_unfolded();
+        (other && slack(own, chosen.1).is_none_or(|own| least < own)).then_some(place)
     }
 
     /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago.

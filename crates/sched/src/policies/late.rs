@@ -8,8 +8,8 @@
 //! 3. So the device never waits for the scheduler between two cells, and a newcomer waits for two cells at most while there is
 //!    room: the rest of the one that runs, and the one behind it.
 //!
-//! State: that of "cellular". Knobs: `order`, `max_batch`, `drop`. It ignores deadlines, but for the drop rule, and what a batch
-//! costs, but for the order.
+//! State: that of "cellular". Knobs: `order`, `max_batch`, `drop`. It ignores deadlines and what a batch costs,
+//! but for the drop rule and the order.
 //!
 //! Choices where the paper leaves freedom: which cell type goes first, where a model has several (the paper's has one). A
 //! device that may hold one task only gets the next one when it is idle: that is `cellular` with `max_tasks = 1`. Where a block
@@ -32,7 +32,7 @@ pub(crate) const POLICY: Policy = Policy {
     walks: &Walk::ALL,
     chains: Chains::Any,
     knobs: &[ORDER, MAX_BATCH, Knob { default: "never", ..DROP }],
-    needs: |_| Needs { depth: TASKS, nodes: true, fitted: true, ..Needs::ONE_TASK },
+    needs: |_| Needs { depth: TASKS, nodes: true, fitted: true, turns: true, ..Needs::ONE_TASK },
     form: Form::OnePiece(build),
 };
 

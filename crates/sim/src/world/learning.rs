@@ -17,8 +17,8 @@ impl Learning {
         Learning { models: believed.iter().map(Calibration::new).collect(), doubted: Vec::new() }
     }
 
-    pub(super) fn ahead(&self, model: ModelId) -> Nanos {
-        self.models[model.index()].ahead()
+    pub(super) fn ahead(&self, model: ModelId, defers: bool) -> Nanos {
+        self.models[model.index()].ahead(defers)
     }
 
     /// A task of this model has ended well on a device that runs at so many percent of what it takes; `alone`, no other lane

@@ -19,6 +19,7 @@ mod lost_devices;
 #[path = "../../examples/meta_operations.rs"]
 mod meta_operations;
 mod meta_operations_run;
+mod mixes;
 mod objective;
 mod overload;
 mod profiles;

@@ -146,6 +146,9 @@ fn cells_on_exact_devices_for_as_long_as_it_takes() {
 fn cases_that_were_found_by_chance() {
     // The policy, the rate unless the file says it, the model, and how many of its requests a second are answered in time at least.
     let cases: &[(&str, &str, Option<f64>, usize, f64)] = &[
+        ("cells-step", "cellular", None, 0, 370.0),
+        ("cells-step", "late", None, 0, 370.0),
+        ("cells-step", "lazy", None, 0, 350.0),
         ("light-beside-chain", "deferred", None, 0, 74.3),
         ("light-beside-chain", "deferred", None, 1, 135.0),
         ("light-beside-long", "dva", None, 0, 490.0),

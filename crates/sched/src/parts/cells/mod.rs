@@ -18,6 +18,7 @@ mod frame;
 mod graphs;
 mod served;
 mod sets;
+mod slack;
 mod subgraphs;
 mod walk;
 

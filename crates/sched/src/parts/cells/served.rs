@@ -38,7 +38,7 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    fn blocks(&self) -> &Range<u16> {
+    pub(super) fn blocks(&self) -> &Range<u16> {
         let (Stage::Lines(blocks) | Stage::Graph(blocks)) = self;
         blocks
     }

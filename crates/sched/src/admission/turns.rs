@@ -1,0 +1,58 @@
+//! When a request would be answered where models take turns.
+//!
+//! Where models take turns, nobody waits for all the work of others: between two turns of a model each other one has a turn, or as
+//! much of one as it has work for.
+
+use super::Admission;
+use super::served::Served;
+use crate::Request;
+use ripieno_base::{ModelId, Nanos, Time};
+
+impl Admission {
+    /// Whether models take turns at this moment: cells beside others.
+    pub(super) fn take_turns(&self, request: &Request) -> bool {
+        let unfolds = |served: &Served| served.cost.model().walk.is_unfolded();
+        self.needs.turns
+            && (unfolds(self.served(request.model))
+                || self.models.iter().flatten().any(|served| served.rows > 0 && unfolds(served)))
+    }
+
+    /// When a request would be answered that takes `alone` with those that it shares batches with.
+    pub(super) fn end_in_turns(&self, now: Time, request: &Request, work: i64, alone: Nanos) -> Time {
+        let (served, devices) = (self.served(request.model), self.devices.present().max(1));
+        let rows = request.rows as usize;
+        let own = served.reckon(devices, rows, work);
+        if served.cost.model().walk.is_unfolded() {
+            let beyond = served.beyond(devices, rows, work);
+            // Where its batches are not full, nobody else has a turn that would make it late.
+            let turns = if beyond > 0 { served.cost.turns(request, self.depth) } else { 1 };
+            let others = self.between(request.model, turns, devices as i64) / devices as i64;
+            let together = alone.0.max(own / devices as i64);
+            return now + self.devices.begun_after(now, beyond) + Nanos(together + others);
+        }
+        let others = self.between(request.model, batches(served, rows), 1);
+        let before = served.unbegun(rows, work).saturating_sub(alone.0).max(0).saturating_add(others);
+        now + self.devices.begun_after(now, before) + alone
+    }
+
+    /// Device time that other models take between so many turns of one. Before the first, whoever is free turns to it at the latest when
+    /// somebody else's turn would make it late.
+    fn between(&self, model: ModelId, turns: i64, ways: i64) -> i64 {
+        let devices = self.devices.present().max(1);
+        let others = self.models.iter().zip(0..).filter(|(_, id)| ModelId(*id) != model);
+        let each = others.filter_map(|(served, _)| served.as_ref()).filter(|served| served.rows > 0).map(|served| {
+            let rows = match served.cost.model().walk.is_unfolded() {
+                true => served.rows.div_ceil(devices),
+                false => served.waiting_rows.div_ceil(devices),
+            };
+            let turn = if rows == 0 { 0 } else { served.cost.turn(rows, self.depth).0 };
+            served.backlog.min(turn.saturating_mul(turns - 1).saturating_mul(ways))
+        });
+        each.fold(0, i64::saturating_add)
+    }
+}
+
+/// In how many batches a model in one piece runs what waits, and so many rows more.
+fn batches(served: &Served, rows: usize) -> i64 {
+    (served.waiting_rows + rows).div_ceil(served.cost.model().max_batch.max(1)) as i64
+}
