@@ -62,6 +62,20 @@ impl Loads {
         done.await.map_err(|error| Problem::new(Kind::Internal, format!("the model repository failed: {error}")))
     }
 
+    /// Runs work that starts threads of engines, which inherit the priority of those that models are loaded on.
+    pub(crate) async fn begin<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Problem> {
+        let turn = self.at_once.clone().acquire_owned().await;
+        let runs_on = self.runs_on.clone().unwrap_or_else(Handle::current);
+        let done = runs_on.spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        done.await.map_err(|error| Problem::new(Kind::Internal, format!("the devices cannot be changed: {error}")))
+    }
+
     fn join_or_begin(&self, key: (String, Change)) -> watch::Receiver<Option<Outcome>> {
         let mut waiting = self.waiting.lock();
         if let Some(tell) = waiting.get(&key).and_then(Weak::upgrade) {
@@ -236,5 +250,16 @@ mod tests {
             assert_eq!(call.await.unwrap(), Ok(Ok(())));
         }
         assert_eq!(begun.try_iter().count(), 3);
+    }
+
+    /// Threads of an engine inherit the priority of the thread that starts them, which must not be one of the front end's.
+    #[tokio::test]
+    async fn what_starts_engines_runs_where_models_are_loaded() {
+        let models = tokio::runtime::Builder::new_current_thread().thread_name("models").build().unwrap();
+        let repository = Gated { begun: Mutex::new(channel().0), gate: Arc::default() };
+        let loads = Loads::new(Arc::new(repository), 1, Some(models.handle().clone()));
+        let name = loads.begin(|| std::thread::current().name().map(str::to_owned)).await.unwrap();
+        assert_eq!(name.as_deref(), Some("models"));
+        models.shutdown_background();
     }
 }

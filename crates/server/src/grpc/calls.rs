@@ -2,11 +2,10 @@
 
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
-use crate::access::caller_of;
 use crate::bounds::connection::Connection;
 use crate::infer::{Asked, Inferred, infer};
 use crate::problem::Problem;
-use crate::regions::request::names_any;
+use crate::regions::request::caller;
 use crate::slo;
 use crate::state::State;
 use bytes::Bytes;
@@ -51,10 +50,7 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let budget = state.budget_of(connection.as_ref());
     let (_, request) = frames::decode(state, budget, message).await;
     let request = request?;
-    let caller = match names_any(&request) {
-        true => state.access.sharer(&parts.uri, &parts.headers, &parts.extensions),
-        false => caller_of(&parts.extensions),
-    };
+    let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
     let asked = Asked { request, received, timeout, slo, caller };
     let mut inferred = infer(state, budget, asked).await?;
     let answered = Instant::now();

@@ -21,7 +21,7 @@ pub(super) fn list(state: &State) -> Answer {
 pub(super) async fn change(state: &Arc<State>, change: DeviceChange) -> Result<Answer, Problem> {
     let backend = state.backend.clone();
     // All models are attached to a device that comes.
-    let id = state.work(move || backend.change_devices(change)).await??;
+    let id = state.loads.begin(move || backend.change_devices(change)).await??;
     tracing::info!(device = id.0, ?change, "devices were changed by a call");
     Ok(json(StatusCode::OK, &value!({"id": id.0})))
 }

@@ -2,12 +2,11 @@
 
 use super::path::Target;
 use super::{Answer, body, reply, send};
-use crate::access::caller_of;
 use crate::bounds::budget::Budget;
 use crate::decoded;
 use crate::infer::{Asked, Inferred, infer as run};
 use crate::problem::Problem;
-use crate::regions::request::names_any;
+use crate::regions::request::caller;
 use crate::slo;
 use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::Bytes;
@@ -33,10 +32,7 @@ pub(super) async fn infer(
     let connection = send::caller(request);
     let budget = state.budget_of(connection.as_ref());
     let parsed = parse(state, budget, target, bytes, json_length).await?;
-    let caller = match names_any(&parsed) {
-        true => state.access.sharer(request.uri(), request.headers(), request.extensions()),
-        false => caller_of(request.extensions()),
-    };
+    let caller = caller(state, &parsed, request.uri(), request.headers(), request.extensions());
     let asked = Asked { request: parsed, received, timeout: None, slo, caller };
     let mut inferred = run(state, budget, asked).await?;
     let answered = Instant::now();

@@ -1,16 +1,29 @@
 //! What a request has in shared memory.
 
 use super::Spot;
-use crate::access::Caller;
+use crate::access::{Caller, caller_of};
 use crate::bounds::budget::{Budget, hold};
 use crate::http::body::too_large;
 use crate::problem::Problem;
 use crate::state::{PARSE_INLINE_BYTES, State};
+use hyper::http::Extensions;
+use hyper::{HeaderMap, Uri};
 use ripieno_wire::{InferRequest, RequestedOutput};
 use std::sync::Arc;
 
+/// Who made a request that came with this head, asked for regions only if it names some.
+pub(crate) fn caller(
+    state: &State,
+    request: &InferRequest,
+    uri: &Uri,
+    headers: &HeaderMap,
+    extensions: &Extensions,
+) -> Caller {
+    if names_any(request) { state.access.sharer(uri, headers, extensions) } else { caller_of(extensions) }
+}
+
 /// Whether tensors of a request are in regions of shared memory, or are to go there.
-pub(crate) fn names_any(request: &InferRequest) -> bool {
+fn names_any(request: &InferRequest) -> bool {
     request.inputs.iter().any(|input| input.place.is_some())
         || request.outputs.iter().any(|output| output.place.is_some())
 }
