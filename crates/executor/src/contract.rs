@@ -32,6 +32,9 @@ pub trait Engine: Send + Sync {
 }
 
 /// Receives the result of each task.
+///
+/// What it brings about may be done by the caller's thread before it returns: the device is given its next tasks, or models are
+/// detached, so no lock is held that these would wait for.
 pub type Sink = Arc<dyn Fn(TaskResult) + Send + Sync>;
 
 /// A model in memory, ready to be attached to devices of the engine that loaded it.
@@ -290,6 +293,8 @@ pub struct TaskResult {
     pub started: Instant,
     /// When it was done.
     pub finished: Instant,
+    /// Whether the lane has its next task already: whoever is told had better let its thread go on at once.
+    pub holds_next: bool,
 }
 
 /// A batch that failed, and was run again in parts.

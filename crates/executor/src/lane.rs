@@ -116,12 +116,12 @@ impl Device for Lanes {
             if let Err(cause) = &ready {
                 tracing::error!(model = id.0, %cause, "a model cannot be attached");
             }
-            lane.mailbox.control(Message::Attach(id, attachment, ready));
+            lane.mailbox.attach(id, attachment, ready);
         }
     }
 
     fn detach(&self, id: ModelId) {
-        self.lanes.iter().for_each(|lane| lane.mailbox.control(Message::Detach(id)));
+        self.lanes.iter().for_each(|lane| lane.mailbox.detach(id));
     }
 
     fn submit(&self, task: Task) -> Result<(), Task> {
@@ -166,9 +166,9 @@ impl Body {
                 Message::Detach(id) => self.worker.detach(id),
                 Message::Run(task, accepted) => {
                     abort.begin(task.id);
-                    let result = self.run_task(abort, &task, accepted);
+                    let mut result = self.run_task(abort, &task, accepted);
                     abort.release(task.id);
-                    mailbox.release();
+                    result.holds_next = mailbox.release() > 0;
                     // Who goes on with another block comes back as soon as that is decided.
                     soon = result.outcome.iter().flatten().any(|progress| !progress.ended && progress.failed.is_none());
                     if catch_unwind(AssertUnwindSafe(|| (self.sink)(result))).is_err() {
@@ -190,7 +190,15 @@ impl Body {
         let started = Instant::now();
         if let Err(cancelled) = waited {
             let outcome = Err(cancelled);
-            return TaskResult { id: task.id, outcome, again: None, lost: None, started, finished: started };
+            return TaskResult {
+                id: task.id,
+                outcome,
+                again: None,
+                lost: None,
+                started,
+                finished: started,
+                holds_next: false,
+            };
         }
         // The worker takes the state of a task's walks out before it runs them, so a panic leaves none half done.
         let done = caught(|| self.worker.execute(task, ready, &|| abort.is_stopped(task.id)));
@@ -199,7 +207,8 @@ impl Body {
             Err(cause) => (Err(cause), None),
         };
         let lost = self.worker.lost(task.model).filter(|_| outcome.is_err());
-        TaskResult { id: task.id, outcome, again, lost, started, finished: Instant::now() }
+        let finished = Instant::now();
+        TaskResult { id: task.id, outcome, again, lost, started, finished, holds_next: false }
     }
 }
 

@@ -2,8 +2,9 @@
 //! order.
 //!
 //! A channel from the standard library would bound all messages together, but here two bounds are wanted: tasks are
-//! handed back once the lane holds its depth (never a wait, since a scheduler's thread submits), while attachments
-//! are rare and slow, so that their sender simply waits. The count of tasks held includes the running one and is lowered
+//! handed back once the lane holds its depth (never a wait, since whoever takes a scheduler's turn submits), while attachments
+//! are rare and slow, so that their sender simply waits. A detachment is bounded by its attachment and never waits: the turn that
+//! it is sent in may be taken by the lane's own thread. The count of tasks held includes the running one and is lowered
 //! before its result is reported, so that whoever hears of a result may submit the next task at once.
 //!
 //! A lane that expects a task looks out for it before it sleeps: being woken takes longer than many a decision, and a request in
@@ -27,8 +28,8 @@ pub(crate) enum Message {
     Run(Task, Instant),
 }
 
-/// The most attachments and detachments that wait at once; the sender of a further one waits.
-const MAX_CONTROLS: usize = 64;
+/// The most attachments that wait at once; the sender of a further one waits.
+const MAX_ATTACHMENTS: usize = 64;
 
 /// How long a lane spins for a task that it expects: about as long as a decision takes, with the waking of who decides.
 const SPIN_BEFORE_PARK: Duration = Duration::from_micros(100);
@@ -39,24 +40,24 @@ pub(crate) struct Mailbox {
     /// Whether a message is queued, or none will follow; a hint, for looking without the lock.
     stirred: AtomicBool,
     arrived: Condvar,
-    controls_taken: Condvar,
+    attachment_taken: Condvar,
 }
 
 struct State {
     queue: VecDeque<Message>,
     /// Tasks queued or running.
     tasks: usize,
-    /// Attachments and detachments queued.
-    controls: usize,
+    /// Attachments queued.
+    attachments: usize,
     closed: bool,
 }
 
 impl Mailbox {
     pub(crate) fn new(depth: usize) -> Mailbox {
-        let queue = VecDeque::with_capacity(depth + MAX_CONTROLS);
-        let state = State { queue, tasks: 0, controls: 0, closed: false };
-        let (arrived, controls_taken) = (Condvar::new(), Condvar::new());
-        Mailbox { depth, state: Mutex::new(state), stirred: AtomicBool::new(false), arrived, controls_taken }
+        let queue = VecDeque::with_capacity(depth + MAX_ATTACHMENTS);
+        let state = State { queue, tasks: 0, attachments: 0, closed: false };
+        let (arrived, attachment_taken) = (Condvar::new(), Condvar::new());
+        Mailbox { depth, state: Mutex::new(state), stirred: AtomicBool::new(false), arrived, attachment_taken }
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -75,12 +76,19 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Queues an attachment or a detachment; waits while too many are queued.
-    pub(crate) fn control(&self, message: Message) {
+    /// Queues an attachment; waits while too many are queued.
+    pub(crate) fn attach(&self, id: ModelId, attachment: u64, model: Result<Ready, ExecError>) {
         let mut state = self.state.lock();
-        self.controls_taken.wait_while(&mut state, |state| state.controls >= MAX_CONTROLS);
-        state.controls += 1;
-        state.queue.push_back(message);
+        self.attachment_taken.wait_while(&mut state, |state| state.attachments >= MAX_ATTACHMENTS);
+        state.attachments += 1;
+        state.queue.push_back(Message::Attach(id, attachment, model));
+        self.stir();
+    }
+
+    /// Queues a detachment of a model that was attached.
+    pub(crate) fn detach(&self, id: ModelId) {
+        let mut state = self.state.lock();
+        state.queue.push_back(Message::Detach(id));
         self.stir();
     }
 
@@ -93,16 +101,18 @@ impl Mailbox {
         self.arrived.wait_while(&mut state, |state| state.queue.is_empty() && !state.closed);
         let message = state.queue.pop_front()?;
         self.stirred.store(state.closed || !state.queue.is_empty(), Ordering::Relaxed);
-        if !matches!(message, Message::Run(..)) {
-            state.controls -= 1;
-            self.controls_taken.notify_one();
+        if matches!(message, Message::Attach(..)) {
+            state.attachments -= 1;
+            self.attachment_taken.notify_one();
         }
         Some(message)
     }
 
-    /// A task that was received is over.
-    pub(crate) fn release(&self) {
-        self.state.lock().tasks -= 1;
+    /// A task that was received is over. How many are held still.
+    pub(crate) fn release(&self) -> usize {
+        let mut state = self.state.lock();
+        state.tasks -= 1;
+        state.tasks
     }
 
     /// No message will follow.

@@ -16,7 +16,7 @@ use crate::Failure;
 use crate::admission::ModelEntry;
 use crate::devices::{DeviceState, Shared};
 use crate::fleet::LostTask;
-use crate::scheduler_thread::SchedulerThread;
+use crate::scheduler_loop::SchedulerLoop;
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_sched::{Control, Outcome, TaskDone};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn lost() -> Failure {
     Failure::Outage { cause: "the device that ran it was lost".to_owned(), retry_after: RETRY_AFTER }
 }
 
-impl SchedulerThread {
+impl SchedulerLoop {
     /// A device serves from now on. What was unloaded while these models were attached to it is taken off again.
     pub(crate) fn join(&mut self, now: Time, id: DeviceId, device: Shared, attached: &[(ModelId, Arc<ModelEntry>)]) {
         for (model, entry) in attached {

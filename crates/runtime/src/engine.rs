@@ -16,7 +16,8 @@ use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
-use crate::scheduler_thread::SchedulerThread;
+use crate::scheduler_loop::SchedulerLoop;
+use crate::scheduler_thread::{SharedScheduler, takes_a_turn};
 use crate::{Clock, Job, Processes, Refused, ServedModel, split, suitable};
 use devices::open_all;
 use parking_lot::{Mutex, RwLock};
@@ -140,8 +141,9 @@ struct Inner {
     attaching: RwLock<()>,
     /// One order at a time, so that they are bounded in the mailbox.
     orders: Mutex<()>,
+    scheduler: Arc<SharedScheduler>,
     /// None once stopped.
-    scheduler: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// An accepted job. Dropping it changes nothing.
@@ -170,10 +172,11 @@ impl Engine {
         let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
         let registry = Arc::new(Registry::new(limits.models));
         let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
-        let devices = Arc::new(DeviceTable::new(&open_all(&config.devices, &mailbox, &limits)?, limits.devices));
+        let scheduler = Arc::new(SharedScheduler::new(clock, Arc::clone(&mailbox)));
+        let devices = Arc::new(DeviceTable::new(&open_all(&config.devices, &scheduler, &limits)?, limits.devices));
         let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
         let turns = Arc::new(SchedulerMetrics::default());
-        let thread = SchedulerThread {
+        let turning = SchedulerLoop {
             clock,
             turns: Arc::clone(&turns),
             mailbox: Arc::clone(&mailbox),
@@ -189,10 +192,12 @@ impl Engine {
             doubted: Vec::new(),
             leaving: Vec::new(),
             dismissing: false,
+            stopped: false,
+            inbox: Vec::new(),
         };
-        let inside = Arc::clone(&gate);
+        let (inside, shared) = (Arc::clone(&gate), Arc::clone(&scheduler));
         let builder = thread::Builder::new().name("ripieno-scheduler".to_owned());
-        let handle = builder.spawn(move || thread.run(inside)).map_err(StartError::Thread)?;
+        let handle = builder.spawn(move || shared.run(turning, inside)).map_err(StartError::Thread)?;
         let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
         let inner = Arc::new(Inner {
             clock,
@@ -208,7 +213,8 @@ impl Engine {
             executor: config.devices.first().cloned(),
             attaching: RwLock::new(()),
             orders: Mutex::new(()),
-            scheduler: Mutex::new(Some(handle)),
+            scheduler,
+            thread: Mutex::new(Some(handle)),
         });
         let engine = Arc::downgrade(&inner);
         inner.devices.on_end(Box::new(move |id| {
@@ -229,7 +235,7 @@ impl Engine {
             fit_batches(&mut served.model, policy);
         }
         let inner = &self.0;
-        if inner.scheduler.lock().is_none() {
+        if inner.thread.lock().is_none() {
             return Err(ModelRefused::Stopped);
         }
         let _no_device_comes = inner.attaching.read();
@@ -371,7 +377,7 @@ impl Engine {
         self.0.devices.all().into_iter().map(snapshot).collect()
     }
 
-    /// The numbers of the scheduler thread.
+    /// The numbers of the scheduler's turns.
     pub fn scheduler_metrics(&self) -> SchedulerSnapshot {
         self.0.turns.snapshot()
     }
@@ -387,13 +393,22 @@ impl Engine {
 impl Inner {
     fn stop(&self) {
         self.gate.close();
-        let Some(scheduler) = self.scheduler.lock().take() else { return };
+        let Some(scheduler) = self.thread.lock().take() else { return };
         self.mailbox.post(Mail::Stop);
-        // The last handle may be dropped by an answer's receiver, on the very thread that is to end.
-        if scheduler.thread().id() != thread::current().id() && scheduler.join().is_err() {
-            tracing::error!("the scheduler thread panicked; all clients were answered");
+        let devices = Arc::clone(&self.devices);
+        let end = move || {
+            if scheduler.join().is_err() {
+                tracing::error!("the scheduler thread panicked; all clients were answered");
+            }
+            devices.close_all();
+        };
+        // The last handle may be dropped by an answer's receiver, on one of the very threads that are to end.
+        if !takes_a_turn() {
+            return end();
         }
-        self.devices.close_all();
+        if let Err(error) = thread::Builder::new().name("ripieno-end".to_owned()).spawn(end) {
+            tracing::error!(%error, "no thread to end the devices");
+        }
     }
 }
 

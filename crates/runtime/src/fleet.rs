@@ -250,7 +250,7 @@ impl Fleet {
         result: TaskResult,
         jobs: &mut JobTable,
     ) -> Option<EndedTask> {
-        let TaskResult { id: task, outcome, again, lost, started, finished } = result;
+        let TaskResult { id: task, outcome, again, lost, started, finished, holds_next: _ } = result;
         if !self.seats.end(from) {
             return None;
         }

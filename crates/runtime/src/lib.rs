@@ -1,7 +1,8 @@
 //! Driver B: wall time. Runs a scheduler of `ripieno-sched` against real devices.
 //!
-//! Threads: the front end's own threads admit requests and put them into the mailbox; one scheduler thread
-//! (`scheduler_thread.rs`) decides; each device has a thread of its executor; a joiner puts together the answers of
+//! Threads: the front end's own threads admit requests and put them into the mailbox; one loop
+//! (`scheduler_loop.rs`) decides, in turns that its own thread and those of devices take (`scheduler_thread.rs`); each device
+//! has threads of its executor; a joiner puts together the answers of
 //! requests that were larger than a batch; a recorder writes, if asked to. All of them talk in bounded queues.
 
 mod admission;
@@ -26,6 +27,7 @@ mod profiles;
 mod recorder;
 mod registry;
 mod replay;
+mod scheduler_loop;
 mod scheduler_thread;
 mod seats;
 mod shapes;

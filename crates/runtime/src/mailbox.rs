@@ -1,11 +1,11 @@
-//! What other threads tell the scheduler thread.
+//! What other threads tell the scheduler.
 //!
 //! One bounded queue without locks. It can never be full, so nothing mandatory is ever lost or waited for: every kind
 //! of mail is bounded by something that its sender must hold first. A submission and a cancellation hold the slots of
 //! their request until they have been read, a result holds its task, and orders are sent one at a time.
 //!
-//! It is also the completion queue of all devices: the end of a task is one push from the device's thread, and a system
-//! call only if the scheduler sleeps. docs/adr/0007-completions.md says how a device whose end shows in pinned memory
+//! It is also the completion queue of all devices: the end of a task is one push from the device's thread, which then takes
+//! the scheduler's turn itself if it can, or wakes the scheduler's thread if that sleeps. docs/adr/0007-completions.md says how a device whose end shows in pinned memory
 //! keeps this contract.
 
 use crate::admission::ModelEntry;
@@ -24,7 +24,7 @@ use std::sync::mpsc::SyncSender;
 /// Orders in the queue at once: one from the holder of the engine's order lock, one to stop, and one to spare.
 const ORDERS: usize = 3;
 
-/// A message to the scheduler thread.
+/// A message to the scheduler.
 pub(crate) enum Mail {
     /// A request has been admitted.
     Submit(Box<Call>),
@@ -54,7 +54,7 @@ pub(crate) enum Order {
     Dismiss,
 }
 
-/// The scheduler thread's one inbox.
+/// The scheduler's one inbox.
 pub(crate) struct Mailbox {
     queue: ArrayQueue<Mail>,
     pub(crate) parking: Parking,
@@ -69,7 +69,17 @@ impl Mailbox {
 
     /// Delivers `mail`. If the thread has ended it is dropped instead, which answers what it carries.
     pub(crate) fn post(&self, mail: Mail) {
+        self.put(mail);
+        self.call();
+    }
+
+    /// Leaves `mail` for the next turn, whoever takes it. Unless the sender does, [`Mailbox::call`] must follow.
+    pub(crate) fn put(&self, mail: Mail) {
         assert!(self.queue.push(mail).is_ok(), "the mailbox is sized for all mail that can exist");
+    }
+
+    /// Has the scheduler thread look after the mail.
+    pub(crate) fn call(&self) {
         self.parking.wake();
         // The scheduler thread closes, then discards. Mail that came too late for its discard is discarded here.
         if self.closed.load(Ordering::SeqCst) {

@@ -427,14 +427,14 @@ impl DeviceMetrics {
     }
 }
 
-/// The numbers of the scheduler thread.
+/// The numbers of the scheduler's turns.
 #[derive(Default)]
 pub(crate) struct SchedulerMetrics(Tally);
 
-/// The numbers of the scheduler thread at some instant.
+/// The numbers of the scheduler's turns at some instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerSnapshot {
-    /// Times that it woke up or went on, and found something to do.
+    /// Turns that found something to do.
     pub turns: u64,
     /// How long it worked in them: facts taken in, decisions made, tasks handed over, clients answered.
     pub busy_ns: u64,

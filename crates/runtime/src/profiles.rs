@@ -1,11 +1,11 @@
 //! Profiles that are found to be wrong while they are in use.
 
-use crate::scheduler_thread::SchedulerThread;
+use crate::scheduler_loop::SchedulerLoop;
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
 use ripieno_model::Profile;
 use ripieno_sched::Control;
 
-impl SchedulerThread {
+impl SchedulerLoop {
     /// The tasks of a block take otherwise than profiled: plans with what they take.
     pub(crate) fn correct(&mut self, id: ModelId, block: BlockId, profile: Profile) {
         let known = self.models[id.index()].as_mut().expect("a model stays while its tasks fly");

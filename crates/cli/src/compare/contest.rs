@@ -107,7 +107,7 @@ pub(super) struct Outcome {
 /// What a task cost on average, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct PerTask {
-    /// Of the scheduler thread, which also takes requests in and answers them.
+    /// Of the scheduler's turns, which also take requests in and answer them.
     pub(super) scheduling_us: f64,
     pub(super) gather_us: f64,
     pub(super) scatter_us: f64,

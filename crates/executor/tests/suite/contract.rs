@@ -3,8 +3,8 @@
 use crate::common::*;
 use ripieno_base::{LaneId, ModelId, Nanos, TaskId};
 use ripieno_executor::*;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 macro_rules! contract {
@@ -32,6 +32,7 @@ contract!(cpu onnxruntime emulated cpu_of_two_lanes onnxruntime_of_two_lanes emu
     members_may_leave_and_join_between_blocks
     tasks_run_in_the_order_of_submission
     the_depth_is_respected_and_handed_back
+    the_receiver_may_act_on_the_device
     each_accepted_task_ends_once_even_on_drop
     a_cancelled_task_that_waits_is_never_begun
     models_come_and_go_in_order
@@ -150,6 +151,32 @@ fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
     assert_eq!(entered.recv_timeout(PATIENCE), Ok(TaskId(1)));
     device.submit(refused).unwrap();
     drop(leave);
+}
+
+/// A turn of the scheduler may be taken by the thread that brought the result: it gives the device its next task, and takes
+/// off more models than a lane has room for attachments.
+fn the_receiver_may_act_on_the_device(fixture: &Fixture) {
+    let model = fixture.engine.load(&fixture.whole).unwrap();
+    let own: Arc<OnceLock<Weak<dyn Device>>> = Arc::default();
+    let (ended_sender, ended) = channel();
+    let on = Arc::clone(&own);
+    let sink: Sink = Arc::new(move |result: TaskResult| {
+        let device = on.get().and_then(Weak::upgrade).expect("the device is open");
+        if result.id == TaskId(0) {
+            (1..200).for_each(|id| device.detach(ModelId(id)));
+            device.submit(task(1, 0, vec![request(1, &numbers(4, 1))])).unwrap();
+            device.cancel(TaskId(0));
+        }
+        drop(device);
+        ended_sender.send((result.id, result.outcome.is_ok())).unwrap();
+    });
+    let device: Arc<dyn Device> = fixture.engine.open(fixture.lanes, sink).unwrap().into();
+    assert!(own.set(Arc::downgrade(&device)).is_ok());
+    device.attach(ModelId(0), model);
+    device.submit(task(0, 0, vec![request(0, &numbers(4, 1))])).unwrap();
+    for id in 0..2 {
+        assert_eq!(ended.recv_timeout(PATIENCE), Ok((TaskId(id), true)));
+    }
 }
 
 fn each_accepted_task_ends_once_even_on_drop(fixture: &Fixture) {

@@ -5,7 +5,8 @@
 
 use super::{Engine, StartError};
 use crate::devices::{DeviceRefused, DeviceState, Shared};
-use crate::mailbox::{Mail, Mailbox, Order};
+use crate::mailbox::Order;
+use crate::scheduler_thread::SharedScheduler;
 use ripieno_base::DeviceId;
 use ripieno_executor::{Engine as Executor, Sink};
 use ripieno_sched::Limits;
@@ -55,7 +56,7 @@ impl Engine {
         let executor = inner.executor.as_ref().ok_or(DeviceRefused::TooMany(0))?;
         let _nothing_is_loaded = inner.attaching.write();
         let id = inner.devices.reserve(id).ok_or(DeviceRefused::TooMany(inner.limits.devices))?;
-        let opened = open(&**executor, id, &inner.mailbox, &inner.limits)
+        let opened = open(&**executor, id, &inner.scheduler, &inner.limits)
             .map_err(|error| DeviceRefused::Unopened(error.to_string()))
             .and_then(|device| self.serve_on(id, device));
         if opened.is_err() {
@@ -75,15 +76,20 @@ impl Engine {
 /// Opens a device with each of these.
 pub(super) fn open_all(
     executors: &[Arc<dyn Executor>],
-    mailbox: &Arc<Mailbox>,
+    scheduler: &Arc<SharedScheduler>,
     limits: &Limits,
 ) -> Result<Vec<Shared>, StartError> {
-    (0..).map(DeviceId).zip(executors).map(|(id, executor)| open(&**executor, id, mailbox, limits)).collect()
+    (0..).map(DeviceId).zip(executors).map(|(id, executor)| open(&**executor, id, scheduler, limits)).collect()
 }
 
-fn open(executor: &dyn Executor, id: DeviceId, mailbox: &Arc<Mailbox>, limits: &Limits) -> Result<Shared, StartError> {
-    let mailbox = Arc::clone(mailbox);
-    let sink: Sink = Arc::new(move |result| mailbox.post(Mail::Done(id, result)));
+fn open(
+    executor: &dyn Executor,
+    id: DeviceId,
+    scheduler: &Arc<SharedScheduler>,
+    limits: &Limits,
+) -> Result<Shared, StartError> {
+    let scheduler = Arc::clone(scheduler);
+    let sink: Sink = Arc::new(move |result| scheduler.on_end(id, result));
     let at = id.index();
     let device = executor.open(limits.lanes, sink).map_err(|error| StartError::Device { device: at, error })?;
     if device.depth() < limits.depth || device.lanes() < limits.lanes {

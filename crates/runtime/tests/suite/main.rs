@@ -14,3 +14,4 @@ mod policies;
 mod profiles;
 mod replay;
 mod steps;
+mod turns;

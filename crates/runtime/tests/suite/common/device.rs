@@ -170,7 +170,15 @@ impl Worker {
             0 => Err(ExecError("the device stumbled".to_owned())),
             _ => Ok(self.execute(task)),
         };
-        (self.sink)(TaskResult { id, outcome, again: None, lost: None, started, finished: Instant::now() });
+        (self.sink)(TaskResult {
+            id,
+            outcome,
+            again: None,
+            lost: None,
+            started,
+            finished: Instant::now(),
+            holds_next: false,
+        });
     }
 
     fn execute(&mut self, task: Task) -> Vec<Progress> {

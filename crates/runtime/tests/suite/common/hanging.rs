@@ -15,7 +15,10 @@ pub(crate) struct Hanging {
 /// The test's hold on a device.
 pub(crate) struct Hold {
     state: Mutex<Held>,
-    changed: Condvar,
+    let_go: Condvar,
+    /// Tasks given to it so far. Apart from `state`, which is locked while results are reported: that may bring new tasks.
+    submitted: Mutex<usize>,
+    given: Condvar,
     sink: Sink,
 }
 
@@ -25,8 +28,6 @@ struct Held {
     /// By how much longer it says that its tasks take.
     slowed: Duration,
     kept: Vec<TaskResult>,
-    /// Tasks given to it so far.
-    submitted: usize,
 }
 
 impl Hanging {
@@ -56,7 +57,7 @@ impl Hold {
         let mut state = self.state.lock().unwrap();
         state.hangs = false;
         std::mem::take(&mut state.kept).into_iter().for_each(|result| (self.sink)(result));
-        self.changed.notify_all();
+        self.let_go.notify_all();
     }
 
     /// Says from now on that its tasks take so much longer than they do.
@@ -67,13 +68,13 @@ impl Hold {
     /// Waits until it has been given so many tasks.
     pub(crate) fn await_tasks(&self, count: usize) {
         let waited =
-            self.changed.wait_timeout_while(self.state.lock().unwrap(), super::SAFETY, |held| held.submitted < count);
+            self.given.wait_timeout_while(self.submitted.lock().unwrap(), super::SAFETY, |given| *given < count);
         assert!(!waited.unwrap().1.timed_out(), "it is never given {count} tasks");
     }
 
     /// How many tasks it was given so far.
     pub(crate) fn tasks(&self) -> usize {
-        self.state.lock().unwrap().submitted
+        *self.submitted.lock().unwrap()
     }
 }
 
@@ -91,7 +92,8 @@ impl Executor for Hanging {
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
-        let hold = Arc::new(Hold { state: Mutex::default(), changed: Condvar::new(), sink });
+        let (let_go, given) = (Condvar::new(), Condvar::new());
+        let hold = Arc::new(Hold { state: Mutex::default(), let_go, submitted: Mutex::default(), given, sink });
         let held = Arc::clone(&hold);
         let keep: Sink = Arc::new(move |mut result| {
             // Under the lock, so that results come in order.
@@ -132,8 +134,8 @@ impl Device for HangingDevice {
 
     fn submit(&self, task: Task) -> Result<(), Task> {
         self.inner.submit(task)?;
-        self.hold.state.lock().unwrap().submitted += 1;
-        self.hold.changed.notify_all();
+        *self.hold.submitted.lock().unwrap() += 1;
+        self.hold.given.notify_all();
         Ok(())
     }
 
@@ -149,6 +151,6 @@ impl Device for HangingDevice {
 impl Drop for HangingDevice {
     /// As a device whose thread is at its task: ends when that ends.
     fn drop(&mut self) {
-        drop(self.hold.changed.wait_while(self.hold.state.lock().unwrap(), |held| held.hangs));
+        drop(self.hold.let_go.wait_while(self.hold.state.lock().unwrap(), |held| held.hangs));
     }
 }

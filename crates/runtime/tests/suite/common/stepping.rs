@@ -144,7 +144,15 @@ impl Executor for Stepping {
                     task.members.iter().map(|member| run(&mut states, task.block.index(), member, fails)).collect();
                 drop(states);
                 let outcome = if fails { Err(ExecError("the device stumbled".to_owned())) } else { Ok(progress) };
-                sink(TaskResult { id, outcome, again: None, lost: None, started, finished: Instant::now() });
+                sink(TaskResult {
+                    id,
+                    outcome,
+                    again: None,
+                    lost: None,
+                    started,
+                    finished: Instant::now(),
+                    holds_next: false,
+                });
             }
         });
         Ok(Box::new(SteppingDevice { tasks: Mutex::new(Some(tasks)), thread: Some(thread) }))

@@ -1,0 +1,103 @@
+//! The thread of a device takes the turn that its own task's end calls for, and nothing hangs on whose thread it was.
+
+use crate::common::device::Doubling;
+use crate::common::fifo::Fifo;
+use crate::common::{Client, SAFETY, bytes, config, limits, served, setup, start};
+use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
+use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job};
+use ripieno_sched::{Control, Outbox, Request, Scheduler, TaskDone};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(3_600);
+
+/// As the first-in-first-out scheduler, but told of an end it panics.
+struct Failing(Fifo);
+
+impl Scheduler for Failing {
+    fn on_request(&mut self, now: Time, request: &Request) {
+        self.0.on_request(now, request);
+    }
+    fn on_task_done(&mut self, _: Time, _: &TaskDone<'_>) {
+        panic!("the policy's own fault");
+    }
+    fn on_control(&mut self, now: Time, control: Control) {
+        self.0.on_control(now, control);
+    }
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        self.0.settle(now, out);
+    }
+    fn next_wakeup(&self) -> Time {
+        self.0.next_wakeup()
+    }
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.0.members(task)
+    }
+}
+
+fn job(model: ModelId, on_answer: Box<dyn FnOnce(Answer) + Send>) -> Job {
+    Job { model, inputs: bytes(1, 1), rows: 1, timeout: None, client: 0, priority: 0, on_step: None, on_answer }
+}
+
+/// The scheduler's thread may happen to be at a turn when a task ends, but not each time.
+#[test]
+fn a_device_that_has_nothing_else_to_do_answers_itself() {
+    let executor = Doubling::prompt();
+    let engine = start(&executor, 1, limits(16));
+    let model = engine.load(served(1, LONG)).unwrap();
+    let (sender, answered_by) = channel();
+    let by_device = |_| {
+        let sender = sender.clone();
+        let on_answer = Box::new(move |_| drop(sender.send(std::thread::current().name().map(str::to_owned))));
+        engine.submit(job(model, on_answer)).map(drop).unwrap();
+        answered_by.recv_timeout(SAFETY).unwrap().is_none_or(|name| name != "ripieno-scheduler")
+    };
+    assert!((0..10_000).any(by_device), "the scheduler's thread was woken for each of 10,000 ends");
+}
+
+#[test]
+fn a_policy_that_panics_on_a_devices_thread_leaves_nobody_unanswered() {
+    let (executor, gatekeeper) = Doubling::gated();
+    let setup = setup(1, limits(16));
+    let scheduler = Box::new(Failing(Fifo::new(&setup)));
+    let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![executor])).unwrap();
+    let gatekeeper = gatekeeper;
+    let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
+    (0..6).for_each(|number| drop(client.submit(number, 1, None).unwrap()));
+    gatekeeper.release.send(()).unwrap();
+    (0..6).for_each(|_| assert_eq!(client.next_failure().1, Failure::ShuttingDown));
+    let until = Instant::now() + SAFETY;
+    while engine.is_alive() {
+        assert!(Instant::now() < until, "the engine does not notice");
+        std::thread::yield_now();
+    }
+    assert!(client.submit(6, 1, None).is_err());
+}
+
+/// The receiver of an answer holds the last handle, and drops it on the very thread that must end.
+#[test]
+fn the_last_handle_may_go_on_a_devices_thread() {
+    for _ in 0..50 {
+        let executor = Doubling::prompt();
+        let engine = Engine::start(config(&executor, 1, limits(16))).unwrap();
+        let model = engine.load(served(1, LONG)).unwrap();
+        let (sender, dropped) = channel();
+        let last = engine.clone();
+        let (let_go, go) = channel();
+        let on_answer = Box::new(move |_| {
+            let () = go.recv_timeout(SAFETY).unwrap();
+            drop(last);
+            sender.send(()).unwrap();
+        });
+        engine.submit(job(model, on_answer)).map(drop).unwrap();
+        drop(engine);
+        let_go.send(()).unwrap();
+        dropped.recv_timeout(SAFETY).expect("the handle goes without waiting for its own thread");
+        // The devices end, and with them their engine is free.
+        let until = Instant::now() + SAFETY;
+        while std::sync::Arc::strong_count(&executor) > 1 {
+            assert!(Instant::now() < until, "the devices do not end");
+            std::thread::yield_now();
+        }
+    }
+}
