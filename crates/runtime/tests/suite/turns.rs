@@ -3,8 +3,8 @@
 use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
 use crate::common::{Client, SAFETY, bytes, config, limits, served, setup, start};
-use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
-use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job};
+use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, HangBound, Job};
 use ripieno_sched::{Control, Outbox, Request, Scheduler, TaskDone};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -60,7 +60,10 @@ fn a_policy_that_panics_on_a_devices_thread_leaves_nobody_unanswered() {
     let (executor, gatekeeper) = Doubling::gated();
     let setup = setup(1, limits(16));
     let scheduler = Box::new(Failing(Fifo::new(&setup)));
-    let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![executor])).unwrap();
+    let mut config = EngineConfig::new(scheduler, setup, vec![executor]);
+    // Or the device would be taken for hung, which is noticed by the scheduler's own thread.
+    config.hang = HangBound { times: 1, least: Nanos::from_millis(3_600_000) };
+    let engine = Engine::start(config).unwrap();
     let gatekeeper = gatekeeper;
     let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
     (0..6).for_each(|number| drop(client.submit(number, 1, None).unwrap()));
