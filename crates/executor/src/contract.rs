@@ -37,6 +37,9 @@ pub trait Engine: Send + Sync {
 /// detached, so no lock is held that these would wait for.
 pub type Sink = Arc<dyn Fn(TaskResult) + Send + Sync>;
 
+/// What a thread without a task may be asked to do.
+pub type Work = Arc<dyn Fn() + Send + Sync>;
+
 /// A model in memory, ready to be attached to devices of the engine that loaded it.
 pub trait Loaded: Send + Sync {
     /// The inputs of a request; the first dimension is the batch. Of a model that is not [`batched`](Loaded::batched) it
@@ -135,6 +138,14 @@ pub trait Device: Send + Sync {
 
     /// Queues a task on its lane, or hands it back if that holds `depth` tasks already, or is none.
     fn submit(&self, task: Task) -> Result<(), Task>;
+
+    /// Has the thread of a lane that holds no task run `work`, soon and once; false if there is none, or it may not be soon.
+    ///
+    /// Whoever brings news of a request wakes a thread to decide about it. Where that is the thread that will run the request, too,
+    /// no other need be woken. Work that has been taken but not begun is not taken again: true is returned for it.
+    fn run_idle(&self, _work: &Work) -> bool {
+        false
+    }
 
     /// Asks to stop a task. Its result still comes, once: an error if it was stopped, its outputs if it was done before or
     /// the device cannot stop a batch that runs. A task that waits behind another is never begun. An id that the device

@@ -15,7 +15,7 @@ use crate::parts::caught;
 use crate::runner::Ready;
 use crate::turns::Turns;
 use crate::worker::{Done, Slots, Worker};
-use crate::{Device, ExecError, LoadError, Loaded, Sink, Spent, Task, TaskResult};
+use crate::{Device, ExecError, LoadError, Loaded, Sink, Spent, Task, TaskResult, Work};
 use ripieno_base::{ModelId, TaskId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -131,6 +131,10 @@ impl Device for Lanes {
         lane.mailbox.submit(task).inspect_err(|_| lane.abort.release(id))
     }
 
+    fn run_idle(&self, work: &Work) -> bool {
+        self.lanes.iter().any(|lane| lane.mailbox.work(work))
+    }
+
     fn cancel(&self, id: TaskId) {
         self.lanes.iter().for_each(|lane| lane.abort.ask(id));
     }
@@ -164,6 +168,11 @@ impl Body {
             match message {
                 Message::Attach(id, attachment, model) => self.worker.attach(id, attachment, model),
                 Message::Detach(id) => self.worker.detach(id),
+                Message::Work(work) => {
+                    if catch_unwind(AssertUnwindSafe(|| work())).is_err() {
+                        tracing::error!("what a device's thread was lent for panicked");
+                    }
+                }
                 Message::Run(task, accepted) => {
                     abort.begin(task.id);
                     let mut result = self.run_task(abort, &task, accepted);

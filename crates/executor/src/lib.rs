@@ -38,7 +38,7 @@ mod worker;
 
 pub use contract::{
     Again, Device, Engine, Entry, InputLengths, Loaded, Loss, Member, Outage, Progress, Sink, Spent, Task, TaskResult,
-    next_walk,
+    Work, next_walk,
 };
 pub use cpu::{CpuEngine, CpuOptions};
 pub use curve::Step;

@@ -11,10 +11,11 @@
 //! stages would pay for it at each border.
 
 use crate::runner::Ready;
-use crate::{ExecError, Task};
+use crate::{ExecError, Task, Work};
 use parking_lot::{Condvar, Mutex};
 use ripieno_base::ModelId;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ pub(crate) enum Message {
     Detach(ModelId),
     /// A task, and when it was accepted.
     Run(Task, Instant),
+    /// Something else that a thread without a task has time for.
+    Work(Work),
 }
 
 /// The most attachments that wait at once; the sender of a further one waits.
@@ -49,13 +52,17 @@ struct State {
     tasks: usize,
     /// Attachments queued.
     attachments: usize,
+    /// Whether work is queued.
+    works: bool,
+    /// Whether the lane is at an attachment or a detachment, which may take its time.
+    away: bool,
     closed: bool,
 }
 
 impl Mailbox {
     pub(crate) fn new(depth: usize) -> Mailbox {
         let queue = VecDeque::with_capacity(depth + MAX_ATTACHMENTS);
-        let state = State { queue, tasks: 0, attachments: 0, closed: false };
+        let state = State { queue, tasks: 0, attachments: 0, works: false, away: false, closed: false };
         let (arrived, attachment_taken) = (Condvar::new(), Condvar::new());
         Mailbox { depth, state: Mutex::new(state), stirred: AtomicBool::new(false), arrived, attachment_taken }
     }
@@ -92,18 +99,35 @@ impl Mailbox {
         self.stir();
     }
 
+    /// Queues work if the lane has nothing else to do. Whether it will begin soon.
+    pub(crate) fn work(&self, work: &Work) -> bool {
+        let mut state = self.state.lock();
+        if !state.works && state.tasks == 0 && !state.away && state.queue.is_empty() && !state.closed {
+            state.works = true;
+            state.queue.push_back(Message::Work(Arc::clone(work)));
+            self.stir();
+        }
+        state.works
+    }
+
     /// Waits for the next message, wide awake at first if it is expected `soon`; none once the mailbox is closed and empty.
     pub(crate) fn receive(&self, soon: bool) -> Option<Message> {
         if soon {
             self.look_out();
         }
         let mut state = self.state.lock();
+        state.away = false;
         self.arrived.wait_while(&mut state, |state| state.queue.is_empty() && !state.closed);
         let message = state.queue.pop_front()?;
         self.stirred.store(state.closed || !state.queue.is_empty(), Ordering::Relaxed);
-        if matches!(message, Message::Attach(..)) {
-            state.attachments -= 1;
-            self.attachment_taken.notify_one();
+        state.away = matches!(message, Message::Attach(..) | Message::Detach(_));
+        match message {
+            Message::Attach(..) => {
+                state.attachments -= 1;
+                self.attachment_taken.notify_one();
+            }
+            Message::Work(_) => state.works = false,
+            Message::Run(..) | Message::Detach(_) => {}
         }
         Some(message)
     }

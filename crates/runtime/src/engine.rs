@@ -172,7 +172,7 @@ impl Engine {
         let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
         let registry = Arc::new(Registry::new(limits.models));
         let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
-        let scheduler = Arc::new(SharedScheduler::new(clock, Arc::clone(&mailbox)));
+        let scheduler = SharedScheduler::new(clock, Arc::clone(&mailbox));
         let devices = Arc::new(DeviceTable::new(&open_all(&config.devices, &scheduler, &limits)?, limits.devices));
         let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
         let turns = Arc::new(SchedulerMetrics::default());
@@ -309,7 +309,7 @@ impl Engine {
             permit,
         };
         let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(&self.0.mailbox) };
-        self.0.mailbox.post(Mail::Submit(Box::new(call)));
+        self.0.scheduler.on_request(Box::new(call));
         Ok(ticket)
     }
 

@@ -3,7 +3,8 @@
 //! The thread sleeps until mail comes or a turn is due. The end of a task is mail, too, but a device's thread that would have
 //! nothing to do until that mail is read takes the turn itself: nobody need be woken, its next task is there when it looks, and
 //! the answer leaves one wake-up earlier, which on an idle machine costs more than most decisions. A thread that holds its next
-//! task already runs that instead. Threads of the front end never take a turn: they give way to devices, and whoever gave way
+//! task already runs that instead. Likewise a device's thread that has nothing to do is woken for a new request, if there is
+//! one: it will most likely be the one to run it. Threads of the front end never take a turn: they give way to devices, and whoever gave way
 //! with the lock held would hold up everybody.
 //!
 //! Turns are taken one after the other, under one lock. Only the thread ever waits for it; a device's thread that finds it
@@ -11,15 +12,17 @@
 
 use crate::Clock;
 use crate::answer::Gate;
+use crate::devices::Shared;
+use crate::jobs::Call;
 use crate::mailbox::{Mail, Mailbox};
 use crate::parking::Sleeper;
 use crate::scheduler_loop::SchedulerLoop;
 use parking_lot::Mutex;
 use ripieno_base::{DeviceId, Time};
-use ripieno_executor::TaskResult;
+use ripieno_executor::{TaskResult, Work};
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 
 /// The loop, and when its next turn is due.
@@ -30,6 +33,10 @@ pub(crate) struct SharedScheduler {
     scheduler: Mutex<Option<SchedulerLoop>>,
     /// Nanoseconds, as in [`Time`]; written with the lock held.
     due: AtomicI64,
+    /// A device that held nothing after the last turn.
+    idle: Mutex<Option<Shared>>,
+    /// Takes a turn on the thread of a device.
+    turn: Work,
 }
 
 thread_local! {
@@ -42,8 +49,13 @@ pub(crate) fn takes_a_turn() -> bool {
 }
 
 impl SharedScheduler {
-    pub(crate) fn new(clock: Clock, mailbox: Arc<Mailbox>) -> SharedScheduler {
-        SharedScheduler { clock, mailbox, scheduler: Mutex::new(None), due: AtomicI64::new(Time::ORIGIN.0) }
+    pub(crate) fn new(clock: Clock, mailbox: Arc<Mailbox>) -> Arc<SharedScheduler> {
+        Arc::new_cyclic(|own: &Weak<SharedScheduler>| {
+            let own = own.clone();
+            let turn = Arc::new(move || own.upgrade().into_iter().for_each(|own| own.take_or_call()));
+            let due = AtomicI64::new(Time::ORIGIN.0);
+            SharedScheduler { clock, mailbox, scheduler: Mutex::default(), due, idle: Mutex::default(), turn }
+        })
     }
 
     /// Takes turns until the loop is told to stop. Dropping it then answers whoever has not been answered.
@@ -60,10 +72,26 @@ impl SharedScheduler {
     pub(crate) fn on_end(&self, device: DeviceId, result: TaskResult) {
         let holds_next = result.holds_next;
         self.mailbox.put(Mail::Done(device, result));
-        if !holds_next && self.has_taken_turn() {
-            return;
+        if holds_next {
+            self.mailbox.call();
+        } else {
+            self.take_or_call();
         }
-        self.mailbox.call();
+    }
+
+    /// A request has come. Called by a thread of the front end.
+    pub(crate) fn on_request(&self, call: Box<Call>) {
+        self.mailbox.put(Mail::Submit(call));
+        let idle = self.idle.lock().clone();
+        if !idle.is_some_and(|device| device.run_idle(&self.turn)) {
+            self.mailbox.call();
+        }
+    }
+
+    fn take_or_call(&self) {
+        if !self.has_taken_turn() {
+            self.mailbox.call();
+        }
     }
 
     /// Takes a turn, if nobody else is at one. Whether nothing is left to the thread but what it waits for already.
@@ -79,6 +107,10 @@ impl SharedScheduler {
         let Some(scheduler) = &mut *turn.scheduler else { return false };
         let due = scheduler.turn();
         self.due.store(due.0, Ordering::SeqCst);
+        let (idle, mut known) = (scheduler.fleet.seats.idle(), self.idle.lock());
+        if idle.map(Arc::as_ptr).map(<*const _>::cast::<()>) != known.as_ref().map(Arc::as_ptr).map(<*const _>::cast) {
+            *known = idle.cloned();
+        }
         !scheduler.stopped
     }
 
@@ -130,5 +162,8 @@ impl Drop for Closing<'_> {
         self.0.mailbox.close();
         let ended = self.0.scheduler.lock().take();
         drop(ended);
+        // It holds this in turn.
+        let idle = self.0.idle.lock().take();
+        drop(idle);
     }
 }

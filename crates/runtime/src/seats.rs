@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub(crate) struct Seats {
     seats: Vec<Seat>,
     table: Arc<DeviceTable>,
+    /// The one that fell idle last, while it is.
+    idle: Option<DeviceId>,
 }
 
 /// What is known of a device.
@@ -27,7 +29,7 @@ impl Seats {
     pub(crate) fn new(table: Arc<DeviceTable>, ids: usize) -> Seats {
         let mut seats: Vec<Seat> = (0..ids).map(|_| Seat::default()).collect();
         table.all().into_iter().for_each(|(id, _, device)| seats[id.index()].device = device);
-        Seats { seats, table }
+        Seats { seats, table, idle: None }
     }
 
     /// A device serves from now on.
@@ -87,6 +89,7 @@ impl Seats {
         let (lane, accepted) = (task.lane, device.submit(task).is_ok());
         assert!(accepted, "a policy gave lane {} of device {} more tasks than its depth", lane.0, id.0);
         seat.held += 1;
+        self.idle = self.idle.filter(|&idle| idle != id);
         true
     }
 
@@ -95,8 +98,14 @@ impl Seats {
         let seat = &mut self.seats[id.index()];
         if seat.device.is_some() {
             seat.held -= 1;
+            self.idle = if seat.held == 0 { Some(id) } else { self.idle };
         }
         seat.device.is_some()
+    }
+
+    /// A device that holds nothing, perhaps not the only one.
+    pub(crate) fn idle(&self) -> Option<&Shared> {
+        self.seats[self.idle?.index()].device.as_ref()
     }
 
     pub(crate) fn detach(&self, model: ModelId) {

@@ -33,6 +33,7 @@ contract!(cpu onnxruntime emulated cpu_of_two_lanes onnxruntime_of_two_lanes emu
     tasks_run_in_the_order_of_submission
     the_depth_is_respected_and_handed_back
     the_receiver_may_act_on_the_device
+    a_device_without_tasks_has_time_for_other_work
     each_accepted_task_ends_once_even_on_drop
     a_cancelled_task_that_waits_is_never_begun
     models_come_and_go_in_order
@@ -177,6 +178,30 @@ fn the_receiver_may_act_on_the_device(fixture: &Fixture) {
     for id in 0..2 {
         assert_eq!(ended.recv_timeout(PATIENCE), Ok((TaskId(id), true)));
     }
+}
+
+fn a_device_without_tasks_has_time_for_other_work(fixture: &Fixture) {
+    let stand = fixture.stand(&fixture.whole);
+    let (sender, worked_on) = channel();
+    let work: Work = Arc::new(move || sender.send(std::thread::current().id()).unwrap());
+    let until = Instant::now() + PATIENCE;
+    // It may be at the attachment of its model still.
+    while !stand.device.run_idle(&work) {
+        assert!(Instant::now() < until, "a device that does nothing has no time");
+        std::thread::yield_now();
+    }
+    assert_ne!(worked_on.recv_timeout(PATIENCE).unwrap(), std::thread::current().id());
+    assert!(worked_on.try_recv().is_err(), "it was asked once");
+    // Every lane holds a task that may not begin yet.
+    let later = Some(Instant::now() + 2 * PATIENCE);
+    for lane in 0..fixture.lanes as u16 {
+        let task = task(u32::from(lane), 0, vec![request(u32::from(lane), &numbers(4, 1))]);
+        stand.device.submit(Task { lane: LaneId(lane), not_before: later, ..task }).unwrap();
+    }
+    assert!(!stand.device.run_idle(&work), "it holds tasks");
+    (0..fixture.lanes as u32).for_each(|id| stand.device.cancel(TaskId(id)));
+    (0..fixture.lanes).for_each(|_| assert!(stand.result().outcome.is_err()));
+    assert!(worked_on.try_recv().is_err(), "it was told that nothing is taken");
 }
 
 fn each_accepted_task_ends_once_even_on_drop(fixture: &Fixture) {

@@ -1,10 +1,10 @@
 //! Live, on emulated devices: a lone request on an idle server is answered as fast as the model runs, whatever came before on
 //! another model. Bounds are generous: what is told apart is milliseconds from the ten seconds of the SLO.
 
-use crate::common::Client;
+use crate::common::{Client, emulated};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
-use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Objective, Setup, build, choose, find};
 use std::sync::Arc;
@@ -13,14 +13,8 @@ use std::time::{Duration, Instant};
 const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 1, batch: 16, nodes: 0 };
 
 /// ℓ(b) = 4 + 0.1·b ms, within 10 s.
-fn emulated(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
-    let profile = Profile::linear(0.1, 4.0, 16).unwrap();
-    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
-    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
-    let source = ModelSource::new(name, vec![block], 16);
-    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
-    let model = Model::whole(name, profile, Nanos::from_millis(10_000));
-    ServedModel { model, loaded: loaded.unwrap(), max_queue: 1_024, answer_late: false }
+fn model(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
+    emulated(executor, name, Profile::linear(0.1, 4.0, 16).unwrap(), Nanos::from_millis(10_000))
 }
 
 #[test]
@@ -34,8 +28,8 @@ fn a_lone_request_after_a_burst_on_another_model_does_not_wait_for_its_deadline(
         let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
         config.policy = Some(find(choice.policy).unwrap());
         let engine = Engine::start(config).unwrap();
-        let quiet = Client::new(&engine, engine.load(emulated(&executor, "quiet")).unwrap());
-        let busy = Client::new(&engine, engine.load(emulated(&executor, "busy")).unwrap());
+        let quiet = Client::new(&engine, engine.load(model(&executor, "quiet")).unwrap());
+        let busy = Client::new(&engine, engine.load(model(&executor, "busy")).unwrap());
         // The first request ever, then a burst that keeps the device busy, then silence.
         let alone = |number: usize| {
             let asked = Instant::now();

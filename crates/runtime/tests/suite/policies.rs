@@ -1,9 +1,9 @@
 //! Every policy of the catalogue serves live on emulated devices, and its recorded run replays.
 
-use crate::common::{Client, data};
+use crate::common::{Client, data, emulated};
 use ripieno_base::Nanos;
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
-use ripieno_model::{DataType, Model, Profile, TensorSpec};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, Header, Recording, ServedModel, replay};
 use ripieno_sched::{CATALOGUE, Limits, Options, Scheduler, Setup, build};
 use std::path::Path;
@@ -13,14 +13,8 @@ use std::time::Duration;
 const LIMITS: Limits = Limits { requests: 256, models: 3, devices: 2, lanes: 1, depth: 2, batch: 8, nodes: 0 };
 
 /// A model that answers with its input, ℓ(b) = 0.3 + 0.1·b ms, to be answered within 40 ms.
-fn emulated(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
-    let profile = Profile::linear(0.1, 0.3, 8).unwrap();
-    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
-    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
-    let source = ModelSource::new(name, vec![block], 8);
-    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
-    let model = Model::whole(name, profile, Nanos::from_millis(40));
-    ServedModel { model, loaded: loaded.unwrap(), max_queue: 256, answer_late: false }
+fn model(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
+    emulated(executor, name, Profile::linear(0.1, 0.3, 8).unwrap(), Nanos::from_millis(40))
 }
 
 fn built(header: &Header) -> Result<Box<dyn Scheduler>, String> {
@@ -32,7 +26,7 @@ fn built(header: &Header) -> Result<Box<dyn Scheduler>, String> {
 fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
     std::thread::scope(|scope| {
         for name in ["a", "b"] {
-            let client = Client::new(engine, engine.load(emulated(executor, name)).unwrap());
+            let client = Client::new(engine, engine.load(model(executor, name)).unwrap());
             scope.spawn(move || {
                 for round in 0..10 {
                     let jobs = (round * 10..round * 10 + 10).map(|number| (number, 1 + number % 20));

@@ -2,24 +2,29 @@
 
 use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
-use crate::common::{Client, SAFETY, bytes, config, limits, served, setup, start};
+use crate::common::{Client, SAFETY, bytes, config, emulated, limits, served, setup, start};
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_model::Profile;
 use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, HangBound, Job};
 use ripieno_sched::{Control, Outbox, Request, Scheduler, TaskDone};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// As the first-in-first-out scheduler, but told of an end it panics.
-struct Failing(Fifo);
+/// The first-in-first-out scheduler, and what else happens when it is told of a request or of an end.
+struct Told<R, E>(Fifo, R, E);
 
-impl Scheduler for Failing {
+impl<R: FnMut() + Send, E: FnMut() + Send> Scheduler for Told<R, E> {
     fn on_request(&mut self, now: Time, request: &Request) {
+        self.1();
         self.0.on_request(now, request);
     }
-    fn on_task_done(&mut self, _: Time, _: &TaskDone<'_>) {
-        panic!("the policy's own fault");
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
+        self.2();
+        self.0.on_task_done(now, done);
     }
     fn on_control(&mut self, now: Time, control: Control) {
         self.0.on_control(now, control);
@@ -56,10 +61,28 @@ fn a_device_that_has_nothing_else_to_do_answers_itself() {
 }
 
 #[test]
+fn a_device_that_has_nothing_to_do_is_woken_for_a_request() {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let setup = setup(1, limits(16));
+    let (sender, decided_by) = channel();
+    let note = move || sender.send(std::thread::current().name().map(str::to_owned)).unwrap();
+    let scheduler = Box::new(Told(Fifo::new(&setup), note, || {}));
+    let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)])).unwrap();
+    let model = emulated(&executor, "m", Profile::linear(0.01, 0.1, 4).unwrap(), Nanos::from_millis(3_600_000));
+    let client = Client::new(&engine, engine.load(model).unwrap());
+    let by_device = |number| {
+        client.submit(number, 1, None).unwrap();
+        client.next().1.unwrap();
+        decided_by.recv_timeout(SAFETY).unwrap().is_none_or(|name| name != "ripieno-scheduler")
+    };
+    assert!((0..10_000).any(by_device), "the scheduler's thread was woken for each of 10,000 requests");
+}
+
+#[test]
 fn a_policy_that_panics_on_a_devices_thread_leaves_nobody_unanswered() {
     let (executor, gatekeeper) = Doubling::gated();
     let setup = setup(1, limits(16));
-    let scheduler = Box::new(Failing(Fifo::new(&setup)));
+    let scheduler = Box::new(Told(Fifo::new(&setup), || {}, || panic!("the policy's own fault")));
     let mut config = EngineConfig::new(scheduler, setup, vec![executor]);
     // Or the device would be taken for hung, which is noticed by the scheduler's own thread.
     config.hang = HangBound { times: 1, least: Nanos::from_millis(3_600_000) };
@@ -98,7 +121,7 @@ fn the_last_handle_may_go_on_a_devices_thread() {
         dropped.recv_timeout(SAFETY).expect("the handle goes without waiting for its own thread");
         // The devices end, and with them their engine is free.
         let until = Instant::now() + SAFETY;
-        while std::sync::Arc::strong_count(&executor) > 1 {
+        while Arc::strong_count(&executor) > 1 {
             assert!(Instant::now() < until, "the devices do not end");
             std::thread::yield_now();
         }

@@ -8,7 +8,7 @@ pub(crate) mod stepping;
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{Engine as Executor, Loaded, Tensor};
+use ripieno_executor::{BlockSource, Engine as Executor, Loaded, ModelSource, Tensor};
 use ripieno_model::{Block, DataType, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job, Refused, ServedModel, Ticket};
 use ripieno_sched::{Limits, Setup};
@@ -65,6 +65,16 @@ pub(crate) fn served(blocks: usize, slo: Duration) -> ServedModel {
     let model =
         Model { blocks: (0..blocks).map(block).collect(), walk, ..Model::whole("doubler", profile.clone(), slo) };
     ServedModel { model, loaded: Arc::new(Doubler(blocks)), max_queue: 100_000, answer_late: false }
+}
+
+/// A model of one block that emulated devices answer with its input, in batches as large as the profile has them.
+pub(crate) fn emulated(executor: &Arc<dyn Executor>, name: &str, profile: Profile, slo: Nanos) -> ServedModel {
+    let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
+    let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
+    let source = ModelSource::new(name, vec![block], profile.max_batch());
+    let loaded = executor.load(&ModelSource { inputs: vec![spec.clone()], outputs: vec![spec], ..source });
+    let model = Model::whole(name, profile, slo);
+    ServedModel { model, loaded: loaded.unwrap(), max_queue: 1_024, answer_late: false }
 }
 
 pub(crate) fn bytes(rows: usize, first: u8) -> Arc<[Tensor]> {
