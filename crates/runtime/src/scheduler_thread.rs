@@ -33,6 +33,8 @@ pub(crate) struct SharedScheduler {
     scheduler: Mutex<Option<SchedulerLoop>>,
     /// Nanoseconds, as in [`Time`]; written with the lock held.
     due: AtomicI64,
+    /// What the thread slept for last: it is not woken for what comes later.
+    sleeps_until: AtomicI64,
     /// A device that held nothing after the last turn.
     idle: Mutex<Option<Shared>>,
     /// Takes a turn on the thread of a device.
@@ -53,8 +55,9 @@ impl SharedScheduler {
         Arc::new_cyclic(|own: &Weak<SharedScheduler>| {
             let own = own.clone();
             let turn = Arc::new(move || own.upgrade().into_iter().for_each(|own| own.take_or_call()));
-            let due = AtomicI64::new(Time::ORIGIN.0);
-            SharedScheduler { clock, mailbox, scheduler: Mutex::default(), due, idle: Mutex::default(), turn }
+            let (due, sleeps_until) = (AtomicI64::new(Time::ORIGIN.0), AtomicI64::new(Time::ORIGIN.0));
+            let (scheduler, idle) = (Mutex::default(), Mutex::default());
+            SharedScheduler { clock, mailbox, scheduler, due, sleeps_until, idle, turn }
         })
     }
 
@@ -97,8 +100,10 @@ impl SharedScheduler {
     /// Takes a turn, if nobody else is at one. Whether nothing is left to the thread but what it waits for already.
     fn has_taken_turn(&self) -> bool {
         let Some(mut scheduler) = self.scheduler.try_lock() else { return false };
-        let waits_for = self.due();
-        self.take_turn(&mut scheduler) && self.due() >= waits_for && self.mailbox.is_empty()
+        // Of a new due time and a new sleep, whoever comes second sees the other: both are written before either is read.
+        self.take_turn(&mut scheduler)
+            && self.due() >= Time(self.sleeps_until.load(Ordering::SeqCst))
+            && self.mailbox.is_empty()
     }
 
     /// Whether there will be another.
@@ -123,6 +128,7 @@ impl SharedScheduler {
         let has_mail = || !self.mailbox.is_empty();
         while !has_mail() && self.clock.now() < self.due() {
             let due = self.due();
+            self.sleeps_until.store(due.0, Ordering::SeqCst);
             sleeper.wait(&self.mailbox.parking, self.clock.instant(due), || has_mail() || self.due() < due);
         }
     }
