@@ -27,99 +27,101 @@ use super::unfolded::WalkArgs;
 ///   ripieno bench grpcs://models.example.com:8001 --ca ca.pem --token-file token --model digits --rate 500
 #[derive(Clone, Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
-pub(crate) struct BenchArgs {
+pub struct BenchArgs {
     /// The server: HOST:PORT, http://HOST:PORT or grpc://HOST:PORT; https:// and grpcs:// for TLS.
     #[arg(value_parser = url)]
-    pub(crate) url: String,
+    pub url: String,
 
+    /// How to get in: TLS and tokens.
     #[command(flatten)]
-    pub(crate) door: DoorArgs,
+    pub door: DoorArgs,
 
     /// The model to send requests to.
     #[arg(long, short)]
-    pub(crate) model: String,
+    pub model: String,
 
     /// Offered load in requests per second. With --find-goodput: the rate to try first.
     #[arg(long, value_name = "R", value_parser = positive)]
-    pub(crate) rate: Option<f64>,
+    pub rate: Option<f64>,
 
     /// Several rates, one run each: R1,R2,… or FROM:TO:STEP.
     #[arg(long, value_name = "RATES", conflicts_with_all = ["rate", "find_goodput"])]
-    pub(crate) sweep: Option<Sweep>,
+    pub sweep: Option<Sweep>,
 
     /// Search the highest rate at which at most 1 % of the requests are bad (failed, refused or later than the SLO).
     #[arg(long)]
-    pub(crate) find_goodput: bool,
+    pub find_goodput: bool,
 
     /// When --find-goodput ends: once good and bad rate are this close. Smaller steps need longer runs to mean anything.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.02, value_parser = positive)]
-    pub(crate) goodput_step: f64,
+    pub goodput_step: f64,
 
     /// How requests arrive: poisson (independent users), gamma:SHAPE (CV² = 1/SHAPE; below 1 is bursty), uniform, or
     /// trace:FILE (arrival times in ms, one a line, or CSV with the columns arrival_ms and, if need be, model).
     #[arg(long, default_value = "poisson")]
-    pub(crate) arrival: ArrivalArg,
+    pub arrival: ArrivalArg,
 
     /// Seconds to measure, for each rate.
     #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = positive)]
-    pub(crate) duration: f64,
+    pub duration: f64,
 
     /// Seconds of load before the measurement, not counted.
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = not_negative)]
-    pub(crate) warmup: f64,
+    pub warmup: f64,
 
     /// Seed of arrivals and random inputs: the same seed sends the same load.
     #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
+    pub seed: u64,
 
     /// Latency target that answers are judged by. Default: what the server's model configuration says (slo_ms).
     #[arg(long, value_name = "X", value_parser = positive)]
-    pub(crate) slo_ms: Option<f64>,
+    pub slo_ms: Option<f64>,
 
     /// Protocol, if the URL has no scheme [default: http].
     #[arg(long, value_enum)]
-    pub(crate) protocol: Option<Protocol>,
+    pub protocol: Option<Protocol>,
 
     /// Rows (batch size) of each request.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) rows: u32,
+    pub rows: u32,
 
     /// Size of an input's open dimensions, without the rows: NAME:D1,D2,… (others are 1). May be repeated.
     #[arg(long, value_name = "NAME:DIMS")]
-    pub(crate) shape: Vec<ShapeArg>,
+    pub shape: Vec<ShapeArg>,
 
     /// Send real rows from a samples file (as models/samples/digits.json) instead of random ones.
     #[arg(long, value_name = "FILE")]
-    pub(crate) input: Option<PathBuf>,
+    pub input: Option<PathBuf>,
 
+    /// How far requests walk, where that differs.
     #[command(flatten)]
-    pub(crate) walks: WalkArgs,
+    pub walks: WalkArgs,
 
     /// Send tensors as JSON instead of binary (HTTP only), for servers without the binary tensor extension.
     #[arg(long)]
-    pub(crate) json_tensors: bool,
+    pub json_tensors: bool,
 
     /// Give a request up this long after it was due.
     #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) timeout_ms: u64,
+    pub timeout_ms: u64,
 
     /// Connections. Over HTTP each carries one request at a time, and requests beyond wait for their turn, at the expense
     /// of their latency [default: 512; gRPC: 8].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) connections: Option<u32>,
+    pub connections: Option<u32>,
 
     /// Requests sent or waiting at most; one more that is due is not sent and counts as bad.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_outstanding: u32,
+    pub max_outstanding: u32,
 
     /// How to print the results: table or json (one object on stdout).
     #[arg(long, default_value_t = Format::Table)]
-    pub(crate) format: Format,
+    pub format: Format,
 }
 
 impl BenchArgs {
     /// What clap cannot check: rates and traces exclude each other, and one of them is needed.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         let rated = self.rate.is_some() || self.sweep.is_some() || self.find_goodput;
         match self.arrival {
             ArrivalArg::Trace(_) if rated => {
@@ -135,7 +137,7 @@ impl BenchArgs {
 
 /// `--arrival`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum ArrivalArg {
+pub enum ArrivalArg {
     /// Random or uniform arrivals at a rate.
     Process(Arrival),
     /// Arrivals from a file.
@@ -164,7 +166,7 @@ impl fmt::Display for ArrivalArg {
 
 /// `--sweep`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Sweep(pub(crate) Vec<f64>);
+pub struct Sweep(pub Vec<f64>);
 
 /// The most rates of one sweep.
 const MOST_RATES: usize = 1000;

@@ -10,20 +10,20 @@ use serde::Deserialize;
 
 /// One input tensor of one request.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Tensor {
+pub struct Tensor {
     /// The input's name.
-    pub(crate) name: String,
+    pub name: String,
     /// Element type.
-    pub(crate) datatype: DataType,
+    pub datatype: DataType,
     /// Dimensions, rows first.
-    pub(crate) shape: Vec<i64>,
+    pub shape: Vec<i64>,
     /// Little-endian, row-major bytes.
-    pub(crate) data: Bytes,
+    pub data: Bytes,
 }
 
 /// The sizes that `--shape NAME:DIMS` gives to an input, without the rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ShapeArg {
+pub struct ShapeArg {
     name: String,
     dims: Vec<i64>,
 }
@@ -44,23 +44,23 @@ impl std::str::FromStr for ShapeArg {
 
 /// A file of real rows for one input, as models/samples/*.json.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Samples {
+pub struct Samples {
     /// The input that the rows are for.
-    pub(crate) input: String,
+    pub input: String,
     /// The shape of one row.
-    pub(crate) shape: Vec<i64>,
+    pub shape: Vec<i64>,
     /// What the stored integers are multiplied by.
     #[serde(default = "one")]
-    pub(crate) scale: f64,
+    pub scale: f64,
     /// The rows.
-    pub(crate) rows: Vec<SampleRow>,
+    pub rows: Vec<SampleRow>,
 }
 
 /// One row of a samples file.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct SampleRow {
+pub struct SampleRow {
     /// Its elements, before scaling.
-    pub(crate) data: Vec<i64>,
+    pub data: Vec<i64>,
 }
 
 fn one() -> f64 {
@@ -69,7 +69,7 @@ fn one() -> f64 {
 
 impl Samples {
     /// Reads and checks a samples file.
-    pub(crate) fn read(file: &Path) -> anyhow::Result<Samples> {
+    pub fn read(file: &Path) -> anyhow::Result<Samples> {
         let name = file.display();
         let text = std::fs::read_to_string(file).with_context(|| format!("--input {name}"))?;
         let samples: Samples = serde_json::from_str(&text).with_context(|| {
@@ -95,15 +95,15 @@ impl Samples {
 
 /// How to fill the inputs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Filling {
+pub struct Filling {
     /// Rows of each request.
-    pub(crate) rows: usize,
+    pub rows: usize,
     /// Sizes for dimensions that the model leaves open.
-    pub(crate) shapes: Vec<ShapeArg>,
+    pub shapes: Vec<ShapeArg>,
     /// Real rows for one input.
-    pub(crate) samples: Option<Samples>,
+    pub samples: Option<Samples>,
     /// Seed of the others.
-    pub(crate) seed: u64,
+    pub seed: u64,
 }
 
 /// Different requests prepared for a run, which are sent in turn: enough that a server's caches gain nothing.
@@ -112,7 +112,7 @@ const MOST_VARIANTS: usize = 64;
 const MOST_BYTES: usize = 64 << 20;
 
 /// Prepares requests for a model with these inputs.
-pub(crate) fn requests(inputs: &[TensorSpec], filling: &Filling) -> anyhow::Result<Vec<Vec<Tensor>>> {
+pub fn requests(inputs: &[TensorSpec], filling: &Filling) -> anyhow::Result<Vec<Vec<Tensor>>> {
     for name in filling.shapes.iter().map(|shape| &shape.name).chain(filling.samples.as_ref().map(|s| &s.input)) {
         let known: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
         ensure!(known.contains(&name.as_str()), "the model has no input {name:?}; its inputs are {known:?}");

@@ -1,44 +1,29 @@
-//! `ripieno bench`: open-loop load on any server of the Open Inference Protocol.
+//! Open-loop load on any server of the Open Inference Protocol: it knows the protocol and no server of ours.
 //!
-//! The pieces are usable without the command line: [`target::Client`] talks to a server, [`inputs::requests`] prepares
-//! what to send, [`load::open_loop`] sends it by a schedule and reports.
+//! [`target::Client`] talks to a server, [`inputs::requests`] prepares what to send, [`load::open_loop`] sends it by a schedule
+//! and reports; [`measure`] makes all the runs of a command line, [`BenchArgs`].
 
 mod args;
-pub(crate) mod inputs;
-pub(crate) mod load;
+pub mod inputs;
+pub mod load;
 mod output;
 mod session;
-pub(crate) mod target;
-pub(crate) mod unfolded;
+pub mod target;
+pub mod unfolded;
 
 #[cfg(test)]
 mod tests;
 
 use anyhow::Context;
-use clap::error::ErrorKind;
-use ripieno_report::{Format, Search, search};
+use ripieno_report::{Search, search};
 
 use args::ArrivalArg;
-pub(crate) use args::BenchArgs;
-use output::{Results, Row};
+pub use args::BenchArgs;
+pub use output::{Results, Row, table};
 use session::Session;
 
-/// Runs the command.
-pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
-    if let Err(message) = args.check() {
-        clap::Error::raw(ErrorKind::ArgumentConflict, format!("{message}\n\nFor more, try '--help'.\n")).exit();
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
-    let results = measure(&args, &runtime)?;
-    match args.format {
-        Format::Json => crate::output::print_json(&results)?,
-        Format::Table => crate::output::print(output::table(&results))?,
-    }
-    Ok(())
-}
-
 /// Makes all the runs that were asked for.
-fn measure(args: &BenchArgs, runtime: &tokio::runtime::Runtime) -> anyhow::Result<Results> {
+pub fn measure(args: &BenchArgs, runtime: &tokio::runtime::Runtime) -> anyhow::Result<Results> {
     let mut session = runtime.block_on(Session::open(args))?;
     let (mut last_good, mut first_bad) = (None, None);
     if args.find_goodput {

@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 /// What became of one request, as far as the target can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// A complete, successful answer.
     Answered,
     /// Anything else.
@@ -36,68 +36,68 @@ pub(crate) enum Outcome {
 }
 
 /// Something that answers requests.
-pub(crate) trait Target: Send + Sync + 'static {
+pub trait Target: Send + Sync + 'static {
     /// Sends the request `index` of the run and waits for the whole answer.
     fn send(&self, index: u64) -> impl Future<Output = Outcome> + Send;
 }
 
 /// One run.
-pub(crate) struct Plan {
+pub struct Plan {
     /// When requests are due, in order; must end.
-    pub(crate) due: Box<dyn Iterator<Item = Time> + Send>,
+    pub due: Box<dyn Iterator<Item = Time> + Send>,
     /// Requests due before this are sent but not counted.
-    pub(crate) warmup: Nanos,
+    pub warmup: Nanos,
     /// When the last request may be due: the end of the counted window.
-    pub(crate) end: Nanos,
+    pub end: Nanos,
     /// Answers within this count towards goodput; none: every answer is in time.
-    pub(crate) slo: Option<Nanos>,
+    pub slo: Option<Nanos>,
     /// How long after its due time a request is given up.
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
     /// How many requests may be on the wire; others wait for their turn, at the expense of their latency.
-    pub(crate) max_in_flight: usize,
+    pub max_in_flight: usize,
     /// How many requests may be on the wire or waiting; one more is not sent.
-    pub(crate) max_outstanding: usize,
+    pub max_outstanding: usize,
 }
 
 /// How often one class of failure occurred.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// Requests.
-    pub(crate) count: u64,
+    pub count: u64,
     /// The first message of the class.
-    pub(crate) example: String,
+    pub example: String,
 }
 
 /// What a run gave; counts are of the requests that were due in the window.
 #[derive(Clone, Debug)]
-pub(crate) struct LoadReport {
+pub struct LoadReport {
     /// The length of the window.
-    pub(crate) window: Nanos,
+    pub window: Nanos,
     /// Requests that were due.
-    pub(crate) requests: u64,
+    pub requests: u64,
     /// Requests answered, in time or not.
-    pub(crate) answered: u64,
+    pub answered: u64,
     /// Of the answers, those after the SLO.
-    pub(crate) late: u64,
+    pub late: u64,
     /// Requests not sent because too many were outstanding.
-    pub(crate) not_sent: u64,
+    pub not_sent: u64,
     /// Requests that failed, by class.
-    pub(crate) failures: BTreeMap<String, Failure>,
+    pub failures: BTreeMap<String, Failure>,
     /// Latencies of all answers, from the due time.
-    pub(crate) latencies: Latencies,
+    pub latencies: Latencies,
     /// How late the generator was: from the due time until a request was handed to the connection.
-    pub(crate) send_lag: Latencies,
+    pub send_lag: Latencies,
 }
 
 impl LoadReport {
     /// Requests that did not get an answer in time, over all requests.
-    pub(crate) fn bad_rate(&self) -> f64 {
+    pub fn bad_rate(&self) -> f64 {
         let in_time = self.answered - self.late;
         if self.requests == 0 { 0.0 } else { 1.0 - in_time as f64 / self.requests as f64 }
     }
 
     /// A count as a rate over the window.
-    pub(crate) fn per_second(&self, count: u64) -> f64 {
+    pub fn per_second(&self, count: u64) -> f64 {
         if self.window > Nanos::ZERO { count as f64 / self.window.as_secs_f64() } else { 0.0 }
     }
 }
@@ -130,11 +130,7 @@ const HEAD_START: Duration = Duration::from_millis(10);
 /// Sends the plan's requests to `target` and waits until each is answered, failed or given up.
 ///
 /// Dropping the future stops the run.
-pub(crate) async fn open_loop<T: Target>(
-    target: Arc<T>,
-    plan: Plan,
-    progress: &ProgressBar,
-) -> anyhow::Result<LoadReport> {
+pub async fn open_loop<T: Target>(target: Arc<T>, plan: Plan, progress: &ProgressBar) -> anyhow::Result<LoadReport> {
     let (warmup, window, slo) = (plan.warmup, plan.end - plan.warmup, plan.slo);
     let (records, mut inbox) = mpsc::channel(1024);
     let run = Run {

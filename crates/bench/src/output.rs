@@ -10,44 +10,44 @@ use super::load::LoadReport;
 
 /// One run, as printed.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub struct Row {
     /// The rate that was asked for; null for a trace, which has its own.
-    pub(crate) rate: Option<f64>,
+    pub rate: Option<f64>,
     /// Requests that were due, a second.
-    pub(crate) offered_rps: f64,
+    pub offered_rps: f64,
     /// Requests answered, a second.
-    pub(crate) achieved_rps: f64,
+    pub achieved_rps: f64,
     /// Requests answered within the SLO, a second; null without an SLO.
-    pub(crate) goodput_rps: Option<f64>,
+    pub goodput_rps: Option<f64>,
     /// Requests failed, not sent or late, over all.
-    pub(crate) bad_rate: f64,
+    pub bad_rate: f64,
     /// Median latency of the answers, from the due time.
-    pub(crate) p50_ms: Option<f64>,
+    pub p50_ms: Option<f64>,
     /// 90th percentile.
-    pub(crate) p90_ms: Option<f64>,
+    pub p90_ms: Option<f64>,
     /// 99th percentile.
-    pub(crate) p99_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
     /// Maximum.
-    pub(crate) max_ms: Option<f64>,
+    pub max_ms: Option<f64>,
     /// Mean.
-    pub(crate) mean_ms: Option<f64>,
+    pub mean_ms: Option<f64>,
     /// 99th percentile of how late the generator itself was.
-    pub(crate) send_lag_p99_ms: Option<f64>,
+    pub send_lag_p99_ms: Option<f64>,
     /// Requests counted.
-    pub(crate) requests: u64,
+    pub requests: u64,
     /// Of these, answered.
-    pub(crate) answered: u64,
+    pub answered: u64,
     /// Of the answers, those after the SLO.
-    pub(crate) late: u64,
+    pub late: u64,
     /// Of the requests, those not sent because too many were outstanding.
-    pub(crate) not_sent: u64,
+    pub not_sent: u64,
     /// Of the requests, those that failed, by status.
-    pub(crate) errors: BTreeMap<String, u64>,
+    pub errors: BTreeMap<String, u64>,
 }
 
 impl Row {
     /// The figures of a run at `rate`.
-    pub(crate) fn new(rate: Option<f64>, report: &LoadReport, slo: Option<Nanos>) -> Row {
+    pub fn new(rate: Option<f64>, report: &LoadReport, slo: Option<Nanos>) -> Row {
         Row {
             rate,
             offered_rps: report.per_second(report.requests),
@@ -71,36 +71,36 @@ impl Row {
 
 /// What a whole call of `bench` gave.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Results {
+pub struct Results {
     /// The server.
-    pub(crate) url: String,
+    pub url: String,
     /// The model.
-    pub(crate) model: String,
+    pub model: String,
     /// "http" or "grpc".
-    pub(crate) protocol: String,
+    pub protocol: String,
     /// The arrival process.
-    pub(crate) arrival: String,
+    pub arrival: String,
     /// Its seed.
-    pub(crate) seed: u64,
+    pub seed: u64,
     /// The SLO that answers were judged by.
-    pub(crate) slo_ms: Option<f64>,
+    pub slo_ms: Option<f64>,
     /// The counted part of each run.
-    pub(crate) duration_s: f64,
+    pub duration_s: f64,
     /// The figures of the last run or, where goodput was searched, of the last good one.
     #[serde(flatten)]
-    pub(crate) best: Option<Row>,
+    pub best: Option<Row>,
     /// All runs, in order.
-    pub(crate) runs: Vec<Row>,
+    pub runs: Vec<Row>,
     /// The last rate that passed, where goodput was searched.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) last_good: Option<Row>,
+    pub last_good: Option<Row>,
     /// The first rate that failed, where goodput was searched.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) first_bad: Option<Row>,
+    pub first_bad: Option<Row>,
 }
 
 /// The runs as a table, with a line on each kind of error.
-pub(crate) fn table(results: &Results) -> String {
+pub fn table(results: &Results) -> String {
     let headers = [
         "offered/s",
         "answered/s",

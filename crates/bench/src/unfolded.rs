@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// What sequences and trees look like.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct WalkArgs {
+pub struct WalkArgs {
     /// Lengths of sequences, and of requests that are padded: a number; europarl, the lengths of English sentences
     /// scaled to a mean of 24; or MU,SIGMA,MIN,MAX of a log-normal law.
     #[arg(long, value_name = "LENGTHS", value_parser = lengths)]
@@ -54,12 +54,12 @@ const VARIANTS: usize = 512;
 
 impl WalkArgs {
     /// Whether the user or the model wants lengths or trees.
-    pub(crate) fn apply(&self, inputs: &[TensorSpec]) -> bool {
+    pub fn apply(&self, inputs: &[TensorSpec]) -> bool {
         self.lengths.is_some() || inputs.iter().any(|input| input.name == "children")
     }
 
     /// Requests for a model with these inputs.
-    pub(crate) fn requests(&self, inputs: &[TensorSpec], seed: u64) -> anyhow::Result<Vec<Vec<Tensor>>> {
+    pub fn requests(&self, inputs: &[TensorSpec], seed: u64) -> anyhow::Result<Vec<Vec<Tensor>>> {
         let mut random = stream(seed, 1);
         let bring_trees = inputs.iter().any(|input| input.name == "children");
         let trees = if bring_trees { self.trees()? } else { Vec::new() };
@@ -73,7 +73,7 @@ impl WalkArgs {
     }
 
     /// Requests of `rows` rows that differ in length; none is longer than the model takes.
-    pub(crate) fn padded(
+    pub fn padded(
         &self,
         inputs: &[TensorSpec],
         lengths: &InputLengths,

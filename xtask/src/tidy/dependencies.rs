@@ -5,7 +5,7 @@ use super::source::{Source, lines_with};
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 17] = [
+const EDGES: [(&str, &[&str]); 18] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -19,6 +19,7 @@ const EDGES: [(&str, &[&str]); 17] = [
     ("repository", &["base", "model", "workload", "onnx", "executor", "runtime", "wire"]),
     ("server", &["base", "model", "executor", "runtime", "repository", "wire", "report"]),
     ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
+    ("bench", &["base", "model", "executor", "wire", "report", "workload"]),
     ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "cluster"]),
     (
         "cli",
@@ -32,10 +33,10 @@ const EDGES: [(&str, &[&str]); 17] = [
             "onnx",
             "executor",
             "runtime",
-            "wire",
             "repository",
             "server",
             "cluster",
+            "bench",
             "reproduce",
         ],
     ),
@@ -58,8 +59,8 @@ const TEST_EDGES: [(&str, &[&str]); 7] = [
 const STD_ONLY: [&str; 3] = ["base", "model", "sched"];
 /// Libraries, by how their names begin, and the crates in which alone they may appear: async runtimes, and what speaks HTTP.
 const CONFINED: [(&[&str], &[&str]); 2] = [
-    (&["tokio", "async-std", "smol"], &["server", "cluster", "cli"]),
-    (&["hyper", "tonic"], &["wire", "server", "cluster", "cli"]),
+    (&["tokio", "async-std", "smol"], &["server", "cluster", "bench", "cli"]),
+    (&["hyper", "tonic"], &["wire", "server", "cluster", "bench", "cli"]),
 ];
 
 /// Checks the manifests, as cargo reads them.

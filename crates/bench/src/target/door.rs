@@ -40,7 +40,7 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
 
 /// Whom to trust, and who we are.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct DoorArgs {
+pub struct DoorArgs {
     /// Over https:// and grpcs://, trust servers that have a certificate of these authorities (PEM) [default: what
     /// SSL_CERT_FILE names, or else the system's].
     #[arg(long, value_name = "FILE")]
@@ -61,7 +61,7 @@ pub(crate) struct DoorArgs {
 
 /// How a server is reached. The default is in the clear, without a token.
 #[derive(Clone, Default)]
-pub(crate) struct Door {
+pub struct Door {
     tls: Option<Arc<ClientConfig>>,
     /// `Bearer` and the token.
     authorization: Option<HeaderValue>,
@@ -69,7 +69,7 @@ pub(crate) struct Door {
 
 impl Door {
     /// Reads the files.
-    pub(crate) fn open(args: &DoorArgs, address: &Address) -> anyhow::Result<Door> {
+    pub fn open(args: &DoorArgs, address: &Address) -> anyhow::Result<Door> {
         let given = args.ca.is_some() || args.cert.is_some();
         ensure!(
             address.encrypted || !given,

@@ -13,14 +13,14 @@ use tonic::{Code, Status};
 
 use super::door::Door;
 use super::{Description, failed, spec};
-use crate::bench::inputs::Tensor;
-use crate::bench::load::Outcome;
+use crate::inputs::Tensor;
+use crate::load::Outcome;
 
 /// The largest answer taken.
 const MOST_ANSWER_BYTES: usize = 1 << 30;
 
 /// A client for one model.
-pub(crate) struct GrpcClient {
+pub struct GrpcClient {
     url: String,
     door: Door,
     model: String,

@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 
 use super::door::{Connector, Door};
 use super::{Description, failed, spec};
-use crate::bench::inputs::Tensor;
-use crate::bench::load::Outcome;
+use crate::inputs::Tensor;
+use crate::load::Outcome;
 
 const HEADER_LENGTH: &str = "inference-header-content-length";
 
 /// A client for one model.
-pub(crate) struct HttpClient {
+pub struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
     door: Door,
     model_url: String,

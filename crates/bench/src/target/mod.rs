@@ -1,6 +1,6 @@
 //! The servers that load is sent to: anything that speaks the Open Inference Protocol.
 
-pub(crate) mod door;
+pub mod door;
 mod grpc;
 mod http;
 
@@ -15,7 +15,7 @@ use door::Door;
 
 /// The two forms of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Protocol {
+pub enum Protocol {
     /// REST, tensors in binary unless asked otherwise.
     Http,
     /// gRPC, tensors raw.
@@ -24,13 +24,13 @@ pub(crate) enum Protocol {
 
 /// A server's address and how to talk to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
+pub struct Address {
     /// Host and port.
-    pub(crate) authority: String,
+    pub authority: String,
     /// The protocol that the URL's scheme stands for; none if it has no scheme.
-    pub(crate) protocol: Option<Protocol>,
+    pub protocol: Option<Protocol>,
     /// Whether the scheme asks for TLS.
-    pub(crate) encrypted: bool,
+    pub encrypted: bool,
 }
 
 impl FromStr for Address {
@@ -57,15 +57,15 @@ impl FromStr for Address {
 
 /// What a server says about a model.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Description {
+pub struct Description {
     /// Its inputs.
-    pub(crate) inputs: Vec<TensorSpec>,
+    pub inputs: Vec<TensorSpec>,
     /// The SLO that its configuration names, if any.
-    pub(crate) slo_ms: Option<f64>,
+    pub slo_ms: Option<f64>,
 }
 
 /// A client for one model of one server, with its requests prepared.
-pub(crate) enum Client {
+pub enum Client {
     /// REST.
     Http(Box<http::HttpClient>),
     /// gRPC.
@@ -74,7 +74,7 @@ pub(crate) enum Client {
 
 impl Client {
     /// A client for `model` with up to `connections` connections.
-    pub(crate) fn new(
+    pub fn new(
         authority: &str,
         protocol: Protocol,
         model: &str,
@@ -88,7 +88,7 @@ impl Client {
     }
 
     /// Asks the server what the model's inputs and SLO are.
-    pub(crate) async fn describe(&self) -> anyhow::Result<Description> {
+    pub async fn describe(&self) -> anyhow::Result<Description> {
         match self {
             Client::Http(client) => client.describe().await,
             Client::Grpc(client) => client.describe().await,
@@ -96,7 +96,7 @@ impl Client {
     }
 
     /// Encodes the requests that [`Target::send`] will send in turn.
-    pub(crate) fn prepare(&mut self, requests: &[Vec<Tensor>], json_tensors: bool) -> anyhow::Result<()> {
+    pub fn prepare(&mut self, requests: &[Vec<Tensor>], json_tensors: bool) -> anyhow::Result<()> {
         match self {
             Client::Http(client) => client.prepare(requests, json_tensors),
             Client::Grpc(client) => {

@@ -2,13 +2,13 @@
 
 use super::predictions::{Errors, Predictions};
 use super::requests::RequestArgs;
-use crate::bench::load::{LoadReport, Outcome as Sent, Plan, Target, open_loop};
 use crate::devices::DeviceArgs;
 use crate::policy;
 use crate::service::{Running, Service};
 use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
 use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_bench::load::{LoadReport, Outcome as Sent, Plan, Target, open_loop};
 use ripieno_executor::{Spent, Tensor};
 use ripieno_report::Latencies;
 use ripieno_repository::registry::Repository;

@@ -1,8 +1,8 @@
 //! Requests for a model: its declared inputs filled at random, sequences and trees of the wanted lengths.
 
-use crate::bench::inputs::{Filling, ShapeArg, Tensor, requests as filled};
-use crate::bench::unfolded::WalkArgs;
 use clap::Args;
+use ripieno_bench::inputs::{Filling, ShapeArg, Tensor, requests as filled};
+use ripieno_bench::unfolded::WalkArgs;
 use ripieno_executor::Tensor as Input;
 use ripieno_repository::registry::ServedEntry;
 use std::sync::Arc;

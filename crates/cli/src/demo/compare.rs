@@ -1,14 +1,14 @@
 //! Policies side by side: the same model, devices and requests, on one live server after the other.
 
 use super::Live;
-use crate::bench::inputs::{Filling, Tensor, requests};
-use crate::bench::load::{LoadReport, Plan, open_loop};
-use crate::bench::target::door::Door;
-use crate::bench::target::{Client, Protocol};
 use crate::devices::{Device, DeviceArgs};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_bench::inputs::{Filling, Tensor, requests};
+use ripieno_bench::load::{LoadReport, Plan, open_loop};
+use ripieno_bench::target::door::Door;
+use ripieno_bench::target::{Client, Protocol};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{DataType, Profile, TensorSpec};
 use ripieno_report::{Table, number};
