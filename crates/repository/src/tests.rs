@@ -152,6 +152,18 @@ fn mistakes() -> Vec<Mistake> {
             "it has y",
         ),
         (
+            "no_shape",
+            vec![mlp(), toml("[[output]]\nname = \"y\"\ndatatype = \"FP32\"")],
+            "no_shape/model.toml:1: [[output]] number 1: the key shape is missing",
+            "the model has shape = [-1, 3]: write that",
+        ),
+        (
+            "no_datatype",
+            vec![mlp(), ("model.toml", input(""))],
+            "no_datatype/model.toml:1: [[input]] number 1: the keys datatype and shape are missing",
+            "the model has datatype = \"FP32\" and shape = [-1, 4]",
+        ),
+        (
             "missing",
             vec![("2/notes.txt", vec![]), mlp()],
             "missing/2/model.onnx: there is no such file",
