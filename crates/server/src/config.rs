@@ -64,8 +64,11 @@ pub struct ServerConfig {
     /// Which statuses failures have.
     pub error_profile: ErrorProfile,
     /// How long a client of HTTP/1 that keeps a connection may still send on it after the shutdown began: it cannot know, and what
-    /// it sends into a connection that closes is lost. Its answer tells it.
+    /// it sends into a connection that closes is lost. Its answer tells it. Half of `drain_timeout` at most.
     pub last_calls: Duration,
+    /// How long a body, or message, that is on its way when the shutdown begins, or comes after, may take; half of
+    /// `drain_timeout` at most.
+    pub last_bodies: Duration,
     /// How long requests in flight may take after the shutdown began.
     pub drain_timeout: Duration,
     /// Who is let in, and how connections are encrypted.
@@ -98,6 +101,7 @@ impl Default for ServerConfig {
             strict_readiness: false,
             error_profile: ErrorProfile::Ripieno,
             last_calls: Duration::from_millis(250),
+            last_bodies: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),
         }

@@ -3,7 +3,7 @@
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
 use crate::bounds::connection::Connection;
-use crate::infer::{Asked, Inferred, infer};
+use crate::infer::{Asked, Inferred, delivered, infer};
 use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
@@ -52,15 +52,20 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let request = request?;
     let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
     let asked = Asked { request, received, timeout, slo, caller };
-    let mut inferred = infer(state, budget, asked).await?;
+    let inferred = infer(state, budget, asked).await?;
+    let (entry, late) = (inferred.entry.clone(), inferred.late);
+    delivered(&entry, late, encode(connection.as_ref(), inferred))
+}
+
+fn encode(connection: Option<&Arc<Connection>>, mut inferred: Inferred) -> Result<Bytes, Problem> {
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.
     let beside = 4096 + 256 * inferred.response.outputs.len();
     let data: usize = inferred.response.outputs.iter().map(|output| output.data.len()).sum();
     inferred.make_room(data + beside)?;
-    let Inferred { response, entry, room } = inferred;
+    let Inferred { response, entry, room, .. } = inferred;
     let message = grpc::encode_infer(response);
-    let encoded = frames::encode(&message, room, connection.as_ref())?;
+    let encoded = frames::encode(&message, room, connection)?;
     entry.stats.encoding.add(answered.elapsed());
     Ok(encoded)
 }

@@ -62,6 +62,14 @@ impl Messages {
 
     /// The only message of a call, which then has ended.
     pub(super) async fn only(&mut self, state: &State) -> Result<Bytes, Problem> {
+        tokio::select! {
+            biased;
+            message = self.only_one(state) => message,
+            problem = state.bodies_given_up() => Err(problem),
+        }
+    }
+
+    async fn only_one(&mut self, state: &State) -> Result<Bytes, Problem> {
         let until = Instant::now() + state.config.body_timeout;
         let message = self.next_until(state, until).await?;
         let message = message.ok_or_else(|| Problem::invalid("the call ended without a message"))?;

@@ -200,8 +200,8 @@ async fn answer(
         let begun = Instant::now();
         let message = grpc::encode_infer(response);
         let message = ModelStreamInferResponse { error_message: String::new(), infer_response: Some(message) };
-        let room = budget.reserve(message.encoded_len())?;
-        let message = frames::encode(&message, room, connection)?;
+        let room = budget.reserve(message.encoded_len());
+        let message = parts.delivered(room.and_then(|room| frames::encode(&message, room, connection)))?;
         parts.entry().stats.encoding.add(begun.elapsed());
         if send.send(Ok(Frame::data(message))).await.is_err() {
             // The client has gone; nobody waits for the rest.

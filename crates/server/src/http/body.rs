@@ -67,7 +67,7 @@ pub(crate) fn too_large(state: &State) -> Problem {
     )
 }
 
-/// A whole body of at most `most` bytes, within the time that a body has.
+/// A whole body of at most `most` bytes, within the time that a body has; that is shorter once the server goes down.
 pub(crate) async fn collect(
     state: &State,
     budget: &Arc<Budget>,
@@ -75,9 +75,13 @@ pub(crate) async fn collect(
     most: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
     let timeout = state.config.body_timeout;
-    tokio::time::timeout(timeout, collect_all(state, budget, body, most)).await.map_err(|_| {
-        Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
-    })?
+    tokio::select! {
+        biased;
+        collected = tokio::time::timeout(timeout, collect_all(state, budget, body, most)) => collected.map_err(|_| {
+            Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
+        })?,
+        problem = state.bodies_given_up() => Err(problem),
+    }
 }
 
 async fn collect_all(

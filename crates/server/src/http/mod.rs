@@ -54,8 +54,10 @@ async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
         problem_answer(&problem)
     });
     // The rest of a body is in the way of the next request, and so is the end of the server.
-    let has_rest = send::caller(request).is_some_and(|connection| connection.has_unread_body());
-    if has_rest || (state.is_draining() && request.version() < Version::HTTP_2) {
+    let connection = send::caller(request);
+    let has_rest = connection.as_ref().is_some_and(|connection| connection.has_unread_body());
+    let goes = state.is_draining() && request.version() < Version::HTTP_2;
+    if has_rest || (goes && connection.is_none_or(|connection| connection.ends_with_answer())) {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     answer

@@ -308,6 +308,9 @@ async fn a_web_page_cannot_unload_a_model_of_a_loopback_server() {
             assert_eq!(reply.status, StatusCode::FORBIDDEN, "{headers:?}: {:?}", reply.body);
             assert!(reply.error().contains("--allow-"), "{}", reply.error());
         }
+        let device = server.post("/v2/devices/add", headers, "").await;
+        assert_eq!(device.status, StatusCode::FORBIDDEN, "{headers:?}");
+        assert!(!device.error().contains("model"), "not what was asked for: {}", device.error());
     }
     assert_eq!(server.get("/v2/models/simple/ready").await.status, StatusCode::OK);
     let preflight = Request::builder().method(Method::OPTIONS).uri(server.url("/v2/repository/models/simple/unload"));

@@ -7,6 +7,7 @@ mod gateway;
 mod grpc;
 mod http;
 mod infer;
+mod light_clients;
 mod live;
 mod memory;
 mod regions;

@@ -130,7 +130,7 @@ impl Backend for Scripted {
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
-        Vec::new()
+        vec![DeviceSnapshot::default()]
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
