@@ -3,6 +3,7 @@
 mod batching;
 mod borders;
 mod bounds;
+mod brought;
 mod cells;
 mod labels;
 mod leaving;
@@ -376,8 +377,6 @@ fn unload_and_load_by_name() {
         assert!(error.starts_with(&format!("Request for unknown model: '{name}' is not found; ")), "{error}");
         assert!(error.ends_with("holds late, m"), "{error}");
     }
-    let error = repository.load("m", Some("{}")).unwrap_err();
-    assert!(error.contains("config of a load call is not supported; write m/model.toml in "), "{error}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod tests;
 mod tokens;
 
 use crate::proto::inference::ModelConfig;
+use prost_reflect::text_format::FormatOptions;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use std::sync::LazyLock;
 use thiserror::Error;
@@ -56,6 +57,15 @@ pub fn parse(text: &str) -> Result<ConfigText, TextError> {
     Ok(ConfigText { config, fields: fields::list(text, &descriptor()) })
 }
 
+/// The text of a configuration that is written in JSON, as Triton's load calls bring it.
+pub fn from_json(json: &str) -> Result<String, String> {
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let message =
+        DynamicMessage::deserialize(descriptor(), &mut reader).and_then(|message| reader.end().map(|()| message));
+    let message = message.map_err(|error| error.to_string().replace("'inference.", "'"))?;
+    Ok(message.to_text_format_with_options(&FormatOptions::new().pretty(true)))
+}
+
 /// The path of every field that a text may set, as [`Field::path`] has them.
 pub fn known_fields() -> Vec<String> {
     fields::known(&descriptor())
@@ -69,7 +79,7 @@ fn refused(text: &str, error: &prost_reflect::text_format::ParseError) -> TextEr
 
 fn descriptor() -> MessageDescriptor {
     static DESCRIPTOR: LazyLock<MessageDescriptor> = LazyLock::new(|| {
-        let pool = DescriptorPool::decode(&include_bytes!("generated/model_config.bin")[..]);
+        let pool = DescriptorPool::decode(crate::proto::DESCRIPTORS);
         let message = pool.ok().and_then(|pool| pool.get_message_by_name("inference.ModelConfig"));
         message.expect("the messages were compiled by crates/wire/codegen")
     });

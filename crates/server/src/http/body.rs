@@ -4,6 +4,7 @@
 
 use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::bounds::connection::Connection;
+use crate::compression::Encoding;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use bytes::Bytes;
@@ -17,26 +18,6 @@ use std::sync::Arc;
 
 /// What is inflated at a time.
 const PIECE_BYTES: usize = 64 << 10;
-
-/// How a body or message is compressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Encoding {
-    Identity,
-    Gzip,
-    Deflate,
-}
-
-impl Encoding {
-    /// The encoding of this name; none if it is not known.
-    pub(crate) fn named(name: &[u8]) -> Option<Encoding> {
-        match name.trim_ascii().to_ascii_lowercase().as_slice() {
-            b"" | b"identity" => Some(Encoding::Identity),
-            b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
-            b"deflate" => Some(Encoding::Deflate),
-            _ => None,
-        }
-    }
-}
 
 /// The body of a request; it is marked as read on its connection.
 pub(super) async fn read(state: &State, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {

@@ -2,6 +2,7 @@
 //! emulated device for what must fit together.
 
 mod access;
+mod compression;
 mod connections;
 mod gateway;
 mod grpc;
@@ -10,6 +11,7 @@ mod infer;
 mod light_clients;
 mod live;
 mod memory;
+mod reflection;
 mod regions;
 mod scripted;
 mod shutdown;
