@@ -257,7 +257,8 @@ where
     let mut ticks = tokio::time::interval(look_every(&state.config));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut told = false;
-    let (mut over, mut at_rest) = (pin!(last_calls_over(&state, &facts)), pin!(at_rest(&state, &facts)));
+    let mut over = pin!(last_calls_over(&state, &facts));
+    let mut at_rest = pin!(until_at_rest(&state, &facts, |_| false));
     let ended = loop {
         tokio::select! {
             ended = connection.as_mut() => break ended,
@@ -287,18 +288,17 @@ where
 /// HTTP/1 may send for a while, since what comes when its connection has just been closed is lost.
 async fn last_calls_over(state: &State, facts: &Connection) {
     state.drained().await;
-    if !facts.can_announce_end() {
-        at_rest(state, facts).await;
-    }
+    // Which of them a connection is may show only now.
+    until_at_rest(state, facts, Connection::can_announce_end).await;
 }
 
-/// Returns once a connection has been at rest, from now on, for as long as last calls may take.
-async fn at_rest(state: &State, facts: &Connection) {
+/// Returns once a connection has been at rest, from now on, for as long as last calls may take; soon, if `enough` is so.
+async fn until_at_rest(state: &State, facts: &Connection, enough: fn(&Connection) -> bool) {
     let span = state.config.last_calls.min(state.config.drain_timeout / 2);
     let from = Instant::now();
     loop {
         let rest = facts.at_rest_since().map(|since| since.max(from).elapsed());
-        if rest.is_some_and(|rest| rest >= span) {
+        if enough(facts) || rest.is_some_and(|rest| rest >= span) {
             return;
         }
         tokio::time::sleep(span.saturating_sub(rest.unwrap_or_default()).max(Duration::from_millis(1))).await;

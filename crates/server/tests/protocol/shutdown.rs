@@ -114,6 +114,22 @@ async fn who_always_sends_ahead_does_not_keep_the_server() {
     assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
 }
 
+/// A client of HTTP/2 is told, also one whose first call came just in time for the last calls, however busy it is then.
+#[tokio::test]
+async fn who_begins_with_the_last_calls_is_told_like_all_others() {
+    let last_calls = Duration::from_secs(1);
+    let patient = ripieno_server::ServerConfig { last_calls, drain_timeout: 10 * PATIENCE, ..config() };
+    let (mut server, _backend, _events) = scripted(patient).await;
+    let live = ripieno_wire::proto::inference::ServerLiveRequest {};
+    let mut client = server.grpc().await;
+    // Who comes later is served, so that this one is connected.
+    server.grpc().await.server_live(live).await.unwrap();
+    server.stop.take().unwrap().send(()).unwrap();
+    let calls = async { while client.server_live(live).await.is_ok() {} };
+    tokio::time::timeout(PATIENCE, calls).await.expect("it is told that the connection ends");
+    assert!(tokio::time::timeout(PATIENCE, server.done).await.unwrap().unwrap());
+}
+
 /// What has come in part when the server goes down holds nobody up, although clients have long for heads and bodies.
 #[tokio::test]
 async fn requests_that_do_not_come_whole_do_not_keep_the_server() {
