@@ -1,8 +1,9 @@
 //! Answers that are compressed because their client asked for that.
 //!
-//! Compressing a byte costs ten times what copying it does, so it is done for who asks only: over HTTP by `Accept-Encoding`, over
-//! gRPC by compressing the call itself, since all gRPC clients say that they accept it. Short answers are sent as they are, and
-//! so is what does not become smaller, and what there is no room to compress.
+//! Compressing an answer takes longer than encoding it (some 80 MB/s of JSON numbers, which become half as long; 150 MB/s of raw ones,
+//! which become a tenth shorter), so it is done for who asks only: over HTTP by `Accept-Encoding`, over gRPC by compressing the call
+//! itself, since all gRPC clients say that they accept it. Short answers are sent as they are, and so is what does not become
+//! smaller, and what there is no room to compress.
 
 use crate::bounds::budget::{Budget, Reservation};
 use crate::state::State;
@@ -14,8 +15,7 @@ use hyper::header::ACCEPT_ENCODING;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// What is longer is compressed by [`State::work`]: at some 50 MB/s this takes 0.3 ms, for which all other connections of the thread
-/// wait.
+/// What is longer is compressed by [`State::work`]: this takes 0.2 ms, for which all other connections of the thread wait.
 const INLINE_BYTES: usize = 16 << 10;
 /// The most of a header that is looked at; browsers send some thirty bytes.
 const MAX_CHOICES: usize = 16;
