@@ -79,7 +79,7 @@ fn refused(text: &str, error: &prost_reflect::text_format::ParseError) -> TextEr
 
 fn descriptor() -> MessageDescriptor {
     static DESCRIPTOR: LazyLock<MessageDescriptor> = LazyLock::new(|| {
-        let pool = DescriptorPool::decode(crate::proto::DESCRIPTORS);
+        let pool = DescriptorPool::decode(&include_bytes!("generated/model_config.bin")[..]);
         let message = pool.ok().and_then(|pool| pool.get_message_by_name("inference.ModelConfig"));
         message.expect("the messages were compiled by crates/wire/codegen")
     });
