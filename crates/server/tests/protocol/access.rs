@@ -373,6 +373,9 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn no_secret_is_logged_even_when_everything_is() {
     let log = Log::default();
+    // While a process has one subscriber, a line that another test's thread reaches first is asked of that thread's alone, which is
+    // none, and is off for all from then on. So there are two.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::TRACE);
     let _guard = tracing::subscriber::set_default(subscriber.with_writer(log.clone()).finish());
     let file = Scratch::new(&tokens().replace(" \u{2713}", ".name"));
