@@ -103,6 +103,21 @@ def test_compression(wire, reference, algorithm):
     np.testing.assert_allclose(answer, reference(image=x)["logits"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_long_answers_are_compressed_as_the_call_is(wire, algorithm):
+    a, b = (np.full((1000, 4), value, np.float32) for value in (5, 3))
+    inputs = [wire.input("a", a), wire.input("b", b)]
+    answer = wire.infer("pair", ["sum"], inputs, compression_algorithm=algorithm)["sum"]
+    np.testing.assert_array_equal(answer, a + b)
+    answers = queue.Queue()
+    wire.client.start_stream(lambda result, error: answers.put((result, error)), compression_algorithm=algorithm)
+    wire.client.async_stream_infer("pair", inputs)
+    result, error = answers.get(timeout=ANSWER_S)
+    assert error is None
+    np.testing.assert_array_equal(result.as_numpy("sum"), a + b)
+    wire.client.stop_stream()
+
+
 def test_outputs_and_identity(wire):
     x = np.ones((1, 4), np.float32)
     inputs = [wire.input("a", x), wire.input("b", x)]

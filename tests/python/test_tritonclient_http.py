@@ -142,6 +142,25 @@ def test_compression(client, server, request_form, response_form):
     np.testing.assert_allclose(result.as_numpy("logits"), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_long_answers_are_compressed_as_asked(server, algorithm, binary):
+    wire = Http(server, binary)
+    a, b = (np.full((1000, 4), value, np.float32) for value in (5, 3))
+    inputs = [wire.input("a", a), wire.input("b", b)]
+    answer = wire.infer("pair", ["sum", "difference"], inputs, response_compression_algorithm=algorithm)
+    np.testing.assert_array_equal(answer["sum"], a + b)
+    np.testing.assert_array_equal(answer["difference"], a - b)
+    body = json.dumps({"inputs": [as_json("a", a), as_json("b", b)]}).encode()
+    request = urllib.request.Request(f"http://{server.http}/v2/models/pair/infer", body, {"Accept-Encoding": algorithm})
+    with urllib.request.urlopen(request) as reply:
+        assert reply.headers["Content-Encoding"] == algorithm and len(reply.read()) < a.nbytes
+
+
+def as_json(name, array):
+    return {"name": name, "shape": array.shape, "datatype": "FP32", "data": array.ravel().tolist()}
+
+
 def test_async_infer(server):
     wire = Http(server, concurrency=4)
     reference = Reference(repositories.DEMO / "digits" / "1" / "model.onnx")

@@ -63,13 +63,10 @@ impl Service {
         target.allow_symlinks = self.allow_symlinks;
         let engine = self.engine(&target)?;
         let registry = Arc::new(Registry::default());
-        let repository = Arc::new(LiveRepository::new(
-            self.repository.clone(),
-            target,
-            registry.clone(),
-            Arc::new(engine.clone()),
-            progress_bars("measuring", "batch sizes"),
-        ));
+        let progress = progress_bars("measuring", "batch sizes");
+        let host = Arc::new(engine.clone());
+        let repository = LiveRepository::new(self.repository.clone(), target, registry.clone(), host, progress);
+        let repository = Arc::new(repository.with_overrides(self.config.load_overrides));
         self.config.loads_on = Some(Handle::current());
         self.config.connections_on = front.to_vec();
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());

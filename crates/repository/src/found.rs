@@ -23,6 +23,6 @@ pub struct Found {
     pub model: PathBuf,
     /// The folder that all of it must lie in.
     pub root: PathBuf,
-    /// The file that whoever started the server named, which may lie where it likes.
+    /// A file that may lie where it likes: the one that whoever started the server named, or a configuration that a load call brought.
     pub named: Option<PathBuf>,
 }

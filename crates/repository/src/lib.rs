@@ -10,6 +10,7 @@
 
 mod batching;
 mod borders;
+mod brought;
 pub mod cache;
 pub mod config;
 #[cfg(test)]

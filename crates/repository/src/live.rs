@@ -5,13 +5,14 @@
 //! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
 
 use super::borders::for_clients;
+use super::brought::{Kept, Store};
 use super::found::Found;
 use super::load::{Loader, Prepared, Profiling};
 use super::plan::Target;
 use super::report::{ModelReport, Progress};
 use super::scan::{Candidate, scan};
 use super::slo::Slo;
-use crate::registry::{IndexRow, ModelState, Registry, Repository, ServedEntry, UNLOADED};
+use crate::registry::{Brought, IndexRow, ModelState, Registry, Repository, ServedEntry, UNLOADED};
 use parking_lot::Mutex;
 use ripieno_base::ModelId;
 use ripieno_executor::Take;
@@ -29,6 +30,8 @@ const LOADERS: usize = 4;
 const GRACE: Duration = Duration::from_millis(50);
 /// How often a replaced version is asked whether it is idle.
 const POLL: Duration = Duration::from_millis(2);
+/// The most names of models that load calls may bring, those of the repository among them.
+const MOST_NAMES: usize = 4096;
 /// The longest that a replaced version is kept for its last requests.
 const MAX_UNLOAD_WAIT: Duration = Duration::from_secs(30);
 
@@ -67,6 +70,7 @@ pub struct LiveRepository {
     registry: Arc<Registry>,
     host: Arc<dyn Host>,
     slots: Mutex<BTreeMap<String, Arc<Mutex<Slot>>>>,
+    store: Store,
 }
 
 /// What a model is doing; locked while it changes.
@@ -77,6 +81,8 @@ struct Slot {
     files: Files,
     /// The version of a row in the registry that tells of a failure or an unload.
     failed: Option<String>,
+    /// What the load call brought that it was loaded by.
+    kept: Option<Kept>,
 }
 
 impl LiveRepository {
@@ -88,7 +94,14 @@ impl LiveRepository {
         host: Arc<dyn Host>,
         progress: Progress,
     ) -> LiveRepository {
-        LiveRepository { path, loader: Loader::new(target, progress), registry, host, slots: Mutex::default() }
+        let (loader, slots, store) = (Loader::new(target, progress), Mutex::default(), Store::new(0));
+        LiveRepository { path, loader, registry, host, slots, store }
+    }
+
+    /// The same, where load calls may bring models along, of which files of so many bytes in all are kept.
+    pub fn with_overrides(mut self, bytes: u64) -> LiveRepository {
+        self.store = Store::new(bytes);
+        self
     }
 
     /// Loads every model; returns when all are served or have failed. An error only if the path cannot be read.
@@ -112,36 +125,42 @@ impl LiveRepository {
         Ok(reports.into_inner().into_values().collect())
     }
 
-    /// Loads what has changed on the disk since it was loaded, and what is new; unloads what is gone. What is as it was goes on.
-    /// An error only if the path cannot be read, and then nothing is done.
+    /// Loads what has changed on the disk since it was loaded, and what is new; unloads what is gone. What is as it was goes on,
+    /// and so does what a load call has brought. An error only if the path cannot be read, and then nothing is done.
     pub fn reload(&self) -> Result<Vec<ModelReport>, String> {
         let candidates = scan(&self.path)?;
         let gone = |name: &String| !candidates.iter().any(|candidate| candidate.name == *name);
         let gone: Vec<String> = self.slots.lock().keys().filter(|name| gone(name)).cloned().collect();
-        for name in gone {
+        for name in gone.into_iter().filter(|name| !self.is_brought(name)) {
             self.unload(&name)?;
         }
         let changed = candidates.iter().filter(|candidate| !self.is_served_as_found(candidate));
         Ok(changed.map(|candidate| self.bring_up_reported(candidate)).collect())
     }
 
+    fn is_brought(&self, name: &str) -> bool {
+        let slot = self.slots.lock().get(name).cloned();
+        slot.is_some_and(|slot| slot.lock().kept.is_some())
+    }
+
     fn is_served_as_found(&self, candidate: &Candidate) -> bool {
         let slot = self.slots.lock().get(&candidate.name).cloned();
         slot.is_some_and(|slot| {
             let slot = slot.lock();
-            slot.serving.is_some() && candidate.found.as_ref().is_ok_and(|found| slot.files == files(found))
+            slot.kept.is_some()
+                || slot.serving.is_some() && candidate.found.as_ref().is_ok_and(|found| slot.files == files(found))
         })
     }
 
     fn bring_up_reported(&self, candidate: &Candidate) -> ModelReport {
-        self.bring_up(candidate).unwrap_or_else(|error| {
+        self.bring_up(candidate, None).unwrap_or_else(|error| {
             tracing::error!("model {} is not served: {error}", candidate.name);
             ModelReport::failed(&candidate.name, version_of(candidate), error)
         })
     }
 
-    /// Loads what was found for a model and puts it in the place of what serves now.
-    fn bring_up(&self, candidate: &Candidate) -> Result<ModelReport, String> {
+    /// Loads what was found for a model, or is kept for it, and puts it in the place of what serves now.
+    fn bring_up(&self, candidate: &Candidate, kept: Option<Kept>) -> Result<ModelReport, String> {
         let slot = self.slots.lock().entry(candidate.name.clone()).or_default().clone();
         let mut slot = slot.lock();
         let (name, version) = (candidate.name.as_str(), version_of(candidate));
@@ -154,9 +173,12 @@ impl LiveRepository {
             Ok((entry, report)) => {
                 slot.files = files;
                 self.switch(&mut slot, entry);
+                // Only now: the one before may have been read until it went.
+                slot.kept = kept;
                 Ok(report)
             }
             Err(error) => {
+                let error = kept.as_ref().map_or(error.clone(), |kept| kept.for_clients(&error));
                 self.record_failure(&mut slot, name, version, &error);
                 Err(error)
             }
@@ -224,18 +246,29 @@ impl LiveRepository {
         }
     }
 
-    fn load_one(&self, name: &str, config: Option<&str>) -> Result<(), String> {
-        if config.is_some() {
-            return Err(format!(
-                "the parameter config of a load call is not supported; write {name}/model.toml in {} and load again",
-                self.path.display()
-            ));
+    fn load_one(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
+        let mut candidates = scan(&self.path)?;
+        let own = candidates.iter().position(|candidate| candidate.name == name);
+        if let Some(brought) = brought {
+            return self.load_brought(name, brought, own.map(|own| candidates.swap_remove(own)));
         }
-        let candidates = scan(&self.path)?;
-        match candidates.iter().find(|candidate| candidate.name == name) {
-            Some(candidate) => self.bring_up(candidate).map(|_| ()),
+        match own {
+            Some(own) => self.bring_up(&candidates[own], None).map(drop),
             None => Err(format!("Request for unknown model: '{name}' is not found; {}", self.names(&candidates))),
         }
+    }
+
+    fn load_brought(&self, name: &str, brought: &Brought, own: Option<Candidate>) -> Result<(), String> {
+        let slots = self.slots.lock();
+        if slots.len() >= MOST_NAMES && !slots.contains_key(name) {
+            return Err(format!(
+                "load calls may bring {MOST_NAMES} models; restart the server to forget those that were unloaded"
+            ));
+        }
+        drop(slots);
+        let kept = self.store.keep(name, brought)?;
+        let candidate = kept.candidate(name, brought, own).map_err(|error| kept.for_clients(&error))?;
+        self.bring_up(&candidate, Some(kept)).map(drop)
     }
 
     fn names(&self, candidates: &[Candidate]) -> String {
@@ -246,8 +279,8 @@ impl LiveRepository {
 }
 
 impl Repository for LiveRepository {
-    fn load(&self, name: &str, config: Option<&str>) -> Result<(), String> {
-        self.load_one(name, config).map_err(|error| {
+    fn load(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
+        self.load_one(name, brought).map_err(|error| {
             tracing::warn!("model {name} was not loaded: {error}");
             for_clients(&self.path, &error)
         })
@@ -262,6 +295,7 @@ impl Repository for LiveRepository {
             slot.failed = Some(entry.version.clone());
             self.host.unload(entry.id);
         }
+        slot.kept = None;
         Ok(())
     }
 

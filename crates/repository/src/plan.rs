@@ -130,6 +130,9 @@ impl Plan {
     /// Decides what to load for a model found in a repository.
     pub fn new(found: &Found, target: &Target) -> Result<Plan, String> {
         let (config, triton) = configuration(found, target)?;
+        if let Some(half) = config.half_declared.first().filter(|_| target.emulates()) {
+            return Err(half.error(None, true));
+        }
         check_policy(&config, target)?;
         let zoo = zoo_model(found, &config, target)?;
         let slo = wanted_slo(&config, zoo, target);
@@ -194,6 +197,10 @@ impl Plan {
         }
         if !self.config.keys.iter().any(|key| key == "input" || key == "output") {
             return Ok(());
+        }
+        if let Some(half) = self.config.half_declared.first() {
+            let specs = if half.kind == "input" { model.inputs() } else { model.outputs() };
+            return Err(half.error(specs.iter().find(|spec| spec.name == half.name), model.batched()));
         }
         let sides = [("input", &self.config.inputs, model.inputs()), ("output", &self.config.outputs, model.outputs())];
         for (kind, declared, actual) in sides {

@@ -7,6 +7,7 @@
 use crate::labels::Labels;
 use crate::slo::Slo;
 use crate::stats::Statistics;
+use bytes::Bytes;
 use parking_lot::RwLock;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::InputLengths;
@@ -94,10 +95,19 @@ pub struct IndexRow {
     pub reason: String,
 }
 
+/// What a load call brings along instead of what the repository holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Brought {
+    /// The configuration, in JSON, as a `config.pbtxt` would say it. None: without files the repository's own, with files none.
+    pub config: Option<String>,
+    /// All files of the model, `VERSION/NAME`. Without any it is the repository's model.
+    pub files: BTreeMap<String, Bytes>,
+}
+
 /// Loads and unloads by name, as `POST /v2/repository/…` asks. Called away from the async threads: it may block.
 pub trait Repository: Send + Sync {
-    /// Loads the model, or loads it again; `config` replaces the model's own configuration. The error names file, key and fix.
-    fn load(&self, name: &str, config: Option<&str>) -> Result<(), String>;
+    /// Loads the model, or loads it again, with what the caller brought along, if anything. The error names file, key and fix.
+    fn load(&self, name: &str, brought: Option<&Brought>) -> Result<(), String>;
 
     /// Unloads all versions of the model.
     fn unload(&self, name: &str) -> Result<(), String>;

@@ -156,6 +156,29 @@ fn choose_as_asked(found: &mut Found) {
     found.model = found.folder.join(&found.version).join(model.as_deref().unwrap_or(MODEL_FILE));
 }
 
+/// The same model with another configuration, which stands for all that lies beside it.
+pub(super) fn with_triton(found: Found, config: PathBuf) -> Result<Found, String> {
+    let highest = found.versions.last().map_or_else(|| found.version.clone(), u64::to_string);
+    let version_folder = found.folder.join(&highest);
+    if found.version_folder.as_ref().is_none_or(|folder| folder.parent() != Some(&found.folder)) {
+        return Err(format!(
+            "{}: is no model in a folder of its own; bring it along as file:1/{MODEL_FILE}",
+            found.model.display()
+        ));
+    }
+    let mut found = Found {
+        version: highest,
+        model: version_folder.join(MODEL_FILE),
+        version_folder: Some(version_folder),
+        config: None,
+        named: Some(config.clone()),
+        triton: Some(config),
+        ..found
+    };
+    choose_as_asked(&mut found);
+    Ok(found)
+}
+
 fn nothing_in(folder: &Path) -> String {
     let shown = folder.display();
     if folder.join(MODEL_FILE).is_file() {

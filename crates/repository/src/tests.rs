@@ -3,6 +3,7 @@
 mod batching;
 mod borders;
 mod bounds;
+mod brought;
 mod cells;
 mod labels;
 mod leaving;
@@ -150,6 +151,18 @@ fn mistakes() -> Vec<Mistake> {
             vec![mlp(), toml("[[output]]\nname = \"z\"\ndatatype = \"FP32\"\nshape = [-1, 3]")],
             "tensor/model.toml: [[output]] name = \"z\"",
             "it has y",
+        ),
+        (
+            "no_shape",
+            vec![mlp(), toml("[[output]]\nname = \"y\"\ndatatype = \"FP32\"")],
+            "no_shape/model.toml:1: [[output]] number 1: the key shape is missing",
+            "the model has shape = [-1, 3]: write that",
+        ),
+        (
+            "no_datatype",
+            vec![mlp(), ("model.toml", input(""))],
+            "no_datatype/model.toml:1: [[input]] number 1: the keys datatype and shape are missing",
+            "the model has datatype = \"FP32\" and shape = [-1, 4]",
         ),
         (
             "missing",
@@ -364,8 +377,6 @@ fn unload_and_load_by_name() {
         assert!(error.starts_with(&format!("Request for unknown model: '{name}' is not found; ")), "{error}");
         assert!(error.ends_with("holds late, m"), "{error}");
     }
-    let error = repository.load("m", Some("{}")).unwrap_err();
-    assert!(error.contains("config of a load call is not supported; write m/model.toml in "), "{error}");
 }
 
 #[test]

@@ -4,13 +4,17 @@
 //! is opened until the last thread of the device has ended. A device that hangs may never get there: its id stays taken, so
 //! that what it still reports can be told from what its successor does, and there are never more reports than places.
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use ripieno_base::DeviceId;
 use ripieno_executor::Device;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long a device that was given up, or is to leave, is waited for by who wants its place: what does not hang is gone
+/// within milliseconds.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A device in a list that its user owns.
 pub(crate) type Shared = Arc<dyn Device>;
@@ -41,9 +45,12 @@ impl DeviceState {
 /// Why devices stay as they are.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceRefused {
-    /// Every id is taken.
-    #[error("there are {0} devices or were until just now, which is the bound; start the server with a higher one")]
+    /// So many serve, which is the bound.
+    #[error("there are {0} devices, which is the bound; start the server with a higher one")]
     TooMany(usize),
+    /// Fewer than the bound serve, but one that leaves or was given up has not ended.
+    #[error("a device that leaves, or was given up, has not ended and keeps its place; retry after {0:?}")]
+    NotEnded(Duration),
     /// It cannot be opened.
     #[error("the device cannot be opened: {0}")]
     Unopened(String),
@@ -70,6 +77,8 @@ type Reopen = Box<dyn Fn(DeviceId) + Send + Sync>;
 /// All devices.
 pub(crate) struct DeviceTable {
     slots: Mutex<Vec<Slot>>,
+    /// Told when an id is free again.
+    freed: Condvar,
     reopen: OnceLock<Reopen>,
 }
 
@@ -78,6 +87,8 @@ struct Slot {
     /// None of an id that is free, or whose device is being opened.
     state: Option<DeviceState>,
     opening: bool,
+    /// Of one that was given up: another is opened in its place once it has ended.
+    again: bool,
     /// None once it is being closed.
     device: Option<Shared>,
 }
@@ -87,7 +98,7 @@ impl DeviceTable {
     pub(crate) fn new(devices: &[Shared], ids: usize) -> DeviceTable {
         let mut slots: Vec<Slot> = devices.iter().map(|device| Slot::serving(Arc::clone(device))).collect();
         slots.resize(ids, Slot::default());
-        DeviceTable { slots: Mutex::new(slots), reopen: OnceLock::new() }
+        DeviceTable { slots: Mutex::new(slots), freed: Condvar::new(), reopen: OnceLock::new() }
     }
 
     /// What is to be done once a device that hung has ended after all.
@@ -95,16 +106,24 @@ impl DeviceTable {
         assert!(self.reopen.set(reopen).is_ok(), "it is said once");
     }
 
-    /// Takes this id, or any that is free if none is named.
-    pub(crate) fn reserve(&self, id: Option<DeviceId>) -> Option<DeviceId> {
-        let mut slots = self.slots.lock();
-        let is_free = |at: &usize| slots.get(*at).is_some_and(|slot| slot.state.is_none() && !slot.opening);
-        let at = match id {
-            Some(id) => Some(id.index()).filter(is_free),
-            None => (0..slots.len()).find(is_free),
-        }?;
-        slots[at].opening = true;
-        Some(DeviceId(at as u16))
+    /// Takes the smallest id that is free. Where none is, but a device is on its way out, waits a while for its end.
+    pub(crate) fn reserve(&self) -> Result<DeviceId, DeviceRefused> {
+        let (mut slots, until) = (self.slots.lock(), Instant::now() + PATIENCE);
+        loop {
+            if let Some(at) = slots.iter().position(|slot| slot.state.is_none() && !slot.opening) {
+                slots[at].opening = true;
+                return Ok(DeviceId(at as u16));
+            }
+            let going = |slot: &Slot| matches!(slot.state, Some(DeviceState::Leaving | DeviceState::Lost));
+            if !slots.iter().any(going) {
+                return Err(DeviceRefused::TooMany(slots.len()));
+            }
+            // Who comes again keeps its place.
+            let waits = slots.iter().any(|slot| going(slot) && !slot.again);
+            if !waits || self.freed.wait_until(&mut slots, until).timed_out() {
+                return Err(DeviceRefused::NotEnded(PATIENCE));
+            }
+        }
     }
 
     pub(crate) fn serve(&self, id: DeviceId, device: Shared) {
@@ -141,20 +160,21 @@ impl DeviceTable {
 
     pub(crate) fn free(&self, id: DeviceId) {
         self.slots.lock()[id.index()] = Slot::default();
+        self.freed.notify_all();
     }
 
     /// Has a device end on a thread of its own, which may take as long as it likes. Its id is free then; if it is to come
-    /// `again`, it is opened anew.
+    /// `again`, it is opened anew under it.
     pub(crate) fn close(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
         let table = Arc::clone(self);
+        table.slots.lock()[id.index()].again = again;
         let end = move || {
             // Not in one statement: the lock would be held until the device has ended.
             let device = table.slots.lock()[id.index()].device.take();
             device.into_iter().for_each(end_last);
-            table.free(id);
-            if let Some(reopen) = table.reopen.get().filter(|_| again) {
-                reopen(id);
-            }
+            let Some(reopen) = table.reopen.get().filter(|_| again) else { return table.free(id) };
+            table.slots.lock()[id.index()] = Slot { opening: true, ..Slot::default() };
+            reopen(id);
         };
         // Without a thread it is never ended, and its id stays taken.
         if let Err(error) = thread::Builder::new().name(format!("ripieno-close-{}", id.0)).spawn(end) {
@@ -179,6 +199,6 @@ fn end_last(mut device: Shared) {
 
 impl Slot {
     fn serving(device: Shared) -> Slot {
-        Slot { state: Some(DeviceState::Serving), opening: false, device: Some(device) }
+        Slot { state: Some(DeviceState::Serving), device: Some(device), ..Slot::default() }
     }
 }

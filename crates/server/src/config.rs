@@ -28,6 +28,8 @@ pub struct ServerConfig {
     pub server_name: String,
     /// The most bytes of one request, before and after decompression.
     pub max_body_bytes: usize,
+    /// The largest answer, in bytes, that is never compressed; longer ones are for clients that ask for it.
+    pub compress_above: usize,
     /// The most bytes of all requests, from their first byte, and of their answers, until their last byte is sent; what does
     /// not fit is refused.
     pub max_bytes_in_flight: usize,
@@ -54,6 +56,9 @@ pub struct ServerConfig {
     pub ping_interval: Duration,
     /// The most models that are loaded or unloaded at once by calls.
     pub max_loads: usize,
+    /// The most bytes of files that calls that load models may bring along, of all models that are served so. 0: such calls bring
+    /// nothing, no configuration either.
+    pub load_overrides: u64,
     /// Where models are loaded by calls. None: where the server runs; then engines run at the priority of its threads.
     pub loads_on: Option<Handle>,
     /// Runtimes of one thread each that connections of clients are served on; each stays where it began. None: where the server
@@ -64,8 +69,11 @@ pub struct ServerConfig {
     /// Which statuses failures have.
     pub error_profile: ErrorProfile,
     /// How long a client of HTTP/1 that keeps a connection may still send on it after the shutdown began: it cannot know, and what
-    /// it sends into a connection that closes is lost. Its answer tells it.
+    /// it sends into a connection that closes is lost. Its answer tells it. Half of `drain_timeout` at most.
     pub last_calls: Duration,
+    /// How long a body, or message, that is on its way when the shutdown begins, or comes after, may take; half of
+    /// `drain_timeout` at most.
+    pub last_bodies: Duration,
     /// How long requests in flight may take after the shutdown began.
     pub drain_timeout: Duration,
     /// Who is let in, and how connections are encrypted.
@@ -81,6 +89,7 @@ impl Default for ServerConfig {
             metrics: loopback(8002),
             server_name: "ripieno".to_owned(),
             max_body_bytes: 64 << 20,
+            compress_above: 4 << 10,
             max_bytes_in_flight: 1 << 30,
             max_held_per_peer: None,
             max_connections: 4096,
@@ -93,11 +102,13 @@ impl Default for ServerConfig {
             idle_timeout: Duration::from_secs(300),
             ping_interval: Duration::from_secs(30),
             max_loads: 4,
+            load_overrides: 0,
             loads_on: None,
             connections_on: Vec::new(),
             strict_readiness: false,
             error_profile: ErrorProfile::Ripieno,
             last_calls: Duration::from_millis(250),
+            last_bodies: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(30),
             access: AccessConfig::default(),
         }

@@ -142,7 +142,7 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
 pub(crate) fn statistics(state: &State, entry: &ServedEntry) -> ModelStatistics {
     let named =
         ModelStatistics { name: entry.name.clone(), version: entry.version.clone(), ..ModelStatistics::default() };
-    let Some(model) = state.backend.model(entry.id) else {
+    let Some(model) = state.numbers(entry) else {
         return ModelStatistics { inference_stats: Some(InferStatistics::default()), ..named };
     };
     // One count for all three phases: perf_analyzer gives up if they differ by a request in flight.

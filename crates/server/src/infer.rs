@@ -26,6 +26,16 @@ pub(crate) struct Inferred {
     pub(crate) entry: Arc<ServedEntry>,
     /// What is reserved for the outputs, and for their encoding if it was known how large they would be.
     pub(crate) room: Reservation,
+    /// Whether the answer came late.
+    pub(crate) late: bool,
+}
+
+/// Passes on what became of an answer after the engine gave it; a failure counts as one of the request.
+pub(crate) fn delivered<T>(entry: &ServedEntry, late: bool, delivered: Result<T, Problem>) -> Result<T, Problem> {
+    if delivered.is_err() {
+        entry.stats.undelivered.add(late);
+    }
+    delivered
 }
 
 impl Inferred {
@@ -52,19 +62,23 @@ pub(crate) struct Asked {
 pub(crate) async fn infer(state: &State, budget: &Arc<Budget>, asked: Asked) -> Result<Inferred, Problem> {
     let mut accepted = accept(state, budget, asked, None).await?;
     let answered = accepted.answer().await?;
-    let mut outputs = Vec::with_capacity(accepted.outputs.len());
-    for position in 0..accepted.outputs.len() {
-        let name = accepted.name(position);
-        let tensor = answered.outputs.iter().find(|tensor| *tensor.name == *name).ok_or_else(|| {
-            let model = &accepted.entry.name;
-            Problem::new(Kind::Internal, format!("model '{model}' gave no output '{name}', which it declares"))
-        })?;
-        let delivery = accepted.output(position, tensor);
-        outputs.push(deliver(state, delivery).await?);
-    }
+    let (entry, late) = (accepted.entry.clone(), answered.late);
+    let outputs = delivered(&entry, late, deliver_all(state, accepted.deliveries(&answered)).await)?;
     let response = accepted.response(outputs);
     let room = accepted.room.take().map_or_else(|| budget.reserve(0), Ok)?;
-    Ok(Inferred { response, entry: accepted.entry.clone(), room })
+    Ok(Inferred { response, entry, room, late })
+}
+
+async fn deliver_all(
+    state: &State,
+    deliveries: Result<Vec<Delivery>, Problem>,
+) -> Result<Vec<ResponseTensor>, Problem> {
+    let deliveries = deliveries?;
+    let mut outputs = Vec::with_capacity(deliveries.len());
+    for delivery in deliveries {
+        outputs.push(deliver(state, delivery).await?);
+    }
+    Ok(outputs)
 }
 
 /// A request that the backend has accepted. Dropping it withdraws the request, unless it has been answered.
@@ -150,6 +164,19 @@ impl Accepted {
     /// The name of the output at this place among those to send.
     pub(crate) fn name(&self, position: usize) -> &str {
         &self.entry.outputs[self.outputs[position].index].name
+    }
+
+    /// All outputs to send.
+    fn deliveries(&self, answered: &Answered) -> Result<Vec<Delivery>, Problem> {
+        let delivery = |position| {
+            let name = self.name(position);
+            let tensor = answered.outputs.iter().find(|tensor| *tensor.name == *name).ok_or_else(|| {
+                let model = &self.entry.name;
+                Problem::new(Kind::Internal, format!("model '{model}' gave no output '{name}', which it declares"))
+            })?;
+            Ok(self.output(position, tensor))
+        };
+        (0..self.outputs.len()).map(delivery).collect()
     }
 
     /// The output at this place among those to send.

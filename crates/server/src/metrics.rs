@@ -30,7 +30,7 @@ pub(crate) fn render(state: &State) -> String {
         .filter_map(|entry| {
             let labels = format!("model=\"{}\",version=\"{}\"", escape(&entry.name), escape(&entry.version));
             let processes = state.backend.processes(entry.id);
-            state.backend.model(entry.id).map(|model| Row { labels, model, processes, entry })
+            state.numbers(&entry).map(|model| Row { labels, model, processes, entry })
         })
         .collect();
     let mut text = Text(String::with_capacity(4096 + 8192 * rows.len()));
@@ -91,6 +91,7 @@ fn requests(text: &mut Text, rows: &[Row]) {
         for (ending, count) in &row.model.requests {
             text.sample("ripieno_requests_total", &format!("{},outcome=\"{}\"", row.labels, ending.name()), count);
         }
+        text.sample("ripieno_requests_total", &format!("{},outcome=\"undelivered\"", row.labels), undelivered(row));
     }
     let help = "Requests answered by their deadline; its rate is the goodput.";
     text.per_model(("ripieno_good_requests_total", "counter", help), rows, |row| ended(row, Ending::Ok));
@@ -139,6 +140,12 @@ fn processes(text: &mut Text, rows: &[Row]) {
     known().for_each(|(row, processes)| text.sample("ripieno_engine_restarts_total", &row.labels, processes.restarts));
     text.family("ripieno_engine_up", "gauge", "Whether a process of the model's engine is there.");
     known().for_each(|(row, processes)| text.sample("ripieno_engine_up", &row.labels, u8::from(processes.up)));
+}
+
+/// Answers of the engine that no client got.
+fn undelivered(row: &Row) -> u64 {
+    let (in_time, late) = row.entry.stats.undelivered.counts();
+    in_time + late
 }
 
 fn ended(row: &Row, wanted: Ending) -> u64 {
@@ -292,7 +299,8 @@ fn triton(text: &mut Text, rows: &[Row]) {
     for row in rows {
         for reason in REASONS {
             let of_reason = row.model.requests.iter().filter(|(ending, _)| self::reason(*ending) == Some(reason));
-            let count: u64 = of_reason.map(|(_, count)| count).sum();
+            let of_server = if reason == "OTHER" { undelivered(row) } else { 0 };
+            let count: u64 = of_reason.map(|(_, count)| count).sum::<u64>() + of_server;
             text.sample("nv_inference_request_failure", &format!("{},reason=\"{reason}\"", row.labels), count);
         }
     }

@@ -127,6 +127,10 @@ impl From<LookupError> for Problem {
 impl From<DeviceRefused> for Problem {
     fn from(refused: DeviceRefused) -> Problem {
         let kind = match refused {
+            DeviceRefused::NotEnded(retry_after) => {
+                let problem = Problem::new(Kind::Unavailable, refused.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
             DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => Kind::Invalid,
             DeviceRefused::NotServing(_) => Kind::NotFound,
             DeviceRefused::Unopened(_) => Kind::Internal,

@@ -28,8 +28,9 @@ use ripieno_runtime::{DeviceSnapshot, DeviceState};
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -137,7 +138,7 @@ impl Server {
         }
         shutdown.await;
         state.begin_draining();
-        let mut drained = std::pin::pin!(async { while loops.join_next().await.is_some() {} });
+        let mut drained = pin!(async { while loops.join_next().await.is_some() {} });
         if tokio::time::timeout(state.config.drain_timeout, drained.as_mut()).await.is_ok() {
             return true;
         }
@@ -255,21 +256,18 @@ where
     tokio::pin!(connection);
     let mut ticks = tokio::time::interval(look_every(&state.config));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut draining = false;
-    let drained = async {
-        state.drained().await;
-        if facts.may_be_sent_to() {
-            tokio::time::sleep(state.config.last_calls.min(state.config.drain_timeout / 2)).await;
-        }
-    };
-    tokio::pin!(drained);
+    let mut told = false;
+    let mut over = pin!(last_calls_over(&state, &facts));
+    let mut at_rest = pin!(until_at_rest(&state, &facts, |_| false));
     let ended = loop {
         tokio::select! {
             ended = connection.as_mut() => break ended,
-            () = &mut drained, if !draining => {
-                draining = true;
+            () = over.as_mut(), if !told => {
+                told = true;
                 connection.as_mut().graceful_shutdown();
             }
+            // Part of a head, or a client that does not take its leave.
+            () = at_rest.as_mut(), if told => return,
             // A call that began meanwhile is answered; then the connection ends.
             () = facts.evicted.notified() => match facts.idle_since() {
                 Some(_) => return,
@@ -283,6 +281,27 @@ where
     };
     if let Err(error) = ended {
         tracing::debug!("a connection ended badly: {error}");
+    }
+}
+
+/// Returns once the server goes down and a connection is to take no more calls. HTTP/2 tells its client so at once; one of
+/// HTTP/1 may send for a while, since what comes when its connection has just been closed is lost.
+async fn last_calls_over(state: &State, facts: &Connection) {
+    state.drained().await;
+    // Which of them a connection is may show only now.
+    until_at_rest(state, facts, Connection::can_announce_end).await;
+}
+
+/// Returns once a connection has been at rest, from now on, for as long as last calls may take; soon, if `enough` is so.
+async fn until_at_rest(state: &State, facts: &Connection, enough: fn(&Connection) -> bool) {
+    let span = state.config.last_calls.min(state.config.drain_timeout / 2);
+    let from = Instant::now();
+    loop {
+        let rest = facts.at_rest_since().map(|since| since.max(from).elapsed());
+        if enough(facts) || rest.is_some_and(|rest| rest >= span) {
+            return;
+        }
+        tokio::time::sleep(span.saturating_sub(rest.unwrap_or_default()).max(Duration::from_millis(1))).await;
     }
 }
 

@@ -11,6 +11,7 @@ use crate::problem::{Kind, Problem};
 use crate::regions::Regions;
 use crate::signals::LiveSignals;
 use ripieno_repository::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
+use ripieno_runtime::{DeviceState, Ending, ModelSnapshot};
 use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 
@@ -66,9 +67,9 @@ impl State {
         connection.map_or(&self.budget, |connection| &connection.budget)
     }
 
-    /// The server is ready while it is not going down and no model is still on its way.
+    /// The server is ready while it is not going down, no model is still on its way and a device serves.
     pub(crate) fn is_ready(&self) -> bool {
-        if self.is_draining() || self.registry.is_loading() {
+        if self.is_draining() || self.registry.is_loading() || !self.has_device() {
             return false;
         }
         // Who was unloaded is not meant to serve.
@@ -76,11 +77,34 @@ impl State {
         !self.config.strict_readiness || self.registry.index().iter().all(serves)
     }
 
+    fn has_device(&self) -> bool {
+        self.backend.devices().iter().any(|device| device.state == DeviceState::Serving)
+    }
+
+    /// What the backend has counted of a model, less the answers that no client got.
+    pub(crate) fn numbers(&self, entry: &ServedEntry) -> Option<ModelSnapshot> {
+        let mut model = self.backend.model(entry.id)?;
+        let (in_time, late) = entry.stats.undelivered.counts();
+        for (ending, count) in &mut model.requests {
+            match ending {
+                Ending::Ok => *count = count.saturating_sub(in_time),
+                Ending::Late => *count = count.saturating_sub(late),
+                _ => {}
+            }
+        }
+        model.success.count = model.success.count.saturating_sub(in_time + late);
+        model.fail.count += in_time + late;
+        Some(model)
+    }
+
     /// Whether a model can be asked; an error if nobody knows it.
     pub(crate) fn is_model_ready(&self, name: &str, version: &str) -> Result<bool, Problem> {
         match self.registry.get(name, version) {
-            // Without a process for its engine it answers nothing but "retry".
-            Ok(entry) => Ok(self.backend.processes(entry.id).is_none_or(|processes| processes.up)),
+            // Without a device, or a process for its engine, it answers nothing but "retry".
+            Ok(entry) => {
+                let has_process = self.backend.processes(entry.id).is_none_or(|processes| processes.up);
+                Ok(has_process && self.has_device())
+            }
             Err(LookupError::Loading(_) | LookupError::Unavailable { .. }) => Ok(false),
             Err(unknown) => Err(unknown.into()),
         }
@@ -141,6 +165,13 @@ impl State {
     pub(crate) async fn dismissed(&self) -> Problem {
         self.reached(Phase::Dismissing).await;
         Problem::new(Kind::Unavailable, "the server is shutting down")
+    }
+
+    /// Returns once the server goes down and a body that is still on its way has had its time, with what its call is to be told.
+    pub(crate) async fn bodies_given_up(&self) -> Problem {
+        self.drained().await;
+        tokio::time::sleep(self.config.last_bodies.min(self.config.drain_timeout / 2)).await;
+        Problem::new(Kind::Unavailable, "the server is shutting down, and the request had not come whole")
     }
 
     async fn reached(&self, phase: Phase) {

@@ -7,7 +7,7 @@
 
 use crate::bounds::budget::Budget;
 use crate::delivery::deliver;
-use crate::infer::{Accepted, Asked, MAX_UNREAD, accept};
+use crate::infer::{Accepted, Asked, MAX_UNREAD, accept, delivered};
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use ripieno_executor::Tensor;
@@ -33,6 +33,8 @@ pub(crate) struct Parts {
     /// The last step, which is sent with what else the answer holds.
     held: Vec<Tensor>,
     over: bool,
+    /// Once the engine has answered: whether late.
+    late: Option<bool>,
 }
 
 /// A part of an answer.
@@ -55,12 +57,21 @@ impl Parts {
             }
         });
         let accepted = accept(state, budget, asked, Some(on_step)).await?;
-        Ok(Parts { accepted, steps, overflown, streamed: BTreeSet::new(), held: Vec::new(), over: false })
+        Ok(Parts { accepted, steps, overflown, streamed: BTreeSet::new(), held: Vec::new(), over: false, late: None })
     }
 
     /// The model that answers.
     pub(crate) fn entry(&self) -> &ServedEntry {
         &self.accepted.entry
+    }
+
+    /// Passes on what became of a part after the engine gave it. Before the last one a failure withdraws the request, which
+    /// counts it.
+    pub(crate) fn delivered<T>(&self, result: Result<T, Problem>) -> Result<T, Problem> {
+        match self.late {
+            Some(late) => delivered(self.entry(), late, result),
+            None => result,
+        }
     }
 
     /// The next part; none after the last one or after a failure.
@@ -92,10 +103,11 @@ impl Parts {
             ));
         }
         let answered = self.accepted.answer().await?;
+        self.late = Some(answered.late);
         let whole = answered.outputs.into_iter().filter(|tensor| !self.streamed.contains(&*tensor.name));
         let tensors: Vec<Tensor> = std::mem::take(&mut self.held).into_iter().chain(whole).collect();
-        let outputs = self.wanted(state, &tensors).await?;
-        Ok(self.part(outputs, true))
+        let outputs = self.wanted(state, &tensors).await;
+        Ok(self.part(self.delivered(outputs)?, true))
     }
 
     /// Those that the client asked for, in the order in which it did.

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 mod size;
 
-pub use size::decoded_size;
+pub use size::{decoded_load_size, decoded_size};
 
 /// Reads the message of a request; raw contents are slices of it.
 pub fn decode_infer(message: Bytes) -> Result<ModelInferRequest, WireError> {

@@ -23,6 +23,9 @@ pub use parameter::{Parameter, Parameters};
 /// The generated messages and services.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 pub mod proto {
+    /// What the messages and services are, as an encoded `FileDescriptorSet`.
+    pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
+
     pub mod inference {
         include!("generated/inference.rs");
     }

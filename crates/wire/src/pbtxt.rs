@@ -10,6 +10,7 @@ mod tests;
 mod tokens;
 
 use crate::proto::inference::ModelConfig;
+use prost_reflect::text_format::FormatOptions;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use std::sync::LazyLock;
 use thiserror::Error;
@@ -54,6 +55,15 @@ pub fn parse(text: &str) -> Result<ConfigText, TextError> {
     let message = DynamicMessage::parse_text_format(descriptor(), text).map_err(|error| refused(text, &error))?;
     let config = message.transcode_to().map_err(|error| TextError { line: 1, message: error.to_string() })?;
     Ok(ConfigText { config, fields: fields::list(text, &descriptor()) })
+}
+
+/// The text of a configuration that is written in JSON, as Triton's load calls bring it.
+pub fn from_json(json: &str) -> Result<String, String> {
+    let mut reader = serde_json::Deserializer::from_str(json);
+    let message =
+        DynamicMessage::deserialize(descriptor(), &mut reader).and_then(|message| reader.end().map(|()| message));
+    let message = message.map_err(|error| error.to_string().replace("'inference.", "'"))?;
+    Ok(message.to_text_format_with_options(&FormatOptions::new().pretty(true)))
 }
 
 /// The path of every field that a text may set, as [`Field::path`] has them.

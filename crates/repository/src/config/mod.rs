@@ -10,13 +10,14 @@ mod keys;
 mod length_profile;
 mod lengths;
 mod settings;
+mod tensors;
 #[cfg(test)]
 mod tests;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
 use ripieno_executor::{InputRange, Isolation};
-use ripieno_model::{DataType, DropRule, Profile, ProfileError, TensorSpec, Walk};
+use ripieno_model::{DropRule, Profile, ProfileError, TensorSpec, Walk};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -29,6 +30,8 @@ pub(crate) use keys::nearest;
 pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;
 pub use settings::Settings;
+pub use tensors::HalfDeclared;
+use tensors::{Tensors, read_range, read_tensors};
 
 /// The largest batch of a model that names none.
 pub const DEFAULT_MAX_BATCH: usize = 32;
@@ -156,6 +159,8 @@ pub struct ModelConfig {
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared.
     pub outputs: Vec<TensorSpec>,
+    /// Inputs and outputs that are declared without their type or shape.
+    pub half_declared: Vec<HalfDeclared>,
     /// Outputs whose classes have names, and the files of these.
     pub labels: Vec<(String, String)>,
     /// The keys at its top.
@@ -353,6 +358,9 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         .filter(|output| typed(output) || !(cells.is_some() || output.has("length_dim") || output.has("labels")));
     let says_else = |input: &&Keys<'_>| ["length_dim", "min", "max"].iter().any(|key| input.has(key));
     let brought = inputs.iter().filter(|input| typed(input) || !says_else(input));
+    let Tensors { whole: inputs_declared, mut half } = read_tensors("input", brought)?;
+    let Tensors { whole: outputs_declared, half: half_outputs } = read_tensors("output", declared)?;
+    half.extend(half_outputs);
     Ok(ModelConfig {
         file: file.to_owned(),
         slo: keys.number("slo_ms", 0.0, LONGEST_MS)?.map(Nanos::from_millis_f64),
@@ -372,8 +380,9 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         granularity: read_granularity(keys)?,
         blocks: read_blocks(&blocks, lengths.is_some())?,
         ranges: inputs.iter().filter_map(|input| read_range(input).transpose()).collect::<Result<_, _>>()?,
-        inputs: brought.map(read_tensor).collect::<Result<_, _>>()?,
-        outputs: declared.map(read_tensor).collect::<Result<_, _>>()?,
+        inputs: inputs_declared,
+        outputs: outputs_declared,
+        half_declared: half,
         labels: outputs.iter().filter_map(|output| read_labels(output).transpose()).collect::<Result<_, _>>()?,
         cells,
         lengths,
@@ -505,33 +514,4 @@ fn read_block(keys: &Keys<'_>, has_lengths: bool) -> Result<BlockConfig, String>
     }
     let (latency, by_length) = (read_latency(keys)?, lengths::read_costs(keys, has_lengths)?);
     Ok(BlockConfig { name, file, latency, by_length, conditions: BlockConditions::default() })
-}
-
-/// The smallest and the largest number that requests may bring; from zero on if only the largest is given.
-fn read_range(keys: &Keys<'_>) -> Result<Option<InputRange>, String> {
-    if !keys.has("min") && !keys.has("max") {
-        return Ok(None);
-    }
-    let number = |key: &str| match (keys.has(key), keys.any_number(key)) {
-        (true, None) => Err(keys.wrong(key, "must be a number, without quotes")),
-        (_, number) => Ok(number),
-    };
-    let tensor = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
-    let (least, most) = (number("min")?.unwrap_or(0.0), number("max")?);
-    let most = keys.required(most, "max", "64")?;
-    match least <= most {
-        true => Ok(Some(InputRange { tensor, least, most })),
-        false => Err(keys.wrong("max", "is below min, which is 0 if not given; raise max or lower min")),
-    }
-}
-
-fn read_tensor(keys: &Keys<'_>) -> Result<TensorSpec, String> {
-    let name = keys.required(keys.text("name", "images")?, "name", "\"images\"")?;
-    let datatypes = DataType::ALL.map(|datatype| (datatype.name(), datatype));
-    let datatype = keys.required(keys.one_of("datatype", &datatypes)?, "datatype", "\"FP32\"")?;
-    let shape = keys.required(keys.integers("shape", "[-1, 64]")?, "shape", "[-1, 64]")?;
-    if shape.iter().any(|&size| size < -1 || size == 0) {
-        return Err(keys.wrong("shape", "must hold sizes above 0, or -1 where the size is not fixed"));
-    }
-    Ok(TensorSpec { name, datatype, shape })
 }

@@ -2,6 +2,7 @@ use super::*;
 use crate::fixture::Folder;
 use ripieno_base::BlockId;
 use ripieno_executor::{Comparison, InputRange, Rule};
+use ripieno_model::DataType;
 
 fn parse(text: &str) -> Result<ModelConfig, String> {
     ModelConfig::parse("m/model.toml", text)

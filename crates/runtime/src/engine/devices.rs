@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 impl Engine {
     /// Serves on one more device, opened by the executor of the first one, with all models; its id, the smallest that is free.
-    /// Waits for models that are being loaded.
+    /// Waits for models that are being loaded and, for a second at most, for a device whose place it needs.
     pub fn add_device(&self) -> Result<DeviceId, DeviceRefused> {
-        self.open_device(None)
+        let id = self.0.devices.reserve()?;
+        self.open_device(id).map(|()| id)
     }
 
     /// Serves on a device no more: it begins nothing new, ends what it holds, and is gone then. Returns at once. Refused of
@@ -42,27 +43,30 @@ impl Engine {
         }
     }
 
-    /// A device that hung has ended after all: another is opened in its place.
+    /// A device that hung has ended after all: another is opened in its place, which nobody has taken.
     pub(super) fn reopen(&self, id: DeviceId) {
-        match self.open_device(Some(id)) {
-            Ok(_) => tracing::info!(device = id.0, "a device that was lost has ended its task and serves again"),
+        match self.open_device(id) {
+            Ok(()) => tracing::info!(device = id.0, "a device that was lost has ended its task and serves again"),
             Err(DeviceRefused::Stopped) => {}
             Err(refused) => tracing::error!(device = id.0, %refused, "a device that was lost does not come again"),
         }
     }
 
-    fn open_device(&self, id: Option<DeviceId>) -> Result<DeviceId, DeviceRefused> {
+    /// Opens a device under an id that is taken for it; if that fails, the id is free again.
+    fn open_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
         let inner = &self.0;
-        let executor = inner.executor.as_ref().ok_or(DeviceRefused::TooMany(0))?;
         let _nothing_is_loaded = inner.attaching.write();
-        let id = inner.devices.reserve(id).ok_or(DeviceRefused::TooMany(inner.limits.devices))?;
-        let opened = open(&**executor, id, &inner.scheduler, &inner.limits)
-            .map_err(|error| DeviceRefused::Unopened(error.to_string()))
+        let executor = inner.executor.as_ref().ok_or(DeviceRefused::TooMany(0));
+        let opened = executor
+            .and_then(|executor| {
+                open(&**executor, id, &inner.scheduler, &inner.limits)
+                    .map_err(|error| DeviceRefused::Unopened(error.to_string()))
+            })
             .and_then(|device| self.serve_on(id, device));
         if opened.is_err() {
             inner.devices.free(id);
         }
-        opened.map(|()| id)
+        opened
     }
 
     fn serve_on(&self, id: DeviceId, device: Shared) -> Result<(), DeviceRefused> {

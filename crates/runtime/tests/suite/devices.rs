@@ -342,6 +342,40 @@ fn a_device_that_hangs_while_it_leaves_does_not_come_again() {
     }
 }
 
+/// A device that comes, on a machine so slow that others take longer to go than it waits for them.
+fn add(engine: &Engine) -> Result<DeviceId, DeviceRefused> {
+    let again = |added: &Result<_, _>| matches!(added, Err(DeviceRefused::NotEnded(_)));
+    std::iter::repeat_with(|| engine.add_device()).find(|added| !again(added)).expect("it repeats for ever")
+}
+
+/// Who was just given up is gone in a moment: a device that comes takes its place, whatever the bound.
+#[test]
+fn a_device_comes_in_the_place_of_one_that_was_just_given_up() {
+    let executor = hanging();
+    let engine = Engine::start(config("eager", &executor, 4)).unwrap();
+    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
+    for number in 0..50 {
+        let id = DeviceId(number % 4);
+        if number % 8 < 4 { engine.lose_device(id) } else { engine.remove_device(id) }.unwrap();
+        assert_eq!(add(&engine), Ok(id));
+        client.submit(usize::from(number), 1, None).unwrap();
+        assert_eq!(data(client.next().1), [number as u8]);
+    }
+}
+
+#[test]
+fn in_the_place_of_a_device_that_hangs_comes_none_until_it_has_ended() {
+    let (executor, engine, client) = all_hang(4, 0.1);
+    client.submit(1, 1, None).unwrap();
+    let first = holder(&executor, &[]);
+    let id = DeviceId(first as u16);
+    engine.lose_device(id).unwrap();
+    assert!(matches!(engine.add_device(), Err(DeviceRefused::NotEnded(_))));
+    (0..4).for_each(|at| executor.device(at).let_go());
+    assert_eq!(add(&engine), Ok(id));
+    assert_eq!(data(client.next().1), [1]);
+}
+
 /// A sequence that takes four steps to encode and six to decode, on devices of which only the first waits for the test.
 fn lose_a_walk(steps: usize, streams: bool) -> Answer {
     let (executor, release) = Stepping::gated();

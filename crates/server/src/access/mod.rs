@@ -134,7 +134,7 @@ impl Access {
             }
             if self.config.admin == Admin::On && *purpose != "metrics" {
                 let who = if self.tokens.is_some() { "whoever has a token for admin" } else { "whoever reaches it" };
-                tracing::warn!("{purpose} on {address}: --admin on: {who} can load and unload models");
+                tracing::warn!("{purpose} on {address}: --admin on: {who} can change models and devices");
             }
             if self.config.shared_memory == SharedMemory::On && *purpose != "metrics" {
                 tracing::warn!(
@@ -218,11 +218,13 @@ impl Access {
         let is_local = bind.is_some_and(|bind| bind.ip().to_canonical().is_loopback());
         let refuse = |message: &str| Err(Problem::new(Kind::Forbidden, message));
         match self.config.admin {
-            Admin::Off => return refuse("this server does not load or unload models on request (--admin off)"),
+            Admin::Off => {
+                return refuse("neither models nor devices of this server are changed by calls (--admin off)");
+            }
             Admin::Auto if !is_local => {
                 return refuse(
-                    "models are loaded and unloaded on request only where the server listens on a loopback address; \
-                     its operator can open that with --admin on",
+                    "models and devices are changed by calls only where the server listens on a loopback address; its \
+                     operator can open that with --admin on",
                 );
             }
             Admin::Auto | Admin::On => {}

@@ -1,4 +1,4 @@
-//! Which web pages may change models: none that was not named.
+//! Which web pages may change the server, its models or its devices: none that was not named.
 //!
 //! A browser sends any page's POST to any address, also to a loopback one. It does say which page (Origin) and which name
 //! the page used for this server (Host). A page of another origin is refused; so is a name that is none of this server's,
@@ -32,8 +32,8 @@ impl Sites {
         let Some(first) = called.first() else { return Err("the header Host is missing".to_owned()) };
         if let Some(strange) = called.iter().find(|name| !self.is_ours(name, bind)) {
             return Err(format!(
-                "models are not changed through the name '{}': use localhost or the server's address, \
-                 or have its operator add --allow-host",
+                "this server is not changed through the name '{}': use localhost or its address, or have its operator add \
+                 --allow-host",
                 strange.host()
             ));
         }
@@ -42,7 +42,7 @@ impl Sites {
             let same = origin.split_once("://").is_some_and(|(_, page)| page.eq_ignore_ascii_case(first.as_str()));
             if !same && !self.origins.contains(&origin) {
                 return Err(format!(
-                    "models are not changed by pages of {origin:?}; the server's operator can allow that with --allow-origin"
+                    "this server is not changed by pages of {origin:?}; its operator can allow that with --allow-origin"
                 ));
             }
         }

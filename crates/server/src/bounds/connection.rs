@@ -20,6 +20,8 @@ const LEAST_RATE: u64 = 256 << 10;
 /// HTTP/2 flow control: what a client may send on all streams of a connection before it is read. A connection with streams that
 /// are not read holds this much, so that a call that pauses its reading reserves it.
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
+/// Requests of a pipeline that are answered while the server goes down.
+const MAX_LAST_ANSWERS: usize = 64;
 /// Services whose health one connection may watch at once: every model of a large server.
 const MAX_WATCHES: usize = 64;
 
@@ -51,6 +53,10 @@ struct Facts {
     http1: bool,
     /// HTTP/1.1, where interim answers can be sent.
     interim: bool,
+    /// Whether all that has come was taken: hyper asks for more only then.
+    took_all: bool,
+    /// Answers that were given while the server goes down.
+    last_answers: usize,
     /// Whether any call has come.
     used: bool,
     /// Since when it has no call, and nothing to send.
@@ -78,6 +84,8 @@ impl Connection {
             unread: 0,
             http1: false,
             interim: false,
+            took_all: false,
+            last_answers: 0,
             used: false,
             idle_since: Instant::now(),
             unsent: Slab::new(),
@@ -158,6 +166,19 @@ impl Connection {
         facts.http1 && facts.unread > 0
     }
 
+    /// Notes whether hyper got anything when it asked for more.
+    pub(crate) fn set_took_all(&self, took_all: bool) {
+        self.facts.lock().took_all = took_all;
+    }
+
+    /// Of an HTTP/1 answer that is given while the server goes down: whether the connection ends with it. Not while further
+    /// requests have come, as many as a pipeline may have.
+    pub(crate) fn ends_with_answer(&self) -> bool {
+        let mut facts = self.facts.lock();
+        facts.last_answers += 1;
+        facts.took_all || facts.last_answers > MAX_LAST_ANSWERS
+    }
+
     pub(crate) fn set_blocked(&self, blocked: bool) {
         let mut facts = self.facts.lock();
         facts.blocked_since = blocked.then(|| facts.blocked_since.unwrap_or_else(Instant::now));
@@ -176,10 +197,16 @@ impl Connection {
         Unsent { connection: self.clone(), ticket }
     }
 
-    /// Whether it is idle, and its peer would not be told if it were closed: HTTP/2 has a message for that.
-    pub(crate) fn may_be_sent_to(&self) -> bool {
+    /// Since when nothing is under way in either direction that is known to be a call, or part of one's answer.
+    pub(crate) fn at_rest_since(&self) -> Option<Instant> {
         let facts = self.facts.lock();
-        facts.is_idle() && (facts.http1 || !facts.used)
+        (facts.is_idle() && facts.blocked_since.is_none()).then_some(facts.idle_since)
+    }
+
+    /// Whether its peer can be told that it is about to end: by HTTP/2, which has a message for that.
+    pub(crate) fn can_announce_end(&self) -> bool {
+        let facts = self.facts.lock();
+        facts.used && !facts.http1
     }
 
     /// Why the connection is to be closed, if it is.

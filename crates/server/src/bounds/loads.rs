@@ -5,7 +5,7 @@
 
 use crate::problem::{Kind, Problem};
 use parking_lot::Mutex;
-use ripieno_repository::registry::Repository;
+use ripieno_repository::registry::{Brought, Repository};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use tokio::runtime::Handle;
@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, watch};
 /// What can be asked of the repository for a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Change {
-    Load { config: Option<String> },
+    Load { brought: Option<Arc<Brought>> },
     Unload,
 }
 
@@ -104,7 +104,7 @@ impl Loads {
             tokio::task::spawn_blocking(move || {
                 let (name, change) = key;
                 let outcome = match change {
-                    Change::Load { config } => repository.load(&name, config.as_deref()),
+                    Change::Load { brought } => repository.load(&name, brought.as_deref()),
                     Change::Unload => repository.unload(&name),
                 };
                 drop(turn);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     impl Repository for Gated {
-        fn load(&self, name: &str, _: Option<&str>) -> Result<(), String> {
+        fn load(&self, name: &str, _: Option<&Brought>) -> Result<(), String> {
             self.begun.lock().send(name.to_owned()).unwrap();
             self.gate.wait(name);
             Ok(())
@@ -195,7 +195,7 @@ mod tests {
 
     fn ask(loads: &Arc<Loads>, model: &str) -> tokio::task::JoinHandle<Result<Outcome, Problem>> {
         let (loads, model) = (loads.clone(), model.to_owned());
-        tokio::spawn(async move { loads.change(model, Change::Load { config: None }).await })
+        tokio::spawn(async move { loads.change(model, Change::Load { brought: None }).await })
     }
 
     async fn until(done: impl Fn() -> bool) {

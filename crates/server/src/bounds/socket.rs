@@ -136,8 +136,11 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         if self.ended.is_none() {
             let before = buffer.filled().len();
-            ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-            if buffer.filled().len() > before || buffer.remaining() == 0 {
+            let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+            let has_more = buffer.filled().len() > before || buffer.remaining() == 0;
+            self.connection.set_took_all(!has_more);
+            ready!(read)?;
+            if has_more {
                 return Poll::Ready(Ok(()));
             }
         }

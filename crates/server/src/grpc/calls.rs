@@ -1,9 +1,13 @@
-//! ModelInfer and ModelStreamInfer as HTTP/2 calls: the two that carry tensors, whose bytes are counted from the first to the last.
+//! ModelInfer and ModelStreamInfer, which carry tensors, and RepositoryModelLoad, which may carry files, as HTTP/2 calls: their bytes
+//! are counted from the first to the last.
 
 use super::frames::{self, Messages, trailers};
 use super::{status, stream, timeout};
 use crate::bounds::connection::Connection;
-use crate::infer::{Asked, Inferred, infer};
+use crate::bounds::loads::Change;
+use crate::compression::Encoding;
+use crate::infer::{Asked, Inferred, delivered, infer};
+use crate::overrides;
 use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
@@ -13,7 +17,9 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response};
+use prost::Message;
 use ripieno_wire::grpc;
+use ripieno_wire::proto::inference::{RepositoryModelLoadRequest, RepositoryModelLoadResponse};
 use std::sync::Arc;
 use std::time::Instant;
 use tonic::Status;
@@ -22,26 +28,28 @@ use tonic::body::Body;
 pub(super) const MODEL_INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 pub(super) const MODEL_STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
+pub(super) const MODEL_LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
+
 /// What a client may compress with.
 const ENCODINGS: HeaderValue = HeaderValue::from_static("gzip,deflate,identity");
 
 /// One inference.
 pub(super) async fn model_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
-    let profile = state.config.error_profile;
+    let (profile, encoding) = (state.config.error_profile, frames::answers_in(request.headers()));
     let answered = tokio::select! {
-        answered = unary(&state, request) => answered,
+        answered = unary(&state, request, encoding) => answered,
         problem = state.dismissed() => Err(problem),
     };
     match answered {
         Ok(message) => {
             let end = std::future::ready(Some(Ok(trailers(&Status::ok("")))));
-            head(Body::new(Full::new(message).with_trailers(end)))
+            head(Body::new(Full::new(message).with_trailers(end)), encoding)
         }
         Err(problem) => failed(status(problem.under(profile))),
     }
 }
 
-async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Problem> {
+async fn unary(state: &State, request: Request<Incoming>, encoding: Encoding) -> Result<Bytes, Problem> {
     let (parts, body) = request.into_parts();
     let (timeout, slo) = (timeout::of(&parts.headers)?, slo::of(&parts.headers)?);
     let connection = parts.extensions.get::<Arc<Connection>>().cloned();
@@ -52,36 +60,77 @@ async fn unary(state: &State, request: Request<Incoming>) -> Result<Bytes, Probl
     let request = request?;
     let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
     let asked = Asked { request, received, timeout, slo, caller };
-    let mut inferred = infer(state, budget, asked).await?;
+    let inferred = infer(state, budget, asked).await?;
+    let (entry, late) = (inferred.entry.clone(), inferred.late);
+    let message = delivered(&entry, late, encode(connection.as_ref(), inferred))?;
+    Ok(frames::compressed(state, connection.as_ref(), encoding, message).await)
+}
+
+fn encode(connection: Option<&Arc<Connection>>, mut inferred: Inferred) -> Result<Bytes, Problem> {
     let answered = Instant::now();
     // Beside the data, which is most of it: names, shapes and the like.
     let beside = 4096 + 256 * inferred.response.outputs.len();
     let data: usize = inferred.response.outputs.iter().map(|output| output.data.len()).sum();
     inferred.make_room(data + beside)?;
-    let Inferred { response, entry, room } = inferred;
+    let Inferred { response, entry, room, .. } = inferred;
     let message = grpc::encode_infer(response);
-    let encoded = frames::encode(&message, room, connection.as_ref())?;
+    let encoded = frames::encode(&message, room, connection)?;
     entry.stats.encoding.add(answered.elapsed());
     Ok(encoded)
 }
 
-/// Many inferences on one call.
-pub(super) fn model_stream_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
-    match stream::start(state, request) {
-        Ok(frames) => head(Body::new(StreamBody::new(frames))),
+/// Loads a model, with what the call brings along.
+pub(super) async fn model_load(state: &State, request: Request<Incoming>) -> Response<Body> {
+    let loaded = tokio::select! {
+        loaded = load(state, request) => loaded,
+        problem = state.dismissed() => Err(problem),
+    };
+    match loaded {
+        Ok(message) => {
+            let end = std::future::ready(Some(Ok(trailers(&Status::ok("")))));
+            head(Body::new(Full::new(message).with_trailers(end)), Encoding::Identity)
+        }
         Err(problem) => failed(status(problem)),
     }
 }
 
-fn head(body: Body) -> Response<Body> {
+async fn load(state: &State, request: Request<Incoming>) -> Result<Bytes, Problem> {
+    let (parts, body) = request.into_parts();
+    let connection = parts.extensions.get::<Arc<Connection>>().cloned();
+    let message = Messages::new(state, &parts.headers, body, connection.clone())?.only(state).await?;
+    let budget = state.budget_of(connection.as_ref());
+    let _room = budget.reserve(grpc::decoded_load_size(&message)?)?;
+    let decoded = RepositoryModelLoadRequest::decode(message);
+    let RepositoryModelLoadRequest { model_name, parameters, .. } =
+        decoded.map_err(|error| Problem::invalid(format!("the message is no request: {error}")))?;
+    let brought = overrides::of_message(parameters)?;
+    overrides::check(state, &brought)?;
+    state.loads.change(model_name, Change::Load { brought }).await?.map_err(Problem::invalid)?;
+    frames::encode(&RepositoryModelLoadResponse {}, budget.reserve(0)?, connection.as_ref())
+}
+
+/// Many inferences on one call.
+pub(super) fn model_stream_infer(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+    let encoding = frames::answers_in(request.headers());
+    match stream::start(state, request, encoding) {
+        Ok(frames) => head(Body::new(StreamBody::new(frames)), encoding),
+        Err(problem) => failed(status(problem)),
+    }
+}
+
+/// Whatever its messages are, each says whether it is compressed.
+fn head(body: Body, encoding: Encoding) -> Response<Body> {
     let mut answer = Response::new(body);
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     answer.headers_mut().insert("grpc-accept-encoding", ENCODINGS);
+    if encoding != Encoding::Identity {
+        answer.headers_mut().insert(&frames::ENCODING, HeaderValue::from_static(encoding.name()));
+    }
     answer
 }
 
 pub(super) fn failed(status: Status) -> Response<Body> {
-    let mut answer = head(Body::empty());
+    let mut answer = head(Body::empty(), Encoding::Identity);
     answer.headers_mut().extend(trailers(&status));
     answer
 }

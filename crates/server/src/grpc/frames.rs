@@ -5,8 +5,9 @@
 
 use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::bounds::connection::Connection;
+use crate::compression::{Encoding, compress};
 use crate::decoded;
-use crate::http::body::{Encoding, inflate, too_large};
+use crate::http::body::{inflate, too_large};
 use crate::problem::{Kind, Problem};
 use crate::state::{PARSE_INLINE_BYTES, State};
 use bytes::{Buf, Bytes, BytesMut};
@@ -25,7 +26,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 const HEAD_BYTES: usize = 5;
-static ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+pub(super) static ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+static ACCEPT: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// The messages of one call.
 pub(super) struct Messages {
@@ -62,6 +64,14 @@ impl Messages {
 
     /// The only message of a call, which then has ended.
     pub(super) async fn only(&mut self, state: &State) -> Result<Bytes, Problem> {
+        tokio::select! {
+            biased;
+            message = self.only_one(state) => message,
+            problem = state.bodies_given_up() => Err(problem),
+        }
+    }
+
+    async fn only_one(&mut self, state: &State) -> Result<Bytes, Problem> {
         let until = Instant::now() + state.config.body_timeout;
         let message = self.next_until(state, until).await?;
         let message = message.ok_or_else(|| Problem::invalid("the call ended without a message"))?;
@@ -187,6 +197,34 @@ pub(super) fn encode(
     room.resize(bytes.len())?;
     let unsent = connection.map(|connection| connection.unsent(bytes.len()));
     Ok(hold(bytes, (room, unsent)))
+}
+
+/// How answers are compressed: as the call is, if its client says that it reads that.
+pub(super) fn answers_in(headers: &HeaderMap) -> Encoding {
+    let encoding = headers.get(&ENCODING).and_then(|name| Encoding::named(name.as_bytes()));
+    let accepts = |encoding: &Encoding| {
+        let Some(accepted) = headers.get(&ACCEPT) else { return false };
+        accepted.as_bytes().split(|&byte| byte == b',').any(|name| Encoding::named(name) == Some(*encoding))
+    };
+    encoding.filter(accepts).unwrap_or(Encoding::Identity)
+}
+
+/// A message for the client, compressed if that is wanted and makes it smaller.
+pub(super) async fn compressed(
+    state: &State,
+    connection: Option<&Arc<Connection>>,
+    encoding: Encoding,
+    message: Bytes,
+) -> Bytes {
+    let budget = state.budget_of(connection);
+    let Some((mut smaller, room)) = compress(state, budget, encoding, &message, HEAD_BYTES).await else {
+        return message;
+    };
+    let length = (smaller.len() - HEAD_BYTES) as u32;
+    smaller[0] = 1;
+    smaller[1..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
+    let unsent = connection.map(|connection| connection.unsent(smaller.len()));
+    hold(smaller, (room, unsent))
 }
 
 /// What goes out on a stream.

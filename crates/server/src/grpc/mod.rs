@@ -4,15 +4,14 @@ mod calls;
 mod doors;
 mod frames;
 mod health;
+mod reflection;
 mod stream;
 mod timeout;
 
 use crate::access::{Owner, caller_of};
 use crate::bounds::budget::Reservation;
-use crate::bounds::loads::Change;
 use crate::describe;
 use crate::http::body::collect;
-use crate::http::config_parameter;
 use crate::not_offered;
 use crate::problem::Problem;
 use crate::regions::Range;
@@ -22,13 +21,10 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
-use ripieno_wire::Parameter;
 use ripieno_wire::proto::health::health_server::HealthServer;
 use ripieno_wire::proto::inference::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
-use ripieno_wire::proto::inference::model_repository_parameter::ParameterChoice;
 use ripieno_wire::proto::inference::repository_index_response::ModelIndex;
 use ripieno_wire::proto::inference::*;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tonic::body::Body;
@@ -51,7 +47,7 @@ pub(crate) fn routes(state: &Arc<State>) -> tonic::service::Routes {
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
     let health = HealthServer::new(health::Health::new(state.clone())).max_decoding_message_size(SMALL_BYTES);
-    tonic::service::Routes::new(inference).add_service(health).prepare()
+    reflection::add(tonic::service::Routes::new(inference).add_service(health)).prepare()
 }
 
 /// Answers one call, if its caller may make it: those that carry tensors here, all others through `routes`. No call gets
@@ -79,6 +75,8 @@ async fn route(state: Arc<State>, mut routes: tonic::service::Routes, request: R
     match request.uri().path() {
         calls::MODEL_INFER => calls::model_infer(state, request).await,
         calls::MODEL_STREAM_INFER => calls::model_stream_infer(state, request),
+        calls::MODEL_LOAD => calls::model_load(&state, request).await,
+        path if reflection::is_asked(path) => reflection::answer(&state, routes, request).await,
         path => {
             let unknown = not_offered::unknown_call(path);
             match small(&state, request).await {
@@ -123,9 +121,9 @@ fn status(problem: Problem) -> Status {
     status
 }
 
-/// The generated trait wants all calls; those that carry tensors never come here, see [`handle`].
+/// The generated trait wants all calls; those that carry tensors or files never come here, see [`handle`].
 fn answered_before() -> Status {
-    Status::internal("calls that carry tensors are answered before the router")
+    Status::internal("calls that carry tensors or files are answered before the router")
 }
 
 #[tonic::async_trait]
@@ -222,13 +220,9 @@ impl GrpcInferenceService for Calls {
 
     async fn repository_model_load(
         &self,
-        call: tonic::Request<RepositoryModelLoadRequest>,
+        _: tonic::Request<RepositoryModelLoadRequest>,
     ) -> Result<tonic::Response<RepositoryModelLoadResponse>, Status> {
-        let RepositoryModelLoadRequest { model_name, parameters, .. } = call.into_inner();
-        let config = config_parameter(load_parameters(parameters)).map_err(status)?;
-        let loaded = self.0.loads.change(model_name, Change::Load { config }).await;
-        loaded.map_err(status)?.map_err(|message| status(Problem::invalid(message)))?;
-        Ok(tonic::Response::new(RepositoryModelLoadResponse {}))
+        Err(answered_before())
     }
 
     async fn repository_model_unload(
@@ -323,16 +317,4 @@ fn owner<T>(call: &tonic::Request<T>) -> Result<Owner, Status> {
 /// An empty name means all.
 fn named(name: &str) -> Option<&str> {
     Some(name).filter(|name| !name.is_empty())
-}
-
-fn load_parameters(parameters: HashMap<String, ModelRepositoryParameter>) -> impl Iterator<Item = (String, Parameter)> {
-    parameters.into_iter().map(|(name, value)| {
-        let value = match value.parameter_choice {
-            Some(ParameterChoice::StringParam(text)) => Parameter::Text(text),
-            Some(ParameterChoice::BoolParam(value)) => Parameter::Bool(value),
-            Some(ParameterChoice::Int64Param(value)) => Parameter::Int(value),
-            Some(ParameterChoice::BytesParam(_)) | None => Parameter::Text(String::new()),
-        };
-        (name, value)
-    })
 }

@@ -13,6 +13,7 @@ use super::frames::{self, Frames, Messages, trailers};
 use super::{status, timeout};
 use crate::access::Caller;
 use crate::bounds::connection::Connection;
+use crate::compression::Encoding;
 use crate::infer::Asked;
 use crate::problem::{Kind, Problem};
 use crate::slo;
@@ -42,7 +43,7 @@ type Outgoing = Sender<Result<Frame<Bytes>, Infallible>>;
 /// How the stream ends, if it does after a message's answers.
 type Ends = Option<Status>;
 
-pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames, Problem> {
+pub(super) fn start(state: Arc<State>, call: Request<Incoming>, encoding: Encoding) -> Result<Frames, Problem> {
     let (head, body) = call.into_parts();
     let (limit, slo) = (timeout::of(&head.headers)?, slo::of(&head.headers)?);
     let deadline = limit.map(|limit| (Instant::now(), limit));
@@ -53,7 +54,7 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>) -> Result<Frames
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
     // Any of its messages may name regions.
     let caller = state.access.sharer(&head.uri, &head.headers, &head.extensions);
-    let stream = Stream { state, send, connection, ends_on_error, deadline, slo, caller };
+    let stream = Stream { state, send, connection, encoding, ends_on_error, deadline, slo, caller };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
@@ -62,6 +63,8 @@ struct Stream {
     state: Arc<State>,
     send: Outgoing,
     connection: Option<Arc<Connection>>,
+    /// How its answers are compressed.
+    encoding: Encoding,
     ends_on_error: bool,
     /// The limit on the whole call, and when it began.
     deadline: Option<(Instant, Duration)>,
@@ -136,12 +139,13 @@ impl Stream {
         let timeout = self.deadline.map(|(began, limit)| limit.saturating_sub(received - began));
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
         let (connection, slo, caller) = (self.connection.clone(), self.slo, self.caller);
+        let encoding = self.encoding;
         tasks.spawn(async move {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
                 let asked = Asked { request: request?, received, timeout, slo, caller };
-                answer(&state, asked, &send, connection.as_ref()).await
+                answer(&state, asked, &send, connection.as_ref(), encoding).await
             };
             match answered.await {
                 Ok(()) => None,
@@ -187,6 +191,7 @@ async fn answer(
     asked: Asked,
     send: &Outgoing,
     connection: Option<&Arc<Connection>>,
+    encoding: Encoding,
 ) -> Result<(), Problem> {
     let wants_empty =
         asked.request.parameters.get("triton_enable_empty_final_response").and_then(|value| value.as_bool());
@@ -200,9 +205,10 @@ async fn answer(
         let begun = Instant::now();
         let message = grpc::encode_infer(response);
         let message = ModelStreamInferResponse { error_message: String::new(), infer_response: Some(message) };
-        let room = budget.reserve(message.encoded_len())?;
-        let message = frames::encode(&message, room, connection)?;
+        let room = budget.reserve(message.encoded_len());
+        let message = parts.delivered(room.and_then(|room| frames::encode(&message, room, connection)))?;
         parts.entry().stats.encoding.add(begun.elapsed());
+        let message = frames::compressed(state, connection, encoding, message).await;
         if send.send(Ok(Frame::data(message))).await.is_err() {
             // The client has gone; nobody waits for the rest.
             return Ok(());

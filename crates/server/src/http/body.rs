@@ -4,6 +4,7 @@
 
 use crate::bounds::budget::{Budget, Reservation, hold};
 use crate::bounds::connection::Connection;
+use crate::compression::Encoding;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
 use bytes::Bytes;
@@ -17,26 +18,6 @@ use std::sync::Arc;
 
 /// What is inflated at a time.
 const PIECE_BYTES: usize = 64 << 10;
-
-/// How a body or message is compressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Encoding {
-    Identity,
-    Gzip,
-    Deflate,
-}
-
-impl Encoding {
-    /// The encoding of this name; none if it is not known.
-    pub(crate) fn named(name: &[u8]) -> Option<Encoding> {
-        match name.trim_ascii().to_ascii_lowercase().as_slice() {
-            b"" | b"identity" => Some(Encoding::Identity),
-            b"gzip" | b"x-gzip" => Some(Encoding::Gzip),
-            b"deflate" => Some(Encoding::Deflate),
-            _ => None,
-        }
-    }
-}
 
 /// The body of a request; it is marked as read on its connection.
 pub(super) async fn read(state: &State, request: &mut Request<Incoming>) -> Result<Bytes, Problem> {
@@ -67,7 +48,7 @@ pub(crate) fn too_large(state: &State) -> Problem {
     )
 }
 
-/// A whole body of at most `most` bytes, within the time that a body has.
+/// A whole body of at most `most` bytes, within the time that a body has; that is shorter once the server goes down.
 pub(crate) async fn collect(
     state: &State,
     budget: &Arc<Budget>,
@@ -75,9 +56,13 @@ pub(crate) async fn collect(
     most: usize,
 ) -> Result<(Vec<u8>, Reservation), Problem> {
     let timeout = state.config.body_timeout;
-    tokio::time::timeout(timeout, collect_all(state, budget, body, most)).await.map_err(|_| {
-        Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
-    })?
+    tokio::select! {
+        biased;
+        collected = tokio::time::timeout(timeout, collect_all(state, budget, body, most)) => collected.map_err(|_| {
+            Problem::new(Kind::TooSlow, format!("the body did not arrive within {} s", timeout.as_secs_f64()))
+        })?,
+        problem = state.bodies_given_up() => Err(problem),
+    }
 }
 
 async fn collect_all(

@@ -9,7 +9,7 @@ use super::{Answer, body, reply, send};
 use crate::access::caller_of;
 use crate::check::wire_datatype;
 use crate::decoded;
-use crate::infer::{Asked, Inferred, infer};
+use crate::infer::{Asked, Inferred, delivered, infer};
 use crate::problem::{Kind, Problem};
 use crate::slo;
 use crate::state::{PARSE_INLINE_BYTES, State};
@@ -41,14 +41,19 @@ pub(super) async fn generate(
 ) -> Result<Answer, Problem> {
     let asked = read(state, &target, request).await?;
     let caller = send::caller(request);
-    let mut inferred = infer(state, state.budget_of(caller.as_ref()), asked).await?;
+    let inferred = infer(state, state.budget_of(caller.as_ref()), asked).await?;
+    let (entry, late) = (inferred.entry.clone(), inferred.late);
+    delivered(&entry, late, encode(&caller, inferred))
+}
+
+fn encode(caller: &Caller, mut inferred: Inferred) -> Result<Answer, Problem> {
     let answered = Instant::now();
     inferred.make_room(json::encoded_size(&inferred.response))?;
-    let Inferred { response, entry, room } = inferred;
+    let Inferred { response, entry, room, .. } = inferred;
     let body = json::encode_generate(&response)?;
     drop(response);
     entry.stats.encoding.add(answered.elapsed());
-    Ok(reply(StatusCode::OK, "application/json", send::bytes(&caller, body, room)?))
+    Ok(reply(StatusCode::OK, "application/json", send::bytes(caller, body, room)?))
 }
 
 pub(super) async fn generate_stream(
@@ -96,6 +101,7 @@ async fn send_all(
             parts.entry().stats.encoding.add(begun.elapsed());
             send::bytes(caller, encoded, room)
         });
+        let encoded = parts.delivered(encoded);
         let failed = encoded.is_err();
         let encoded = encoded.unwrap_or_else(|problem| event(&error_body(problem.message)).into());
         if send.send(Ok(Frame::data(encoded))).await.is_err() || failed {

@@ -4,7 +4,7 @@ use super::path::Target;
 use super::{Answer, body, reply, send};
 use crate::bounds::budget::Budget;
 use crate::decoded;
-use crate::infer::{Asked, Inferred, infer as run};
+use crate::infer::{Asked, Inferred, delivered, infer as run};
 use crate::problem::Problem;
 use crate::regions::request::caller;
 use crate::slo;
@@ -34,15 +34,20 @@ pub(super) async fn infer(
     let parsed = parse(state, budget, target, bytes, json_length).await?;
     let caller = caller(state, &parsed, request.uri(), request.headers(), request.extensions());
     let asked = Asked { request: parsed, received, timeout: None, slo, caller };
-    let mut inferred = run(state, budget, asked).await?;
+    let inferred = run(state, budget, asked).await?;
+    let (entry, late) = (inferred.entry.clone(), inferred.late);
+    delivered(&entry, late, encode(state, &connection, inferred).await)
+}
+
+async fn encode(state: &State, connection: &send::Caller, mut inferred: Inferred) -> Result<Answer, Problem> {
     let answered = Instant::now();
     let size = json::encoded_size(&inferred.response);
     inferred.make_room(size)?;
-    let Inferred { response, entry, room } = inferred;
+    let Inferred { response, entry, room, .. } = inferred;
     let work = move || json::encode_infer(&response);
     let encoded = if size <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? }?;
     entry.stats.encoding.add(answered.elapsed());
-    let body = send::bytes(&connection, encoded.body, room)?;
+    let body = send::bytes(connection, encoded.body, room)?;
     let Some(json_length) = encoded.json_length else { return Ok(reply(StatusCode::OK, "application/json", body)) };
     let mut answer = reply(StatusCode::OK, "application/octet-stream", body);
     answer.headers_mut().insert(JSON_LENGTH, HeaderValue::from(json_length));

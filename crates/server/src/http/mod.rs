@@ -12,15 +12,17 @@ mod path;
 mod regions;
 mod send;
 
+use crate::compression::Encoding;
 use crate::problem::{Kind, Problem};
 use crate::state::State;
-use crate::{describe, not_offered, trace};
+use crate::{compression, describe, not_offered, trace};
 use bytes::Bytes;
-use http_body_util::{Either, Full};
+use http_body_util::{BodyExt, Collected, Either, Full};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{
+    ALLOW, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+};
 use hyper::{Method, Request, Response, StatusCode, Version};
-pub(crate) use models::config_parameter;
 use path::{Call, Target};
 use ripieno_wire::json::{ErrorBody, LiveBody, ReadyBody};
 use serde::Serialize;
@@ -53,9 +55,12 @@ async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
         tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
         problem_answer(&problem)
     });
+    answer = compressed(state, request, answer).await;
     // The rest of a body is in the way of the next request, and so is the end of the server.
-    let has_rest = send::caller(request).is_some_and(|connection| connection.has_unread_body());
-    if has_rest || (state.is_draining() && request.version() < Version::HTTP_2) {
+    let connection = send::caller(request);
+    let has_rest = connection.as_ref().is_some_and(|connection| connection.has_unread_body());
+    let goes = state.is_draining() && request.version() < Version::HTTP_2;
+    if has_rest || (goes && connection.is_none_or(|connection| connection.ends_with_answer())) {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     answer
@@ -96,6 +101,29 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         Call::TraceSettings => Err(not_offered::trace_settings()),
         Call::LogSettings => Err(not_offered::log_settings()),
     }
+}
+
+/// The answer as its client likes it. Events are not compressed: each is to be read as it comes.
+async fn compressed(state: &State, request: &Request<Incoming>, answer: Answer) -> Answer {
+    let encoding = compression::accepted(request.headers());
+    if encoding == Encoding::Identity || request.method() == Method::HEAD {
+        return answer;
+    }
+    let (mut head, body) = answer.into_parts();
+    let whole = match body {
+        Either::Left(whole) => whole,
+        events => return Response::from_parts(head, events),
+    };
+    let Ok(plain) = whole.collect().await.map(Collected::to_bytes);
+    let connection = send::caller(request);
+    let budget = state.budget_of(connection.as_ref());
+    let smaller = compression::compress(state, budget, encoding, &plain, 0).await;
+    let smaller = smaller.and_then(|(smaller, room)| send::bytes(&connection, smaller, room).ok());
+    if smaller.is_some() {
+        head.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+        head.headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+    }
+    Response::from_parts(head, Either::Left(Full::new(smaller.unwrap_or(plain))))
 }
 
 fn ok_if(ready: bool) -> StatusCode {

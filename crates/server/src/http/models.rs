@@ -2,13 +2,12 @@
 
 use super::{Answer, body, json as answer, ok_if, reply, send};
 use crate::bounds::loads::Change;
-use crate::describe;
 use crate::problem::Problem;
-use crate::state::State;
+use crate::state::{PARSE_INLINE_BYTES, State};
+use crate::{describe, overrides};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use ripieno_wire::Parameter;
 use ripieno_wire::json::{self, IndexBody, IndexRowBody, LoadBody, ModelReadyBody};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -46,9 +45,18 @@ pub(super) async fn index(state: &State, request: &mut Request<Incoming>) -> Res
 }
 
 pub(super) async fn load(state: &State, name: String, request: &mut Request<Incoming>) -> Result<Answer, Problem> {
-    let LoadBody { parameters } = parse(state, request).await?;
-    let config = config_parameter(parameters.0)?;
-    let loaded = state.loads.change(name, Change::Load { config }).await?;
+    let received = body::read(state, request).await?;
+    let caller = send::caller(request);
+    let budget = state.budget_of(caller.as_ref()).clone();
+    let (room, length) = (budget.reserve(json::decoded_size(&received))?, received.len());
+    let work = move || {
+        let _room = room;
+        let LoadBody { parameters } = read_body(&received)?;
+        overrides::of_json(&budget, parameters.0)
+    };
+    let brought = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? }?;
+    overrides::check(state, &brought)?;
+    let loaded = state.loads.change(name, Change::Load { brought }).await?;
     loaded.map_err(Problem::invalid)?;
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
@@ -60,39 +68,21 @@ pub(super) async fn unload(state: &State, name: String, request: &mut Request<In
     Ok(reply(StatusCode::OK, "application/json", Bytes::new()))
 }
 
-/// The configuration that a load call carries. Files are refused: what a server runs comes from its own disk.
-pub(crate) fn config_parameter(
-    parameters: impl IntoIterator<Item = (String, Parameter)>,
-) -> Result<Option<String>, Problem> {
-    let mut config = None;
-    for (name, value) in parameters {
-        match (name.as_str(), value) {
-            ("config", Parameter::Text(text)) => config = Some(text),
-            ("config", other) => {
-                return Err(Problem::invalid(format!("parameter config is {other}; it must be a string")));
-            }
-            (file, _) if file.starts_with("file:") => {
-                return Err(Problem::invalid(format!(
-                    "parameter {file}: models are not taken over the network; put the file into the repository"
-                )));
-            }
-            _ => {}
-        }
-    }
-    Ok(config)
-}
-
 /// These bodies may be left out.
 pub(super) async fn parse<T: DeserializeOwned + Default>(
     state: &State,
     request: &mut Request<Incoming>,
 ) -> Result<T, Problem> {
     let received = body::read(state, request).await?;
-    if received.trim_ascii().is_empty() {
-        return Ok(T::default());
-    }
     // Small calls: their parameters alone are kept, and are bounded in number.
     let caller = send::caller(request);
     let _decoded = state.budget_of(caller.as_ref()).reserve(json::decoded_size(&received))?;
-    serde_json::from_slice(&received).map_err(|error| Problem::invalid(format!("the body is not valid: {error}")))
+    read_body(&received)
+}
+
+fn read_body<T: DeserializeOwned + Default>(received: &[u8]) -> Result<T, Problem> {
+    if received.trim_ascii().is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(received).map_err(|error| Problem::invalid(format!("the body is not valid: {error}")))
 }

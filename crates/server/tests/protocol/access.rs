@@ -308,6 +308,9 @@ async fn a_web_page_cannot_unload_a_model_of_a_loopback_server() {
             assert_eq!(reply.status, StatusCode::FORBIDDEN, "{headers:?}: {:?}", reply.body);
             assert!(reply.error().contains("--allow-"), "{}", reply.error());
         }
+        let device = server.post("/v2/devices/add", headers, "").await;
+        assert_eq!(device.status, StatusCode::FORBIDDEN, "{headers:?}");
+        assert!(!device.error().contains("model"), "not what was asked for: {}", device.error());
     }
     assert_eq!(server.get("/v2/models/simple/ready").await.status, StatusCode::OK);
     let preflight = Request::builder().method(Method::OPTIONS).uri(server.url("/v2/repository/models/simple/unload"));
@@ -370,6 +373,9 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn no_secret_is_logged_even_when_everything_is() {
     let log = Log::default();
+    // While a process has one subscriber, a line that another test's thread reaches first is asked of that thread's alone, which is
+    // none, and is off for all from then on. So there are two.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::TRACE);
     let _guard = tracing::subscriber::set_default(subscriber.with_writer(log.clone()).finish());
     let file = Scratch::new(&tokens().replace(" \u{2713}", ".name"));

@@ -216,6 +216,18 @@ async fn the_repository_can_be_asked_and_told() {
     let unload = RepositoryModelUnloadRequest { model_name: "late".into(), ..Default::default() };
     client.repository_model_unload(unload).await.unwrap();
     assert_eq!(client.model_infer(infer_request("late", "")).await.unwrap_err().code(), Code::Unavailable);
+    // Files are bytes; what they are about to take is told before they are decoded.
+    let file = |bytes: &[u8]| ModelRepositoryParameter {
+        parameter_choice: Some(LoadChoice::BytesParam(bytes.to_vec().into())),
+    };
+    load.parameters.insert("file:1/model.onnx".into(), file(&[0; 3]));
+    client.repository_model_load(load.clone()).await.unwrap();
+    load.parameters.insert("file:1/model.onnx".into(), file(&[0; 500_000]));
+    let refused = client.repository_model_load(load.clone()).await.unwrap_err();
+    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("failed to load"), "{refused}");
+    let mut many = load.clone();
+    many.parameters.extend((0..300).map(|at| (format!("file:1/{at}"), file(&[]))));
+    assert!(client.repository_model_load(many).await.unwrap_err().message().contains("more than 256 parameters"));
     load.model_name = "nobody".into();
     assert_eq!(client.repository_model_load(load).await.unwrap_err().code(), Code::InvalidArgument);
 }

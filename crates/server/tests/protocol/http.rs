@@ -1,11 +1,12 @@
 //! Every HTTP path but inference.
 
-use crate::support::{config, scripted, send, start};
+use crate::support::{Running, config, scripted, send, start};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Method, Request, StatusCode};
 use ripieno_repository::registry::ModelState;
-use serde_json::json;
+use ripieno_server::ServerConfig;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn health_has_bodies_and_statuses() {
@@ -104,11 +105,39 @@ async fn the_repository_can_be_asked_and_told() {
     assert_eq!(gone.error(), "Request for unknown model: 'late' has no available versions: unloaded");
     let unknown = server.post("/v2/repository/models/nobody/load", &[], "").await;
     assert_eq!((unknown.status, unknown.error().contains("no folder")), (StatusCode::BAD_REQUEST, true));
-    let file = r#"{"parameters":{"file:1/model.onnx":"AAAA"}}"#;
-    let upload = server.post("/v2/repository/models/simple/load", &[], file).await;
-    assert!(upload.error().contains("models are not taken over the network"));
     let odd = server.post("/v2/repository/index", &[], "[").await;
     assert_eq!((odd.status, odd.error().contains("not valid")), (StatusCode::BAD_REQUEST, true));
+}
+
+/// Files are base64; what is none, or no string, is named.
+#[tokio::test]
+async fn load_calls_may_bring_files_where_that_is_open() {
+    let load = async |server: &Running, parameters: Value| {
+        let body = json!({"parameters": parameters}).to_string();
+        server.post("/v2/repository/models/late/load", &[], body).await
+    };
+    let server = start().await;
+    let brought = json!({"config": "{}", "file:1/model.onnx": "AAAA"});
+    assert_eq!(load(&server, brought.clone()).await.status, StatusCode::OK);
+    assert_eq!(server.get("/v2/models/late/ready").await.status, StatusCode::OK);
+    for (wrong, words) in [
+        (json!({"file:1/model.onnx": "?"}), "file:1/model.onnx is not base64"),
+        (json!({"file:1/model.onnx": 7}), "file:1/model.onnx is 7; it must be a string"),
+        (json!({"config": true}), "config is true; it must be a string"),
+        (json!({"config": "{}", "file:1/model.onnx": "AAAB"}), "failed to load"),
+        (json!({"config": "{}", "file:1/model.onnx": "A".repeat(900_000)}), "failed to load"),
+    ] {
+        let refused = load(&server, wrong).await;
+        assert!(refused.status == StatusCode::BAD_REQUEST && refused.error().contains(words), "{}", refused.error());
+    }
+    let closed = scripted(ServerConfig { load_overrides: 0, ..config() }).await.0;
+    for parameters in [json!({"config": "{}"}), json!({"file:1/model.onnx": "AAAA"}), brought] {
+        let refused = load(&closed, parameters).await;
+        assert_eq!(refused.status, StatusCode::FORBIDDEN);
+        assert!(refused.error().contains("--load-overrides"), "{}", refused.error());
+    }
+    let simple = closed.post("/v2/repository/models/simple/load", &[], r#"{"parameters":{"other":1}}"#).await;
+    assert_eq!(simple.status, StatusCode::OK);
 }
 
 #[tokio::test]
@@ -135,7 +164,7 @@ async fn unknown_paths_and_methods_get_json_errors() {
 async fn a_port_in_use_is_named_with_the_way_out() {
     let server = start().await;
     let (backend, _events) = crate::scripted::Scripted::new();
-    let taken = ripieno_server::ServerConfig { http: server.addresses.http, ..config() };
+    let taken = ServerConfig { http: server.addresses.http, ..config() };
     let repository = std::sync::Arc::new(crate::scripted::Shelf(server.registry.clone()));
     let error = ripieno_server::Server::bind(taken, backend, server.registry.clone(), repository).await.err().unwrap();
     let text = error.to_string();

@@ -12,6 +12,7 @@ use ripieno_repository::registry::{ModelState, Registry, ServedEntry};
 use ripieno_repository::slo::{Origin, Slo};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Setup, build};
+use ripieno_server::{AccessConfig, ServerConfig, SharedMemory};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -54,6 +55,10 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
 }
 
 async fn start() -> Running {
+    start_with(config()).await
+}
+
+async fn start_with(config: ServerConfig) -> Running {
     let scheduler = build("eager", &setup(), &Default::default()).unwrap();
     let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
@@ -62,7 +67,7 @@ async fn start() -> Running {
     load(&engine, &executor, &registry, "slow", 30_000.0, 1);
     // Its last handle would wait for the slow batch; the end of the process does not.
     std::mem::forget(engine.clone());
-    run(config(), Arc::new(engine), registry.clone(), Arc::new(Shelf(registry))).await
+    run(config, Arc::new(engine), registry.clone(), Arc::new(Shelf(registry))).await
 }
 
 fn body(rows: usize, timeout_us: u64) -> Value {
@@ -124,6 +129,43 @@ async fn answers_are_counted_in_statistics_and_metrics() {
     assert!((-1.0..86_400.0).contains(&age) && sample("process_cpu_seconds_total") >= 0.0, "{age}");
 }
 
+/// The engine has answered, but the client has not got what it asked for.
+#[tokio::test]
+async fn an_answer_that_cannot_be_written_counts_as_failed() {
+    let access = AccessConfig { shared_memory: SharedMemory::Local, ..AccessConfig::default() };
+    let server = start_with(ServerConfig { access, ..config() }).await;
+    let object = format!("ripieno-live-{}", std::process::id());
+    let path = std::path::Path::new("/dev/shm").join(&object);
+    std::fs::write(&path, [0; 8]).unwrap();
+    let region = json!({"key": object, "byte_size": 8}).to_string();
+    let registered = server.post("/v2/systemsharedmemory/region/r/register", &[], region).await;
+    // It shrinks after it was registered.
+    std::fs::write(&path, [0; 4]).unwrap();
+    assert_eq!(registered.status, StatusCode::OK, "{:?}", registered.body);
+    let mut elsewhere = body(1, 0);
+    elsewhere["outputs"] =
+        json!([{"name": "y", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}]);
+    let refused = server.infer("quick", &elsewhere).await;
+    let answered = server.infer("quick", &body(1, 0)).await;
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!((refused.status, answered.status), (StatusCode::BAD_REQUEST, StatusCode::OK), "{:?}", refused.body);
+    let stats = &server.get("/v2/models/quick/stats").await.json()["model_stats"][0]["inference_stats"];
+    assert_eq!((&stats["success"]["count"], &stats["fail"]["count"]), (&json!(1), &json!(1)));
+    let metrics = format!("http://{}/metrics", server.addresses.metrics.unwrap());
+    let metrics = send(Request::get(metrics).body(Full::<Bytes>::default()).unwrap()).await;
+    let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+    let labels = "model=\"quick\",version=\"1\"";
+    for line in [
+        format!("ripieno_requests_total{{{labels},outcome=\"ok\"}} 1"),
+        format!("ripieno_requests_total{{{labels},outcome=\"undelivered\"}} 1"),
+        format!("ripieno_good_requests_total{{{labels}}} 1"),
+        format!("nv_inference_request_success{{{labels}}} 1"),
+        format!("nv_inference_request_failure{{{labels},reason=\"OTHER\"}} 1"),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+}
+
 #[tokio::test]
 async fn devices_come_and_go_by_calls() {
     let server = start().await;
@@ -140,6 +182,17 @@ async fn devices_come_and_go_by_calls() {
     assert_eq!(states().await, serving(&[0, 1, 2]));
     let full = call("add").await;
     assert!(full.status == StatusCode::BAD_REQUEST && full.error().contains("3 devices"), "{}", full.error());
+    // Who is given up keeps its place for a moment, which nobody gets to feel.
+    for _ in 0..20 {
+        assert_eq!(call("2/lose").await.status, StatusCode::OK);
+        let mut added = call("add").await;
+        while added.status == StatusCode::SERVICE_UNAVAILABLE {
+            // On a machine so slow that it takes longer than that.
+            assert_eq!(added.headers["retry-after"], "1");
+            added = call("add").await;
+        }
+        assert_eq!(added.json(), json!({"id": 2}));
+    }
     // A device that holds nothing is gone at once, but its threads end in their own time.
     let gone = async |id: u64| while states().await.iter().any(|(at, _)| *at == id) {};
     assert_eq!(call("0/remove").await.status, StatusCode::OK);
@@ -150,13 +203,21 @@ async fn devices_come_and_go_by_calls() {
     gone(2).await;
     let last = call("1/remove").await;
     assert!(last.status == StatusCode::BAD_REQUEST && last.error().contains("last"), "{}", last.error());
+    let ready = async || {
+        let paths = ["/v2/health/ready", "/v2/models/quick/ready", "/v2/health/live"];
+        let [server, model, live] = paths.map(|path| server.get(path));
+        [server.await.status, model.await.status, live.await.status]
+    };
+    assert_eq!(ready().await, [StatusCode::OK; 3]);
     assert_eq!(call("1/lose").await.status, StatusCode::OK);
+    assert_eq!(ready().await, [StatusCode::SERVICE_UNAVAILABLE, StatusCode::SERVICE_UNAVAILABLE, StatusCode::OK]);
     let nobody = server.infer("quick", &body(1, 0)).await;
     assert_eq!(
         (nobody.status, &nobody.headers["retry-after"]),
         (StatusCode::SERVICE_UNAVAILABLE, &"1".parse().unwrap())
     );
     assert_eq!(call("add").await.json(), json!({"id": 0}));
+    assert_eq!(ready().await, [StatusCode::OK; 3]);
     assert_eq!(server.infer("quick", &body(1, 0)).await.status, StatusCode::OK);
     assert_eq!(call("x/remove").await.status, StatusCode::NOT_FOUND);
     assert_eq!(server.get("/v2/devices/add").await.status, StatusCode::METHOD_NOT_ALLOWED);

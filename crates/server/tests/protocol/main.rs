@@ -2,13 +2,16 @@
 //! emulated device for what must fit together.
 
 mod access;
+mod compression;
 mod connections;
 mod gateway;
 mod grpc;
 mod http;
 mod infer;
+mod light_clients;
 mod live;
 mod memory;
+mod reflection;
 mod regions;
 mod scripted;
 mod shutdown;

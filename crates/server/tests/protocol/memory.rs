@@ -44,7 +44,7 @@ async fn metric(server: &Running, name: &str) -> usize {
     line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
 }
 
-async fn held(server: &Running) -> usize {
+pub(crate) async fn held(server: &Running) -> usize {
     metric(server, "ripieno_held_bytes").await
 }
 
@@ -91,14 +91,15 @@ async fn json_that_becomes_large_is_refused_before_it_has() {
 }
 
 /// A call whose body is sent piece by piece.
-struct Slow {
-    pieces: mpsc::Sender<Bytes>,
+pub(crate) struct Slow {
+    pub(crate) pieces: mpsc::Sender<Bytes>,
     answer: tokio::task::JoinHandle<HeaderMap>,
 }
 
-type Body = StreamBody<std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
+pub(crate) type Body =
+    StreamBody<std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
 
-async fn http2(address: std::net::SocketAddr, window: u32) -> http2::SendRequest<Body> {
+pub(crate) async fn http2(address: std::net::SocketAddr, window: u32) -> http2::SendRequest<Body> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (client, connection) = http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(window)
@@ -115,7 +116,7 @@ fn body(pieces: mpsc::Receiver<Bytes>) -> Body {
 }
 
 /// Begins a message of `length` bytes; what comes of it are the headers and trailers of the answer.
-async fn begin(client: &mut http2::SendRequest<Body>, path: &str, length: usize) -> Slow {
+pub(crate) async fn begin(client: &mut http2::SendRequest<Body>, path: &str, length: usize) -> Slow {
     let (pieces, receive) = mpsc::channel(4);
     let head = [&[0][..], &(length as u32).to_be_bytes()].concat();
     pieces.send(head.into()).await.unwrap();
@@ -135,7 +136,7 @@ async fn begin(client: &mut http2::SendRequest<Body>, path: &str, length: usize)
 }
 
 impl Slow {
-    async fn code(self) -> Code {
+    pub(crate) async fn code(self) -> Code {
         let headers = tokio::time::timeout(PATIENCE, self.answer).await.unwrap().unwrap();
         Code::from_bytes(headers["grpc-status"].as_bytes())
     }

@@ -29,7 +29,8 @@ pub(crate) struct Running {
 
 pub(crate) fn config() -> ServerConfig {
     let free = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    ServerConfig { http: free, grpc: free, metrics: free, max_body_bytes: 1 << 20, ..ServerConfig::default() }
+    let (max_body_bytes, load_overrides) = (1 << 20, 1 << 20);
+    ServerConfig { http: free, grpc: free, metrics: free, max_body_bytes, load_overrides, ..ServerConfig::default() }
 }
 
 pub(crate) async fn run(

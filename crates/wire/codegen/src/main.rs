@@ -11,9 +11,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = wire.join("src/generated");
     fs::create_dir_all(&out)?;
     let files = protox::compile(["grpc_service.proto", "health.proto"], [wire.join("proto")])?;
-    // What a reader of config.pbtxt has to know of the messages while it runs.
+    // What a reader of config.pbtxt has to know of the messages while it runs; less, since its memory is bounded.
     let model_config = protox::Compiler::new([wire.join("proto")])?.open_file("model_config.proto")?.file_descriptor_set();
     fs::write(out.join("model_config.bin"), model_config.encode_to_vec())?;
+    // What is told to who asks the server what it offers.
+    let mut plain = files.clone();
+    plain.file.iter_mut().for_each(|file| file.source_code_info = None);
+    fs::write(out.join("descriptors.bin"), plain.encode_to_vec())?;
     // Tensors stay views of the received message instead of copies.
     tonic_prost_build::configure().bytes(".inference").out_dir(&out).compile_fds(files)?;
     for entry in fs::read_dir(&out)? {

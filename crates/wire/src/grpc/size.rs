@@ -40,6 +40,19 @@ pub fn decoded_size(message: &[u8]) -> Result<usize, WireError> {
     Ok(size)
 }
 
+/// The same of a message that asks for a model to be loaded. What parameters hold is sliced from the message, but for texts.
+pub fn decoded_load_size(message: &[u8]) -> Result<usize, WireError> {
+    let (mut size, mut parameters) = (0_usize, 0);
+    fields(message, &mut |field, payload| {
+        size += match field {
+            3 => parameter(&mut parameters, payload)?,
+            _ => payload.len(),
+        };
+        Ok(())
+    })?;
+    Ok(size)
+}
+
 /// An input tensor, or a requested output, whose second field is its parameters.
 fn tensor(message: &[u8], is_input: bool) -> Result<usize, WireError> {
     let (mut size, mut parameters) = (TENSOR, 0);
@@ -170,5 +183,22 @@ mod tests {
             assert!(error.contains(wanted), "{bytes:?}: {error}");
         }
         assert_eq!(decoded_size(&[]), Ok(0));
+    }
+
+    #[test]
+    fn a_load_is_bounded_in_parameters_before_it_is_decoded() {
+        use crate::proto::inference::model_repository_parameter::ParameterChoice;
+        use crate::proto::inference::{ModelRepositoryParameter, RepositoryModelLoadRequest};
+        let file = |at: usize| {
+            let parameter_choice = Some(ParameterChoice::BytesParam(Bytes::from(vec![0; 1000])));
+            (format!("file:1/{at}"), ModelRepositoryParameter { parameter_choice })
+        };
+        let load = |files: usize| {
+            let parameters = (0..files).map(file).collect();
+            RepositoryModelLoadRequest { model_name: "m".into(), parameters, ..Default::default() }.encode_to_vec()
+        };
+        assert!(decoded_load_size(&load(MAX_PARAMETERS)).unwrap() > 1000 * MAX_PARAMETERS);
+        assert!(decoded_load_size(&load(MAX_PARAMETERS + 1)).unwrap_err().0.contains("more than 256 parameters"));
+        assert!(decoded_load_size(&load(1)[..500]).is_err());
     }
 }

@@ -133,3 +133,31 @@ fn an_empty_text_sets_nothing() {
     let empty = parse(" # nothing\n").unwrap();
     assert_eq!((empty.config, empty.fields), (ModelConfig::default(), Vec::new()));
 }
+
+#[test]
+fn json_says_the_same_as_the_text() {
+    let json = r#"{"name": "resnet", "max_batch_size": 8, "platform": "onnxruntime_onnx",
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["3", -1, 224]}],
+        "parameters": {"slo_ms": {"string_value": "50"}, "a\"b": {"string_value": "c\n}"}},
+        "dynamic_batching": {}, "version_policy": {"specific": {"versions": ["1"]}},
+        "instance_group": [{"count": 2, "kind": "KIND_CPU"}]}"#;
+    let config = parse(&from_json(json).unwrap()).unwrap().config;
+    assert_eq!((config.name.as_str(), config.max_batch_size), ("resnet", 8));
+    assert_eq!((config.input[0].data_type(), &config.input[0].dims[..]), (DataType::TypeFp32, &[3, -1, 224][..]));
+    assert_eq!(config.parameters["a\"b"].string_value, "c\n}", "what is quoted ends no message");
+    assert!(matches!(config.scheduling_choice, Some(SchedulingChoice::DynamicBatching(_))));
+    assert_eq!((config.instance_group[0].count, config.instance_group[0].kind().as_str_name()), (2, "KIND_CPU"));
+    assert_eq!(parse(&from_json("{}").unwrap()).unwrap().fields, []);
+    for (wrong, words) in [
+        ("", "EOF"),
+        ("{} {}", "trailing"),
+        (r#"{"max_batchsize": 8}"#, "max_batchsize"),
+        (r#"{"max_batch_size": "many"}"#, "invalid"),
+        (r#"{"input": [{"data_type": "FP32"}]}"#, "FP32"),
+        ("[1]", "expected a map"),
+    ] {
+        let error = from_json(wrong).unwrap_err();
+        assert!(error.contains(words), "{wrong}: {error}");
+    }
+    assert!(from_json(&"[".repeat(100_000)).is_err());
+}
