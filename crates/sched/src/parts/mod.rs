@@ -16,6 +16,7 @@ pub(crate) mod play;
 pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod rate;
+pub(crate) mod reach;
 pub(crate) mod requests;
 pub(crate) mod speeds;
 pub(crate) mod squishy;

@@ -84,10 +84,14 @@ impl RateMeter {
     /// By how much the number of rows within `span` differs from what is expected, in thousandths of that: its standard deviation,
     /// where the variance of a number of rows is to its mean as in the samples. None while there is no rate.
     pub(crate) fn spread_permille(&self, now: Time, span: Nanos) -> Option<u64> {
-        let rate = self.rate(now)?;
-        let samples = (rate.window.0 / SAMPLE_NS).cast_unsigned().max(1);
-        let dispersion = (1_000 * self.squares / self.total).saturating_sub(1_000 * self.total / samples);
+        let (rate, dispersion) = (self.rate(now)?, self.dispersion_permille(now)?);
         Some((1_000 * dispersion / rate.rows_in(span).max(1)).isqrt())
+    }
+
+    /// The variance of the samples to their mean, in thousandths: 1,000 where rows come by chance alone. None while there is no rate.
+    pub(crate) fn dispersion_permille(&self, now: Time) -> Option<u64> {
+        let samples = (self.rate(now)?.window.0 / SAMPLE_NS).cast_unsigned().max(1);
+        Some((1_000 * self.squares / self.total).saturating_sub(1_000 * self.total / samples))
     }
 }
 

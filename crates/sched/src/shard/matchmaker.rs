@@ -252,7 +252,7 @@ impl Matchmaker {
         (model.in_flight, model.grants, model.candidates) =
             (model.in_flight + 1, model.grants + 1, Candidates::default());
         self.arm(now, id);
-        Grant { model: id, token: DeviceToken(device), percent, class }
+        Grant { model: id, token: DeviceToken(device), percent, idle: self.free.len(), class }
     }
 
     /// When to ask for grants again if nothing happens: the next exec, if a device is free to take it; else the moment from

@@ -123,6 +123,8 @@ pub struct Grant {
     pub(crate) token: DeviceToken,
     /// The device's latency relative to the profile, in percent.
     pub(crate) percent: u32,
+    /// Devices that are free beside it.
+    pub(crate) idle: usize,
     pub(crate) class: Class,
 }
 

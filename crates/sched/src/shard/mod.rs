@@ -9,6 +9,7 @@
 //! "serial", "timeout", "eager" and "deferred" are this machinery under different [`Rule`]s: they differ in when a
 //! candidate may start, in which requests it gathers, and in what is dropped.
 
+mod cut;
 mod fused;
 mod linked;
 mod matchmaker;

@@ -13,12 +13,14 @@
 //! target that is aimed at is 1 − 1.8 s, at least 0.85, where s is by how much the number of arrivals within an SLO varies. When
 //! a tenth of the requests is lost there is no room for chance any more; from there on to three tenths it rises to all of the target.
 
+use super::cut::{Others, Waiting};
 use super::scarcity::{Share, Terms, WHOLE};
-use super::{Gather, Rule, Start, Window};
+use super::{Gather, Price, Rule, Start, Window};
 use crate::Request;
 use crate::parts::models;
 use crate::parts::queue::{Order, Queue};
-use crate::parts::rate::RateMeter;
+use crate::parts::rate::{Rate, RateMeter};
+use crate::parts::reach::Reach;
 use crate::parts::requests::Requests;
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{DropRule, Model, Profile};
@@ -29,6 +31,25 @@ const AIM_MIN: u64 = 850;
 /// The part of the devices' time that is planned with, in thousandths; the rest is left for chance.
 const CARRIED_PERMILLE: u128 = 900;
 
+/// What a row takes is known from about so many.
+const MEMORY: u64 = 256;
+
+const SECOND: Nanos = Nanos::from_millis(1_000);
+
+/// What a model asks of the devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Demand {
+    pub(crate) rows: u64,
+    pub(crate) work: Nanos,
+    pub(crate) rate: u64,
+    pub(crate) busy: u64,
+    /// That times how long its last batch took, in microseconds.
+    pub(crate) held: u64,
+}
+
+/// By so much the rank of who is urgent lies before that of who is not.
+const BEFORE_OTHERS: Nanos = Nanos(i64::MAX / 4);
+
 /// A model of a shard.
 pub(crate) type Served = models::Served<ModelQueue>;
 
@@ -36,10 +57,10 @@ pub(crate) type Served = models::Served<ModelQueue>;
 #[derive(Debug)]
 pub(crate) struct ModelQueue {
     pub(crate) rule: Rule,
-    /// ℓ(b) of the whole walk.
-    cost: Profile,
-    /// ℓ(b) and the way of a batch to its device: from the decision to the answer.
+    /// ℓ(b) of the whole walk and the way of a batch to its device: from the decision to the answer, if nobody leaves early.
     pub(super) profile: Profile,
+    /// What batches take of a device on average.
+    pub(super) reach: Reach,
     pub(crate) rate: RateMeter,
     pub(crate) queue: Queue,
     /// The batch size that the window rule aims at.
@@ -50,8 +71,15 @@ pub(crate) struct ModelQueue {
     pub(crate) lost: Share,
     /// The smallest batch size in which the devices carry the load, at most the target.
     enough: usize,
+    /// The batch size in which requests would be answered soonest on average, if it is one below the target.
+    pace: usize,
+    /// What other models leave of the devices, and how many there are.
+    room: (u64, usize),
     /// When a batch started last.
     pub(crate) started: Time,
+    /// The rows of the last batches, and how long these took; how long the very last took.
+    batches: (u64, Nanos),
+    last: Nanos,
 }
 
 /// The best batch that can be formed now: `rows` rows, beginning with the request `first`.
@@ -65,20 +93,35 @@ pub(crate) struct Candidate {
 
 impl ModelQueue {
     pub(crate) fn new(model: &Model, max_batch: usize, rule: Rule) -> ModelQueue {
-        let cost = model.profile();
-        let profile = with_lead(&cost, &rule);
+        let (profile, reach) = (with_lead(model, &rule), Reach::new(model));
         let target = profile.largest_within(Nanos(model.slo.0 / 2)).clamp(1, max_batch);
         let (rate, queue) = (RateMeter::new(), Queue::default());
         let (aim, lost, enough, started) = (AIM_MIN, Share::default(), 1, Time::ORIGIN);
-        ModelQueue { rule, cost, profile, rate, queue, target, aim, lost, enough, started }
+        let (batches, last) = ((1, reach.latency(1)), Nanos::ZERO);
+        ModelQueue {
+            rule,
+            profile,
+            reach,
+            rate,
+            queue,
+            target,
+            aim,
+            lost,
+            enough,
+            pace: usize::MAX,
+            room: (0, 1),
+            started,
+            batches,
+            last,
+        }
     }
 }
 
 impl Served {
     /// Puts the profile in force after a block was measured anew.
     pub(crate) fn refresh_profile(&mut self, now: Time) {
-        self.cost = self.model.profile();
-        self.profile = with_lead(&self.cost, &self.rule);
+        self.profile = with_lead(&self.model, &self.rule);
+        self.own.reach.reckon(&self.model);
         self.update_target(now);
     }
 
@@ -90,6 +133,7 @@ impl Served {
     /// Counts arrived rows.
     pub(crate) fn record(&mut self, now: Time, rows: u32) {
         if self.rate.record(now, rows) {
+            self.own.reach.refresh(&self.model);
             self.update_target(now);
         }
     }
@@ -102,6 +146,25 @@ impl Served {
         self.target = largest(self.max_batch, fits).max(1);
         let spread = self.rate.spread_permille(now, self.model.slo).unwrap_or(1_000);
         self.aim = 1_000_u64.saturating_sub(spread * 9 / 5).max(AIM_MIN);
+        // A few samples are alike by chance.
+        let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
+        let dispersion = known.unwrap_or(1_000);
+        let waits = |batch: usize| self.waits(batch, rate, dispersion);
+        let pace = (1..=self.target).min_by_key(|&batch| waits(batch)).filter(|pace| *pace < self.target);
+        self.pace = pace.unwrap_or(usize::MAX);
+    }
+
+    /// How long a request waits for its answer on average if batches of so many rows start evenly: for the others of its batch, for a
+    /// device where chance has them all busy, in step at worst, and for the batch to run.
+    fn waits(&self, batch: usize, rate: Rate, dispersion: u64) -> Nanos {
+        let (cost, (room, devices)) = (self.reach.latency(batch), self.room);
+        let load = rate.load_permille(batch, cost) + (1_000 * devices as u64).saturating_sub(room);
+        let spare = (1_000 * devices as u64).saturating_sub(load);
+        if spare == 0 {
+            return Nanos(i64::MAX - batch as i64);
+        }
+        let queue = cost.scale(load * dispersion, spare * 2_000);
+        cost + Nanos(rate.gather_time(batch - 1).0 / 2) + queue
     }
 
     /// The batch size for which heads are passed over.
@@ -170,6 +233,28 @@ impl Served {
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
     }
 
+    /// For how long others may have the devices before a request that comes then has to start: as long again for those who
+    /// are as urgent.
+    pub(crate) fn patience(&self) -> Nanos {
+        Nanos((self.model.slo - self.profile.latency(1)).0 / 2)
+    }
+
+    /// How many rows of a candidate a device takes.
+    pub(super) fn cut(&self, requests: &Requests, now: Time, of: Candidate, price: u64, others: &Others) -> usize {
+        let Candidate { first, rows, .. } = of;
+        // Where device time is short nothing is gained by using more of it.
+        if self.rule.start != Start::Priced(Price::Measured) || price > 0 || rows <= 1 {
+            return rows;
+        }
+        // Of an unknown load nothing is left to those who come.
+        let Some(rate) = self.rate.rate(now) else { return rows };
+        let (queue, slo) = (self.queue.rows(), self.model.slo);
+        let batch = Waiting { rows, queue, rate, slo, least: self.pace.min(self.enough) }
+            .cut(others, |rows| self.reach.latency(rows));
+        let room = batch.max(requests.get(first).rows as usize);
+        self.queue.fill(requests, first, room, rows as u64)
+    }
+
     /// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it. The way to a
     /// fast device is as long as to any other; a batch that would be in time on a usual one is so there.
     fn span(&self, first: &Request, now: Time, percent: u32) -> Nanos {
@@ -202,10 +287,26 @@ impl Served {
             }
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
-        // A light model finds no free device later where others hold them for long. Among the others nobody goes ahead: beyond
-        // the peak whoever came after would have all of the losses.
-        let rank = if self.rule.gather == Gather::Fifo { first.arrived } else { latest - terms.ahead };
+        let rank = match (self.rule.gather, self.rule.start) {
+            (Gather::Fifo, _) => first.arrived,
+            // Who would be late behind all others goes before them; the others go in the order of their arrival. Where device time
+            // is short deadlines alone decide: nobody has time to spare.
+            (_, Start::Priced(Price::Measured))
+                if terms.price == 0 && self.urgent_from(latest, terms) > exec.max(now) =>
+            {
+                first.arrived
+            }
+            (_, Start::Priced(Price::Measured)) => latest - terms.ahead - BEFORE_OTHERS,
+            // A light model finds no free device later where others hold them for long. Among the others nobody goes ahead: beyond
+            // the peak whoever came after would have all of the losses.
+            _ => latest - terms.ahead,
+        };
         Window { exec: exec.max(now), latest, rank, lead: self.rule.network.lead(candidate.rows) }
+    }
+
+    /// From when on a candidate goes before others, which are not to make it late.
+    pub(crate) fn urgent_from(&self, latest: Time, terms: &Terms) -> Time {
+        latest - terms.ahead - terms.behind
     }
 
     /// When the queue must be looked at again although nothing happens: its candidate or its head becomes impossible,
@@ -225,7 +326,7 @@ impl Served {
         let Some(rate) = self.rate.rate(now).filter(|rate| rate.rows > rows as u64) else {
             return now;
         };
-        let cost = |batch: usize| self.profile.latency(batch).0 as u128;
+        let cost = |batch: usize| self.reach.latency(batch).0 as u128;
         // The largest batch that is not cheaper by more than that.
         let near = |batch: usize| {
             cost(rows) * u128::from(price) * batch as u128 <= cost(batch) * u128::from(WHOLE) * rows as u128
@@ -247,10 +348,11 @@ impl Served {
     }
 
     /// Takes note of the load: so many thousandths of a device in batches of target sizes, on `devices` devices.
-    pub(crate) fn note_load(&mut self, load: u64, devices: usize) {
+    pub(crate) fn note_load(&mut self, load: u64, room: u64, devices: usize) {
+        self.room = (room, devices);
         let per_row = u128::from(load) * self.target as u128;
         let each = self.target_cost().0 as u128 * devices.max(1) as u128 * CARRIED_PERMILLE;
-        let carries = |batch: usize| self.cost.latency(batch).0 as u128 * per_row <= batch as u128 * each;
+        let carries = |batch: usize| self.reach.latency(batch).0 as u128 * per_row <= batch as u128 * each;
         // Usually single rows do, or nothing less than the target; costs a row fall with the size.
         self.enough = match carries(1) {
             true => 1,
@@ -260,16 +362,41 @@ impl Served {
 
     /// How far apart batches start, so that devices fall free one after the other: ℓ(b)/N for batches that are large enough. None
     /// where single rows are.
-    pub(crate) fn spacing(&self, devices: usize) -> Nanos {
-        match (self.enough, devices) {
+    pub(crate) fn spacing(&self, devices: usize, price: u64) -> Nanos {
+        match (if price > 0 { self.enough } else { self.pace.min(self.enough) }, devices) {
             (1, _) | (_, ..=1) => Nanos::ZERO,
-            (enough, devices) => Nanos(self.cost.latency(enough).0 / devices as i64),
+            (pace, devices) => Nanos(self.reach.latency(pace).0 / devices as i64),
         }
     }
 
-    /// How long a batch of the target size takes.
+    /// How long a batch of the target size takes on average.
     pub(crate) fn target_cost(&self) -> Nanos {
-        self.cost.latency(self.target)
+        self.reach.latency(self.target)
+    }
+
+    /// A batch of so many rows has started.
+    pub(crate) fn note_batch(&mut self, now: Time, rows: usize) {
+        (self.started, self.last) = (now, self.reach.latency(rows));
+        let (all, took) = self.batches;
+        let halved = 1 + u64::from(all > MEMORY);
+        self.batches = (all / halved + rows as u64, Nanos(took.0 / halved as i64) + self.last);
+    }
+
+    /// Rows that wait, and the device time that these take; rows that come in a second, and the thousandths of a device that the
+    /// measured rate keeps busy in batches such as the last ones.
+    pub(crate) fn demand(&self, now: Time) -> Demand {
+        let rows = self.queue.rows();
+        let batch = rows.min(self.reach.largest() as u64);
+        let work = if rows == 0 { Nanos::ZERO } else { self.reach.latency(batch as usize).scale(rows, batch) };
+        let rate = self.rate.rate(now);
+        let busy = rate.map_or(0, |rate| rate.load_permille(self.batches.0 as usize, self.batches.1));
+        Demand {
+            rows,
+            work,
+            rate: rate.map_or(0, |rate| rate.rows_in(SECOND)),
+            busy,
+            held: busy * (self.last.0 / 1_000) as u64,
+        }
     }
 
     /// Thousandths of a device that the measured rate keeps busy in batches of the target size, and how long one takes.
@@ -280,7 +407,8 @@ impl Served {
     }
 }
 
-fn with_lead(cost: &Profile, rule: &Rule) -> Profile {
+fn with_lead(model: &Model, rule: &Rule) -> Profile {
+    let cost = model.profile();
     let rows = 1..=cost.max_batch();
     let table: Vec<_> = rows.map(|rows| cost.latency(rows) + rule.network.lead(rows)).collect();
     Profile::from_table(&table).expect("a profile that is longer by a delay is a profile")

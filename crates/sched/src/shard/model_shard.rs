@@ -127,7 +127,7 @@ impl ModelShard {
 
     fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, mail: &mut impl Post) {
         self.seen[grant.model.index()] += 1;
-        match self.queues.form(now, &grant, &mut self.tasks, out) {
+        match self.queues.form(now, &grant, self.devices, &mut self.tasks, out) {
             Some(task) => self.start(now, task, out, mail),
             None => {
                 let Grant { model, token, class, .. } = grant;
@@ -138,6 +138,9 @@ impl ModelShard {
 
     fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, mail: &mut impl Post) {
         let task = self.tasks.get(id);
+        if self.queues.model(task.model).blocks.len() > 1 {
+            self.queues.note_start(task.model, task.block, self.tasks.members(id));
+        }
         if self.sends_ahead && self.is_last(&task) {
             let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.way_and_cost(&task, rows);

@@ -1,6 +1,7 @@
 //! The queues of a group of models: drops and batch building.
 
-use super::model_queue::{Candidate, ModelQueue, Served};
+use super::cut::Others;
+use super::model_queue::{Demand, ModelQueue, Served};
 use super::scarcity::{Scarcity, Terms, WHOLE};
 use super::{Candidates, Class, Gather, Grant, Price, Rules, Start};
 use crate::parts::models::Models;
@@ -21,11 +22,31 @@ struct Loads {
     weighted: u64,
     /// Whose load is looked at next.
     turn: usize,
+    /// By model, what it asks for now, and the sum of all.
+    demands: Vec<Demand>,
+    demanded: Demand,
+    /// How long each model that is asked for can wait for a device, and who can wait least.
+    patience: Vec<Nanos>,
+    tightest: [(Nanos, usize); 2],
 }
+
+/// Of a model that nobody asks for.
+const ANY: (Nanos, usize) = (Nanos::MAX, usize::MAX);
 
 impl Loads {
     fn new(models: usize) -> Loads {
-        Loads { loads: vec![(0, Nanos::ZERO); models], asking: 0, total: 0, weighted: 0, turn: 0 }
+        let (demands, demanded) = (vec![Demand::default(); models], Demand::default());
+        Loads {
+            loads: vec![(0, Nanos::ZERO); models],
+            asking: 0,
+            total: 0,
+            weighted: 0,
+            turn: 0,
+            demands,
+            demanded,
+            patience: vec![Nanos::MAX; models],
+            tightest: [ANY; 2],
+        }
     }
 
     fn set(&mut self, id: ModelId, load: (u64, Nanos)) {
@@ -44,6 +65,63 @@ impl Loads {
     /// Whether a model keeps less busy than half of what each would if all kept the same.
     fn is_light(&self, id: ModelId) -> bool {
         2 * self.loads[id.index()].0 * self.asking < self.total
+    }
+
+    fn note_demand(&mut self, id: ModelId, demand: Demand) {
+        let old = std::mem::replace(&mut self.demands[id.index()], demand);
+        let all = &mut self.demanded;
+        all.rows = all.rows - old.rows + demand.rows;
+        all.work = all.work - old.work + demand.work;
+        all.rate = all.rate - old.rate + demand.rate;
+        all.busy = all.busy - old.busy + demand.busy;
+        all.held = all.held - old.held + demand.held;
+    }
+
+    /// What the others leave of so many devices.
+    fn others(&self, id: ModelId, devices: usize, idle: usize) -> Others {
+        let (all, own) = (&self.demanded, &self.demands[id.index()]);
+        Others {
+            room: (1_000 * devices as u64).saturating_sub(all.busy - own.busy),
+            rows: all.rows - own.rows,
+            work: all.work - own.work,
+            rate: all.rate - own.rate,
+            idle,
+            patience: Nanos(self.tightest_but(id).0.saturating_mul(devices.max(1) as i64)),
+        }
+    }
+
+    /// How long a batch waits at most that goes behind all that other models have waiting: until a device falls free twice, and
+    /// for their batches.
+    fn behind(&self, id: ModelId, devices: usize) -> Nanos {
+        let (all, own) = (&self.demanded, &self.demands[id.index()]);
+        if self.asking <= 1 {
+            return Nanos::ZERO;
+        }
+        let free = Nanos::from_micros((2 * all.held / all.busy.max(1)) as i64);
+        Nanos((free + all.work - own.work).0 / devices.max(1) as i64)
+    }
+
+    /// Takes note of how long a model can wait for a device, if it is asked for.
+    fn note_patience(&mut self, id: ModelId, patience: Nanos) {
+        let patience = if self.loads[id.index()].0 > 0 { patience } else { Nanos::MAX };
+        if self.patience[id.index()] == patience {
+            return;
+        }
+        self.patience[id.index()] = patience;
+        self.tightest = [ANY; 2];
+        for (at, &patience) in self.patience.iter().enumerate() {
+            if patience < self.tightest[0].0 {
+                self.tightest = [(patience, at), self.tightest[0]];
+            } else if patience < self.tightest[1].0 {
+                self.tightest[1] = (patience, at);
+            }
+        }
+    }
+
+    /// How long the tightest of the other models can wait.
+    fn tightest_but(&self, id: ModelId) -> Nanos {
+        let [first, second] = self.tightest;
+        if first.1 == id.index() { second.0 } else { first.0 }
     }
 
     /// Twice the time in which a device falls free, of the devices that run batches of other models.
@@ -145,6 +223,12 @@ impl Queues {
         self.mark(id);
     }
 
+    /// A task of this model has started.
+    pub(crate) fn note_start(&mut self, id: ModelId, block: BlockId, members: &[RequestSlot]) {
+        let rows = self.requests.rows(members);
+        self.models.get_mut(id).reach.on_start(block, rows);
+    }
+
     /// A batch of this model has ended.
     pub(crate) fn note_end(&mut self, now: Time, id: ModelId) {
         self.scarcity.stir(now, self.models.get(id).target_cost());
@@ -187,9 +271,11 @@ impl Queues {
             candidate.map(|candidate| queue.window(&self.requests, formed, candidate, &terms).sooner(round_trip));
         let exec = window.map_or(Time::NEVER, |window| window.exec);
         let mut wakeup = queue.wakeup(&self.requests, window);
-        if queue.rule.start == Start::Priced(Price::Measured) && exec > now && exec != Time::NEVER {
+        if let (Start::Priced(Price::Measured), Some(window)) = (queue.rule.start, window) {
             // In silence the price falls by then.
-            wakeup = wakeup.min(now + queue.target_cost());
+            wakeup = if exec > now { wakeup.min(now + queue.target_cost()) } else { wakeup };
+            let urgent = queue.urgent_from(window.latest, &terms);
+            wakeup = if urgent > exec && terms.behind > Nanos::ZERO { wakeup.min(urgent) } else { wakeup };
         }
         match wakeup {
             Time::NEVER => self.wakeups.remove(id.index()),
@@ -207,20 +293,28 @@ impl Queues {
             return Terms::default();
         }
         self.loads.set(id, queue.load(now));
+        self.loads.note_demand(id, queue.demand(now));
+        self.loads.note_patience(id, queue.patience());
         // Loads fall while nobody asks for their model, so each time another one is looked at, too.
         let other = self.loads.next();
         if let Some(served) = self.models.find_mut(other) {
             self.loads.set(other, served.load(now));
+            self.loads.note_patience(other, served.patience());
         }
         let guard = self.loads.guard(id, devices);
         let ahead = if self.loads.is_light(id) { guard } else { Nanos::ZERO };
         let queue = self.models.get_mut(id);
-        queue.note_load(self.loads.total, devices);
+        let others = self.loads.others(id, devices, 0);
+        queue.note_load(self.loads.total, others.room, devices);
+        let behind = self.loads.behind(id, devices);
         let (price, spacing) = match rule.start {
-            Start::Priced(Price::Measured) => (self.scarcity.price(now, cost), queue.spacing(devices)),
+            Start::Priced(Price::Measured) => {
+                let price = self.scarcity.price(now, cost);
+                (price, queue.spacing(devices, price))
+            }
             _ => (WHOLE, Nanos::ZERO),
         };
-        Terms { price, guard, ahead, spacing }
+        Terms { price, guard, ahead, behind, spacing }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
@@ -239,29 +333,47 @@ impl Queues {
     }
 
     /// Forms the batch of a grant as a task. None if the device is too slow for anything that waits.
-    pub(crate) fn form(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks, out: &mut Outbox) -> Option<TaskId> {
+    pub(crate) fn form(
+        &mut self,
+        now: Time,
+        grant: &Grant,
+        devices: usize,
+        tasks: &mut Tasks,
+        out: &mut Outbox,
+    ) -> Option<TaskId> {
         // The model asks anew whatever comes of this: the matchmaker forgot its candidates with the grant.
         self.mark(grant.model);
         match grant.class {
-            Class::Punctual => self.form_punctual(now, grant, tasks, out),
+            Class::Punctual => self.form_punctual(now, grant, devices, tasks, out),
             Class::Overdue { until } => self.form_overdue(now, until - now, grant, tasks),
         }
     }
 
-    fn form_punctual(&mut self, now: Time, grant: &Grant, tasks: &mut Tasks, out: &mut Outbox) -> Option<TaskId> {
-        let Queues { requests, models, scarcity, .. } = self;
+    fn form_punctual(
+        &mut self,
+        now: Time,
+        grant: &Grant,
+        devices: usize,
+        tasks: &mut Tasks,
+        out: &mut Outbox,
+    ) -> Option<TaskId> {
+        let Queues { requests, models, scarcity, loads, .. } = self;
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
         scarcity.stir(now, batch);
-        let Candidate { first, rows, .. } = served.gather(requests, now, grant.percent)?;
+        let candidate = served.gather(requests, now, grant.percent)?;
+        let others = loads.others(grant.model, devices, grant.idle);
+        let first = candidate.first;
+        let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);
         scarcity.observe(rows, false);
         served.lost.observe(rows, false);
-        served.started = now;
+        served.note_batch(now, rows);
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let (drop, waited) = (served.drop_of_passed(), served.queue.rows());
         served.own.queue.take(requests, now, (first, rows), drop, out, push);
-        scarcity.observe((waited - served.queue.rows()) as usize - rows, true);
+        let passed = (waited - served.queue.rows()) as usize - rows;
+        scarcity.observe(passed, true);
         Some(task)
     }
 

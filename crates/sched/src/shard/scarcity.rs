@@ -41,6 +41,8 @@ pub(crate) struct Terms {
     pub(crate) guard: Nanos,
     /// By how much it goes before others, as if it were due so much earlier.
     pub(crate) ahead: Nanos,
+    /// How long it would wait behind all that other models have waiting.
+    pub(crate) behind: Nanos,
     /// How long after the model's last batch the next may start, if it can wait.
     pub(crate) spacing: Nanos,
 }

@@ -146,3 +146,68 @@ fn clients_that_wait_for_answers_are_not_kept_waiting_for_the_slo() {
         assert!(finish - arrival < 100.0, "{line}");
     }
 }
+
+/// Of a chain that 43 % leave after its first block, and most of the others go to its last: single rows keep up, by what they
+/// really take. By all blocks they would not, and batches would wait for each other.
+#[test]
+fn who_leaves_a_chain_early_keeps_nobody_waiting() {
+    let block = |name: &str, alone: f64, preferred: u32| {
+        format!(
+            "[[model.block]]\nname = \"{name}\"\nalone_ms = {alone}\npreferred_batch = {preferred}\nmax_batch = 32\n"
+        )
+    };
+    let blocks = [("s1", 4.2, 2), ("s2", 4.6, 1), ("s3", 3.8, 4), ("s4", 2.0, 32)];
+    let text = format!(
+        "seed = 6\nrequests = 6000\nrate = 360\npolicy_options = {{ objective = \"latency\" }}\n[cluster]\ndevices = 4\n[[model]]\n\
+         name = \"m\"\nslo_ms = 254\narrival = {{ kind = \"uniform\" }}\nwalk = \"chain\"\n{}exit_share = 0.43\nskip_share = 0.35\n\
+         skip_to = \"s4\"\n{}",
+        block("s0", 4.7, 1),
+        blocks.map(|(name, alone, preferred)| block(name, alone, preferred)).concat(),
+    );
+    let run = simulate(&Scenario::parse(&text, "chain.toml").unwrap(), None).unwrap();
+    assert!(run.total.mean_ms.unwrap() < 20.0 && run.worst_bad_rate == 0.0, "{:?}", run.total);
+}
+
+/// Rows that gain nothing together do not go together where the next device is about to fall free.
+#[test]
+fn a_burst_is_divided_among_devices() {
+    let mut scenario =
+        one_model(16, "alpha_ms = 3.32\nbeta_ms = 3.48\nslo_ms = 110", "kind = \"gamma\", shape = 0.38", 1_400.0);
+    let mut p99 = |policy: &str, options: &str| {
+        (scenario.policy, scenario.policy_options) = (policy.to_owned(), choice(options));
+        simulate(&scenario, None).unwrap().total.p99_ms.unwrap()
+    };
+    let (ours, eager) = (p99("deferred", "objective=latency"), p99("eager", "gather=prefix"));
+    assert!(ours < 0.6 * eager, "{ours} ms, eager {eager}");
+}
+
+/// Several models on one device, with the objective of latency.
+fn models(rate: f64, models: &[&str]) -> Scenario {
+    let table = |(at, model): (usize, &&str)| format!("[[model]]\nname = \"m{at}\"\n{model}\nmax_batch = 32\n");
+    let tables: String = models.iter().enumerate().map(table).collect();
+    let text =
+        format!("seed = 80\nrequests = 10000\nrate = {rate}\npolicy_options = {{ objective = \"latency\" }}\n{tables}");
+    Scenario::parse(&text, "models.toml").unwrap()
+}
+
+/// By deadlines alone whoever has much time would have to use it whenever others wait.
+#[test]
+fn much_time_is_no_reason_to_wait() {
+    let cost = "alpha_ms = 2\nbeta_ms = 4";
+    let (tight, loose) = (format!("{cost}\nslo_ms = 80"), format!("{cost}\nslo_ms = 800"));
+    let run = simulate(&models(300.0, &[&tight, &loose]), None).unwrap();
+    let mean = |model: usize| run.models[model].figures.mean_ms.unwrap();
+    assert!(mean(1) < 1.5 * mean(0) && run.worst_bad_rate < 0.01, "{} {} {}", mean(0), mean(1), run.worst_bad_rate);
+}
+
+/// Batches whose rows gain little do not take longer than others can wait, though everybody else has time enough.
+#[test]
+fn long_batches_make_no_tight_model_late() {
+    let long = "alpha_ms = 3.19\nbeta_ms = 1.4\nslo_ms = 150";
+    let (middle, tight) = (
+        "alpha_ms = 0.57\nbeta_ms = 12.4\nslo_ms = 88\nshare = 0.46",
+        "alpha_ms = 1\nbeta_ms = 3.3\nslo_ms = 54\nshare = 0.43",
+    );
+    let run = simulate(&models(235.0, &[long, middle, tight]), None).unwrap();
+    assert!(run.worst_bad_rate < 0.01, "{}", run.worst_bad_rate);
+}
