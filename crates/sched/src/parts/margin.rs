@@ -7,9 +7,8 @@
 //! profile it is next to nothing. Both drivers use it: the runtime always, the simulator where a scenario is run as served.
 //!
 //! The first requests must not be what the margin is learnt from, so it starts with a guess that is rather too large: the
-//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. It weighs as much
-//! as the first 384 batches that are seen, and no more: where SLOs are tight it makes requests look hopeless that are not. Where the
-//! scheduler puts nothing off it would do nothing else; there it starts at nothing.
+//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. Where the
+//! scheduler puts nothing off the guess would only make requests look hopeless; there it starts at nothing.
 //!
 //! The real deadline still decides what a client is told, and whether an answer counts as late.
 
@@ -26,8 +25,6 @@ const MOST: i64 = 4;
 const RISE: i64 = 2;
 /// Any other lowers it by this part: it takes some 1,400 batches to halve. Few in a hundred are later than a margin at rest.
 const FALL: i64 = 2_000;
-/// The first guess counts as so many batches: until [`FALL`] have been seen, one lowers the margin by its part of those.
-const GUESS: i64 = 384;
 
 /// The margin of one model, whose requests pass through so many tasks one after the other: each of them may be late.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +33,8 @@ pub struct Margin {
     margin: Nanos,
     most: Nanos,
     tasks: i64,
-    /// Batches that it was learnt from, the guess among them.
-    seen: i64,
+    /// Whether it has been learnt, be it in part.
+    learnt: bool,
     /// Whether it began with a guess.
     guessed: bool,
 }
@@ -57,20 +54,20 @@ impl Margin {
     fn starting_at(first: Nanos, slo: Nanos, tasks: usize) -> Margin {
         let tasks = i64::try_from(tasks).unwrap_or(i64::MAX).max(1);
         let most = Nanos(slo.0 / MOST / tasks);
-        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks, seen: GUESS, guessed: true }
+        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks, learnt: false, guessed: true }
     }
 
     /// After the profiles of `before` were replaced by those of `model`. How late threads wake up, and what else was learnt of
     /// the machine, stays; that batches took longer than the old profile said does not.
     pub fn renewed(&self, before: &Model, model: &Model) -> Margin {
         let first = if self.guessed { Margin::new(model) } else { Margin::unguessed(model) };
-        if self.seen == GUESS {
+        if !self.learnt {
             return first;
         }
         let ((tasks, alone), (_, was)) = (walk(model), walk(before));
         let corrected = (alone - was).max(Nanos::ZERO);
         let kept = (self.ahead() - corrected).max(first.ahead());
-        Margin { seen: self.seen, guessed: self.guessed, ..Margin::starting_at(kept, model.slo, tasks) }
+        Margin { learnt: true, guessed: self.guessed, ..Margin::starting_at(kept, model.slo, tasks) }
     }
 
     /// By how much the core's deadlines lie ahead of the real ones.
@@ -81,9 +78,9 @@ impl Margin {
     /// A batch ended `by` later (or earlier, if negative) than its profile said.
     pub fn observe(&mut self, by: Nanos) {
         let excess = by - self.margin;
-        let change = if excess > Nanos::ZERO { Nanos(excess.0 / RISE) } else { Nanos(-self.margin.0 / self.seen) };
+        let change = if excess > Nanos::ZERO { Nanos(excess.0 / RISE) } else { Nanos(-self.margin.0 / FALL) };
         self.margin = (self.margin + change).min(self.most);
-        self.seen = (self.seen + 1).min(FALL);
+        self.learnt = true;
     }
 }
 
@@ -105,18 +102,6 @@ mod tests {
 
     fn margin(slo: Nanos, tasks: usize) -> Margin {
         Margin::starting_at(FIRST, slo, tasks)
-    }
-
-    #[test]
-    fn a_guess_is_forgotten_as_batches_end_on_time_and_lateness_is_not() {
-        let model = Model::whole("m", Profile::linear(1.0, 16.0, 8).unwrap(), SLO);
-        let mut guessed = Margin::new(&model);
-        let first = guessed.ahead();
-        (0..1_800).for_each(|_| guessed.observe(Nanos::ZERO));
-        assert!(guessed.ahead() * 10 < first, "{:?}", guessed.ahead());
-        // One in ten is late by 4 ms: after as many batches more the margin is of that size.
-        (0..2_000).for_each(|batch| guessed.observe(Nanos::from_millis(if batch % 10 == 0 { 4 } else { 0 })));
-        assert!(guessed.ahead() > Nanos::from_millis(3), "{:?}", guessed.ahead());
     }
 
     #[test]
