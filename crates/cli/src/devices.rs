@@ -6,6 +6,7 @@ use ripieno_executor::{
     CpuEngine, CpuOptions, EmulatedEngine, EmulatedOptions, Engine, OnnxRuntimeEngine, OnnxRuntimeOptions,
 };
 use ripieno_repository::{EngineProcess, Target};
+use ripieno_sched::Limits;
 use ripieno_workload::zoo::ZooDevice;
 use std::fmt;
 use std::path::PathBuf;
@@ -36,9 +37,6 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) onnxruntime: Option<PathBuf>,
 }
-
-/// Tasks that a device holds at once, the running one included: no policy queues more ahead.
-pub(crate) const MAX_DEPTH: usize = 64;
 
 /// An engine for models on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -107,13 +105,17 @@ impl DeviceArgs {
         let engine: Arc<dyn Engine> = match (&self.device, self.engine) {
             (Device::Emulated(zoo), EngineName::Cpu) => {
                 let name = zoo.map_or("", ZooDevice::name).to_owned();
-                Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(MAX_DEPTH))
+                Arc::new(EmulatedEngine::new(EmulatedOptions { name }).with_depth(Limits::MOST_DEPTH))
             }
             (Device::Emulated(_), EngineName::Onnxruntime) => bail!("--engine is for --device cpu; leave it out"),
-            (Device::Cpu, EngineName::Cpu) => Arc::new(CpuEngine::new(CpuOptions { threads }).with_depth(MAX_DEPTH)),
+            (Device::Cpu, EngineName::Cpu) => {
+                Arc::new(CpuEngine::new(CpuOptions { threads }).with_depth(Limits::MOST_DEPTH))
+            }
             (Device::Cpu, EngineName::Onnxruntime) => {
                 let options = OnnxRuntimeOptions { library: self.onnxruntime.clone(), threads };
-                Arc::new(OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?.with_depth(MAX_DEPTH))
+                Arc::new(
+                    OnnxRuntimeEngine::new(options).context("--engine onnxruntime")?.with_depth(Limits::MOST_DEPTH),
+                )
             }
         };
         let zoo = match self.device {

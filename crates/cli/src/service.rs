@@ -1,6 +1,6 @@
 //! A runtime, a repository and a front end, wired together: what `serve` runs for long and `demo` for a minute.
 
-use crate::devices::{DeviceArgs, MAX_DEPTH};
+use crate::devices::DeviceArgs;
 use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
@@ -19,9 +19,6 @@ use tokio::runtime::Handle;
 const MAX_MODELS: usize = 256;
 /// Rows in a batch, of any model.
 const MAX_BATCH: usize = 4096;
-/// Nodes of the graphs of all live requests, where the policy runs graphs: some hundred for each request of a full queue
-/// would be more memory than all the models.
-const MAX_NODES: usize = 1 << 18;
 
 /// What is served, on what, and how.
 pub(crate) struct Service {
@@ -108,9 +105,9 @@ pub(crate) fn limits(needs: Needs, devices: usize, max_live: usize) -> Limits {
         models: MAX_MODELS,
         devices,
         lanes: needs.lanes,
-        depth: needs.depth.min(MAX_DEPTH),
+        depth: needs.depth.min(Limits::MOST_DEPTH),
         batch: MAX_BATCH,
-        nodes: if needs.nodes { MAX_NODES } else { 0 },
+        nodes: if needs.nodes { Limits::SERVED_NODES } else { 0 },
     }
 }
 

@@ -6,7 +6,7 @@
 use super::batching;
 use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
-use super::config::{Batching, DEFAULT_MAX_QUEUE};
+use super::config::Batching;
 use super::found::Found;
 use super::labels::{self, Labels};
 use super::plan::{Plan, Target};
@@ -237,7 +237,7 @@ impl Prepared {
     /// The model as the runtime wants it; none if it has no profile.
     pub fn served(&self) -> Option<ServedModel> {
         let (model, slo, config) = (self.model()?, self.slo()?, &self.plan.config);
-        let bound = || queue_bound(config, slo, &model.profile(), DEFAULT_MAX_QUEUE);
+        let bound = || queue_bound(config, slo, &model.profile(), ServedModel::MAX_QUEUE);
         let (max_queue, answer_late) = (config.max_queue.unwrap_or_else(bound), slo.answer_late);
         Some(ServedModel { model, loaded: self.loaded.clone(), max_queue, answer_late })
     }

@@ -3,6 +3,7 @@
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{Loaded, Tensor};
 use ripieno_model::Model;
+use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -17,6 +18,11 @@ pub struct ServedModel {
     pub max_queue: usize,
     /// Whether a request past its SLO is still answered (`late = "answer"`), instead of refused at its deadline.
     pub answer_late: bool,
+}
+
+impl ServedModel {
+    /// The bound of its queue where its owner names none.
+    pub const MAX_QUEUE: usize = Limits::SERVED_QUEUE;
 }
 
 /// One client call.

@@ -24,6 +24,16 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Live requests of a server, if nobody says otherwise.
+    pub const SERVED_REQUESTS: usize = 10_000;
+    /// Live requests of one model in a server, if its owner does not say otherwise.
+    pub const SERVED_QUEUE: usize = 1_000;
+    /// Nodes in a server whose policy runs graphs: some hundred for each request of a full queue would be more memory than all
+    /// the models.
+    pub const SERVED_NODES: usize = 1 << 18;
+    /// The most tasks that a lane holds, whatever a policy asks for.
+    pub const MOST_DEPTH: usize = 64;
+
     /// How much of [`Limits::nodes`] a graph takes.
     pub fn room(graph: &Graph) -> usize {
         graph.len().max(graph.edges().div_ceil(2))

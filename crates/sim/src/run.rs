@@ -153,7 +153,8 @@ fn run(
         .with_jitter(scenario.jitter, scenario.seed)
         .with_reports(&scenario.reports)
         .with_graphs(&scenario.graphs)
-        .with_gather(&scenario.gather);
+        .with_gather(&scenario.gather)
+        .with_queues(&scenario.queues);
     if scenario.margins {
         world = world.with_learning(&setup.models).with_expiry();
     }

@@ -66,6 +66,10 @@ pub struct Scenario {
     pub planning: Planning,
     /// Models, devices and bounds.
     pub setup: Setup,
+    /// Whether the scenario says itself how many requests may live at once.
+    pub bounded: bool,
+    /// By model, the most live requests, where that is bounded apart from the others; further ones are refused.
+    pub queues: Vec<Option<usize>>,
     /// By model, how its requests walk, where they unfold or differ in length.
     pub walks: Vec<Option<Unfold>>,
     /// By model, who leaves early and who skips blocks, if anybody does.
@@ -97,7 +101,7 @@ pub struct ScenarioError {
     problem: String,
 }
 
-/// Live requests beyond this are refused and count as dropped, unless `max_live` says otherwise.
+/// Live requests beyond this are refused and count as dropped, unless `max_live` says otherwise, or a server's bounds hold.
 const MAX_LIVE: usize = 65_536;
 
 #[derive(Deserialize)]
@@ -174,8 +178,8 @@ impl Scenario {
         parse(text, Path::new(".")).map_err(|problem| ScenarioError { file: file.to_owned(), problem })
     }
 
-    /// The same scenario under the policy, the options, the largest batches and the margins with which the server would serve
-    /// these models; says which model decided about the policy.
+    /// The same scenario under the policy, the options, the bounds, the largest batches and the margins with which the server
+    /// would serve these models; says which model decided about the policy.
     pub fn serve(&mut self, objective: Objective) -> Option<String> {
         let kinds: Vec<_> = self.setup.models.iter().map(Kind::of).collect();
         let Choice { policy, options, because } = choose(&kinds, objective);
@@ -189,6 +193,12 @@ impl Scenario {
     pub fn serve_under(&mut self, policy: &'static Policy, options: Options) {
         (self.policy, self.policy_options) = (policy.name.to_owned(), options);
         (self.margins, self.admission) = (true, true);
+        let limits = &mut self.setup.limits;
+        if !self.bounded {
+            limits.requests = Limits::SERVED_REQUESTS;
+        }
+        limits.nodes = limits.nodes.min(Limits::SERVED_NODES);
+        self.queues.iter_mut().for_each(|queue| *queue = queue.or(Some(Limits::SERVED_QUEUE)));
         self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
     }
 
@@ -206,7 +216,7 @@ impl Scenario {
     /// The setup with as many lanes on each device, and as many tasks on a lane, as the policy uses.
     pub fn effective_setup(&self) -> Setup {
         let (mut setup, needs) = (self.setup.clone(), self.needs());
-        (setup.limits.lanes, setup.limits.depth) = (needs.lanes, needs.depth.min(MAX_DEPTH));
+        (setup.limits.lanes, setup.limits.depth) = (needs.lanes, needs.depth.min(Limits::MOST_DEPTH));
         setup
     }
 
@@ -292,6 +302,8 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         margins: false,
         planning: file.plan.parse(folder, footprints)?,
         setup: file.setup(models, autoscale.as_ref(), &graphs)?,
+        bounded: file.max_live.is_some(),
+        queues: file.model.iter().map(ModelTable::max_queue).collect::<Checked<_>>()?,
         walks,
         routes,
         graphs,
@@ -398,9 +410,6 @@ impl File {
 
 /// Nodes of graphs of live requests; a request beyond them is refused.
 const MAX_NODES: usize = 1 << 20;
-
-/// The most tasks that a lane holds.
-const MAX_DEPTH: usize = 16;
 
 impl NetworkTable {
     fn parse(&self) -> Checked<Network> {

@@ -5,7 +5,9 @@
 
 mod expiry;
 mod faults;
+mod gather;
 mod learning;
+mod queues;
 mod shared;
 mod unfolded;
 
@@ -18,7 +20,9 @@ use expiry::Expiries;
 pub(crate) use expiry::expires;
 use faults::Scheduled;
 pub use faults::{Controller, Fault};
+use gather::Gather;
 use learning::Learning;
+use queues::Queues;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Lanes, Model};
 use ripieno_sched::{Action, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
@@ -58,26 +62,8 @@ pub struct World<'a> {
     /// When clients stop waiting; none where they wait for ever.
     expiries: Option<Expiries>,
     gather: Option<Gather<'a>>,
-}
-
-/// What it costs that the members of a task differ from those of the task before it on its device.
-struct Gather<'a> {
-    /// A row, by model and block.
-    per_row: &'a [Vec<Nanos>],
-    /// By device, the members of its latest task.
-    latest: Vec<Vec<RequestSlot>>,
-}
-
-impl Gather<'_> {
-    fn cost(&mut self, model: ModelId, block: BlockId, device: DeviceId, slots: &[RequestSlot], rows: usize) -> Nanos {
-        let latest = &mut self.latest[device.index()];
-        if latest == slots {
-            return Nanos::ZERO;
-        }
-        latest.clear();
-        latest.extend_from_slice(slots);
-        self.per_row[model.index()][block.index()] * rows as i64
-    }
+    /// How many of each model live; none where models are not bounded apart.
+    queues: Option<Queues<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -158,6 +144,7 @@ impl<'a> World<'a> {
             learning: None,
             expiries: None,
             gather: None,
+            queues: None,
         }
     }
 
@@ -209,8 +196,13 @@ impl<'a> World<'a> {
     /// The same world, but a task whose members differ from those of the task before it on its device takes longer: so much
     /// a row, by model and block.
     pub fn with_gather(mut self, per_row: &'a [Vec<Nanos>]) -> World<'a> {
-        let costs = per_row.iter().flatten().any(|&cost| cost > Nanos::ZERO);
-        self.gather = costs.then(|| Gather { per_row, latest: vec![Vec::new(); self.devices.len()] });
+        self.gather = Gather::new(per_row, self.devices.len());
+        self
+    }
+
+    /// The same world, but no more requests of a model live at once than this; further ones are refused.
+    pub fn with_queues(mut self, bounds: &'a [Option<usize>]) -> World<'a> {
+        self.queues = Queues::new(bounds);
         self
     }
 
@@ -287,7 +279,8 @@ impl<'a> World<'a> {
         let loaded = self.loaded[arrival.model.index()];
         let graph = arrival.graph.map(|graph| &self.graphs[graph as usize]);
         let fits = graph.is_none_or(|graph| self.unfolded.as_ref().is_some_and(|unfolded| unfolded.has_room(graph)));
-        let Some(slot) = self.free.pop_if(|_| loaded && fits) else {
+        let queue = self.queues.as_ref().is_none_or(|queues| queues.has_room(arrival.model));
+        let Some(slot) = self.free.pop_if(|_| loaded && fits && queue) else {
             each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
             return;
         };
@@ -296,6 +289,9 @@ impl<'a> World<'a> {
         self.live[slot.index()] = Some((self.arrived, request));
         if let Some(expiries) = &mut self.expiries {
             expiries.set(self.now, &request);
+        }
+        if let Some(queues) = &mut self.queues {
+            queues.enter(model);
         }
         if let Some(carried) = &mut self.carried {
             carried.accept(slot, arrival);
@@ -473,6 +469,9 @@ impl<'a> World<'a> {
         }
         if let Some(expiries) = &mut self.expiries {
             expiries.remove(slot);
+        }
+        if let Some(queues) = &mut self.queues {
+            queues.leave(request.model);
         }
         // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
         if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.flying[slot.index()] == 0) {

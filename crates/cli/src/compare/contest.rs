@@ -13,7 +13,7 @@ use ripieno_executor::{Spent, Tensor};
 use ripieno_report::Latencies;
 use ripieno_repository::registry::Repository;
 use ripieno_runtime::{Answer, Engine, Job};
-use ripieno_sched::{OptionValue, Options, find};
+use ripieno_sched::{Limits, OptionValue, Options, find};
 use ripieno_server::ServerConfig;
 use ripieno_workload::{Arrival, Arrivals};
 use serde::Serialize;
@@ -216,7 +216,7 @@ impl Contest {
             devices: devices.clone(),
             policy: contestant.policy.clone(),
             options: contestant.options.clone(),
-            max_live: 10_000,
+            max_live: Limits::SERVED_REQUESTS,
             max_devices: None,
             record: None,
             measure_for: None,

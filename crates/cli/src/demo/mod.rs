@@ -22,7 +22,7 @@ use clap::Args;
 use ripieno_report::Format;
 use ripieno_repository::ModelReport;
 use ripieno_repository::registry::Registry;
-use ripieno_sched::{Choice, Objective, Options};
+use ripieno_sched::{Choice, Limits, Objective, Options};
 use ripieno_server::ServerConfig;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Live {
             devices,
             policy: policy.to_owned(),
             options,
-            max_live: 10_000,
+            max_live: Limits::SERVED_REQUESTS,
             max_devices: None,
             record: None,
             measure_for: Some(MEASURE_FOR),

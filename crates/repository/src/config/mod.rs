@@ -35,8 +35,6 @@ use tensors::{Tensors, read_range, read_tensors};
 
 /// The largest batch of a model that names none.
 pub const DEFAULT_MAX_BATCH: usize = 32;
-/// The queue bound of a model that names none, in requests.
-pub const DEFAULT_MAX_QUEUE: usize = 1000;
 /// How many batches warm a model up before it is ready.
 pub const DEFAULT_WARM_UP: usize = 2;
 

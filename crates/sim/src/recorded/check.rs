@@ -3,7 +3,7 @@
 
 use ripieno_base::{Nanos, Time};
 use ripieno_model::{Extent, Lengths, Model, Profile};
-use ripieno_sched::Setup;
+use ripieno_sched::{Limits, Setup};
 
 /// A century: what lies beyond is no time of a run.
 const LONGEST: Nanos = Nanos(100 * 365 * 86_400 * 1_000_000_000);
@@ -11,7 +11,6 @@ const LONGEST: Nanos = Nanos(100 * 365 * 86_400 * 1_000_000_000);
 const MOST_REQUESTS: usize = 1 << 24;
 const MOST_DEVICES: usize = 1 << 16;
 const MOST_LANES: usize = 16;
-const MOST_DEPTH: usize = 64;
 const MOST_NODES: usize = 1 << 26;
 /// Elements of a sequence.
 const LONGEST_EXTENT: u32 = 1 << 24;
@@ -24,7 +23,7 @@ pub(super) fn limits(setup: &Setup) -> Result<(), String> {
         ("devices", limits.devices, MOST_DEVICES),
         ("devices", setup.devices, limits.devices),
         ("lanes", limits.lanes, MOST_LANES),
-        ("depth", limits.depth, MOST_DEPTH),
+        ("depth", limits.depth, Limits::MOST_DEPTH),
         ("batch", limits.batch, Profile::MAX_BATCH),
     ];
     match bounds.iter().find(|(_, given, most)| !(1..=*most).contains(given)) {

@@ -220,6 +220,8 @@ impl Recorded {
             reports,
             margins: true,
             planning: Planning::default(),
+            bounded: true,
+            queues: vec![None; models.len()],
             walks: vec![None; models.len()],
             routes: vec![None; models.len()],
             gather: models.iter().map(|model| vec![Nanos::ZERO; model.blocks.len()]).collect(),

@@ -31,6 +31,7 @@ pub(super) struct ModelTable {
     npu: Option<String>,
     gpu: Option<String>,
     max_batch: Option<usize>,
+    max_queue: Option<usize>,
     instances: Option<usize>,
     weight: Option<u32>,
     #[serde(default = "one_share")]
@@ -92,6 +93,13 @@ impl ModelTable {
 
     pub(super) fn load_changes(&self) -> bool {
         self.rates.is_some() || self.drift.is_some()
+    }
+
+    pub(super) fn max_queue(&self) -> Checked<Option<usize>> {
+        match self.max_queue {
+            Some(0) => Err(format!("model {:?}: max_queue = 0; it must be at least 1", self.name)),
+            max_queue => Ok(max_queue),
+        }
     }
 
     pub(super) fn footprint(&self) -> Checked<Footprint> {

@@ -26,6 +26,7 @@ mod profiles;
 mod recorded;
 mod scenario;
 mod second_readings;
+mod served_bounds;
 mod symphony_example;
 mod table2;
 mod unfolding;
