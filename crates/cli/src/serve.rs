@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
 use ripieno_repository::{ModelReport, Walker};
-use ripieno_sched::{Choice, Kind, Options, choose, find, served_options};
+use ripieno_sched::{Choice, Kind, Limits, Options, choose, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ pub(crate) struct ServeArgs {
     allow_symlinks: bool,
 
     /// The most requests that wait or run at once, of all models; further ones are refused with 429.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     max_live: u32,
 
     /// The most devices there may be at once, if some are added while the server runs (POST /v2/devices/add) [default: --devices].
@@ -152,7 +152,7 @@ impl ServeArgs {
                 (policy.to_owned(), self.policy.over(options))
             }
         };
-        if self.objective.is_some() && !find(&policy)?.has("objective") {
+        if self.objective.is_some() && !find(&policy)?.has_objective() {
             bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
         }
         Ok(Service {
@@ -194,7 +194,8 @@ pub(crate) fn default_policy(repository: &Path, objective: ripieno_sched::Object
     match decided {
         Some(Kind { model, walk, .. }) if walk.is_unfolded() => {
             tracing::info!(
-                "the policy is cellular for all models, because model {model} has walk = \"{}\"",
+                "the policy is {} for all models, because model {model} has walk = \"{}\"",
+                choice.policy,
                 walk.name()
             );
         }

@@ -22,8 +22,19 @@ pub struct Policy {
     pub knobs: &'static [Knob],
     /// What it needs of its driver with these options.
     pub(crate) needs: fn(&Knobs<'_>) -> Needs,
+    /// What a server sets of it, where nobody says otherwise; the defaults are as the paper has it.
+    pub(crate) served: &'static [(&'static str, Setting)],
     /// How it is built.
     pub(crate) form: Form,
+}
+
+/// To what a server sets an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// Always the same.
+    Word(&'static str),
+    /// The server's own objective.
+    Objective,
 }
 
 /// What a policy needs of its driver, given its options. A driver whose devices hold less gives what they hold.
@@ -89,6 +100,11 @@ impl Policy {
     /// Whether it can run as model shards and a matchmaker on threads of their own.
     pub fn is_sharded(&self) -> bool {
         matches!(self.form, Form::Shards(_))
+    }
+
+    /// Whether it can serve short latencies or few devices, as a server is told.
+    pub fn has_objective(&self) -> bool {
+        self.served.iter().any(|(_, to)| *to == Setting::Objective)
     }
 
     /// Whether it has this option.

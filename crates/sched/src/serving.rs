@@ -5,6 +5,7 @@
 //! by length ("dva", with one lane: what lanes gain is known of no device beforehand). Else batches are whole and weighed
 //! by what device time is worth ("deferred" with an objective).
 
+use crate::policy::Setting;
 use crate::{OptionValue, Options, Policy};
 use ripieno_base::Nanos;
 use ripieno_model::{Model, Walk};
@@ -80,22 +81,15 @@ pub fn choose(models: &[Kind], objective: Objective) -> Choice {
     Choice { policy: "deferred", options: options(&[("objective", objective)]), because: None }
 }
 
-/// The options with which the server runs a policy that somebody chose, over those that were given: the objective where the
-/// policy has one, where whole batches are formed by deadlines, a rule for them that stands overload, where buckets have
-/// turns, short ones: a model that always fills its batches would keep its turn for ever; and where slack is estimated, an estimate
-/// that counts for how long a request has been preempted: others would preempt it again and again.
+/// The options with which the server runs a policy that somebody chose: what it sets of it ([`Policy`] says what), under those
+/// that were given.
 pub fn served_options(policy: &Policy, mut options: Options, objective: Objective) -> Options {
-    let mut set = |name: &str, value: &str| {
-        options.entry(name.to_owned()).or_insert_with(|| OptionValue::Text(value.to_owned()));
-    };
-    if policy.has("objective") {
-        set("objective", objective.name());
-    } else if policy.is_sharded() {
-        set("gather", "spare");
-    } else if policy.has("turn") {
-        set("turn", "one");
-    } else if policy.has("estimator") {
-        set("estimator", "remaining");
+    for (name, to) in policy.served {
+        let word = match to {
+            Setting::Word(word) => word,
+            Setting::Objective => objective.name(),
+        };
+        options.entry((*name).to_owned()).or_insert_with(|| OptionValue::Text(word.to_owned()));
     }
     options
 }
@@ -177,6 +171,7 @@ mod tests {
         let setup = crate::Setup { models: Vec::new(), devices: 1, limits };
         for policy in crate::CATALOGUE {
             let options = served_options(policy, Options::new(), Objective::Latency);
+            assert!(options.keys().all(|name| policy.has(name)), "{}", policy.name);
             let needs = policy.needs(&options);
             assert_eq!(needs.nodes, policy.walks.iter().any(|walk| walk.brings_graph()), "{}", policy.name);
             assert!(!needs.fitted || policy.walks.iter().any(|walk| walk.is_unfolded()), "{}", policy.name);

@@ -22,7 +22,7 @@ use super::{DROP, MAX_BATCH, SET_AHEAD};
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::cells::{CellScheduler, Cells, Choose, Join, Leave, Padding, Served, Terms, check};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy};
+use crate::policy::{Chains, Form, Needs, Policy, Setting};
 use crate::{Scheduler, Setup};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -35,6 +35,8 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::NoSkips,
     knobs: &[WIDTH, TURN, PAD, WINDOW_MS, MAX_BATCH, Knob { default: "never", ..DROP }],
     needs: |_| Needs { depth: SET_AHEAD, pads: true, fitted: true, ..Needs::ONE_TASK },
+    // A model that always fills its batches would keep a turn that lasts until its queue is empty.
+    served: &[("turn", Setting::Word("one"))],
     form: Form::OnePiece(build),
 };
 

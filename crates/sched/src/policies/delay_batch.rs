@@ -48,6 +48,7 @@ pub(crate) const POLICY: Policy = Policy {
         Knob { default: "never", ..DROP },
     ],
     needs: |_| Needs::ONE_TASK,
+    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -25,6 +25,7 @@ pub(crate) const POLICY: Policy = Policy {
     chains: Chains::Any,
     knobs: &[Knob { default: "never", ..DROP }, CONTROL_US, DATA_US],
     needs: ahead,
+    served: &[],
     form: Form::OnePiece(build),
 };
 

@@ -56,6 +56,7 @@ pub(crate) const POLICY: Policy = Policy {
         DEVICE,
     ],
     needs: |_| Needs::ONE_TASK,
+    served: &[],
     form: Form::OnePiece(build),
 };
 

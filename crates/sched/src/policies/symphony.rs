@@ -27,7 +27,7 @@ use super::{CONTROL_US, DATA_US, DEVICE, DROP, LINK_US, MAX_BATCH, SHARDS, ahead
 use crate::Setup;
 use crate::knobs::{BuildError, Knob, Knobs};
 use crate::parts::models::{BatchOptions, PerModel};
-use crate::policy::{Chains, Form, Needs, Policy};
+use crate::policy::{Chains, Form, Needs, Policy, Setting};
 use crate::shard::{Gather, Price, Rules, Start, StartBy};
 use ripieno_model::DropRule;
 
@@ -60,6 +60,7 @@ pub(crate) const POLICY: Policy = Policy {
         LINK_US,
     ],
     needs: |knobs| Needs { keeps_deadlines: true, ..ahead(knobs) },
+    served: &[("objective", Setting::Objective)],
     form: Form::Shards(rules),
 };
 

@@ -38,7 +38,7 @@ use crate::parts::devices::{Device, Devices};
 use crate::parts::fifo::{Fifo, Tables};
 use crate::parts::models::{self, BatchOptions, Models, PerModel};
 use crate::parts::tasks::Tasks;
-use crate::policy::{Chains, Form, Needs, Policy};
+use crate::policy::{Chains, Form, Needs, Policy, Setting};
 use crate::{Control, Limits, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Walk};
@@ -57,6 +57,8 @@ pub(crate) const LAZY: Policy = Policy {
     chains: Chains::EqualLengths,
     knobs: &[KNOBS[0], KNOBS[1], KNOBS[2], KNOBS[3], KNOBS[4], ESTIMATOR],
     needs: |_| Needs::ONE_TASK,
+    // Else an estimate does not count for how long a request has been preempted, and others preempt it again and again.
+    served: &[("estimator", Setting::Word("remaining"))],
     form: Form::OnePiece(build_lazy),
 };
 
@@ -68,6 +70,7 @@ pub(crate) const ORACLE: Policy = Policy {
     chains: Chains::EqualLengths,
     knobs: KNOBS,
     needs: |_| Needs::ONE_TASK,
+    served: &[],
     form: Form::OnePiece(build_oracle),
 };
 
