@@ -1,7 +1,10 @@
 //! Models with several cell types under random arrivals: which type goes first, and when that is decided.
 
 use crate::common::options;
-use ripieno_sim::{Scenario, Trace, simulate};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_model::Extent;
+use ripieno_sched::{Options, build};
+use ripieno_sim::{Arrival, Fault, Scenario, Trace, World, simulate};
 
 const LENGTHS: &str = "{ kind = \"lognormal\", mu = 2.5, sigma = 0.6, min = 1, max = 100 }";
 
@@ -129,4 +132,41 @@ fn lazy_batching_serves_cells_of_unequal_batches() {
     for policy in ["lazy", "lazy-oracle"] {
         assert!(mean(&text, policy, "", 0.5).is_finite());
     }
+}
+
+/// When the second of two requests of a whole model is answered, in ms, beside a long sequence on a device of this speed. It comes while
+/// the first runs, so the cells are chosen next, unless it would be late behind their turn.
+fn answered_beside_cells(percent: u32) -> f64 {
+    let text = "rate = 1.0\nrequests = 1\npolicy = \"cellular\"\n\
+                [[model]]\nname = \"cells\"\nslo_ms = 10000.0\nwalk = \"repeat\"\nlengths = { kind = \"fixed\", value = 100 }\n\
+                [[model.block]]\nname = \"cell\"\nalpha_ms = 0.1\nbeta_ms = 1.9\nmax_batch = 4\n\
+                [[model]]\nname = \"whole\"\nslo_ms = 6000.0\nalpha_ms = 0.1\nbeta_ms = 9.9\nmax_batch = 4";
+    let scenario = Scenario::parse(text, "test").unwrap();
+    let setup = scenario.effective_setup();
+    let mut scheduler = build("cellular", &setup, &Options::new()).unwrap();
+    let mut trace = Trace::new(&setup.models);
+    let at = |ms: i64| Time::ORIGIN + Nanos::from_millis(ms).scale(percent.into(), 100);
+    let due = |ms: i64, slo: i64| at(ms) + Nanos::from_millis(slo);
+    let sequence =
+        Arrival { extent: Extent { length: 100, limit: 0 }, ..Arrival::new(at(0), ModelId(0), due(0, 10_000)) };
+    let whole = [1, 15].map(|ms| Arrival::new(at(ms), ModelId(1), due(ms, 60)));
+    let slow = (Time::ORIGIN, Fault::Slow(DeviceId(0), percent));
+    let mut world = World::new(scheduler.as_mut(), &setup);
+    world.run([sequence].into_iter().chain(whole), [slow], &mut [&mut trace]);
+    let csv = trace.requests_csv();
+    csv.lines()
+        .filter(|line| line.contains("whole"))
+        .last()
+        .and_then(|line| line.split(',').nth(4))
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn who_is_urgent_depends_on_how_fast_the_device_is() {
+    // Cells, the first, a turn of five steps, the second.
+    assert_eq!(answered_beside_cells(100), 40.0);
+    // Each takes three times as long: behind the cells it would be answered at 120 ms, and is due at 105.
+    assert_eq!(answered_beside_cells(300), 90.0);
 }

@@ -7,8 +7,8 @@ use ripieno_base::{BlockId, DeviceId, Nanos, Time};
 use ripieno_model::Steps;
 
 impl Cells {
-    /// How long the most urgent request that a device could take of a cell type may wait and be in time, by the profiles, if nothing
-    /// else ran from then on; none if nobody is there who could be. Looks at those who would be in its next batch.
+    /// How long the most urgent request that a device could take of a cell type may wait and be in time, if nothing else ran from
+    /// then on; none if nobody is there who could be. Looks at those who would be in its next batch.
     pub(crate) fn slack(&self, now: Time, served: &Served, block: usize, device: DeviceId) -> Option<Nanos> {
         let cell = &served.cells[block];
         let rows = cell.ready(device).clamp(1, cell.max);
@@ -21,7 +21,8 @@ impl Cells {
             }
             seen += subgraph.ready as usize;
             let walker = &self.walkers[subgraph.slot.index()];
-            let slack = walker.request.deadline - now - self.left(served, walker, block, rows);
+            let left = self.devices[device].takes(self.left(served, walker, block, rows));
+            let slack = walker.request.deadline - now - left;
             if slack >= Nanos::ZERO && least.is_none_or(|least| slack < least) {
                 least = Some(slack);
             }
@@ -33,15 +34,16 @@ impl Cells {
     pub(crate) fn turn(&self, served: &Served, block: usize, device: DeviceId) -> Nanos {
         let cell = &served.cells[block];
         let rows = cell.ready(device).clamp(1, cell.max);
-        match served.model.walk.is_unfolded() {
+        let turn = match served.model.walk.is_unfolded() {
             true => {
                 served.model.blocks[block].profile.latency(rows) * served.terms.max_tasks.min(self.max_tasks) as i64
             }
             false => cost::of_blocks(&served.model, BlockId(block as u16), rows, 1),
-        }
+        };
+        self.devices[device].takes(turn)
     }
 
-    /// How long a request that is at this block takes from now on, in batches of so many rows.
+    /// How long a request that is at this block takes from now on by the profiles, in batches of so many rows.
     fn left(&self, served: &Served, walker: &Walker, block: usize, rows: usize) -> Nanos {
         let Walker { request, stage, length, .. } = *walker;
         if !served.model.walk.is_unfolded() {
