@@ -7,6 +7,8 @@ use super::source::Source;
 
 /// No source file is longer.
 const MOST_LINES: usize = 600;
+/// Nor is it without the tests at its end.
+const MOST_WITHOUT_TESTS: usize = 500;
 /// A file above this needs a module doc, and so does every crate. Not `tests.rs`, which stands beside what it tests.
 const SMALL: usize = 50;
 /// Files that are longer today, with their length. An entry may sink, never rise, and goes when the file is split.
@@ -20,9 +22,13 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
 
 fn length(source: &Source, ratchet: &[(&str, usize)]) -> Option<Finding> {
     let lines = source.text.lines().count();
+    let code = source.text.split("#[cfg(test)]\nmod tests {").next().map_or(0, |code| code.lines().count());
     let allowed = ratchet.iter().find(|(path, _)| source.path == *path).map(|(_, allowed)| *allowed);
     let message = match allowed {
         None if lines > MOST_LINES => format!("{lines} lines; split the file, {MOST_LINES} is the most"),
+        None if code > MOST_WITHOUT_TESTS && source.path.contains("/src/") && !source.path.contains("/tests") => {
+            format!("{code} lines without its tests; split the file, {MOST_WITHOUT_TESTS} is the most")
+        }
         Some(allowed) if lines > allowed => format!("{lines} lines; it was to shrink from {allowed}"),
         Some(_) if lines <= MOST_LINES => "short enough now: remove it from the ratchet".into(),
         Some(allowed) if lines < allowed => format!("{lines} lines: lower its entry in the ratchet from {allowed}"),
@@ -63,7 +69,16 @@ mod tests {
     #[test]
     fn a_long_file_is_found() {
         assert_eq!(rules("crates/a/src/b.rs", "//! Doc.", 601), ["file-size"]);
-        assert!(rules("crates/a/src/b.rs", "//! Doc.", 600).is_empty());
+        assert!(rules("crates/a/src/b/tests.rs", "//! Doc.", 600).is_empty());
+        assert_eq!(rules("crates/a/src/b.rs", "//! Doc.", 501), ["file-size"]);
+        assert!(rules("crates/a/src/b.rs", "//! Doc.", 500).is_empty());
+    }
+
+    #[test]
+    fn tests_at_the_end_are_not_counted() {
+        let text =
+            format!("//! Doc.\n{}#[cfg(test)]\nmod tests {{\n{}}}\n", "x();\n".repeat(450), "y();\n".repeat(100));
+        assert!(check(&[Source::new("crates/a/src/b.rs", Some(text))]).is_empty());
     }
 
     #[test]

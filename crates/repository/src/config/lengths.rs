@@ -67,7 +67,7 @@ pub(super) fn read_costs(keys: &Keys<'_>, has_lengths: bool) -> Result<Vec<(u32,
     let mut costs: Vec<(u32, Latency)> = Vec::with_capacity(given.len());
     for entry in &given {
         let length = entry.required(entry.whole("length", 1, LONGEST)?, "length", "64")? as u32;
-        let latency = entry.required(super::read_latency(entry)?, "alpha_ms", "1.5")?;
+        let latency = entry.required(super::latency::read_latency(entry)?, "alpha_ms", "1.5")?;
         if costs.last().is_some_and(|&(before, _)| before >= length) {
             return Err(entry.wrong("length", "must be larger than that of the entry before"));
         }

@@ -7,6 +7,7 @@ mod cells;
 mod check;
 mod conditions;
 mod keys;
+mod latency;
 mod length_profile;
 mod lengths;
 mod settings;
@@ -17,7 +18,7 @@ mod tests;
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
 use ripieno_executor::{InputRange, Isolation};
-use ripieno_model::{DropRule, Profile, ProfileError, TensorSpec, Walk};
+use ripieno_model::{DropRule, Profile, TensorSpec, Walk};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -27,6 +28,8 @@ use toml::de::DeTable;
 pub use cells::{CellConfig, CellsConfig};
 pub use conditions::BlockConditions;
 pub(crate) use keys::nearest;
+pub use latency::Latency;
+use latency::read_latency;
 pub use length_profile::LengthProfile;
 pub use lengths::LengthsConfig;
 pub use settings::Settings;
@@ -206,41 +209,6 @@ pub struct BlockConfig {
     pub by_length: Vec<(u32, Latency)>,
     /// Who leaves the batch after it.
     pub conditions: BlockConditions,
-}
-
-/// A latency profile as written by hand.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Latency {
-    /// `latency_ms = [ℓ(1), ℓ(2), …]`
-    Table(Vec<f64>),
-    /// `alpha_ms`, `beta_ms`: ℓ(b) = αb + β
-    Line {
-        /// Cost of each further row.
-        alpha_ms: f64,
-        /// Fixed cost of a batch.
-        beta_ms: f64,
-    },
-}
-
-impl Latency {
-    /// The profile for batches of up to `max_batch` rows.
-    pub fn profile(&self, max_batch: usize) -> Result<Profile, ProfileError> {
-        match self {
-            Latency::Line { alpha_ms, beta_ms } => Profile::linear(*alpha_ms, *beta_ms, max_batch),
-            Latency::Table(millis) => {
-                let table: Vec<Nanos> = millis.iter().map(|&ms| Nanos::from_millis_f64(ms)).collect();
-                Profile::from_table(&table).map(|profile| profile.truncated(max_batch))
-            }
-        }
-    }
-
-    /// The largest batch described; none if any is.
-    pub fn max_batch(&self) -> Option<usize> {
-        match self {
-            Latency::Line { .. } => None,
-            Latency::Table(millis) => Some(millis.len()),
-        }
-    }
 }
 
 /// A description is read whole, and takes several hundred times its size while it is: what is longer is none.
@@ -475,23 +443,6 @@ fn read_granularity(keys: &Keys<'_>) -> Result<Granularity, String> {
             ),
         )),
         _ => Ok(granularity),
-    }
-}
-
-fn read_latency(keys: &Keys<'_>) -> Result<Option<Latency>, String> {
-    let table = keys.numbers("latency_ms", "[5.1, 6.0, 6.8]")?;
-    let alpha_ms = keys.number_from_zero("alpha_ms", LONGEST_MS)?;
-    let beta_ms = keys.number_from_zero("beta_ms", LONGEST_MS)?;
-    match (table, alpha_ms, beta_ms) {
-        (None, None, None) => Ok(None),
-        (Some(table), None, None) => Ok(Some(Latency::Table(table))),
-        (None, Some(alpha_ms), Some(beta_ms)) if alpha_ms + beta_ms > 0.0 => {
-            Ok(Some(Latency::Line { alpha_ms, beta_ms }))
-        }
-        (None, Some(_), Some(_)) => Err(keys.wrong("alpha_ms", "alpha_ms and beta_ms cannot both be 0")),
-        (None, Some(_), None) => Err(keys.wrong("alpha_ms", "needs beta_ms beside it, the fixed cost of a batch")),
-        (None, None, Some(_)) => Err(keys.wrong("beta_ms", "needs alpha_ms beside it, the cost of each further row")),
-        (Some(_), ..) => Err(keys.wrong("latency_ms", "stands beside alpha_ms or beta_ms; give the table or the line")),
     }
 }
 
