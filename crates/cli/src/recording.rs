@@ -1,7 +1,6 @@
 //! The arrivals of a recorded live run, read for the simulator.
 
 use crate::overrides::Overrides;
-use crate::service::limits;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -98,7 +97,7 @@ impl RecordingArgs {
         let same = policy.name == header.policy && serde_json::to_value(options).is_ok_and(|all| all == header.options);
         match same {
             true => Limits { devices, ..recorded },
-            false => limits(policy.needs(options), devices, recorded.requests),
+            false => policy.needs(options).served(devices, recorded.requests),
         }
     }
 }

@@ -7,18 +7,13 @@ use ripieno_base::Nanos;
 use ripieno_repository::registry::Registry;
 use ripieno_repository::{LiveRepository, Progress, Target};
 use ripieno_runtime::{Engine, EngineConfig, Recording};
-use ripieno_sched::{Limits, Needs, Options, Setup, build_served, find};
+use ripieno_sched::{Options, Setup, build_served, find};
 use ripieno_server::{Addresses, Server, ServerConfig};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Handle;
-
-/// Models beyond this number are refused.
-const MAX_MODELS: usize = 256;
-/// Rows in a batch, of any model.
-const MAX_BATCH: usize = 4096;
 
 /// What is served, on what, and how.
 pub(crate) struct Service {
@@ -79,7 +74,7 @@ impl Service {
         if most < devices {
             bail!("--max-devices {most} is below --devices {devices}");
         }
-        let limits = limits(policy.needs(&self.options), most, self.max_live);
+        let limits = policy.needs(&self.options).served(most, self.max_live);
         let setup = Setup { models: Vec::new(), devices, limits };
         let scheduler = build_served(&self.policy, &setup, &self.options)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
@@ -95,19 +90,6 @@ impl Service {
             None => None,
         };
         Engine::start(config).context("cannot start the runtime")
-    }
-}
-
-/// The bounds of a server with a policy of these needs, at most so many devices, and at most so many live requests.
-pub(crate) fn limits(needs: Needs, devices: usize, max_live: usize) -> Limits {
-    Limits {
-        requests: max_live,
-        models: MAX_MODELS,
-        devices,
-        lanes: needs.lanes,
-        depth: needs.depth.min(Limits::MOST_DEPTH),
-        batch: MAX_BATCH,
-        nodes: if needs.nodes { Limits::SERVED_NODES } else { 0 },
     }
 }
 

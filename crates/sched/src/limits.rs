@@ -31,6 +31,10 @@ impl Limits {
     /// Nodes in a server whose policy runs graphs: some hundred for each request of a full queue would be more memory than all
     /// the models.
     pub const SERVED_NODES: usize = 1 << 18;
+    /// Models of a server.
+    pub const SERVED_MODELS: usize = 256;
+    /// Rows in a batch of a server.
+    pub const SERVED_BATCH: usize = 4096;
     /// The most tasks that a lane holds, whatever a policy asks for.
     pub const MOST_DEPTH: usize = 64;
 

@@ -2,7 +2,7 @@
 
 use crate::knobs::{BuildError, Knob, Knobs, Options};
 use crate::shard::Rules;
-use crate::{Scheduler, Setup};
+use crate::{Limits, Scheduler, Setup};
 use ripieno_model::{Model, Walk};
 
 /// A row of the catalogue.
@@ -59,6 +59,25 @@ pub struct Needs {
 }
 
 impl Needs {
+    /// The bounds of a server of so many devices and live requests.
+    pub fn served(self, devices: usize, requests: usize) -> Limits {
+        let nodes = if self.nodes { Limits::SERVED_NODES } else { 0 };
+        self.on_devices(Limits {
+            requests,
+            models: Limits::SERVED_MODELS,
+            devices,
+            lanes: 1,
+            depth: 1,
+            batch: Limits::SERVED_BATCH,
+            nodes,
+        })
+    }
+
+    /// The same bounds with the lanes, and the tasks on a lane, that are needed.
+    pub fn on_devices(self, limits: Limits) -> Limits {
+        Limits { lanes: self.lanes, depth: self.depth.min(Limits::MOST_DEPTH), ..limits }
+    }
+
     /// One task at a time on each device, and nothing else.
     pub const ONE_TASK: Needs =
         Needs { lanes: 1, depth: 1, nodes: false, pads: false, keeps_deadlines: false, fitted: false, turns: false };

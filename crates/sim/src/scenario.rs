@@ -215,9 +215,8 @@ impl Scenario {
 
     /// The setup with as many lanes on each device, and as many tasks on a lane, as the policy uses.
     pub fn effective_setup(&self) -> Setup {
-        let (mut setup, needs) = (self.setup.clone(), self.needs());
-        (setup.limits.lanes, setup.limits.depth) = (needs.lanes, needs.depth.min(Limits::MOST_DEPTH));
-        setup
+        let setup = self.setup.clone();
+        Setup { limits: self.needs().on_devices(setup.limits), ..setup }
     }
 
     /// What the policy needs with the options that it runs with; an unknown one is refused when it is built.

@@ -154,13 +154,7 @@ fn answered_beside_cells(percent: u32) -> f64 {
     let mut world = World::new(scheduler.as_mut(), &setup);
     world.run([sequence].into_iter().chain(whole), [slow], &mut [&mut trace]);
     let csv = trace.requests_csv();
-    csv.lines()
-        .filter(|line| line.contains("whole"))
-        .last()
-        .and_then(|line| line.split(',').nth(4))
-        .unwrap()
-        .parse()
-        .unwrap()
+    csv.lines().rfind(|line| line.contains("whole")).and_then(|line| line.split(',').nth(4)).unwrap().parse().unwrap()
 }
 
 #[test]

@@ -107,7 +107,7 @@ fn model(walk: Walk, blocks: Vec<Block>, slo: Nanos) -> Model {
 /// there one task at a time is submitted, since what is queued ahead of an unknown end is waste.
 fn cells(seed: u64) -> Case {
     let mut random = Random(stream(seed, 0));
-    let is_hidden = seed % 3 == 0;
+    let is_hidden = seed.is_multiple_of(3);
     let sizes = [1 + random.below(6), 1 + random.below(6)];
     let blocks = vec![
         random.block("encoder", Steps::Length, 0, sizes[0]),
