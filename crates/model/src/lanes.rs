@@ -133,9 +133,18 @@ impl Lanes {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
+    }
+
     /// By how much tasks are slowed down: the sum of their shares, a whole at least.
     fn crowd(&self) -> u64 {
-        self.running.iter().map(|running| running.share).sum::<u64>().max(WHOLE)
+        self.crowd_with(0)
+    }
+
+    /// The same with one more task of this share.
+    fn crowd_with(&self, share: u32) -> u64 {
+        self.running.iter().map(|running| running.share).sum::<u64>().saturating_add(share.into()).max(WHOLE)
     }
 }
 
@@ -155,14 +164,14 @@ impl Due {
 
     /// A task was started. Times must not go back.
     pub fn start(&mut self, now: Time, lane: LaneId, job: Job) {
-        self.catch_up(now);
+        self.advance(now);
         self.lanes.push(now, lane, job);
     }
 
     /// A task that was started has ended: when it should have begun, and ended. One that did so before its time should have
     /// ended when it did.
     pub fn end(&mut self, now: Time, task: TaskId) -> (Time, Time) {
-        self.catch_up(now);
+        self.advance(now);
         match self.over.iter().position(|&(over, ..)| over == task) {
             Some(at) => {
                 let (_, began, ended) = self.over.swap_remove(at);
@@ -172,7 +181,23 @@ impl Due {
         }
     }
 
-    fn catch_up(&mut self, now: Time) {
+    /// When a task that was started will end if nothing else begins; none if it should have ended by now.
+    pub fn end_of(&self, task: TaskId) -> Option<Time> {
+        let (mut lanes, mut end) = (self.lanes.clone(), None);
+        while end.is_none() && !lanes.is_idle() {
+            let next = lanes.next_end().min(lanes.next_begin());
+            lanes.work_until(next, |ended, _, at| end = end.or((ended == task).then_some(at)));
+        }
+        end
+    }
+
+    /// By how much one more task of this share would be slowed down: the span that it takes for what takes `alone` without the others.
+    pub fn span_beside(&self, share: u32, alone: Nanos) -> Nanos {
+        alone.scale(self.lanes.crowd_with(share), WHOLE)
+    }
+
+    /// Time goes on until `now`.
+    pub fn advance(&mut self, now: Time) {
         let over = &mut self.over;
         self.lanes.work_until(now, |task, began, ended| over.push((task, began, ended)));
     }
