@@ -32,6 +32,7 @@ pub mod staging;
 pub mod stats;
 #[cfg(test)]
 mod tests;
+mod text;
 pub mod trial;
 pub mod triton;
 mod walks;

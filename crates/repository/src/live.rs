@@ -354,6 +354,7 @@ fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target:
         streams: !source.walk.brings_graph() && source.answers.iter().any(|answer| answer.take == Take::Every),
         lengths: prepared.loaded.lengths().cloned(),
         labels: prepared.labels.clone(),
+        text: prepared.text.clone(),
         slo,
         one_row: (!source.walk.is_unfolded()).then(|| served.profile().latency(1)),
         stats: Default::default(),

@@ -15,6 +15,7 @@ use super::sample::sample;
 use super::scan::CONFIG_FILE;
 use super::slicing;
 use super::slo::{Origin, Slo, best_batch, queue_bound};
+use super::text;
 use super::triton::TritonConfig;
 use super::warm_up::warm_up;
 use parking_lot::Mutex;
@@ -23,6 +24,7 @@ use ripieno_executor::{BlockProfile, BlockSource, Loaded, Measured, Measurement,
 use ripieno_model::bounds::best_goodput;
 use ripieno_model::{Block, DropRule, Lengths, Model, Profile, Walk};
 use ripieno_runtime::ServedModel;
+use ripieno_text::TextModel;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,6 +65,8 @@ pub struct Prepared {
     pub unbatched: Option<String>,
     /// What the classes of outputs are called, by output.
     pub labels: BTreeMap<String, Labels>,
+    /// How it reads texts, if it does.
+    pub text: Option<Arc<TextModel>>,
     /// What is odd about it.
     pub warnings: Vec<String>,
 }
@@ -98,6 +102,7 @@ impl Loader {
         for file in plan.files() {
             check_weights(found, &file, self.target.allow_symlinks)?;
         }
+        let (text, unused) = text::prepare(found, &mut plan, &self.target)?;
         let labels = labels::read(found, &plan.config.labels, self.target.allow_symlinks)?;
         let (loaded, warning) = self.load(&mut plan, profiling)?;
         let (loaded, unbatched) = batching::settle(&self.target, &mut plan, loaded)?;
@@ -111,14 +116,19 @@ impl Loader {
         if !self.target.emulates() {
             check_padding(&*self.target.engine, &loaded).map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
+        let (text, unfit) = match text {
+            Some(text) => text.fit(&plan, &*loaded)?,
+            None => (None, unused),
+        };
         let (profiles, origin) = self.profiles(&plan, &loaded, profiling)?;
         if profiling != Profiling::Never && origin != "measured" && !self.target.emulates() {
             warm_up(&*self.target.engine, &loaded, plan.source.max_batch, plan.config.warm_up)
                 .map_err(|cause| format!("{}: {cause}", plan.shown_file()))?;
         }
         let said = plan.triton.iter().flat_map(TritonConfig::warnings);
-        let warnings = said.chain(warning).collect();
-        let mut prepared = Prepared { plan, loaded, profiles, origin, unbatched, labels, warnings };
+        let warnings = said.chain(warning).chain(unfit).collect();
+        let mut prepared =
+            Prepared { plan, loaded, profiles, origin, unbatched, labels, text: text.map(Arc::new), warnings };
         prepared.warnings.extend(prepared.batching_warning());
         prepared.warnings.extend(prepared.slo_warning());
         Ok(prepared)

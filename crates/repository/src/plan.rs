@@ -79,7 +79,7 @@ impl Target {
     }
 
     /// Refuses a file of a model that lies outside of its repository, unless that is allowed.
-    fn check_border(&self, found: &Found, file: &Path) -> Result<(), String> {
+    pub(super) fn check_border(&self, found: &Found, file: &Path) -> Result<(), String> {
         if self.allow_symlinks { Ok(()) } else { borders::check(found, file) }
     }
 

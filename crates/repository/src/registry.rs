@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::InputLengths;
 use ripieno_model::TensorSpec;
+use ripieno_text::TextModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use thiserror::Error;
@@ -42,6 +43,8 @@ pub struct ServedEntry {
     pub lengths: Option<InputLengths>,
     /// What the classes of outputs are called, by output, where that is known.
     pub labels: BTreeMap<String, Labels>,
+    /// How it reads texts, if it does.
+    pub text: Option<Arc<TextModel>>,
     /// When answers are due.
     pub slo: Slo,
     /// What a request of one row takes on an idle device, where all take the same.
@@ -274,6 +277,7 @@ mod tests {
             streams: false,
             lengths: None,
             labels: BTreeMap::new(),
+            text: None,
             slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
             one_row: None,
             stats: Statistics::default(),

@@ -10,6 +10,7 @@ mod leaving;
 mod lengths;
 mod reload;
 mod slo;
+mod text;
 
 use super::fixture::Folder;
 use super::live::{Host, LiveRepository};

@@ -4,6 +4,7 @@
 //! that alone; whatever else is wrong with the file shows when its model is loaded.
 
 use crate::scan::scan;
+use crate::text;
 use ripieno_model::Walk;
 use std::path::Path;
 
@@ -24,7 +25,11 @@ pub fn walks(repository: &Path) -> Vec<Walker> {
     let known = candidates.into_iter().filter_map(|candidate| {
         let found = candidate.found.ok()?;
         let table = found.config.as_deref().and_then(read).unwrap_or_default();
-        Some(Walker { model: candidate.name, walk: walk(&table).unwrap_or(Walk::Whole), pads: pads(&table) })
+        Some(Walker {
+            model: candidate.name,
+            walk: walk(&table).unwrap_or(Walk::Whole),
+            pads: pads(&table) || text::pads(&found),
+        })
     });
     known.collect()
 }

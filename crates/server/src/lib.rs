@@ -31,6 +31,7 @@ mod signals;
 mod slo;
 mod state;
 mod stream;
+mod texts;
 mod threads;
 mod trace;
 

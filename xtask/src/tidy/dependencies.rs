@@ -5,7 +5,7 @@ use super::source::{Source, lines_with};
 use serde_json::Value;
 
 /// A crate of the workspace, without the prefix `ripieno-`, and those it may depend on. Arrows only point down.
-const EDGES: [(&str, &[&str]); 18] = [
+const EDGES: [(&str, &[&str]); 19] = [
     ("base", &[]),
     ("model", &["base"]),
     ("sched", &["base", "model"]),
@@ -16,8 +16,9 @@ const EDGES: [(&str, &[&str]); 18] = [
     ("executor", &["base", "model", "onnx"]),
     ("runtime", &["base", "model", "sched", "executor", "report"]),
     ("wire", &[]),
-    ("repository", &["base", "model", "workload", "onnx", "executor", "runtime", "wire"]),
-    ("server", &["base", "model", "executor", "runtime", "repository", "wire", "report"]),
+    ("text", &["model"]),
+    ("repository", &["base", "model", "workload", "onnx", "executor", "runtime", "wire", "text"]),
+    ("server", &["base", "model", "executor", "runtime", "repository", "wire", "text", "report"]),
     ("cluster", &["base", "model", "executor", "runtime", "wire", "report"]),
     ("bench", &["base", "model", "executor", "wire", "report", "workload"]),
     ("reproduce", &["base", "model", "sched", "workload", "report", "sim", "onnx", "cluster"]),

@@ -156,6 +156,15 @@ impl<'a> Keys<'a> {
         self.table.get(key).and_then(|value| as_f64(value.get_ref())).filter(|number| number.is_finite())
     }
 
+    /// The section under `key`; a key that is not `valid` is an error.
+    pub(super) fn section(&self, key: &str, valid: &[&str]) -> Result<Option<Keys<'a>>, String> {
+        let Some(value) = self.table.get(key) else { return Ok(None) };
+        let not_a_table = || self.wrong(key, &format!("must be written as a section [{key}] of its own"));
+        let table = value.get_ref().as_table().ok_or_else(not_a_table)?;
+        let place = format!("{}{key}: ", self.place);
+        Keys::new(self.source, place, value.span().start, table, valid).map(Some)
+    }
+
     /// The table under `key`, whose keys are names that the user chose.
     pub(super) fn table(&self, key: &str) -> Result<Option<Keys<'a>>, String> {
         let Some(value) = self.table.get(key) else { return Ok(None) };

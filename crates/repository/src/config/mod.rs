@@ -14,6 +14,7 @@ mod settings;
 mod tensors;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use keys::{Keys, Source};
 use ripieno_base::Nanos;
@@ -35,6 +36,7 @@ pub use lengths::LengthsConfig;
 pub use settings::Settings;
 pub use tensors::HalfDeclared;
 use tensors::{Tensors, read_range, read_tensors};
+pub use text::TextKeys;
 
 /// The largest batch of a model that names none.
 pub const DEFAULT_MAX_BATCH: usize = 32;
@@ -51,7 +53,7 @@ const MOST_MEMORY_MB: usize = 1 << 24;
 const MOST_TASK_S: usize = 24 * 3600;
 const MOST_BLOCKS: usize = 1024;
 
-const KEYS: [&str; 29] = [
+const KEYS: [&str; 30] = [
     "slo_ms",
     "queue_timeout_ms",
     "max_batch",
@@ -81,6 +83,7 @@ const KEYS: [&str; 29] = [
     "block",
     "input",
     "output",
+    "text",
 ];
 const BLOCK_KEYS: [&str; 17] = [
     "name",
@@ -164,6 +167,8 @@ pub struct ModelConfig {
     pub half_declared: Vec<HalfDeclared>,
     /// Outputs whose classes have names, and the files of these.
     pub labels: Vec<(String, String)>,
+    /// What is made of texts, where the section is there.
+    pub text: Option<TextKeys>,
     /// The keys at its top.
     pub keys: Vec<String>,
 }
@@ -352,6 +357,7 @@ fn read_model(keys: &Keys<'_>, file: &str) -> Result<ModelConfig, String> {
         labels: outputs.iter().filter_map(|output| read_labels(output).transpose()).collect::<Result<_, _>>()?,
         cells,
         lengths,
+        text: text::read(keys)?,
         keys: keys.names().map(str::to_owned).collect(),
     })
 }

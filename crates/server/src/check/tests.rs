@@ -22,6 +22,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         streams: false,
         lengths: None,
         labels: Default::default(),
+        text: None,
         slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
         one_row: None,
         stats: Statistics::default(),

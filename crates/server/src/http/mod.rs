@@ -11,6 +11,7 @@ mod models;
 mod path;
 mod regions;
 mod send;
+mod text;
 
 use crate::compression::Encoding;
 use crate::problem::{Kind, Problem};
@@ -53,7 +54,11 @@ async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
     let mut answer = answered.unwrap_or_else(|problem| {
         let problem = problem.under(state.config.error_profile);
         tracing::debug!(status = problem.kind.http_status(), infer = is_infer, "{}", problem.message);
-        problem_answer(&problem)
+        let mut answer = problem_answer(&problem);
+        if text::is_text(request.uri().path()) {
+            *answer.body_mut() = Either::Left(Full::new(text::error_body(&problem)));
+        }
+        answer
     });
     answer = compressed(state, request, answer).await;
     // The rest of a body is in the way of the next request, and so is the end of the server.
@@ -98,6 +103,10 @@ async fn dispatch(state: &Arc<State>, request: &mut Request<Incoming>) -> Result
         Call::ChangeDevices(change) => devices::change(state, change).await,
         Call::Regions(call) => regions::system(state, call, request).await,
         Call::CudaRegions(call) => regions::cuda(call),
+        Call::TextModels => Ok(text::models(state)),
+        Call::Embeddings => text::embeddings(state, request).await,
+        Call::Classify => text::classify(state, request).await,
+        Call::Rerank => text::rerank(state, request).await,
         Call::TraceSettings => Err(not_offered::trace_settings()),
         Call::LogSettings => Err(not_offered::log_settings()),
     }

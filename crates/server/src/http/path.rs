@@ -34,6 +34,11 @@ pub(super) enum Call {
     Regions(Regions),
     /// Of CUDA, under the same names.
     CudaRegions(Regions),
+    /// Models that read text.
+    TextModels,
+    Embeddings,
+    Classify,
+    Rerank,
     TraceSettings,
     LogSettings,
 }
@@ -51,6 +56,7 @@ impl Call {
     pub(super) fn method(&self) -> Option<Method> {
         Some(match self {
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Method::POST,
+            Call::Embeddings | Call::Classify | Call::Rerank => Method::POST,
             Call::Index | Call::Load(_) | Call::Unload(_) | Call::ChangeDevices(_) => Method::POST,
             Call::Regions(call) | Call::CudaRegions(call) if !matches!(call, Regions::Status(_)) => Method::POST,
             Call::TraceSettings | Call::LogSettings => return None,
@@ -63,7 +69,8 @@ impl Call {
         match self {
             Call::Live | Call::Ready => Need::Health,
             Call::Server | Call::ModelReady(_) | Call::Metadata(_) | Call::Config(_) => Need::Describe,
-            Call::Statistics(_) | Call::Index | Call::Devices => Need::Describe,
+            Call::Statistics(_) | Call::Index | Call::Devices | Call::TextModels => Need::Describe,
+            Call::Embeddings | Call::Classify | Call::Rerank => Need::Infer,
             Call::TraceSettings | Call::LogSettings => Need::Describe,
             Call::Infer(_) | Call::Generate(_) | Call::GenerateStream(_) => Need::Infer,
             Call::Load(_) | Call::Unload(_) | Call::ChangeDevices(_) => Need::Admin,
@@ -93,6 +100,10 @@ pub(super) fn parse(path: &str) -> Option<Call> {
         ["v2", "devices", id, "lose"] => device(id).map(|id| Call::ChangeDevices(DeviceChange::Lose(id))),
         ["v2", "systemsharedmemory", rest @ ..] => regions(rest).map(Call::Regions),
         ["v2", "cudasharedmemory", rest @ ..] => regions(rest).map(Call::CudaRegions),
+        ["v1", "models"] => Some(Call::TextModels),
+        ["v1", "embeddings"] => Some(Call::Embeddings),
+        ["v1", "classify"] => Some(Call::Classify),
+        ["v1", "rerank"] => Some(Call::Rerank),
         ["v2", "trace", "setting"] => Some(Call::TraceSettings),
         ["v2", "logging"] => Some(Call::LogSettings),
         _ => None,
@@ -197,6 +208,10 @@ mod tests {
             ("/v2/models/m/trace/setting", Some(Call::TraceSettings)),
             ("/v2/trace/setting", Some(Call::TraceSettings)),
             ("/v2/logging", Some(Call::LogSettings)),
+            ("/v1/models", Some(Call::TextModels)),
+            ("/v1/embeddings", Some(Call::Embeddings)),
+            ("/v1/rerank/", Some(Call::Rerank)),
+            ("/v1/completions", None),
             ("/v2/systemsharedmemory/status", Some(Call::Regions(Regions::Status(None)))),
             ("/v2/systemsharedmemory/region/r%2F/register", Some(Call::Regions(Regions::Register("r/".into())))),
             (

@@ -47,6 +47,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         streams: false,
         lengths: None,
         labels: Default::default(),
+        text: None,
         slo: Slo { span: Nanos::from_millis(60_000), origin: Origin::Owner, answer_late: false },
         one_row: None,
         stats: Default::default(),

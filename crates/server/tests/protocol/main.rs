@@ -17,5 +17,6 @@ mod scripted;
 mod shutdown;
 mod streams;
 mod support;
+mod texts;
 mod tls;
 mod whole_requests;

@@ -167,6 +167,7 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         streams: name == "counting",
         lengths: None,
         labels: Default::default(),
+        text: None,
         slo: Slo { span: Nanos::from_millis(100), origin: Origin::Owner, answer_late: false },
         one_row: Some(Nanos::from_millis(178)),
         stats: Default::default(),

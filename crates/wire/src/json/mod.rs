@@ -10,6 +10,7 @@ mod generate;
 mod request;
 mod response;
 mod size;
+pub mod text;
 
 pub use bodies::{
     ErrorBody, IndexBody, IndexRowBody, LiveBody, LoadBody, ModelMetadataBody, ModelReadyBody, ReadyBody, RegionBody,

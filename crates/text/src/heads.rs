@@ -1,0 +1,138 @@
+//! What becomes of the numbers that a model gives for a text.
+
+use half::f16;
+use ripieno_model::DataType;
+
+/// How a row of numbers for each token becomes one for the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The first token's.
+    Cls,
+    /// The mean over all tokens.
+    Mean,
+    /// The last token's.
+    Last,
+}
+
+impl Pooling {
+    /// Each with its word in configurations.
+    pub const ALL: [(&'static str, Pooling); 3] =
+        [("cls", Pooling::Cls), ("mean", Pooling::Mean), ("last", Pooling::Last)];
+
+    /// One row of `width` numbers, out of one for each token.
+    pub fn pool(self, rows: &[f32], width: usize) -> Vec<f32> {
+        let tokens = rows.len() / width.max(1);
+        match self {
+            Pooling::Cls => rows[..width].to_vec(),
+            Pooling::Last => rows[rows.len() - width..].to_vec(),
+            Pooling::Mean => {
+                let mut sum = vec![0.0; width];
+                for row in rows.chunks_exact(width) {
+                    sum.iter_mut().zip(row).for_each(|(sum, number)| *sum += number);
+                }
+                sum.iter_mut().for_each(|sum| *sum /= tokens as f32);
+                sum
+            }
+        }
+    }
+}
+
+/// What a model does with texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// A vector for each.
+    Embed {
+        /// None where the model gives one vector for a text itself.
+        pooling: Option<Pooling>,
+        /// Whether vectors are brought to length one.
+        normalize: bool,
+    },
+    /// The probabilities of classes for each.
+    Classify {
+        /// The names of the classes.
+        labels: Vec<String>,
+        /// Whether several may be true of one text: each has a probability of its own.
+        several: bool,
+    },
+    /// How well a document answers a query, from 0 to 1.
+    Rerank,
+}
+
+impl Task {
+    /// Its word in configurations.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Task::Embed { .. } => "embed",
+            Task::Classify { .. } => "classify",
+            Task::Rerank => "rerank",
+        }
+    }
+}
+
+/// Brings a vector to length one; one of zeros stays.
+pub fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|number| number * number).sum::<f32>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|number| *number /= length);
+    }
+}
+
+/// Probabilities of classes of which one is true.
+pub(crate) fn softmax(logits: &mut [f32]) {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    logits.iter_mut().for_each(|logit| *logit = (*logit - largest).exp());
+    let sum: f32 = logits.iter().sum();
+    logits.iter_mut().for_each(|logit| *logit /= sum);
+}
+
+/// The probability that one thing is true.
+pub(crate) fn sigmoid(logit: f32) -> f32 {
+    1.0 / (1.0 + (-logit).exp())
+}
+
+/// The numbers of a tensor in little-endian bytes; none if they are of another type than real numbers.
+pub(crate) fn floats(datatype: DataType, bytes: &[u8]) -> Option<Vec<f32>> {
+    match datatype {
+        DataType::Fp32 => Some(bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect()),
+        DataType::Fp16 => Some(bytes.as_chunks().0.iter().map(|&number| f16::from_le_bytes(number).to_f32()).collect()),
+        DataType::Fp64 => Some(bytes.as_chunks().0.iter().map(|&number| f64::from_le_bytes(number) as f32).collect()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_become_one_row() {
+        let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 9.0];
+        assert_eq!(Pooling::Cls.pool(&rows, 2), [1.0, 2.0]);
+        assert_eq!(Pooling::Last.pool(&rows, 2), [5.0, 9.0]);
+        assert_eq!(Pooling::Mean.pool(&rows, 2), [3.0, 5.0]);
+    }
+
+    #[test]
+    fn vectors_and_probabilities() {
+        let mut vector = [3.0, 4.0];
+        normalize(&mut vector);
+        assert_eq!(vector, [0.6, 0.8]);
+        let mut nothing = [0.0, 0.0];
+        normalize(&mut nothing);
+        assert_eq!(nothing, [0.0, 0.0]);
+        // Without the largest taken off first, this would be infinity over infinity.
+        let mut logits = [1000.0, 1000.0, 0.0];
+        softmax(&mut logits);
+        assert_eq!(logits, [0.5, 0.5, 0.0]);
+        assert_eq!(sigmoid(0.0), 0.5);
+    }
+
+    #[test]
+    fn numbers_of_three_types() {
+        let half: Vec<u8> = [1.5, -2.0].into_iter().flat_map(|number| f16::from_f32(number).to_le_bytes()).collect();
+        let double: Vec<u8> = [1.5f64, -2.0].into_iter().flat_map(f64::to_le_bytes).collect();
+        assert_eq!(floats(DataType::Fp16, &half), Some(vec![1.5, -2.0]));
+        assert_eq!(floats(DataType::Fp64, &double), Some(vec![1.5, -2.0]));
+        assert_eq!(floats(DataType::Int64, &double), None);
+    }
+}
