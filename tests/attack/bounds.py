@@ -57,11 +57,17 @@ async def memory(bench):
     compressed = ["Content-Encoding: gzip"]
     calls = {
         "gzip bombs of 62 MiB each, at once": lambda server: flood(
-            bench, server, "doubled/infer", bombs(), many, compressed),
+            bench, server, "/v2/models/doubled/infer", bombs(), many, compressed),
         "`generate` calls of 61 KiB that inflate, at once": lambda server: flood(
-            bench, server, "doubled/generate", generate_body(True), 8 if bench.short else 16, compressed),
+            bench, server, "/v2/models/doubled/generate", generate_body(True), 8 if bench.short else 16, compressed),
         "`generate` calls of 60 MiB, at once": lambda server: flood(
-            bench, server, "doubled/generate", generate_body(False), 4 if bench.short else 12, []),
+            bench, server, "/v2/models/doubled/generate", generate_body(False), 4 if bench.short else 12, []),
+        "texts of 1 MiB that are to be cut, at once": lambda server: flood(
+            bench, server, "/v1/embeddings", texts("river " * ((1 << 20) // 6)), many, []),
+        "lists of 2,048 texts, at once": lambda server: flood(
+            bench, server, "/v1/embeddings", texts(["the river " * 20] * 2048), many, []),
+        "texts of 60 MiB, at once": lambda server: flood(
+            bench, server, "/v1/embeddings", gzip.compress(texts("river " * (10 << 20)), 6), many, compressed),
         "gRPC messages that never end, until nothing more fits": lambda server: unfinished(bench, server, many),
         "heads whose bodies never come": lambda server: heads(bench, server, 1200 if bench.short else 4000),
         "2,048 streams on 2 connections that ask nothing": lambda server: silent_streams(bench, server, STREAM_GRPC, 2, b""),
@@ -72,6 +78,7 @@ async def memory(bench):
     with bench.repository() as folder:
         models.put(folder, "doubled", models.doubled())
         models.put(folder, "verbose", models.verbose())
+        models.put_reader(folder, "reader")
         for what, call in calls.items():
             if bench.wanted("C9", what):
                 async with bench.server(folder, *held_flags(held)) as server:
@@ -101,6 +108,11 @@ def generate_body(compressed):
     return gzip.compress(body, 6) if compressed else body
 
 
+def texts(texts):
+    """A call for vectors of texts, which are cut where they are too long."""
+    return json.dumps({"model": "reader", "input": texts, "truncate": True}).encode()
+
+
 async def bounded(bench, server, model="doubled"):
     """What every one of these must leave: a peak within the budget, and a server that answers others, with room to speak of."""
     client = bench.client(server, patience=30)
@@ -116,7 +128,7 @@ async def bounded(bench, server, model="doubled"):
 
 async def flood(bench, server, path, body, count, headers):
     """All at once; each client waits for its answer, whatever it is."""
-    client, request = bench.client(server, patience=90), wire.post(f"/v2/models/{path}", body, headers)
+    client, request = bench.client(server, patience=90), wire.post(path, body, headers)
     statuses = await asyncio.gather(*(client.status(request, "flood") for _ in range(count)))
     await client.close()
     held, seen = await bounded(bench, server)

@@ -4,12 +4,15 @@ Latencies are given rather than measured, so that a server starts at once; they 
 which come together are put together.
 """
 
+import shutil
+
 from onnx import TensorProto, helper, numpy_helper
 
 import numpy as np
 
 import repositories
 from repositories import graph
+from serving import ROOT
 
 FLOAT, INT64, STRING, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING, TensorProto.BOOL
 # Batching pays, and there is time for it.
@@ -186,6 +189,13 @@ def put(repository, name, model, toml=BATCHED):
     content = model if isinstance(model, bytes) else model.SerializeToString()
     (folder / "model.onnx").write_bytes(content)
     (repository / name / "model.toml").write_text(toml)
+
+
+def put_reader(repository, name):
+    """An encoder with its tokenizer, at most 64 tokens."""
+    source = ROOT / "crates" / "text" / "tests" / "models"
+    put(repository, name, (source / "encoder.onnx").read_bytes(), BATCHED + "[text]\nmax_length = 64\n")
+    shutil.copy(source / "tokenizer.json", repository / name)
 
 
 def isolation(repository):
