@@ -1,8 +1,8 @@
 //! The thread of the matchmaker.
 
 use super::meter::{Meter, Spent};
-use super::offers::OfferTable;
 use crate::Clock;
+use crate::shards::OfferTable;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::Time;
 use ripieno_sched::{Grant, Matchmaker, ToMatchmaker};

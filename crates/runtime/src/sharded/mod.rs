@@ -11,7 +11,6 @@
 mod load;
 mod matchmaker_thread;
 mod meter;
-mod offers;
 mod openings;
 mod shard_thread;
 mod stress;

@@ -2,12 +2,12 @@
 
 use super::load::Load;
 use super::meter::{Meter, Spent};
-use super::offers::OfferWriter;
 use super::openings::Openings;
 use crate::Clock;
+use crate::shards::OfferWriter;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::Time;
-use ripieno_sched::{Action, Grant, Limits, ModelShard, Outbox, Outcome, TaskDone, ToMatchmaker};
+use ripieno_sched::{Action, Grant, Limits, ModelShard, Outbox, Outcome, Scheduler, TaskDone, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -79,7 +79,8 @@ impl ShardThread {
         if inputs == 0 && now < shard.next_wakeup() {
             return false;
         }
-        shard.settle(now, &mut self.out, &mut self.mail);
+        shard.settle(now, &mut self.out);
+        self.mail.extend(self.out.take_mail());
         self.perform(now, at_hand_out);
         self.tell(now);
         true

@@ -4,9 +4,9 @@
 use super::load::{Load, Plan, Tally};
 use super::matchmaker_thread::MatchmakerThread;
 use super::meter::{Meter, Spent};
-use super::offers::{OfferTable, OfferWriter};
 use super::shard_thread::ShardThread;
 use crate::Clock;
+use crate::shards::{OfferTable, OfferWriter};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;

@@ -9,6 +9,11 @@ use crate::{Control, Limits, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use std::collections::VecDeque;
 
+/// The shard that a model belongs to.
+pub fn shard_of(model: ModelId, shards: usize) -> usize {
+    model.index() % shards
+}
+
 /// Shards and their matchmaker, to be run by someone who carries their messages.
 pub struct Halves {
     /// The shards; a model belongs to the one at its id modulo their number.
@@ -22,18 +27,19 @@ impl Halves {
         let limits = &setup.limits;
         let mut halves = Halves {
             shards: (0..shards).map(|number| ModelShard::new(limits, number, rules.clone())).collect(),
-            matchmaker: Matchmaker::new(limits, choice),
+            matchmaker: Matchmaker::new(limits, choice, shards),
         };
-        for (id, model) in setup.models.iter().enumerate() {
-            let loaded = Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone()));
-            halves.matchmaker.on_control(Time::ORIGIN, &loaded);
-            halves.shards[id % shards].on_control(Time::ORIGIN, loaded);
+        for (id, model) in (0..).map(ModelId).zip(&setup.models) {
+            let loaded = Control::ModelLoaded(id, Box::new(model.clone()));
+            halves.shards[shard_of(id, shards)].on_control(Time::ORIGIN, loaded);
         }
-        for device in 0..setup.devices {
-            let joined = Control::DeviceJoined(DeviceId(device as u16));
-            halves.matchmaker.on_control(Time::ORIGIN, &joined);
+        for device in (0..setup.devices as u16).map(DeviceId) {
+            let joined = Control::DeviceJoined(device);
             halves.shards.iter_mut().for_each(|shard| shard.on_control(Time::ORIGIN, joined.clone()));
         }
+        // What is there from the start is known to both halves.
+        let news = halves.shards.iter_mut().flat_map(ModelShard::take_news);
+        news.for_each(|news| halves.matchmaker.on_mail(Time::ORIGIN, news));
         halves
     }
 }
@@ -48,8 +54,6 @@ pub(crate) struct Linked {
     to_matchmaker: VecDeque<(Time, ToMatchmaker)>,
     /// Grants to shards, likewise.
     to_shards: VecDeque<(Time, Grant)>,
-    /// Messages that shards have just written.
-    written: Vec<ToMatchmaker>,
     /// Which shard a live request belongs to, by slot.
     shard_of: Vec<u16>,
 }
@@ -68,22 +72,21 @@ impl Linked {
             limits: *limits,
             to_matchmaker: VecDeque::with_capacity(64 * burst),
             to_shards: VecDeque::with_capacity(limits.tasks()),
-            written: Vec::with_capacity(burst),
             shard_of: vec![0; limits.requests],
         }
     }
 
     fn shard_of_model(&self, model: ModelId) -> usize {
-        model.index() % self.shards.len()
+        shard_of(model, self.shards.len())
     }
 
     /// Delivers what has arrived and settles, until nothing more arrives at this instant.
     fn turn(&mut self, now: Time, out: &mut Outbox) {
         for shard in &mut self.shards {
-            shard.settle(now, out, &mut self.written);
+            shard.settle(now, out);
         }
         // Releases and offers of one settle arrive together, as they do in one mailbox.
-        self.to_matchmaker.extend(self.written.drain(..).map(|mail| (now + self.delay, mail)));
+        self.to_matchmaker.extend(out.take_mail().map(|mail| (now + self.delay, mail)));
         while let Some((_, mail)) = self.to_matchmaker.pop_front_if(|(at, _)| *at <= now) {
             self.matchmaker.on_mail(now, mail);
         }
@@ -112,7 +115,6 @@ impl Scheduler for Linked {
     }
 
     fn on_control(&mut self, now: Time, control: Control) {
-        self.matchmaker.on_control(now, &control);
         let shard = match &control {
             Control::ModelLoaded(id, _) | Control::ModelUnloaded(id) => self.shard_of_model(*id),
             Control::ProfileReplaced { model, .. } => self.shard_of_model(*model),

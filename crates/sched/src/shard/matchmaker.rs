@@ -9,9 +9,9 @@
 //! be free by the time the batch arrives; then the device holds two tasks. Without a lead nothing is sent ahead.
 
 use super::messages::DeviceToken;
-use super::{Candidates, Class, Grant, Offer, Release, Sent, ToMatchmaker};
+use super::{Candidates, Class, Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+use crate::Limits;
 use crate::parts::devices::Devices;
-use crate::{Control, Limits};
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 
 /// Which of several free devices is taken.
@@ -30,8 +30,9 @@ pub struct Matchmaker {
     devices: Devices<OfDevice>,
     /// The most tasks that a device holds.
     depth: usize,
-    /// Devices that are there.
-    present: usize,
+    /// How many shards there are, and how each device stands with each, device by device.
+    shards: usize,
+    standings: Vec<Option<u32>>,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
     /// Devices with one task and room for another, by the predicted end of that task.
@@ -70,14 +71,15 @@ struct ModelState {
 const SET_ASIDE: Nanos = Nanos::from_millis(1);
 
 impl Matchmaker {
-    pub(crate) fn new(limits: &Limits, choice: DeviceChoice) -> Matchmaker {
+    pub(crate) fn new(limits: &Limits, choice: DeviceChoice, shards: usize) -> Matchmaker {
         let (models, devices) = (limits.models, limits.devices);
         let idle = || OfDevice { held: 0, ends: Time::ORIGIN, ends_known: false };
         Matchmaker {
             choice,
             devices: Devices::new(limits, 0, idle),
             depth: limits.depth,
-            present: 0,
+            shards,
+            standings: vec![None; devices * shards],
             free: IndexedHeap::new(devices),
             ending: IndexedHeap::new(devices),
             set_aside: IndexedHeap::new(devices),
@@ -96,22 +98,9 @@ impl Matchmaker {
         }
     }
 
-    pub(crate) fn load_model(&mut self, id: ModelId, instances: usize) {
-        let model = &mut self.models[id.index()];
-        // The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches: over a
-        // link, the news that the last of them has ended may still be on its way.
-        *model = ModelState { candidates: Candidates::default(), instances, ..*model };
-    }
-
-    /// The world has changed. Of models it needs to know how many batches may run at once.
-    pub fn on_control(&mut self, now: Time, control: &Control) {
-        match control {
-            Control::DeviceJoined(device) => self.join(now, *device),
-            Control::DeviceLeft(device) => self.leave(*device),
-            Control::DeviceSlowed { device, percent } => self.devices.slow(*device, *percent),
-            Control::ModelLoaded(id, model) => self.load_model(*id, model.instances),
-            Control::ModelUnloaded(_) | Control::ProfileReplaced { .. } | Control::Cancelled(_) => {}
-        }
+    /// How many ids of models it knows.
+    pub fn models(&self) -> usize {
+        self.models.len()
     }
 
     /// A shard has something to tell.
@@ -120,18 +109,37 @@ impl Matchmaker {
             ToMatchmaker::Offer(offer) => self.post(now, offer),
             ToMatchmaker::Sent(sent) => self.expect_end(sent),
             ToMatchmaker::Release(release) => self.release(now, release),
+            ToMatchmaker::Standing(standing) => self.stand(now, standing),
+            ToMatchmaker::Loaded(loaded) => self.load_model(loaded),
         }
     }
 
-    fn join(&mut self, now: Time, id: DeviceId) {
-        self.devices.join(id);
-        self.present += 1;
-        self.set_free(now, id);
+    fn load_model(&mut self, Loaded { model, instances }: Loaded) {
+        let model = &mut self.models[model.index()];
+        // The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches: over a
+        // link, the news that the last of them has ended may still be on its way.
+        *model = ModelState { candidates: Candidates::default(), instances, ..*model };
+    }
+
+    /// A device is there while it is with all shards, and as slow as the one says that finds it slowest.
+    fn stand(&mut self, now: Time, Standing { shard, device: id, percent }: Standing) {
+        let standings = &mut self.standings[id.index() * self.shards..][..self.shards];
+        standings[usize::from(shard)] = percent;
+        let all = standings.iter().copied().try_fold(0, |slowest, percent| Some(percent?.max(slowest)));
+        match (all, self.devices[id].present) {
+            (Some(percent), true) => self.devices.slow(id, percent),
+            (Some(percent), false) => {
+                self.devices.join(id);
+                self.devices.slow(id, percent);
+                self.set_free(now, id);
+            }
+            (None, true) => self.leave(id),
+            (None, false) => {}
+        }
     }
 
     fn leave(&mut self, id: DeviceId) {
         self.devices.leave(id);
-        self.present -= 1;
         self.free.remove(id.index());
         self.ending.remove(id.index());
         self.set_aside.remove(id.index());

@@ -3,7 +3,8 @@
 //! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events and
 //! must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the release, so
 //! a device slot is never used twice. Staleness is told by number: an offer says how many grants its shard had seen, and
-//! the matchmaker ignores one that does not know of the latest; no flag, no round trip, no lock.
+//! the matchmaker ignores one that does not know of the latest; no flag, no round trip, no lock. How a device stands is state
+//! again, said by each shard.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
@@ -16,18 +17,28 @@ pub enum ToMatchmaker {
     Sent(Sent),
     /// A device comes back.
     Release(Release),
+    /// How a device stands.
+    Standing(Standing),
+    /// A model can be served.
+    Loaded(Loaded),
 }
 
-/// Takes what a shard has to tell its matchmaker: a mailbox, or the matchmaker itself if it is at hand.
-pub trait Post {
-    /// Takes a message.
-    fn post(&mut self, mail: ToMatchmaker);
+/// How a device stands with a shard: the matchmaker grants it while it stands with all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The number of the shard.
+    pub(crate) shard: u16,
+    pub(crate) device: DeviceId,
+    /// Its latency relative to the profiles, in percent; none while it takes no batches.
+    pub(crate) percent: Option<u32>,
 }
 
-impl Post for Vec<ToMatchmaker> {
-    fn post(&mut self, mail: ToMatchmaker) {
-        self.push(mail);
-    }
+/// A model can be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    pub(crate) model: ModelId,
+    /// The most batches of it that run at once.
+    pub(crate) instances: usize,
 }
 
 /// What a model asks for now.
@@ -129,10 +140,37 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// How many words hold a grant.
+    pub const WORDS: usize = 5;
+
     pub(crate) fn device(&self) -> DeviceId {
         self.token.0
     }
+
+    /// The grant as integers, for a recording.
+    pub fn to_words(&self) -> [u64; Grant::WORDS] {
+        let until = match self.class {
+            Class::Punctual => PUNCTUAL,
+            Class::Overdue { until } => until,
+        };
+        let (model, device) = (u64::from(self.model.0), u64::from(self.device().0));
+        [model, device, u64::from(self.percent), self.idle as u64, until.0.cast_unsigned()]
+    }
+
+    /// The grant from its words, for a replay: the token in it must not meet the one that was recorded.
+    pub fn from_words(words: [u64; Grant::WORDS]) -> Grant {
+        let [model, device, percent, idle, until] = words;
+        let class = match Time(until.cast_signed()) {
+            PUNCTUAL => Class::Punctual,
+            until => Class::Overdue { until },
+        };
+        let token = DeviceToken(DeviceId(device as u16));
+        Grant { model: ModelId(model as u16), token, percent: percent as u32, idle: idle as usize, class }
+    }
 }
+
+/// Stands for the class of punctual batches: no overdue one may end at such a time.
+const PUNCTUAL: Time = Time(i64::MIN);
 
 /// What a grant is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +196,14 @@ pub struct Release {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn grants_survive_as_words() {
+        for class in [Class::Punctual, Class::Overdue { until: Time::NEVER }, Class::Overdue { until: Time(-1) }] {
+            let grant = || Grant { model: ModelId(300), token: DeviceToken(DeviceId(9)), percent: 250, idle: 3, class };
+            assert_eq!(Grant::from_words(grant().to_words()), grant());
+        }
+    }
 
     #[test]
     fn offers_survive_as_words() {

@@ -21,12 +21,12 @@ mod rules;
 mod scarcity;
 
 pub(crate) use fused::Fused;
-pub use linked::Halves;
 pub(crate) use linked::Linked;
+pub use linked::{Halves, shard_of};
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
 pub(crate) use messages::{Candidates, Class, Window};
-pub use messages::{Grant, Offer, Post, Release, Sent, ToMatchmaker};
+pub use messages::{Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;
 pub(crate) use rules::{Rules, StartBy};

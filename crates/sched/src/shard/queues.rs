@@ -234,7 +234,8 @@ impl Queues {
         self.scarcity.stir(now, self.models.get(id).target_cost());
     }
 
-    fn mark(&mut self, id: ModelId) {
+    /// What a model asks for may have changed.
+    pub(crate) fn mark(&mut self, id: ModelId) {
         if !std::mem::replace(&mut self.is_changed[id.index()], true) {
             self.changed.push(id);
         }
