@@ -42,7 +42,7 @@ impl Schedulers {
         Schedulers { each, exchange, tasks: limits.tasks() }
     }
 
-    /// Starts a thread for each of these loops, and one for the matchmaker.
+    /// Starts a thread for each of these loops, and one for the matchmaker; all or none.
     pub(crate) fn start(
         &self,
         clock: Clock,
@@ -50,20 +50,37 @@ impl Schedulers {
         matchmaker: Option<Matchmaker>,
         gate: &Arc<Gate>,
     ) -> io::Result<Threads> {
-        let mut schedulers = Vec::with_capacity(loops.len());
+        let mut threads = Threads { schedulers: Vec::with_capacity(loops.len()), matchmaker: None };
+        let started = self.start_each(clock, loops, matchmaker, gate, &mut threads);
+        if let Err(error) = started {
+            self.stop();
+            self.join(threads);
+            return Err(error);
+        }
+        Ok(threads)
+    }
+
+    fn start_each(
+        &self,
+        clock: Clock,
+        loops: Vec<SchedulerLoop>,
+        matchmaker: Option<Matchmaker>,
+        gate: &Arc<Gate>,
+        threads: &mut Threads,
+    ) -> io::Result<()> {
         for (at, (looped, shared)) in loops.into_iter().zip(&self.each).enumerate() {
             let (shared, gate) = (Arc::clone(shared), Arc::clone(gate));
             let name = match self.each.len() {
                 1 => "ripieno-scheduler".to_owned(),
                 _ => format!("ripieno-shard-{at}"),
             };
-            schedulers.push(thread::Builder::new().name(name).spawn(move || shared.run(looped, gate))?);
+            threads.schedulers.push(thread::Builder::new().name(name).spawn(move || shared.run(looped, gate))?);
         }
-        let matchmaker = self.exchange.clone().zip(matchmaker).map(|(exchange, matchmaker)| {
+        if let Some((exchange, matchmaker)) = self.exchange.clone().zip(matchmaker) {
             let (gate, builder) = (Arc::clone(gate), thread::Builder::new().name("ripieno-matchmaker".to_owned()));
-            builder.spawn(move || exchange.run(clock, matchmaker, gate))
-        });
-        Ok(Threads { schedulers, matchmaker: matchmaker.transpose()? })
+            threads.matchmaker = Some(builder.spawn(move || exchange.run(clock, matchmaker, gate))?);
+        }
+        Ok(())
     }
 
     /// Has all end: whoever is unanswered is answered.

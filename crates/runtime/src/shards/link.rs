@@ -4,6 +4,7 @@ use super::{Desk, OfferWriter};
 use ripieno_sched::ToMatchmaker;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// One a shard.
 pub(crate) struct Link {
@@ -14,7 +15,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(desk: Arc<Desk>) -> Link {
+    pub(crate) fn new(desk: Arc<Desk>) -> Link {
         let writer = OfferWriter::new(Arc::clone(&desk.table));
         Link { desk, writer, waits: VecDeque::new() }
     }
@@ -25,8 +26,11 @@ impl Link {
         self.has_told();
     }
 
-    /// Tries again; whether nothing waits any more. Until then nothing further may be said.
+    /// Tries again; whether nothing waits any more. Until then nothing further may be said. To nobody all is said.
     pub(crate) fn has_told(&mut self) -> bool {
+        if self.desk.stopped.load(Ordering::Relaxed) {
+            self.waits.clear();
+        }
         while let Some(mail) = self.waits.pop_front() {
             let refused = match mail {
                 ToMatchmaker::Offer(offer) => {

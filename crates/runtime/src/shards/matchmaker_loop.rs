@@ -22,29 +22,28 @@ pub(crate) struct MatchmakerLoop {
 }
 
 impl MatchmakerLoop {
-    pub(super) fn new(
+    pub(crate) fn new(
         clock: Clock,
         matchmaker: Matchmaker,
         desk: Arc<Desk>,
         mailboxes: Vec<Arc<Mailbox>>,
         granted: Arc<AtomicU64>,
     ) -> MatchmakerLoop {
-        MatchmakerLoop { clock, matchmaker, desk, mailboxes, granted, offers: Vec::new() }
+        let offers = Vec::with_capacity(matchmaker.models());
+        MatchmakerLoop { clock, matchmaker, desk, mailboxes, granted, offers }
     }
-}
 
-impl Looped for MatchmakerLoop {
-    type Inbox = Desk;
-
-    fn turn(&mut self) -> Time {
-        let MatchmakerLoop { clock, matchmaker, desk, offers, .. } = self;
+    /// Takes in what is there and grants what can be granted; how much of both there was.
+    pub(crate) fn match_at(&mut self, now: impl FnOnce() -> Time) -> usize {
+        let MatchmakerLoop { matchmaker, desk, offers, .. } = self;
         // Offers are looked at before events and counted after them: what a shard said before its offer is in the ring by then.
-        desk.table.read(|offer| offers.push(offer));
-        let now = clock.now();
+        let mut inputs = desk.table.read(|offer| offers.push(offer));
+        let now = now();
         // Bounded by what the ring can hold, so that offers count however many events come in.
         for _ in 0..desk.events.capacity() {
             let Some(event) = desk.events.pop() else { break };
             matchmaker.on_mail(now, event);
+            inputs += 1;
         }
         offers.drain(..).for_each(|offer| matchmaker.on_mail(now, ToMatchmaker::Offer(offer)));
         let mut granted = 0;
@@ -52,9 +51,20 @@ impl Looped for MatchmakerLoop {
             let shard = shard_of(grant.model, self.mailboxes.len());
             self.mailboxes[shard].put(Mail::Grant(grant));
             granted |= 1 << shard;
+            inputs += 1;
         }
         self.granted.fetch_or(granted, Ordering::AcqRel);
-        matchmaker.next_wakeup()
+        inputs
+    }
+}
+
+impl Looped for MatchmakerLoop {
+    type Inbox = Desk;
+
+    fn turn(&mut self) -> Time {
+        let clock = self.clock;
+        self.match_at(|| clock.now());
+        self.matchmaker.next_wakeup()
     }
 
     fn has_ended(&self) -> bool {

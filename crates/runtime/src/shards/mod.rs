@@ -13,7 +13,7 @@ mod matchmaker_loop;
 mod offers;
 
 pub(crate) use link::Link;
-pub(crate) use offers::{OfferTable, OfferWriter};
+pub(crate) use matchmaker_loop::MatchmakerLoop;
 
 use crate::Clock;
 use crate::answer::Gate;
@@ -21,7 +21,7 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::parking::Parking;
 use crate::turns::{Inbox, Looped, Turns};
 use crossbeam_queue::ArrayQueue;
-use matchmaker_loop::MatchmakerLoop;
+use offers::{OfferTable, OfferWriter};
 use ripieno_sched::{Limits, Matchmaker, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,7 +81,7 @@ impl<L: Looped<Inbox = Mailbox>> Exchange<L> {
     /// Ends the matchmaker's thread.
     pub(crate) fn stop(&self) {
         let desk = self.matchmaker.inbox();
-        desk.stopped.store(true, Ordering::SeqCst);
+        desk.close();
         desk.call();
     }
 
@@ -129,7 +129,8 @@ impl<L: Looped<Inbox = Mailbox>> Drop for Closing<'_, L> {
 }
 
 impl Desk {
-    fn new(limits: &Limits, models: usize, shards: usize) -> Desk {
+    /// For so many ids of models.
+    pub(crate) fn new(limits: &Limits, models: usize, shards: usize) -> Desk {
         // Of each device slot what was sent and what comes back, and how each device stands with each shard. Who finds it full waits.
         let events = ArrayQueue::new(2 * limits.tasks() + shards * limits.devices + models);
         let table = Arc::new(OfferTable::new(models));
@@ -151,5 +152,7 @@ impl Inbox for Desk {
     }
 
     /// What is left there is nobody's answer.
-    fn close(&self) {}
+    fn close(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
 }
