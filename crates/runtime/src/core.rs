@@ -68,7 +68,7 @@ impl Core {
     }
 
     pub(crate) fn grant(&mut self, grant: Grant) {
-        self.input(|| Event::Grant(grant.to_words()));
+        self.input(|| Event::Grant(grant.to_frame()));
         self.scheduler.on_grant(self.now, grant);
     }
 

@@ -57,5 +57,6 @@ pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
 pub use serving::{Choice, Kind, Objective, choose, fit_batches, served_options};
 pub use shard::{
-    Grant, Halves, Loaded, Matchmaker, ModelShard, Offer, Release, Sent, Standing, ToMatchmaker, shard_of,
+    Epoch, Frame, Garbled, Grant, Halves, Holding, Loaded, Matchmaker, ModelShard, Offer, Release, Sent, Standing,
+    ToMatchmaker, shard_of,
 };

@@ -14,7 +14,7 @@ impl Fused {
     /// Builds the pair.
     pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: Rules) -> Fused {
         let limits = &setup.limits;
-        let (shard, matchmaker) = (ModelShard::new(limits, 0, rules), Matchmaker::new(limits, choice, 1));
+        let (shard, matchmaker) = (ModelShard::new(limits, 0, rules), Matchmaker::new(limits, choice, 1, 0));
         let mut fused = Fused { shard, matchmaker };
         for (id, model) in setup.models.iter().enumerate() {
             fused.on_control(Time::ORIGIN, Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone())));

@@ -2,14 +2,14 @@
 //!
 //! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events and
 //! must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the release, so
-//! a device slot is never used twice. Staleness is told by number: an offer says how many grants its shard had seen, and
+//! a device slot is never used twice; its number, too, goes along, so that what is said twice counts once. Staleness is told by number: an offer says how many grants its shard had seen, and
 //! the matchmaker ignores one that does not know of the latest; no flag, no round trip, no lock. How a device stands is state
 //! again, said by each shard.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
 /// A message to the matchmaker.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum ToMatchmaker {
     /// What a model asks for now.
     Offer(Offer),
@@ -21,6 +21,38 @@ pub enum ToMatchmaker {
     Standing(Standing),
     /// A model can be served.
     Loaded(Loaded),
+    /// What a shard still holds of an earlier matchmaker.
+    Holding(Holding),
+}
+
+/// A device that a shard was granted by an earlier matchmaker and still has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holding {
+    pub(crate) model: ModelId,
+    pub(crate) device: DeviceId,
+    pub(crate) number: GrantNumber,
+}
+
+/// The number of a grant: no two have the same, those of one matchmaker grow, and all of a later one are above all of an earlier one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GrantNumber(pub(crate) u64);
+
+impl GrantNumber {
+    /// Grants of one epoch: more than any makes.
+    const EACH: u64 = 1 << 40;
+
+    /// Below the first one of an epoch.
+    pub(crate) fn before(epoch: u32) -> GrantNumber {
+        GrantNumber(u64::from(epoch) * GrantNumber::EACH)
+    }
+
+    pub(crate) fn next(self) -> GrantNumber {
+        GrantNumber(self.0 + 1)
+    }
+
+    pub(crate) fn epoch(self) -> u32 {
+        (self.0 / GrantNumber::EACH) as u32
+    }
 }
 
 /// How a device stands with a shard: the matchmaker grants it while it stands with all.
@@ -117,6 +149,7 @@ impl Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub(crate) device: DeviceId,
+    pub(crate) number: GrantNumber,
     pub(crate) at: Time,
     pub(crate) lead: Nanos,
     pub(crate) cost: Nanos,
@@ -124,7 +157,10 @@ pub struct Sent {
 
 /// The right to send one task to a device. Not to be cloned.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct DeviceToken(pub(crate) DeviceId);
+pub(crate) struct DeviceToken {
+    pub(crate) device: DeviceId,
+    pub(crate) number: GrantNumber,
+}
 
 /// A device for a model.
 #[derive(Debug, PartialEq, Eq)]
@@ -140,37 +176,10 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// How many words hold a grant.
-    pub const WORDS: usize = 5;
-
     pub(crate) fn device(&self) -> DeviceId {
-        self.token.0
-    }
-
-    /// The grant as integers, for a recording.
-    pub fn to_words(&self) -> [u64; Grant::WORDS] {
-        let until = match self.class {
-            Class::Punctual => PUNCTUAL,
-            Class::Overdue { until } => until,
-        };
-        let (model, device) = (u64::from(self.model.0), u64::from(self.device().0));
-        [model, device, u64::from(self.percent), self.idle as u64, until.0.cast_unsigned()]
-    }
-
-    /// The grant from its words, for a replay: the token in it must not meet the one that was recorded.
-    pub fn from_words(words: [u64; Grant::WORDS]) -> Grant {
-        let [model, device, percent, idle, until] = words;
-        let class = match Time(until.cast_signed()) {
-            PUNCTUAL => Class::Punctual,
-            until => Class::Overdue { until },
-        };
-        let token = DeviceToken(DeviceId(device as u16));
-        Grant { model: ModelId(model as u16), token, percent: percent as u32, idle: idle as usize, class }
+        self.token.device
     }
 }
-
-/// Stands for the class of punctual batches: no overdue one may end at such a time.
-const PUNCTUAL: Time = Time(i64::MIN);
 
 /// What a grant is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,14 +205,6 @@ pub struct Release {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn grants_survive_as_words() {
-        for class in [Class::Punctual, Class::Overdue { until: Time::NEVER }, Class::Overdue { until: Time(-1) }] {
-            let grant = || Grant { model: ModelId(300), token: DeviceToken(DeviceId(9)), percent: 250, idle: 3, class };
-            assert_eq!(Grant::from_words(grant().to_words()), grant());
-        }
-    }
 
     #[test]
     fn offers_survive_as_words() {

@@ -10,6 +10,7 @@
 //! candidate may start, in which requests it gathers, and in what is dropped.
 
 mod cut;
+mod frames;
 mod fused;
 mod linked;
 mod matchmaker;
@@ -20,13 +21,14 @@ mod queues;
 mod rules;
 mod scarcity;
 
+pub use frames::{Epoch, Frame, Garbled};
 pub(crate) use fused::Fused;
 pub(crate) use linked::Linked;
 pub use linked::{Halves, shard_of};
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
 pub(crate) use messages::{Candidates, Class, Window};
-pub use messages::{Grant, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+pub use messages::{Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;
 pub(crate) use rules::{Rules, StartBy};

@@ -4,8 +4,8 @@
 //! A batch keeps its device through all blocks of its walk, losing the members whose walk ends early: none of the
 //! policies built on this changes a batch once it has started.
 
-use super::messages::DeviceToken;
-use super::{Grant, Loaded, Offer, Queues, Release, Rules, Sent, Standing, ToMatchmaker};
+use super::messages::{DeviceToken, GrantNumber};
+use super::{Epoch, Grant, Holding, Loaded, Offer, Queues, Release, Rules, Sent, Standing, ToMatchmaker};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
 use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
@@ -19,9 +19,13 @@ pub struct ModelShard {
     first_task: u32,
     /// Whether devices hold more than one task and batches take time to reach them, so that they are sent ahead.
     sends_ahead: bool,
-    /// Devices in the cluster, and which those are.
+    /// Devices in the cluster, and how each stands.
     devices: usize,
-    is_there: Vec<bool>,
+    stands: Vec<Option<u32>>,
+    /// Of each task, what its device was granted by; none if it is not open.
+    granted: Vec<Option<GrantNumber>>,
+    /// The last grant that it was told of.
+    last: GrantNumber,
     /// Grants seen, by model.
     seen: Vec<u64>,
     /// Grants since the last settle.
@@ -43,7 +47,9 @@ impl ModelShard {
             first_task: (number * limits.tasks()) as u32,
             sends_ahead,
             devices: 0,
-            is_there: vec![false; limits.devices],
+            stands: vec![None; limits.devices],
+            granted: vec![None; limits.tasks()],
+            last: GrantNumber::before(0),
             seen: vec![0; limits.models],
             grants: Vec::with_capacity(limits.tasks()),
             pending: Outbox::new(limits),
@@ -56,10 +62,30 @@ impl ModelShard {
         self.news.drain(..)
     }
 
+    /// Another matchmaker has come, which knows nothing: says anew, in the next settle, all that it is to know. What the shard holds comes
+    /// before what is there, so that a device is not granted before all have said what they hold of it.
+    pub fn resume(&mut self, epoch: Epoch) {
+        self.last = GrantNumber::before(epoch).max(self.last);
+        self.news.clear();
+        let tasks = self.granted.iter().enumerate().filter_map(|(at, number)| Some((TaskId(at as u32), (*number)?)));
+        let running = tasks.map(|(id, number)| (self.tasks.get(id).model, self.tasks.get(id).device, number));
+        let granted = self.grants.iter().map(|grant| (grant.model, grant.device(), grant.token.number));
+        let held = running.chain(granted);
+        self.news.extend(held.map(|(model, device, number)| ToMatchmaker::Holding(Holding { model, device, number })));
+        self.news.extend(
+            self.queues.instances().map(|(model, instances)| ToMatchmaker::Loaded(Loaded { model, instances })),
+        );
+        for device in (0..self.stands.len() as u16).map(DeviceId) {
+            self.stand(device, self.stands[device.index()]);
+        }
+        self.seen.fill(0);
+        self.queues.mark_all();
+    }
+
     /// A device is there at so many percent of the profiled latency, or is not.
     fn stand(&mut self, device: DeviceId, percent: Option<u32>) {
-        let is_there = std::mem::replace(&mut self.is_there[device.index()], percent.is_some());
-        self.devices = self.devices + usize::from(percent.is_some()) - usize::from(is_there);
+        let stood = std::mem::replace(&mut self.stands[device.index()], percent);
+        self.devices = self.devices + usize::from(percent.is_some()) - usize::from(stood.is_some());
         self.news.push(ToMatchmaker::Standing(Standing { shard: self.number, device, percent }));
     }
 
@@ -81,14 +107,15 @@ impl ModelShard {
         }
         self.tasks.close(id);
         self.queues.note_end(now, task.model);
-        let token = DeviceToken(task.device);
+        let number = self.granted[id.index()].take().expect("a task runs on what was granted");
+        let token = DeviceToken { device: task.device, number };
         out.mail.push(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }
 
     /// Forms a batch for a device. One that has gone while the grant was on its way goes back.
     fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox) {
         self.seen[grant.model.index()] += 1;
-        let formed = match self.is_there[grant.device().index()] {
+        let formed = match self.stands[grant.device().index()].is_some() {
             true => self.queues.form(now, &grant, self.devices, &mut self.tasks, out),
             false => {
                 self.queues.mark(grant.model);
@@ -96,7 +123,10 @@ impl ModelShard {
             }
         };
         match formed {
-            Some(task) => self.start(now, task, out),
+            Some(task) => {
+                self.granted[task.index()] = Some(grant.token.number);
+                self.start(now, task, out);
+            }
             None => {
                 let Grant { model, token, class, .. } = grant;
                 out.mail.push(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
@@ -112,7 +142,8 @@ impl ModelShard {
         if self.sends_ahead && self.is_last(&task) {
             let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.way_and_cost(&task, rows);
-            out.mail.push(ToMatchmaker::Sent(Sent { device: task.device, at: now, lead, cost }));
+            let number = self.granted[id.index()].expect("a task runs on what was granted");
+            out.mail.push(ToMatchmaker::Sent(Sent { device: task.device, number, at: now, lead, cost }));
         }
         out.push(Action::Start {
             task: TaskId(id.0 + self.first_task),
@@ -141,7 +172,11 @@ impl Scheduler for ModelShard {
     }
 
     fn on_grant(&mut self, _now: Time, grant: Grant) {
-        self.grants.push(grant);
+        // What is said twice, or by an earlier matchmaker, is no grant.
+        if grant.token.number > self.last {
+            self.last = grant.token.number;
+            self.grants.push(grant);
+        }
     }
 
     fn on_control(&mut self, now: Time, control: Control) {
@@ -149,7 +184,7 @@ impl Scheduler for ModelShard {
             Control::DeviceJoined(device) => self.stand(device, Some(100)),
             Control::DeviceLeft(device) => self.stand(device, None),
             Control::DeviceSlowed { device, percent } => {
-                if self.is_there[device.index()] {
+                if self.stands[device.index()].is_some() {
                     self.stand(device, Some(percent));
                 }
             }

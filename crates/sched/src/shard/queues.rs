@@ -241,6 +241,17 @@ impl Queues {
         }
     }
 
+    /// What every model asks for is to be said anew.
+    pub(crate) fn mark_all(&mut self) {
+        let known: Vec<ModelId> = self.models.iter().map(|(id, _)| id).collect();
+        known.into_iter().for_each(|id| self.mark(id));
+    }
+
+    /// The models, and how many batches of each may run at once.
+    pub(crate) fn instances(&self) -> impl Iterator<Item = (ModelId, usize)> {
+        self.models.iter().map(|(id, served)| (id, served.model.instances))
+    }
+
     /// Marks the models whose time has come. Call before taking [`Queues::next_changed`].
     pub(crate) fn wake(&mut self, now: Time) {
         while let Some((_, model)) = self.wakeups.peek().filter(|&(at, _)| at <= now) {
