@@ -62,8 +62,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum)]
     objective: Option<Objective>,
 
-    /// Decide on so many threads, each for a part of the models, and one more that gives them devices: for more requests than one core
-    /// decides about. Policies of whole batches only.
+    /// Decide on so many threads, each for a part of the models, and one more that gives them devices: for more
+    /// requests than one core decides about. Policies of whole batches only.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
 

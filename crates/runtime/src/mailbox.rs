@@ -2,8 +2,8 @@
 //!
 //! One bounded queue without locks. It can never be full, so nothing mandatory is ever lost or waited for: every kind
 //! of mail is bounded by something that its sender must hold first. A submission and a cancellation hold the slots of
-//! their request until they have been read, a result holds its task, a grant holds a device slot, orders are sent one at a time,
-//! and each of several shards says once of a device that it hangs, and once that all end.
+//! their request until they have been read, a result holds its task, a grant holds a device slot, orders are sent one
+//! at a time, and each of several shards says once of a device that it hangs, and once that all end.
 //!
 //! It is also the completion queue of all devices: the end of a task is one push from the device's thread, which then takes
 //! the scheduler's turn itself if it can, or wakes the scheduler's thread if that sleeps. docs/adr/0007-completions.md says how a device whose end shows in pinned memory

@@ -1,9 +1,9 @@
 //! Writes down everything that a scheduler is told and decides, so that a live run can be replayed.
 //!
 //! A file of JSON lines: a header with the setup and the policy, then one line an event with its time, then a line that
-//! says whether it is complete. Shards write into one file, the lines of each in its order. Writing happens on a thread of its own
-//! behind a bounded queue. If the disk cannot keep up the recording ends there, marked as truncated: what is missing in the middle
-//! could not be replayed anyway, and the scheduler never waits.
+//! says whether it is complete. Shards write into one file, the lines of each in its order. Writing happens on a thread
+//! of its own behind a bounded queue. If the disk cannot keep up the recording ends there, marked as truncated: what is
+//! missing in the middle could not be replayed anyway, and the scheduler never waits.
 
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};

@@ -136,8 +136,8 @@ impl Events {
         &self.header
     }
 
-    /// The next event with its shard, from 0, and its instant; none at the end, be it the recording's own or where it was cut off.
-    /// Instants go on within a shard; those of different shards lie beside each other.
+    /// The next event with its shard, from 0, and its instant; none at the end, be it the recording's own or where it
+    /// was cut off. Instants go on within a shard; those of different shards lie beside each other.
     #[allow(clippy::should_implement_trait, reason = "an iterator could not end with an error")]
     pub fn next(&mut self) -> Result<Option<(usize, Time, Event)>, ReplayError> {
         match self.lines.next()? {

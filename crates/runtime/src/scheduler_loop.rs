@@ -1,10 +1,10 @@
 //! The loop that decides: it owns the scheduler, the live requests, their timers and the devices.
 //!
-//! One owner, because all of it changes with every request and every decision; messages in, calls out. Each turn reads the
-//! clock once to decide: mail, expired requests and withdrawals are told to the core at that instant, the core decides, the
-//! decisions are performed. A turn takes at most [`MAILS_A_TURN`] messages, so that timers are looked at often however
-//! much comes in. Whose thread takes a turn, and when, is for `scheduler_thread.rs` to say. Where there are several loops, each has its
-//! models, and a device that was granted to it (docs/adr/0023).
+//! One owner, because all of it changes with every request and every decision; messages in, calls out. Each turn reads
+//! the clock once to decide: mail, expired requests and withdrawals are told to the core at that instant, the core
+//! decides, the decisions are performed. A turn takes at most [`MAILS_A_TURN`] messages, so that timers are looked at
+//! often however much comes in. Whose thread takes a turn, and when, is for `scheduler_thread.rs` to say. Where there
+//! are several loops, each has its models, and a device that was granted to it (docs/adr/0023).
 //!
 //! Invariants: the outbox is performed whole before the next input; a client is answered at most once, by the type of
 //! its [`Answerer`](crate::answer::Answerer); a slot is given back only when its call is answered, the core has ended

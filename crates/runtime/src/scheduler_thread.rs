@@ -1,10 +1,11 @@
 //! Who takes the turns of a loop that decides: one thread of its own, and the threads of devices.
 //!
-//! The end of a task is mail, but a device's thread that would have nothing to do until that mail is read takes the turn itself:
-//! its next task is there when it looks, and the answer leaves one wake-up earlier, which on an idle machine costs more than most
-//! decisions. A thread that holds its next task already runs that instead. Likewise a device's thread that has nothing to do is
-//! woken for a new request, if there is one: it will most likely be the one to run it. Threads of the front end never take a turn:
-//! they give way to devices, and whoever gave way with the lock held would hold up everybody.
+//! The end of a task is mail, but a device's thread that would have nothing to do until that mail is read takes the
+//! turn itself: its next task is there when it looks, and the answer leaves one wake-up earlier, which on an idle
+//! machine costs more than most decisions. A thread that holds its next task already runs that instead. Likewise a
+//! device's thread that has nothing to do is woken for a new request, if there is one: it will most likely be the one
+//! to run it. Threads of the front end never take a turn: they give way to devices, and whoever gave way with the lock
+//! held would hold up everybody.
 
 use crate::answer::Gate;
 use crate::devices::KnownIdle;
@@ -87,7 +88,8 @@ impl SharedScheduler {
     }
 }
 
-/// Closes the way in when the thread ends, be it by a panic: whoever waits for it is answered. No shard goes on without another.
+/// Closes the way in when the thread ends, be it by a panic: whoever waits for it is answered. No shard goes on without
+/// another.
 struct Closing<'a>(&'a SharedScheduler, Arc<Gate>);
 
 impl Drop for Closing<'_> {

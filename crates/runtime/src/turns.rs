@@ -1,7 +1,8 @@
 //! Turns of a loop, taken under one lock by a thread of its own and by others that have just given it something to do.
 //!
-//! The thread sleeps until mail comes or a turn is due. Whoever else left mail may take the turn itself: then nobody need be woken.
-//! Only the thread ever waits for the lock; others that find it taken leave their mail and have the thread look after it.
+//! The thread sleeps until mail comes or a turn is due. Whoever else left mail may take the turn itself: then nobody
+//! need be woken. Only the thread ever waits for the lock; others that find it taken leave their mail and have the
+//! thread look after it.
 
 use crate::Clock;
 use crate::parking::{Parking, Sleeper};
@@ -96,7 +97,8 @@ impl<L: Looped> Turns<L> {
     /// Takes a turn, if nobody else is at one. Whether nothing is left to the thread but what it waits for already.
     fn has_taken_turn(&self) -> bool {
         let Some(mut looped) = self.looped.try_lock() else { return false };
-        // Of a new due time and a new sleep, whoever comes second sees the other: both are written before either is read.
+        // Of a new due time and a new sleep, whoever comes second sees the other: both are written before either is
+        // read.
         self.take_turn(&mut looped)
             && self.due() >= Time(self.sleeps_until.load(Ordering::SeqCst))
             && self.inbox.is_empty()
@@ -125,8 +127,8 @@ impl<L: Looped> Turns<L> {
     }
 }
 
-/// A turn that is being taken. If it ends in a panic nobody knows what is left half done, so there is no further one: the
-/// loop is dropped, which answers everybody, and the thread ends.
+/// A turn that is being taken. If it ends in a panic nobody knows what is left half done, so there is no further one:
+/// the loop is dropped, which answers everybody, and the thread ends.
 struct Turn<'a, L: Looped> {
     turns: &'a Turns<L>,
     looped: &'a mut Option<L>,

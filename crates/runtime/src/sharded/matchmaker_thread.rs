@@ -1,5 +1,5 @@
-//! The thread of the matchmaker, which does not sleep: it is meant for a core of its own, where the next mail is always a few
-//! microseconds away.
+//! The thread of the matchmaker, which does not sleep: it is meant for a core of its own, where the next mail is always
+//! a few microseconds away.
 
 use super::meter::{Meter, Spent};
 use crate::Clock;

@@ -36,7 +36,8 @@ impl MatchmakerLoop {
     /// Takes in what is there and grants what can be granted; how much of both there was.
     pub(crate) fn match_at(&mut self, now: impl FnOnce() -> Time) -> usize {
         let MatchmakerLoop { matchmaker, desk, offers, .. } = self;
-        // Offers are looked at before events and counted after them: what a shard said before its offer is in the ring by then.
+        // Offers are looked at before events and counted after them: what a shard said before its offer is in the ring
+        // by then.
         let mut inputs = desk.table.read(|offer| offers.push(offer));
         let now = now();
         // Bounded by what the ring can hold, so that offers count however many events come in.

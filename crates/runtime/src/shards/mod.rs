@@ -1,12 +1,12 @@
 //! Several loops that decide, each for its models, and the matchmaker that gives them devices.
 //!
-//! A loop is what it is where it decides for all (`scheduler_loop.rs`); only its core asks for devices instead of having them. All that
-//! the matchmaker hears comes from the shards, by a [`Link`] each: offers are state, so the latest of each model lies in a table;
-//! everything else travels in one bounded ring. Grants come back as mail.
+//! A loop is what it is where it decides for all (`scheduler_loop.rs`); only its core asks for devices instead of
+//! having them. All that the matchmaker hears comes from the shards, by a [`Link`] each: offers are state, so the
+//! latest of each model lies in a table; everything else travels in one bounded ring. Grants come back as mail.
 //!
-//! Invariants: an offer is visible only after all that its shard said before it; a device token is in one place, a grant, a
-//! shard or the matchmaker; whoever leaves something for the matchmaker takes its turn afterwards, or finds somebody else at it and
-//! has its thread look.
+//! Invariants: an offer is visible only after all that its shard said before it; a device token is in one place, a
+//! grant, a shard or the matchmaker; whoever leaves something for the matchmaker takes its turn afterwards, or finds
+//! somebody else at it and has its thread look.
 
 mod link;
 mod matchmaker_loop;
@@ -90,8 +90,8 @@ impl<L: Looped<Inbox = Mailbox>> Exchange<L> {
         self.shards.iter().for_each(|shard| shard.inbox().post(Mail::Stop));
     }
 
-    /// A shard has taken a turn on the calling thread: the matchmaker takes one if it was told something, and who was granted a
-    /// device by it takes one. What these turns bring about in turn is left to the threads of shards.
+    /// A shard has taken a turn on the calling thread: the matchmaker takes one if it was told something, and who was
+    /// granted a device by it takes one. What these turns bring about in turn is left to the threads of shards.
     pub(crate) fn follow(&self, then: Then) {
         if self.match_up(then) && then == Then::TakeTurns {
             self.match_up(Then::Call);
@@ -131,7 +131,8 @@ impl<L: Looped<Inbox = Mailbox>> Drop for Closing<'_, L> {
 impl Desk {
     /// For so many ids of models.
     pub(crate) fn new(limits: &Limits, models: usize, shards: usize) -> Desk {
-        // Of each device slot what was sent and what comes back, and how each device stands with each shard. Who finds it full waits.
+        // Of each device slot what was sent and what comes back, and how each device stands with each shard. Who finds
+        // it full waits.
         let events = ArrayQueue::new(2 * limits.tasks() + shards * limits.devices + models);
         let table = Arc::new(OfferTable::new(models));
         Desk { table, events, parking: Parking::default(), stopped: AtomicBool::new(false) }

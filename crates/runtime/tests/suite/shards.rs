@@ -1,5 +1,5 @@
-//! Several that decide and a matchmaker, beside one that decides for all: the same load has the same outcomes, and no shard goes on
-//! without the others.
+//! Several that decide and a matchmaker, beside one that decides for all: the same load has the same outcomes, and no
+//! shard goes on without the others.
 
 use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
@@ -12,8 +12,8 @@ use ripieno_runtime::{Answer, DeviceState, Engine, EngineConfig, Failure, HangBo
 use ripieno_sched::{Control, Options, Outbox, Request, Scheduler, TaskDone, build_shards};
 use ripieno_workload::{below, stream};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(600);
@@ -31,8 +31,8 @@ fn sync(engine: &Engine, clients: &[Client]) {
     }
 }
 
-/// Requests of four models for one device that works when it is let, in an order that is drawn: some are cancelled, some have no
-/// time, of some the device fails. Returns what became of each, in the order of the answers.
+/// Requests of four models for one device that works when it is let, in an order that is drawn: some are cancelled,
+/// some have no time, of some the device fails. Returns what became of each, in the order of the answers.
 fn stepped(shards: usize, seed: u64) -> Vec<(usize, Outcome)> {
     let (executor, gatekeeper) = Doubling::gated_and_failing(5);
     let setup = setup(1, limits(256));
@@ -110,6 +110,21 @@ fn shards_answer_a_load_as_one_piece_does() {
         for shards in [2, 3] {
             assert_eq!(stepped(shards, seed), whole, "seed {seed}, {shards} shards");
         }
+    }
+}
+
+/// A device that has nothing to do is lent to one of them; the other must look for another thread.
+#[test]
+fn shards_that_are_asked_at_once_both_decide() {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
+    let setup = setup(1, limits(16));
+    let scheduler = policy("eager", &setup, &eager(), 2);
+    let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)])).unwrap();
+    let model = || emulated(&executor, "m", Profile::linear(0.01, 0.01, 4).unwrap(), Nanos::from_millis(600_000));
+    let clients = [model(), model()].map(|model| Client::new(&engine, engine.load(model).unwrap()));
+    for number in 0..2_000 {
+        clients.iter().for_each(|client| drop(client.submit(number, 1, None).unwrap()));
+        clients.iter().for_each(|client| assert_eq!(data(client.next().1), [number as u8]));
     }
 }
 

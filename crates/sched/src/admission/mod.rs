@@ -464,7 +464,8 @@ pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
     Shapes::widen(limits, shards)
 }
 
-/// Puts a policy behind the door, or of so many shards the one with this number; it was built for `setup` with [`widen`]ed limits.
+/// Puts a policy behind the door, or of so many shards the one with this number; it was built for `setup` with
+/// [`widen`]ed limits.
 pub(crate) fn guard(
     policy: Box<dyn Scheduler>,
     needs: Needs,

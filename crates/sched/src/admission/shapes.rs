@@ -81,7 +81,8 @@ impl Shapes {
         Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }
 
-    /// `policy` was built for the same models and for [`Shapes::widen`] of the limits; it is the shard with this number, of so many.
+    /// `policy` was built for the same models and for [`Shapes::widen`] of the limits; it is the shard with this
+    /// number, of so many.
     pub(crate) fn new(
         policy: Box<dyn Scheduler>,
         models: &[Model],

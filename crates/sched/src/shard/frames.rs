@@ -1,9 +1,10 @@
 //! Messages as frames: eight words, a cache line, for whoever carries them between processes.
 //!
-//! The first word says the version of the layout, what kind of message it is, and the epoch of the matchmaker that it is for or
-//! from. Frames of another version are an error; those of another epoch are whole, and not heard: an earlier matchmaker has nothing
-//! to say any more, and a later one has not been told anything yet ([`ModelShard::resume`](super::ModelShard::resume)).
-//! Names in frames are numbers, times are nanoseconds of the scheduler.
+//! The first word says the version of the layout, what kind of message it is, and the epoch of the matchmaker that it
+//! is for or from. Frames of another version are an error; those of another epoch are whole, and not heard: an earlier
+//! matchmaker has nothing to say any more, and a later one has not been told anything yet
+//! ([`ModelShard::resume`](super::ModelShard::resume)). Names in frames are numbers, times are nanoseconds of the
+//! scheduler.
 
 use super::messages::{DeviceToken, GrantNumber};
 use super::{Class, Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};

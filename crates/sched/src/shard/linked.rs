@@ -221,7 +221,8 @@ mod tests {
         }
     }
 
-    /// Two hundred requests for three models, one a millisecond; what was started and finished when, and the most tasks of a device.
+    /// Two hundred requests for three models, one a millisecond; what was started and finished when, and the most tasks
+    /// of a device.
     fn run(link: Link) -> (Vec<(Time, Action)>, usize) {
         let setup = setup();
         let mut linked = Linked::new(&setup, DeviceChoice::SmallestId, &rules(), 2, Nanos::from_micros(100));

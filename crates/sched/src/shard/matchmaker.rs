@@ -82,7 +82,8 @@ struct ModelState {
 const SET_ASIDE: Nanos = Nanos::from_millis(1);
 
 impl Matchmaker {
-    /// For so many shards. One that follows another has a higher epoch, and begins when shards [`resume`](super::ModelShard::resume).
+    /// For so many shards. One that follows another has a higher epoch, and begins when shards
+    /// [`resume`](super::ModelShard::resume).
     pub(crate) fn new(limits: &Limits, choice: DeviceChoice, shards: usize, epoch: Epoch) -> Matchmaker {
         let (models, devices) = (limits.models, limits.devices);
         let idle = || OfDevice { held: 0, ends: Time::ORIGIN, ends_known: false };
@@ -151,8 +152,9 @@ impl Matchmaker {
         (state.held, state.ends_known) = (state.held + 1, false);
     }
 
-    /// The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches: over a
-    /// link, the news that the last of them has ended may still be on its way. What it offered was withdrawn when it left.
+    /// The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches:
+    /// over a link, the news that the last of them has ended may still be on its way. What it offered was withdrawn
+    /// when it left.
     fn load_model(&mut self, Loaded { model, instances }: Loaded) {
         self.models[model.index()].instances = instances;
     }

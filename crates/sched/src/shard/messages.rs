@@ -1,10 +1,11 @@
 //! What model shards and the matchmaker tell each other.
 //!
-//! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events and
-//! must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the release, so
-//! a device slot is never used twice; its number, too, goes along, so that what is said twice counts once. Staleness is told by number: an offer says how many grants its shard had seen, and
-//! the matchmaker ignores one that does not know of the latest; no flag, no round trip, no lock. How a device stands is state
-//! again, said by each shard.
+//! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events
+//! and must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the
+//! release, so a device slot is never used twice; its number, too, goes along, so that what is said twice counts once.
+//! Staleness is told by number: an offer says how many grants its shard had seen, and the matchmaker ignores one that
+//! does not know of the latest; no flag, no round trip, no lock. How a device stands is state again, said by each
+//! shard.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
@@ -33,7 +34,8 @@ pub struct Holding {
     pub(crate) number: GrantNumber,
 }
 
-/// The number of a grant: no two have the same, those of one matchmaker grow, and all of a later one are above all of an earlier one.
+/// The number of a grant: no two have the same, those of one matchmaker grow, and all of a later one are above all of
+/// an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GrantNumber(pub(crate) u64);
 

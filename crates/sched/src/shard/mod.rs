@@ -1,10 +1,11 @@
 //! The machinery of whole-batch scheduling, in the two halves that Symphony's paper gives it (section 4.2).
 //!
 //! A [`ModelShard`] owns what belongs to models: queues, drops, batch building. The [`Matchmaker`] owns what belongs to
-//! all: devices and the moments at which models may send. They exchange the messages of `messages.rs`. The batch is formed
-//! on the grant, from the queue as it is then; an offer is only a promise about size and window, so nothing ever needs to
-//! be revoked. [`Fused`] runs both halves in one thread and is a `Scheduler`; [`Linked`] runs several shards and lets
-//! messages take time, to tell in virtual time what sharding costs. Threads of their own need nothing but mailboxes.
+//! all: devices and the moments at which models may send. They exchange the messages of `messages.rs`, as frames
+//! between processes (`frames.rs`). The batch is formed on the grant, from the queue as it is then; an offer is only a
+//! promise about size and window, so nothing ever needs to be revoked. [`Fused`] runs both halves in one thread and is
+//! a `Scheduler`; [`Linked`] runs several shards and lets messages take time, to tell in virtual time what sharding
+//! costs. Threads of their own need nothing but mailboxes.
 //!
 //! "serial", "timeout", "eager" and "deferred" are this machinery under different [`Rule`]s: they differ in when a
 //! candidate may start, in which requests it gathers, and in what is dropped.

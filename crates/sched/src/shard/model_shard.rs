@@ -1,5 +1,5 @@
-//! The half that owns models, a scheduler that knows no free device: told of requests, ends of tasks and grants, it starts batches
-//! and tells the matchmaker what its models ask for, in the mail of its outbox.
+//! The half that owns models, a scheduler that knows no free device: told of requests, ends of tasks and grants, it
+//! starts batches and tells the matchmaker what its models ask for, in the mail of its outbox.
 //!
 //! A batch keeps its device through all blocks of its walk, losing the members whose walk ends early: none of the
 //! policies built on this changes a batch once it has started.
@@ -62,8 +62,9 @@ impl ModelShard {
         self.news.drain(..)
     }
 
-    /// Another matchmaker has come, which knows nothing: says anew, in the next settle, all that it is to know. What the shard holds comes
-    /// before what is there, so that a device is not granted before all have said what they hold of it.
+    /// Another matchmaker has come, which knows nothing: says anew, in the next settle, all that it is to know. What
+    /// the shard holds comes before what is there, so that a device is not granted before all have said what they hold
+    /// of it.
     pub fn resume(&mut self, epoch: Epoch) {
         self.last = GrantNumber::before(epoch).max(self.last);
         self.news.clear();
