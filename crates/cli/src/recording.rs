@@ -132,9 +132,13 @@ fn events(file: &Path) -> anyhow::Result<(Header, Recorded)> {
     };
     let header = events.header().clone();
     let mut recorded = Recorded::new(&header.setup).map_err(|problem| damaged(1, problem))?;
+    if header.shards > 1 {
+        let (file, shards) = (file.display(), header.shards);
+        bail!("{file}:1: {shards} shards recorded beside each other; `ripieno replay` reads that, `simulate` only one");
+    }
     let bar = ProgressBar::new(std::fs::metadata(file).map_or(0, |file| file.len()));
     bar.set_style(ProgressStyle::with_template("reading [{bar:30}] {bytes}/{total_bytes} {msg}")?);
-    while let Some((now, event)) = events.next()? {
+    while let Some((_, now, event)) = events.next()? {
         recorded.event(now, &event).map_err(|problem| damaged(events.line(), problem))?;
         if events.line().is_multiple_of(LINES) {
             bar.set_position(events.bytes());

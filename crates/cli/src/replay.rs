@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_report::Format;
 use ripieno_runtime::{Header, Replayed, replay};
-use ripieno_sched::{Options, Scheduler, build_served};
+use ripieno_sched::{Options, Served, build_shards};
 use std::path::PathBuf;
 
 /// Replay a recording of `ripieno serve --record FILE`: does the scheduler decide the same again?
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     }
 }
 
-fn scheduler(header: &Header) -> anyhow::Result<Box<dyn Scheduler>> {
+fn scheduler(header: &Header) -> anyhow::Result<Served> {
     let options: Options = serde_json::from_value(header.options.clone()).context("the options in its first line")?;
-    Ok(build_served(&header.policy, &header.setup, &options)?)
+    Ok(build_shards(&header.policy, &header.setup, &options, header.shards)?)
 }

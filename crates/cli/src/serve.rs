@@ -62,6 +62,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum)]
     objective: Option<Objective>,
 
+    /// Decide on so many threads, each for a part of the models, and one more that gives them devices: for more
+    /// requests than one core decides about. Policies of whole batches only.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    shards: u16,
+
     /// Serve models whose files lie outside of the repository, behind symbolic links.
     #[arg(long)]
     allow_symlinks: bool,
@@ -160,6 +165,7 @@ impl ServeArgs {
             devices: self.devices.clone(),
             options,
             policy,
+            shards: usize::from(self.shards),
             max_live: self.max_live as usize,
             max_devices: self.max_devices,
             record: self.record.clone(),

@@ -7,7 +7,7 @@ use ripieno_base::Nanos;
 use ripieno_repository::registry::Registry;
 use ripieno_repository::{LiveRepository, Progress, Target};
 use ripieno_runtime::{Engine, EngineConfig, Recording};
-use ripieno_sched::{Options, Setup, build_served, find};
+use ripieno_sched::{Options, Setup, build_shards, find};
 use ripieno_server::{Addresses, Server, ServerConfig};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,6 +21,8 @@ pub(crate) struct Service {
     pub(crate) devices: DeviceArgs,
     pub(crate) policy: String,
     pub(crate) options: Options,
+    /// In how many shards the scheduler runs.
+    pub(crate) shards: usize,
     /// The most live requests of all models.
     pub(crate) max_live: usize,
     /// The most devices at once, if some may come while it runs.
@@ -76,7 +78,7 @@ impl Service {
         }
         let limits = policy.needs(&self.options).served(most, self.max_live);
         let setup = Setup { models: Vec::new(), devices, limits };
-        let scheduler = build_served(&self.policy, &setup, &self.options)?;
+        let scheduler = build_shards(&self.policy, &setup, &self.options, self.shards)?;
         let mut config = EngineConfig::new(scheduler, setup, vec![target.engine.clone(); devices]);
         // One budget: what the front end has reserved, the runtime may hold.
         config.max_queued_bytes = self.config.max_bytes_in_flight;

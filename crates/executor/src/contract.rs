@@ -142,7 +142,7 @@ pub trait Device: Send + Sync {
     /// Has the thread of a lane that holds no task run `work`, soon and once; false if there is none, or it may not be soon.
     ///
     /// Whoever brings news of a request wakes a thread to decide about it. Where that is the thread that will run the request, too,
-    /// no other need be woken. Work that has been taken but not begun is not taken again: true is returned for it.
+    /// no other need be woken. The same work that has been taken but not begun is not taken again: true is returned for it.
     fn run_idle(&self, _work: &Work) -> bool {
         false
     }

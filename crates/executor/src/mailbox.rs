@@ -52,8 +52,8 @@ struct State {
     tasks: usize,
     /// Attachments queued.
     attachments: usize,
-    /// Whether work is queued.
-    works: bool,
+    /// The work that is queued.
+    work: Option<Work>,
     /// Whether the lane is at an attachment or a detachment, which may take its time.
     away: bool,
     closed: bool,
@@ -62,7 +62,7 @@ struct State {
 impl Mailbox {
     pub(crate) fn new(depth: usize) -> Mailbox {
         let queue = VecDeque::with_capacity(depth + MAX_ATTACHMENTS);
-        let state = State { queue, tasks: 0, attachments: 0, works: false, away: false, closed: false };
+        let state = State { queue, tasks: 0, attachments: 0, work: None, away: false, closed: false };
         let (arrived, attachment_taken) = (Condvar::new(), Condvar::new());
         Mailbox { depth, state: Mutex::new(state), stirred: AtomicBool::new(false), arrived, attachment_taken }
     }
@@ -99,15 +99,15 @@ impl Mailbox {
         self.stir();
     }
 
-    /// Queues work if the lane has nothing else to do. Whether it will begin soon.
+    /// Queues work if the lane has nothing else to do. Whether it will begin soon; if other work is queued, it may not.
     pub(crate) fn work(&self, work: &Work) -> bool {
         let mut state = self.state.lock();
-        if !state.works && state.tasks == 0 && !state.away && state.queue.is_empty() && !state.closed {
-            state.works = true;
+        if state.work.is_none() && state.tasks == 0 && !state.away && state.queue.is_empty() && !state.closed {
+            state.work = Some(Arc::clone(work));
             state.queue.push_back(Message::Work(Arc::clone(work)));
             self.stir();
         }
-        state.works
+        state.work.as_ref().is_some_and(|queued| Arc::ptr_eq(queued, work))
     }
 
     /// Waits for the next message, wide awake at first if it is expected `soon`; none once the mailbox is closed and empty.
@@ -126,7 +126,7 @@ impl Mailbox {
                 state.attachments -= 1;
                 self.attachment_taken.notify_one();
             }
-            Message::Work(_) => state.works = false,
+            Message::Work(_) => state.work = None,
             Message::Run(..) | Message::Detach(_) => {}
         }
         Some(message)
@@ -157,5 +157,21 @@ impl Mailbox {
         while !self.stirred.load(Ordering::Relaxed) && Instant::now() < until {
             thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_begins_soon_if_it_is_that_which_is_queued() {
+        let mailbox = Mailbox::new(1);
+        let works = [1, 2].map(|number| Arc::new(move || assert!(number > 0)) as Work);
+        let [first, second] = works;
+        assert!(mailbox.work(&first) && mailbox.work(&first));
+        assert!(!mailbox.work(&second), "whoever asks for it must look for another thread");
+        assert!(matches!(mailbox.receive(false), Some(Message::Work(_))));
+        assert!(mailbox.work(&second) && !mailbox.work(&first));
     }
 }

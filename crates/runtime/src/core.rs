@@ -2,15 +2,18 @@
 //! record.
 
 use crate::recorder::Recorder;
+use crate::shards::Link;
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Event, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
+use ripieno_sched::{Action, Control, Event, Grant, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
 /// Owns the scheduler and all that is said to it and by it.
 pub(crate) struct Core {
     scheduler: Box<dyn Scheduler>,
     outbox: Outbox,
     recorder: Option<Recorder>,
+    /// Where it asks for devices, if it is a shard.
+    link: Option<Link>,
     /// The last instant; the next one is later.
     now: Time,
     /// Whether there were inputs since the last settle.
@@ -18,8 +21,18 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(scheduler: Box<dyn Scheduler>, limits: &Limits, recorder: Option<Recorder>) -> Core {
-        Core { scheduler, outbox: Outbox::new(limits), recorder, now: Time(i64::MIN), dirty: false }
+    pub(crate) fn new(
+        scheduler: Box<dyn Scheduler>,
+        limits: &Limits,
+        recorder: Option<Recorder>,
+        link: Option<Link>,
+    ) -> Core {
+        Core { scheduler, outbox: Outbox::new(limits), recorder, link, now: Time(i64::MIN), dirty: false }
+    }
+
+    /// Whether the matchmaker has been told all that was decided; before it has, nothing further can be.
+    pub(crate) fn has_told(&mut self) -> bool {
+        self.link.as_mut().is_none_or(Link::has_told)
     }
 
     /// Begins an instant. The clock may stand still between two turns; the core's time may not, for it settles once
@@ -54,6 +67,11 @@ impl Core {
         self.scheduler.on_control(self.now, control);
     }
 
+    pub(crate) fn grant(&mut self, grant: Grant) {
+        self.input(|| Event::Grant(grant.to_frame()));
+        self.scheduler.on_grant(self.now, grant);
+    }
+
     fn input(&mut self, event: impl FnOnce() -> Event) {
         self.dirty = true;
         if let Some(recorder) = &mut self.recorder {
@@ -73,6 +91,9 @@ impl Core {
         assert!(self.scheduler.next_wakeup() > self.now, "a policy must not ask to be woken for what is past");
         if let Some(recorder) = &mut self.recorder {
             recorder.record(self.now, Event::of_settle(self.scheduler.as_ref(), &self.outbox));
+        }
+        if let Some(link) = &mut self.link {
+            link.tell(self.outbox.take_mail());
         }
     }
 

@@ -16,6 +16,7 @@ use crate::Failure;
 use crate::admission::ModelEntry;
 use crate::devices::{DeviceState, Shared};
 use crate::fleet::LostTask;
+use crate::mailbox::Mail;
 use crate::scheduler_loop::SchedulerLoop;
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_sched::{Control, Outcome, TaskDone};
@@ -52,7 +53,7 @@ impl SchedulerLoop {
     /// A device is to leave, or was `lost`; nothing if it has gone already.
     pub(crate) fn leave(&mut self, now: Time, id: DeviceId, lost: bool) {
         match (self.fleet.seats.state(id), lost) {
-            (Some(_), true) => self.lose(now, id, false),
+            (_, true) => self.lose_if_there(now, id, false),
             (Some(DeviceState::Serving), false) => {
                 self.fleet.seats.leave(id);
                 self.speeds.leave(id);
@@ -67,7 +68,9 @@ impl SchedulerLoop {
         while let Some(id) = self.fleet.hung(now) {
             tracing::error!(device = id.0, "a device does not end its task and is given up as lost");
             let again = self.fleet.seats.state(id) == Some(DeviceState::Serving);
-            self.lose(now, id, again);
+            // Before it can come again: whoever reads this later has it under its new name.
+            self.others.iter().for_each(|other| other.post(Mail::Hangs(id, again)));
+            self.lose_if_there(now, id, again);
         }
     }
 
@@ -112,9 +115,12 @@ impl SchedulerLoop {
         stranded
     }
 
-    fn lose(&mut self, now: Time, id: DeviceId, again: bool) {
-        if self.fleet.seats.state(id) == Some(DeviceState::Serving) {
-            self.core.control(Control::DeviceLeft(id));
+    /// Gives a device up, unless it has gone.
+    pub(crate) fn lose_if_there(&mut self, now: Time, id: DeviceId, again: bool) {
+        match self.fleet.seats.state(id) {
+            None => return,
+            Some(DeviceState::Serving) => self.core.control(Control::DeviceLeft(id)),
+            Some(_) => {}
         }
         let tasks = self.fleet.lose(id, again);
         self.speeds.leave(id);

@@ -19,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A device in a list that its user owns.
 pub(crate) type Shared = Arc<dyn Device>;
 
+/// A device that held nothing after a loop's last turn.
+pub(crate) type KnownIdle = Arc<Mutex<Option<Shared>>>;
+
 /// How a device is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceState {
@@ -87,6 +90,8 @@ struct Slot {
     /// None of an id that is free, or whose device is being opened.
     state: Option<DeviceState>,
     opening: bool,
+    /// Loops that give it tasks.
+    users: usize,
     /// Of one that was given up: another is opened in its place once it has ended.
     again: bool,
     /// None once it is being closed.
@@ -94,9 +99,10 @@ struct Slot {
 }
 
 impl DeviceTable {
-    /// Of these devices, and so many ids in all.
-    pub(crate) fn new(devices: &[Shared], ids: usize) -> DeviceTable {
-        let mut slots: Vec<Slot> = devices.iter().map(|device| Slot::serving(Arc::clone(device))).collect();
+    /// Of these devices, each for so many loops, and so many ids in all.
+    pub(crate) fn new(devices: &[Shared], users: usize, ids: usize) -> DeviceTable {
+        let serving = |device: &Shared| Slot { users, ..Slot::serving(Arc::clone(device)) };
+        let mut slots: Vec<Slot> = devices.iter().map(serving).collect();
         slots.resize(ids, Slot::default());
         DeviceTable { slots: Mutex::new(slots), freed: Condvar::new(), reopen: OnceLock::new() }
     }
@@ -126,12 +132,26 @@ impl DeviceTable {
         }
     }
 
+    /// A loop uses a device from now on.
     pub(crate) fn serve(&self, id: DeviceId, device: Shared) {
-        self.slots.lock()[id.index()] = Slot::serving(device);
+        let slot = &mut self.slots.lock()[id.index()];
+        let users = slot.users + 1;
+        *slot = Slot { users, ..Slot::serving(device) };
     }
 
+    /// What is lost stays so.
     pub(crate) fn set(&self, id: DeviceId, state: DeviceState) {
-        self.slots.lock()[id.index()].state = Some(state);
+        let known = &mut self.slots.lock()[id.index()].state;
+        *known = Some(if *known == Some(DeviceState::Lost) { DeviceState::Lost } else { state });
+    }
+
+    /// A loop uses a device no more. The last one has it end; if one of them lost it, it may be to come `again`.
+    pub(crate) fn part_with(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
+        let slot = &mut self.slots.lock()[id.index()];
+        (slot.users, slot.again) = (slot.users - 1, slot.again || again);
+        if slot.users == 0 {
+            self.close(id, slot.again);
+        }
     }
 
     /// Those that are there, or were and have not ended; not those that are being opened.
@@ -165,9 +185,8 @@ impl DeviceTable {
 
     /// Has a device end on a thread of its own, which may take as long as it likes. Its id is free then; if it is to come
     /// `again`, it is opened anew under it.
-    pub(crate) fn close(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
+    fn close(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
         let table = Arc::clone(self);
-        table.slots.lock()[id.index()].again = again;
         let end = move || {
             // Not in one statement: the lock would be held until the device has ended.
             let device = table.slots.lock()[id.index()].device.take();

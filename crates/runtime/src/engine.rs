@@ -1,41 +1,35 @@
 //! The handle that the front end holds: load models, submit jobs, drain, shut down.
 
 mod devices;
+mod start;
 
 use crate::admission::{Admission, Asked, ModelEntry};
 use crate::answer::{Answerer, Gate};
 use crate::clock::saturating_nanos;
-use crate::core::Core;
 use crate::devices::{DeviceState, DeviceTable, Shared};
-use crate::failures::FailureHistory;
-use crate::fleet::Fleet;
 use crate::hangs::HangBound;
-use crate::jobs::{Call, Hold, JobTable, Part};
-use crate::joiner::Joiner;
+use crate::jobs::{Call, Hold, Part};
 use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
-use crate::recorder::{Header, Recorder, VERSION};
 use crate::registry::Registry;
-use crate::scheduler_loop::SchedulerLoop;
-use crate::scheduler_thread::{SharedScheduler, takes_a_turn};
+use crate::schedulers::{Schedulers, Stopped, Threads};
+use crate::turns::takes_a_turn;
 use crate::{Clock, Job, Processes, Refused, ServedModel, split, suitable};
-use devices::open_all;
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Engine as Executor, Entry, LoadError};
 use ripieno_model::Profile;
-use ripieno_sched::{Limits, Policy, RequestClass, Scheduler, Setup, Speeds, fit_batches};
+use ripieno_sched::{Limits, Policy, RequestClass, Served, Setup, fit_batches};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// What an engine is made of.
 pub struct EngineConfig {
-    /// Decides; built for `setup`.
-    pub scheduler: Box<dyn Scheduler>,
+    /// Decides; built for `setup`. Each of its pieces has a thread of its own.
+    pub scheduler: Served,
     /// No models (they are loaded later), as many devices as `devices`, and the bounds of everything, of devices also that of
     /// those to come.
     pub setup: Setup,
@@ -67,10 +61,10 @@ impl EngineConfig {
     pub const MAX_QUEUED_BYTES: usize = 1 << 30;
 
     /// Serves with `scheduler`, which was built for `setup`, on `devices`; not recorded.
-    pub fn new(scheduler: Box<dyn Scheduler>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
+    pub fn new(scheduler: impl Into<Served>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
         let hang = HangBound::default();
-        EngineConfig { scheduler, setup, devices, max_queued_bytes, policy: None, record: None, hang }
+        EngineConfig { scheduler: scheduler.into(), setup, devices, max_queued_bytes, policy: None, record: None, hang }
     }
 }
 
@@ -118,6 +112,12 @@ pub enum ModelRefused {
     Stopped,
 }
 
+impl From<Stopped> for ModelRefused {
+    fn from(_: Stopped) -> ModelRefused {
+        ModelRefused::Stopped
+    }
+}
+
 /// Serves models: a cheap handle, shared by all threads of the front end.
 ///
 /// The last one to go answers what is still unanswered and joins the threads.
@@ -131,7 +131,6 @@ struct Inner {
     gate: Arc<Gate>,
     admission: Arc<Admission>,
     registry: Arc<Registry>,
-    mailbox: Arc<Mailbox>,
     metrics: Arc<[DeviceMetrics]>,
     turns: Arc<SchedulerMetrics>,
     devices: Arc<DeviceTable>,
@@ -141,9 +140,9 @@ struct Inner {
     attaching: RwLock<()>,
     /// One order at a time, so that they are bounded in the mailbox.
     orders: Mutex<()>,
-    scheduler: Arc<SharedScheduler>,
+    schedulers: Arc<Schedulers>,
     /// None once stopped.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Option<Threads>>,
 }
 
 /// An accepted job. Dropping it changes nothing.
@@ -164,67 +163,6 @@ impl Ticket {
 }
 
 impl Engine {
-    /// Opens the devices and starts the threads.
-    pub fn start(config: EngineConfig) -> Result<Engine, StartError> {
-        let setup = &config.setup;
-        let limits = setup.limits;
-        check(&config)?;
-        let (clock, gate, mailbox) = (Clock::start(), Arc::new(Gate::default()), Arc::new(Mailbox::new(&limits)));
-        let registry = Arc::new(Registry::new(limits.models));
-        let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
-        let scheduler = SharedScheduler::new(clock, Arc::clone(&mailbox));
-        let devices = Arc::new(DeviceTable::new(&open_all(&config.devices, &scheduler, &limits)?, limits.devices));
-        let recorder = config.record.as_ref().map(|recording| record(recording, setup)).transpose()?;
-        let turns = Arc::new(SchedulerMetrics::default());
-        let turning = SchedulerLoop {
-            clock,
-            turns: Arc::clone(&turns),
-            mailbox: Arc::clone(&mailbox),
-            registry: Arc::clone(&registry),
-            core: Core::new(config.scheduler, &limits, recorder),
-            jobs: JobTable::new(limits.requests),
-            fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
-            joiner: Joiner::start().map_err(StartError::Thread)?,
-            models: (0..limits.models).map(|_| None).collect(),
-            failures: FailureHistory::default(),
-            speeds: Speeds::new(limits.devices, setup.devices),
-            withdrawals: Vec::with_capacity(limits.requests),
-            doubted: Vec::new(),
-            leaving: Vec::new(),
-            dismissing: false,
-            stopped: false,
-            inbox: Vec::new(),
-        };
-        let (inside, shared) = (Arc::clone(&gate), Arc::clone(&scheduler));
-        let builder = thread::Builder::new().name("ripieno-scheduler".to_owned());
-        let handle = builder.spawn(move || shared.run(turning, inside)).map_err(StartError::Thread)?;
-        let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
-        let inner = Arc::new(Inner {
-            clock,
-            limits,
-            policy: config.policy,
-            gate,
-            admission,
-            registry,
-            mailbox,
-            metrics,
-            turns,
-            devices,
-            executor: config.devices.first().cloned(),
-            attaching: RwLock::new(()),
-            orders: Mutex::new(()),
-            scheduler,
-            thread: Mutex::new(Some(handle)),
-        });
-        let engine = Arc::downgrade(&inner);
-        inner.devices.on_end(Box::new(move |id| {
-            if let Some(inner) = engine.upgrade() {
-                Engine(inner).reopen(id);
-            }
-        }));
-        Ok(Engine(inner))
-    }
-
     /// Serves a model from now on; its id stays its own until it is unloaded and its last request has ended.
     ///
     /// `model.drop` is the core's rule and set by the caller: with `answer_late` it should be `DropRule::Never`, or
@@ -235,7 +173,7 @@ impl Engine {
             fit_batches(&mut served.model, policy);
         }
         let inner = &self.0;
-        if inner.thread.lock().is_none() {
+        if inner.threads.lock().is_none() {
             return Err(ModelRefused::Stopped);
         }
         let _no_device_comes = inner.attaching.read();
@@ -244,7 +182,7 @@ impl Engine {
         inner.devices.open().iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
         let entry = Arc::new(ModelEntry::new(&served));
         let _one_at_a_time = inner.orders.lock();
-        self.order(Order::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
+        self.0.schedulers.order_of(id, Order::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
         inner.registry.serve(id, entry);
         Ok(id)
     }
@@ -256,7 +194,7 @@ impl Engine {
         if !self.0.registry.leave(id) {
             return Err(ModelRefused::NotLoaded);
         }
-        self.order(Order::Unload(id))
+        Ok(self.0.schedulers.order_of(id, Order::Unload(id))?)
     }
 
     /// Plans with a new latency profile of one block from now on: that of its longest requests, where lengths matter. What
@@ -271,7 +209,7 @@ impl Engine {
         if !entry.unfolds {
             suitable::check_profile(&entry.name, &profile, entry.max_batch).map_err(ModelRefused::Unsuitable)?;
         }
-        self.order(Order::Profile { id, block, profile })
+        Ok(self.0.schedulers.order_of(id, Order::Profile { id, block, profile })?)
     }
 
     /// Accepts a job, which will be answered exactly once, or refuses it, and then `on_answer` is not called.
@@ -308,8 +246,9 @@ impl Engine {
             class: RequestClass { client: job.client, priority: job.priority, ..RequestClass::default() },
             permit,
         };
-        let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(&self.0.mailbox) };
-        self.0.scheduler.on_request(Box::new(call));
+        let scheduler = self.0.schedulers.of_model(job.model);
+        let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
+        scheduler.on_request(Box::new(call));
         Ok(ticket)
     }
 
@@ -324,7 +263,7 @@ impl Engine {
         }
         let _one_at_a_time = self.0.orders.lock();
         // If the thread has stopped meanwhile, it has answered everything.
-        let _ = self.order(Order::Dismiss);
+        let _ = self.0.schedulers.order_all(|_| Order::Dismiss);
         false
     }
 
@@ -333,9 +272,9 @@ impl Engine {
         self.0.stop();
     }
 
-    /// Whether the scheduler thread runs; false after a shutdown or a crash.
+    /// Whether the scheduler's threads run; false after a shutdown or a crash.
     pub fn is_alive(&self) -> bool {
-        !self.0.mailbox.is_closed()
+        self.0.schedulers.are_alive()
     }
 
     /// Jobs that await their answer.
@@ -381,25 +320,16 @@ impl Engine {
     pub fn scheduler_metrics(&self) -> SchedulerSnapshot {
         self.0.turns.snapshot()
     }
-
-    /// Gives an order and waits until it is carried out. The caller holds the order lock.
-    fn order(&self, order: Order) -> Result<(), ModelRefused> {
-        let (confirm, confirmed) = sync_channel(1);
-        self.0.mailbox.post(Mail::Order(order, confirm));
-        confirmed.recv().map_err(|_| ModelRefused::Stopped)
-    }
 }
 
 impl Inner {
     fn stop(&self) {
         self.gate.close();
-        let Some(scheduler) = self.thread.lock().take() else { return };
-        self.mailbox.post(Mail::Stop);
-        let devices = Arc::clone(&self.devices);
+        let Some(threads) = self.threads.lock().take() else { return };
+        self.schedulers.stop();
+        let (devices, schedulers) = (Arc::clone(&self.devices), Arc::clone(&self.schedulers));
         let end = move || {
-            if scheduler.join().is_err() {
-                tracing::error!("the scheduler thread panicked; all clients were answered");
-            }
+            schedulers.join(threads);
             devices.close_all();
         };
         // The last handle may be dropped by an answer's receiver, on one of the very threads that are to end.
@@ -416,48 +346,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Ids of models and devices have 16 bits.
-const ID_SPACE: usize = 1 << 16;
-
-fn check(config: &EngineConfig) -> Result<(), StartError> {
-    let (setup, limits) = (&config.setup, &config.setup.limits);
-    let fault = |text: String| Err(StartError::Config(text));
-    if !setup.models.is_empty() {
-        return fault("an engine starts without models; load them afterwards".to_owned());
-    }
-    if setup.devices != config.devices.len() || setup.devices > limits.devices {
-        return fault(format!(
-            "the scheduler is built for {} devices (at most {}), but {} are given",
-            setup.devices,
-            limits.devices,
-            config.devices.len()
-        ));
-    }
-    if limits.requests == 0
-        || limits.requests >= u32::MAX as usize
-        || limits.batch == 0
-        || limits.depth == 0
-        || limits.lanes == 0
-    {
-        return fault("the bounds of requests, batch, lanes and depth must be at least 1".to_owned());
-    }
-    if limits.models > ID_SPACE || limits.devices > ID_SPACE {
-        return fault(format!("there are ids for {ID_SPACE} models and as many devices; lower the bounds"));
-    }
-    Ok(())
-}
-
-fn record(recording: &Recording, setup: &Setup) -> Result<Recorder, StartError> {
-    let header = Header {
-        ripieno_recording: VERSION,
-        policy: recording.policy.clone(),
-        options: recording.options.clone(),
-        setup: setup.clone(),
-    };
-    let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };
-    Recorder::start(&recording.path, &header).map_err(failed)
 }
 
 /// What a job is to the core: batches of rows, or one sequence or graph, which is checked here.

@@ -1,9 +1,10 @@
 //! Driver B: wall time. Runs a scheduler of `ripieno-sched` against real devices.
 //!
-//! Threads: the front end's own threads admit requests and put them into the mailbox; one loop
-//! (`scheduler_loop.rs`) decides, in turns that its own thread and those of devices take (`scheduler_thread.rs`); each device
-//! has threads of its executor; a joiner puts together the answers of
-//! requests that were larger than a batch; a recorder writes, if asked to. All of them talk in bounded queues.
+//! Threads: the front end's own threads admit requests and put them into the mailbox; one loop (`scheduler_loop.rs`)
+//! decides, in turns that its own thread and those of devices take (`scheduler_thread.rs`), or several do, each for its
+//! models, and a matchmaker gives them devices (`shards/`); each device has threads of its executor; a joiner puts
+//! together the answers of requests that were larger than a batch; a recorder writes, if asked to. All of them talk in
+//! bounded queues.
 
 mod admission;
 mod answer;
@@ -29,13 +30,16 @@ mod registry;
 mod replay;
 mod scheduler_loop;
 mod scheduler_thread;
+mod schedulers;
 mod seats;
 mod shapes;
 mod sharded;
+mod shards;
 mod split;
 mod suitable;
 #[cfg(test)]
 mod testing;
+mod turns;
 mod wakeup;
 
 pub use api::{Answer, Answered, Failure, Job, OnStep, Processes, Refused, ServedModel, Step};

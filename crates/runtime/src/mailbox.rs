@@ -2,7 +2,8 @@
 //!
 //! One bounded queue without locks. It can never be full, so nothing mandatory is ever lost or waited for: every kind
 //! of mail is bounded by something that its sender must hold first. A submission and a cancellation hold the slots of
-//! their request until they have been read, a result holds its task, and orders are sent one at a time.
+//! their request until they have been read, a result holds its task, a grant holds a device slot, orders are sent one
+//! at a time, and each of several shards says once of a device that it hangs, and once that all end.
 //!
 //! It is also the completion queue of all devices: the end of a task is one push from the device's thread, which then takes
 //! the scheduler's turn itself if it can, or wakes the scheduler's thread if that sleeps. docs/adr/0007-completions.md says how a device whose end shows in pinned memory
@@ -12,17 +13,18 @@ use crate::admission::ModelEntry;
 use crate::devices::Shared;
 use crate::jobs::Call;
 use crate::parking::Parking;
+use crate::turns::Inbox;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
 use ripieno_model::{Model, Profile};
-use ripieno_sched::Limits;
+use ripieno_sched::{Grant, Limits};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Orders in the queue at once: one from the holder of the engine's order lock, one to stop, and one to spare.
-const ORDERS: usize = 3;
+/// Orders in the queue at once: one from the holder of the engine's order lock, two to stop, and one to spare.
+const ORDERS: usize = 4;
 
 /// A message to the scheduler.
 pub(crate) enum Mail {
@@ -32,6 +34,10 @@ pub(crate) enum Mail {
     Cancel(RequestSlot),
     /// A device has ended a task.
     Done(DeviceId, TaskResult),
+    /// The matchmaker gives a model a device.
+    Grant(Grant),
+    /// Another shard found that a device hangs; if it ends after all it comes again, or not.
+    Hangs(DeviceId, bool),
     /// An order, to be confirmed through the sender once it is carried out.
     Order(Order, SyncSender<()>),
     /// End the thread.
@@ -57,13 +63,15 @@ pub(crate) enum Order {
 /// The scheduler's one inbox.
 pub(crate) struct Mailbox {
     queue: ArrayQueue<Mail>,
-    pub(crate) parking: Parking,
+    parking: Parking,
     closed: AtomicBool,
 }
 
 impl Mailbox {
-    pub(crate) fn new(limits: &Limits) -> Mailbox {
-        let capacity = 2 * limits.requests + limits.tasks() + ORDERS;
+    /// Of one of so many shards.
+    pub(crate) fn new(limits: &Limits, shards: usize) -> Mailbox {
+        let others = (shards - 1) * (limits.devices + 1);
+        let capacity = 2 * limits.requests + 2 * limits.tasks() + ORDERS + others;
         Mailbox { queue: ArrayQueue::new(capacity), parking: Parking::default(), closed: AtomicBool::new(false) }
     }
 
@@ -73,32 +81,13 @@ impl Mailbox {
         self.call();
     }
 
-    /// Leaves `mail` for the next turn, whoever takes it. Unless the sender does, [`Mailbox::call`] must follow.
+    /// Leaves `mail` for the next turn, whoever takes it. Unless the sender does, [`Inbox::call`] must follow.
     pub(crate) fn put(&self, mail: Mail) {
         assert!(self.queue.push(mail).is_ok(), "the mailbox is sized for all mail that can exist");
     }
 
-    /// Has the scheduler thread look after the mail.
-    pub(crate) fn call(&self) {
-        self.parking.wake();
-        // The scheduler thread closes, then discards. Mail that came too late for its discard is discarded here.
-        if self.closed.load(Ordering::SeqCst) {
-            self.discard();
-        }
-    }
-
     pub(crate) fn pop(&self) -> Option<Mail> {
         self.queue.pop()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    /// Drops everything in it and all that will be posted.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.discard();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -109,5 +98,28 @@ impl Mailbox {
         while let Some(mail) = self.queue.pop() {
             drop(mail);
         }
+    }
+}
+
+impl Inbox for Mailbox {
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    fn parking(&self) -> &Parking {
+        &self.parking
+    }
+
+    fn call(&self) {
+        self.parking.wake();
+        // The scheduler thread closes, then discards. Mail that came too late for its discard is discarded here.
+        if self.closed.load(Ordering::SeqCst) {
+            self.discard();
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.discard();
     }
 }

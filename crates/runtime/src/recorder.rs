@@ -1,9 +1,9 @@
 //! Writes down everything that a scheduler is told and decides, so that a live run can be replayed.
 //!
 //! A file of JSON lines: a header with the setup and the policy, then one line an event with its time, then a line that
-//! says whether it is complete. Writing happens on a thread of its own behind a bounded queue. If the disk cannot keep
-//! up the recording ends there, marked as truncated: what is missing in the middle could not be replayed anyway, and
-//! the scheduler never waits.
+//! says whether it is complete. Shards write into one file, the lines of each in its order. Writing happens on a thread
+//! of its own behind a bounded queue. If the disk cannot keep up the recording ends there, marked as truncated: what is
+//! missing in the middle could not be replayed anyway, and the scheduler never waits.
 
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
@@ -31,6 +33,18 @@ pub struct Header {
     pub options: serde_json::Value,
     /// What the scheduler was built for.
     pub setup: Setup,
+    /// In how many shards it ran; 1 in one piece.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub shards: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks by reference")]
+fn is_one(shards: &usize) -> bool {
+    *shards == 1
 }
 
 /// A further line.
@@ -39,6 +53,8 @@ pub struct Header {
 pub(crate) enum Line {
     /// Something was told or decided.
     At(Time, Event),
+    /// By the shard with this number, if it is not the first.
+    Of(usize, Time, Event),
     /// The last line; true if events are missing after the line before.
     End {
         /// Whether the recording is incomplete.
@@ -46,46 +62,56 @@ pub(crate) enum Line {
     },
 }
 
-/// Takes events from the scheduler thread.
+/// Takes the events of one shard.
 pub(crate) struct Recorder {
-    /// None once the queue has overflowed.
+    shard: usize,
+    /// None once the queue has overflowed. Goes before the file, which waits for all of them to go.
     sender: Option<SyncSender<Line>>,
+    file: Arc<RecordingFile>,
+}
+
+/// The file that the shards of a server write into.
+struct RecordingFile {
+    /// Whether events are missing.
+    truncated: Arc<AtomicBool>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// Creates the file and starts the writer.
-    pub(crate) fn start(path: &Path, header: &Header) -> io::Result<Recorder> {
+    /// Creates the file and starts the writer. A recorder for each shard.
+    pub(crate) fn start(path: &Path, header: &Header) -> io::Result<Vec<Recorder>> {
         let mut file = BufWriter::new(File::create(path)?);
         write_line(&mut file, header)?;
         let (sender, receiver) = sync_channel(QUEUED);
+        let truncated = Arc::new(AtomicBool::new(false));
+        let missing = Arc::clone(&truncated);
         let write = move || {
-            if let Err(error) = write_all(file, &receiver) {
+            if let Err(error) = write_all(file, &receiver, &missing) {
                 tracing::error!(%error, "the recording ends early");
             }
         };
         let writer = thread::Builder::new().name("ripieno-recorder".to_owned()).spawn(write)?;
-        Ok(Recorder { sender: Some(sender), writer: Some(writer) })
+        let file = Arc::new(RecordingFile { truncated, writer: Some(writer) });
+        let recorder = |shard| Recorder { shard, sender: Some(sender.clone()), file: Arc::clone(&file) };
+        Ok((0..header.shards).map(recorder).collect())
     }
 
     /// Queues an event; never waits.
     pub(crate) fn record(&mut self, now: Time, event: Event) {
+        let line = if self.shard == 0 { Line::At(now, event) } else { Line::Of(self.shard, now, event) };
         if let Some(sender) = &self.sender
-            && sender.try_send(Line::At(now, event)).is_err()
+            && sender.try_send(line).is_err()
         {
             tracing::warn!("the disk is too slow for the recording, which ends here");
+            self.file.truncated.store(true, Ordering::Release);
             self.sender = None;
         }
     }
 }
 
-impl Drop for Recorder {
-    /// Waits until everything is written. The writer sees the end marker only if nothing was left out.
+impl Drop for RecordingFile {
+    /// Waits until everything is written.
     fn drop(&mut self) {
-        if let Some(sender) = self.sender.take() {
-            // The writer is gone only after an error that it has reported.
-            let _ = sender.send(Line::End { truncated: false });
-        }
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
         {
@@ -94,15 +120,12 @@ impl Drop for Recorder {
     }
 }
 
-fn write_all(mut file: impl Write, lines: &Receiver<Line>) -> io::Result<()> {
-    let mut complete = false;
+/// Writes what comes until nobody is left to send any.
+fn write_all(mut file: impl Write, lines: &Receiver<Line>, truncated: &AtomicBool) -> io::Result<()> {
     for line in lines {
-        complete = matches!(line, Line::End { .. });
         write_line(&mut file, &line)?;
     }
-    if !complete {
-        write_line(&mut file, &Line::End { truncated: true })?;
-    }
+    write_line(&mut file, &Line::End { truncated: truncated.load(Ordering::Acquire) })?;
     file.flush()
 }
 
@@ -116,18 +139,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recording_without_its_end_is_marked_truncated() {
-        for (complete, expected) in [(true, r#"{"end":{"truncated":false}}"#), (false, r#"{"end":{"truncated":true}}"#)]
+    fn a_recording_that_lacks_events_is_marked_truncated() {
+        for (truncated, expected) in
+            [(false, r#"{"end":{"truncated":false}}"#), (true, r#"{"end":{"truncated":true}}"#)]
         {
             let (sender, receiver) = sync_channel(4);
             let settle = Event::Settle { actions: Vec::new(), members: Vec::new(), nodes: Vec::new() };
             sender.send(Line::At(Time(7), settle)).unwrap();
-            if complete {
-                sender.send(Line::End { truncated: false }).unwrap();
-            }
             drop(sender);
             let mut written = Vec::new();
-            write_all(&mut written, &receiver).unwrap();
+            write_all(&mut written, &receiver, &AtomicBool::new(truncated)).unwrap();
             let text = String::from_utf8(written).unwrap();
             assert_eq!(text.lines().next_back(), Some(expected));
             assert_eq!(text.lines().count(), 2);

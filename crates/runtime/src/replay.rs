@@ -5,7 +5,7 @@
 
 use crate::recorder::{Header, Line, VERSION};
 use ripieno_base::Time;
-use ripieno_sched::{Event, Outbox, Scheduler};
+use ripieno_sched::{Event, Outbox, Served};
 use serde::de::Error;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -79,19 +79,21 @@ pub enum ReplayError {
     },
 }
 
-/// Replays the recording in `path` through the scheduler that `build` makes for its header.
-pub fn replay<E: std::fmt::Display>(
+/// Replays the recording in `path` through the scheduler that `build` makes for its header, in as many shards.
+pub fn replay<S: Into<Served>, E: std::fmt::Display>(
     path: &Path,
-    build: impl FnOnce(&Header) -> Result<Box<dyn Scheduler>, E>,
+    build: impl FnOnce(&Header) -> Result<S, E>,
 ) -> Result<Replayed, ReplayError> {
     let mut events = Events::open(path)?;
     let header = events.header();
-    let mut scheduler = build(header)
+    let built = build(header)
         .map_err(|error| ReplayError::Build { policy: header.policy.clone(), error: error.to_string() })?;
+    let mut shards = built.into().pieces;
     let mut out = Outbox::new(&header.setup.limits);
     let mut replayed = Replayed { inputs: 0, settles: 0, truncated: true, difference: None };
-    while let Some((now, event)) = events.next()? {
-        if let Err(decided) = event.replay(now, scheduler.as_mut(), &mut out) {
+    while let Some((shard, now, event)) = events.next()? {
+        let shard = shards.get_mut(shard).ok_or_else(|| events.unknown(shard))?;
+        if let Err(decided) = event.replay(now, shard.as_mut(), &mut out) {
             replayed.difference = Some(Difference { line: events.line(), now, recorded: event, decided });
             break;
         }
@@ -134,17 +136,24 @@ impl Events {
         &self.header
     }
 
-    /// The next event with its instant; none at the end, be it the recording's own or where it was cut off.
+    /// The next event with its shard, from 0, and its instant; none at the end, be it the recording's own or where it
+    /// was cut off. Instants go on within a shard; those of different shards lie beside each other.
     #[allow(clippy::should_implement_trait, reason = "an iterator could not end with an error")]
-    pub fn next(&mut self) -> Result<Option<(Time, Event)>, ReplayError> {
+    pub fn next(&mut self) -> Result<Option<(usize, Time, Event)>, ReplayError> {
         match self.lines.next()? {
-            Some(Line::At(now, event)) => Ok(Some((now, event))),
+            Some(Line::At(now, event)) => Ok(Some((0, now, event))),
+            Some(Line::Of(shard, now, event)) => Ok(Some((shard, now, event))),
             Some(Line::End { truncated }) => {
                 self.truncated = truncated;
                 Ok(None)
             }
             None => Ok(None),
         }
+    }
+
+    fn unknown(&self, shard: usize) -> ReplayError {
+        let error = serde_json::Error::custom(format!("there is no shard {shard}"));
+        ReplayError::Line { path: self.lines.path.clone(), line: self.line(), error }
     }
 
     /// The line of the file, from 1, that was read last.

@@ -1,9 +1,10 @@
 //! The loop that decides: it owns the scheduler, the live requests, their timers and the devices.
 //!
-//! One owner, because all of it changes with every request and every decision; messages in, calls out. Each turn reads the
-//! clock once to decide: mail, expired requests and withdrawals are told to the core at that instant, the core decides, the
-//! decisions are performed. A turn takes at most [`MAILS_A_TURN`] messages, so that timers are looked at often however
-//! much comes in. Whose thread takes a turn, and when, is for `scheduler_thread.rs` to say.
+//! One owner, because all of it changes with every request and every decision; messages in, calls out. Each turn reads
+//! the clock once to decide: mail, expired requests and withdrawals are told to the core at that instant, the core
+//! decides, the decisions are performed. A turn takes at most [`MAILS_A_TURN`] messages, so that timers are looked at
+//! often however much comes in. Whose thread takes a turn, and when, is for `scheduler_thread.rs` to say. Where there
+//! are several loops, each has its models, and a device that was granted to it (docs/adr/0023).
 //!
 //! Invariants: the outbox is performed whole before the next input; a client is answered at most once, by the type of
 //! its [`Answerer`](crate::answer::Answerer); a slot is given back only when its call is answered, the core has ended
@@ -11,6 +12,7 @@
 
 use crate::admission::ModelEntry;
 use crate::core::Core;
+use crate::devices::KnownIdle;
 use crate::ending::Ending;
 use crate::failures::FailureHistory;
 use crate::fleet::{EndedTask, Fleet, Start, stop_waiting};
@@ -20,6 +22,7 @@ use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::SchedulerMetrics;
 use crate::registry::Registry;
 use crate::shapes::Shapes;
+use crate::turns::Looped;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, TaskResult};
@@ -35,6 +38,9 @@ pub(crate) struct SchedulerLoop {
     pub(crate) clock: Clock,
     pub(crate) turns: Arc<SchedulerMetrics>,
     pub(crate) mailbox: Arc<Mailbox>,
+    /// Of the other shards.
+    pub(crate) others: Vec<Arc<Mailbox>>,
+    pub(crate) idle: KnownIdle,
     pub(crate) registry: Arc<Registry>,
     pub(crate) core: Core,
     pub(crate) jobs: JobTable,
@@ -79,9 +85,29 @@ impl KnownModel {
     }
 }
 
+impl Looped for SchedulerLoop {
+    type Inbox = Mailbox;
+
+    fn turn(&mut self) -> Time {
+        let due = self.decide();
+        let (idle, mut known) = (self.fleet.seats.idle(), self.idle.lock());
+        if idle.map(Arc::as_ptr).map(<*const _>::cast::<()>) != known.as_ref().map(Arc::as_ptr).map(<*const _>::cast) {
+            *known = idle.cloned();
+        }
+        due
+    }
+
+    fn has_ended(&self) -> bool {
+        self.stopped
+    }
+}
+
 impl SchedulerLoop {
     /// Takes in what has come, decides and performs. When the next turn is due, if no mail comes before.
-    pub(crate) fn turn(&mut self) -> Time {
+    fn decide(&mut self) -> Time {
+        if !self.core.has_told() {
+            return Time::ORIGIN;
+        }
         let mut inbox = std::mem::take(&mut self.inbox);
         inbox.extend(std::iter::from_fn(|| self.mailbox.pop()).take(MAILS_A_TURN));
         let begun = self.clock.now();
@@ -119,6 +145,8 @@ impl SchedulerLoop {
             Mail::Submit(call) => self.admit(now, call),
             Mail::Cancel(lead) => self.cancel(now, lead),
             Mail::Done(device, result) => self.land(now, device, result),
+            Mail::Grant(grant) => self.core.grant(grant),
+            Mail::Hangs(id, again) => self.lose_if_there(now, id, again),
             Mail::Order(order, confirm) => self.obey(now, order, &confirm),
             Mail::Stop => {
                 self.dismiss(now);

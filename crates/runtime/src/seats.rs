@@ -66,14 +66,14 @@ impl Seats {
     /// Lets go of a device that holds nothing.
     pub(crate) fn part_with(&mut self, id: DeviceId) {
         self.seats[id.index()] = Seat::default();
-        self.table.close(id, false);
+        self.table.part_with(id, false);
     }
 
     /// Gives a device up. If it ends after all it comes `again`.
     pub(crate) fn lose(&mut self, id: DeviceId, again: bool) -> Shared {
         let device = std::mem::take(&mut self.seats[id.index()]).device.expect("only who is there is lost");
         self.table.set(id, DeviceState::Lost);
-        self.table.close(id, again);
+        self.table.part_with(id, again);
         device
     }
 

@@ -1,5 +1,6 @@
 //! What a scheduler may do: a few verbs, and the outbox that carries them to the driver.
 
+use crate::ToMatchmaker;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 
 /// A decision.
@@ -74,6 +75,8 @@ const _: () = assert!(size_of::<Action>() <= 32);
 pub struct Outbox {
     actions: Vec<Action>,
     capacity: usize,
+    /// What a shard tells its matchmaker.
+    pub(crate) mail: Vec<ToMatchmaker>,
 }
 
 impl Outbox {
@@ -83,7 +86,9 @@ impl Outbox {
     /// cancellation.
     pub fn new(limits: &crate::Limits) -> Outbox {
         let capacity = limits.requests + 2 * limits.tasks();
-        Outbox { actions: Vec::with_capacity(capacity), capacity }
+        // A shard offers each model once, and of each device slot tells what is sent and what comes back.
+        let mail = Vec::with_capacity(limits.models + 2 * limits.tasks());
+        Outbox { actions: Vec::with_capacity(capacity), capacity, mail }
     }
 
     /// Adds an action. Exceeding the bound is a bug of the policy.
@@ -109,8 +114,14 @@ impl Outbox {
         out.actions.append(&mut self.actions);
     }
 
+    /// Takes what a shard tells its matchmaker, in order; nothing of what runs in one piece.
+    pub fn take_mail(&mut self) -> impl Iterator<Item = ToMatchmaker> {
+        self.mail.drain(..)
+    }
+
     /// Empties the outbox.
     pub fn clear(&mut self) {
         self.actions.clear();
+        self.mail.clear();
     }
 }

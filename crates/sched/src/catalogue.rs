@@ -5,7 +5,7 @@
 
 use crate::knobs::{BuildError, Knobs, Options};
 use crate::policy::{Chains, Form, Policy};
-use crate::shard::Halves;
+use crate::shard::{Halves, Matchmaker};
 use crate::{Scheduler, Setup, admission, policies};
 use ripieno_model::{Model, Walk};
 use std::fmt;
@@ -46,9 +46,44 @@ pub fn build(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Sch
 /// Builds the policy of this name as a server runs it: behind a door that refuses what no schedule is likely to answer in
 /// time and what exceeds its share, and that keeps requests of different shapes apart.
 pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<dyn Scheduler>, BuildError> {
-    let inner = Setup { limits: admission::widen(&setup.limits), ..setup.clone() };
+    let inner = Setup { limits: admission::widen(&setup.limits, 1), ..setup.clone() };
     let policy = build(name, &inner, options)?;
-    Ok(admission::guard(policy, find(name)?.needs(options), setup))
+    Ok(admission::guard(policy, find(name)?.needs(options), setup, (0, 1)))
+}
+
+/// A policy as a server runs it, in one piece or in several that run beside each other.
+pub struct Served {
+    /// Each with a door; a model belongs to the one that [`shard_of`](crate::shard_of) says.
+    pub pieces: Vec<Box<dyn Scheduler>>,
+    /// Gives devices to the pieces, if there are several.
+    pub matchmaker: Option<Matchmaker>,
+}
+
+impl From<Box<dyn Scheduler>> for Served {
+    fn from(scheduler: Box<dyn Scheduler>) -> Served {
+        Served { pieces: vec![scheduler], matchmaker: None }
+    }
+}
+
+impl<S: Scheduler + 'static> From<Box<S>> for Served {
+    fn from(scheduler: Box<S>) -> Served {
+        Served::from(scheduler as Box<dyn Scheduler>)
+    }
+}
+
+/// Builds the policy of this name as a server runs it in so many shards; one is what [`build_served`] builds.
+pub fn build_shards(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Served, BuildError> {
+    if shards <= 1 {
+        return Ok(build_served(name, setup, options)?.into());
+    }
+    let inner = Setup { limits: admission::widen(&setup.limits, shards), ..setup.clone() };
+    if inner.limits.models > ID_SPACE {
+        return Err(BuildError::Setup(format!("{shards} shards need more than {ID_SPACE} ids of models; run fewer")));
+    }
+    let Halves { shards: halves, matchmaker } = build_halves(name, &inner, options, shards)?;
+    let needs = find(name)?.needs(options);
+    let piece = |(number, shard)| admission::guard(Box::new(shard), needs, setup, (number, shards));
+    Ok(Served { pieces: halves.into_iter().enumerate().map(piece).collect(), matchmaker: Some(matchmaker) })
 }
 
 /// Builds the policy of this name in two halves, for threads of their own: shards, to which models go in turn by their
@@ -56,10 +91,17 @@ pub fn build_served(name: &str, setup: &Setup, options: &Options) -> Result<Box<
 pub fn build_halves(name: &str, setup: &Setup, options: &Options, shards: usize) -> Result<Halves, BuildError> {
     let (form, knobs) = checked(name, setup, options)?;
     match form {
-        Form::OnePiece(_) => Err(BuildError::Setup(format!("policy {name:?} does not run in shards"))),
+        Form::OnePiece(_) => {
+            let sharded: Vec<_> = CATALOGUE.iter().filter(|other| other.is_sharded()).map(|other| other.name).collect();
+            let sharded = sharded.join(", ");
+            Err(BuildError::Setup(format!("policy {name:?} does not run in shards; these do: {sharded}")))
+        }
         Form::Shards(rules) => policies::halves(setup, &knobs, rules(setup, &knobs)?, shards.max(1)),
     }
 }
+
+/// Ids of models have 16 bits.
+const ID_SPACE: usize = 1 << 16;
 
 /// How the policy is built, and its options, if it serves the setup with them.
 fn checked<'a>(name: &str, setup: &Setup, options: &'a Options) -> Result<(Form, Knobs<'a>), BuildError> {

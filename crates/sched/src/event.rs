@@ -1,6 +1,6 @@
 //! Inputs as values: what a recorder writes and a replay reads.
 
-use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
+use crate::{Action, Control, Frame, Grant, Outbox, Outcome, Request, Scheduler, TaskDone};
 use ripieno_base::{BlockId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 
@@ -33,6 +33,8 @@ pub enum Event {
     },
     /// [`Scheduler::on_control`].
     Control(Control),
+    /// [`Scheduler::on_grant`], as [`Grant::to_frame`].
+    Grant(Frame),
     /// [`Scheduler::settle`] and all that it decided: the actions, and the members of each start in their order.
     Settle {
         /// The actions.
@@ -68,6 +70,8 @@ impl Event {
                 scheduler.on_task_done(now, &TaskDone { task: *task, outcome: *outcome, ended, skips });
             }
             Event::Control(control) => scheduler.on_control(now, control.clone()),
+            // What is no grant in a damaged file shows as a difference in what follows.
+            Event::Grant(frame) => drop(Grant::from_frame(frame).map(|grant| scheduler.on_grant(now, grant))),
             Event::Settle { .. } => {
                 out.clear();
                 scheduler.settle(now, out);

@@ -45,7 +45,7 @@ mod serving;
 mod shard;
 
 pub use action::{Action, Outbox, Why};
-pub use catalogue::{CATALOGUE, build, build_halves, build_served, find};
+pub use catalogue::{CATALOGUE, Served, build, build_halves, build_served, build_shards, find};
 pub use event::Event;
 pub use knobs::{BuildError, Knob, OptionValue, Options};
 pub use limits::{Limits, Setup};
@@ -56,4 +56,7 @@ pub use parts::speeds::Speeds;
 pub use policy::{Chains, Needs, Policy};
 pub use scheduler::{Control, Outcome, Prediction, Request, RequestClass, Scheduler, Shape, TaskDone};
 pub use serving::{Choice, Kind, Objective, choose, fit_batches, served_options};
-pub use shard::{Grant, Halves, Matchmaker, ModelShard, Offer, Post, Release, Sent, ToMatchmaker};
+pub use shard::{
+    Epoch, Frame, Garbled, Grant, Halves, Holding, Loaded, Matchmaker, ModelShard, Offer, Release, Sent, Standing,
+    ToMatchmaker, shard_of,
+};

@@ -1,6 +1,6 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
-use crate::Outbox;
+use crate::{Grant, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 
@@ -30,6 +30,11 @@ pub trait Scheduler: Send {
 
     /// The world has changed: devices, models, costs, or a client that went away.
     fn on_control(&mut self, now: Time, control: Control);
+
+    /// One of its models has a device; told to shards only.
+    fn on_grant(&mut self, _now: Time, grant: Grant) {
+        panic!("what runs in one piece asks nobody for devices: {grant:?}");
+    }
 
     /// Decides, once per instant. The only place where choices are made.
     fn settle(&mut self, now: Time, out: &mut Outbox);

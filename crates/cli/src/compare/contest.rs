@@ -216,6 +216,7 @@ impl Contest {
             devices: devices.clone(),
             policy: contestant.policy.clone(),
             options: contestant.options.clone(),
+            shards: 1,
             max_live: Limits::SERVED_REQUESTS,
             max_devices: None,
             record: None,

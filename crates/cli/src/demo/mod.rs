@@ -114,6 +114,7 @@ impl Live {
             devices,
             policy: policy.to_owned(),
             options,
+            shards: 1,
             max_live: Limits::SERVED_REQUESTS,
             max_devices: None,
             record: None,

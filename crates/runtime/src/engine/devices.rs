@@ -6,10 +6,10 @@
 use super::{Engine, StartError};
 use crate::devices::{DeviceRefused, DeviceState, Shared};
 use crate::mailbox::Order;
-use crate::scheduler_thread::SharedScheduler;
+use crate::schedulers::{Schedulers, Stopped};
 use ripieno_base::DeviceId;
 use ripieno_executor::{Engine as Executor, Sink};
-use ripieno_sched::Limits;
+use ripieno_sched::{Limits, shard_of};
 use std::sync::Arc;
 
 impl Engine {
@@ -37,7 +37,7 @@ impl Engine {
         match self.0.devices.state(id) {
             Some(DeviceState::Serving) if !lost && self.0.devices.serving() == 1 => Err(DeviceRefused::Last(id.0)),
             Some(state) if state == DeviceState::Serving || (lost && state == DeviceState::Leaving) => {
-                self.order(Order::Leave { id, lost }).map_err(|_| DeviceRefused::Stopped)
+                self.0.schedulers.order_all(|_| Order::Leave { id, lost }).map_err(|Stopped| DeviceRefused::Stopped)
             }
             _ => Err(DeviceRefused::NotServing(id.0)),
         }
@@ -59,7 +59,7 @@ impl Engine {
         let executor = inner.executor.as_ref().ok_or(DeviceRefused::TooMany(0));
         let opened = executor
             .and_then(|executor| {
-                open(&**executor, id, &inner.scheduler, &inner.limits)
+                open(&**executor, id, &inner.schedulers, &inner.limits)
                     .map_err(|error| DeviceRefused::Unopened(error.to_string()))
             })
             .and_then(|device| self.serve_on(id, device));
@@ -73,27 +73,30 @@ impl Engine {
         let attached = self.0.registry.running();
         attached.iter().for_each(|(model, entry)| device.attach(*model, Arc::clone(&entry.loaded)));
         let _one_at_a_time = self.0.orders.lock();
-        self.order(Order::Join { id, device, attached }).map_err(|_| DeviceRefused::Stopped)
+        let shards = self.0.schedulers.len();
+        let of = |shard| attached.iter().filter(move |(model, _)| shard_of(*model, shards) == shard).cloned().collect();
+        let join = |shard| Order::Join { id, device: Arc::clone(&device), attached: of(shard) };
+        self.0.schedulers.order_all(join).map_err(|Stopped| DeviceRefused::Stopped)
     }
 }
 
 /// Opens a device with each of these.
 pub(super) fn open_all(
     executors: &[Arc<dyn Executor>],
-    scheduler: &Arc<SharedScheduler>,
+    schedulers: &Arc<Schedulers>,
     limits: &Limits,
 ) -> Result<Vec<Shared>, StartError> {
-    (0..).map(DeviceId).zip(executors).map(|(id, executor)| open(&**executor, id, scheduler, limits)).collect()
+    (0..).map(DeviceId).zip(executors).map(|(id, executor)| open(&**executor, id, schedulers, limits)).collect()
 }
 
 fn open(
     executor: &dyn Executor,
     id: DeviceId,
-    scheduler: &Arc<SharedScheduler>,
+    schedulers: &Arc<Schedulers>,
     limits: &Limits,
 ) -> Result<Shared, StartError> {
-    let scheduler = Arc::clone(scheduler);
-    let sink: Sink = Arc::new(move |result| scheduler.on_end(id, result));
+    let schedulers = Arc::clone(schedulers);
+    let sink: Sink = Arc::new(move |result| schedulers.of_task(result.id).on_end(id, result));
     let at = id.index();
     let device = executor.open(limits.lanes, sink).map_err(|error| StartError::Device { device: at, error })?;
     if device.depth() < limits.depth || device.lanes() < limits.lanes {

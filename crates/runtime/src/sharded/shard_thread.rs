@@ -2,12 +2,12 @@
 
 use super::load::Load;
 use super::meter::{Meter, Spent};
-use super::offers::OfferWriter;
 use super::openings::Openings;
 use crate::Clock;
-use crossbeam_queue::ArrayQueue;
+use crate::mailbox::{Mail, Mailbox};
+use crate::shards::Link;
 use ripieno_base::Time;
-use ripieno_sched::{Action, Grant, Limits, ModelShard, Outbox, Outcome, TaskDone, ToMatchmaker};
+use ripieno_sched::{Action, Limits, ModelShard, Outbox, Outcome, Scheduler, TaskDone, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,12 +16,9 @@ pub(super) struct ShardThread {
     shard: ModelShard,
     pub(super) load: Load,
     openings: Openings,
-    writer: OfferWriter,
-    /// Releases and news of what was sent, to the matchmaker.
-    events: Arc<ArrayQueue<ToMatchmaker>>,
-    grants: Arc<ArrayQueue<Grant>>,
+    link: Link,
+    mailbox: Arc<Mailbox>,
     out: Outbox,
-    mail: Vec<ToMatchmaker>,
 }
 
 impl ShardThread {
@@ -29,20 +26,11 @@ impl ShardThread {
         shard: ModelShard,
         load: Load,
         limits: &Limits,
-        writer: OfferWriter,
-        events: Arc<ArrayQueue<ToMatchmaker>>,
-        grants: Arc<ArrayQueue<Grant>>,
+        link: Link,
+        mailbox: Arc<Mailbox>,
     ) -> ShardThread {
-        ShardThread {
-            shard,
-            load,
-            openings: Openings::new(limits.models),
-            writer,
-            events,
-            grants,
-            out: Outbox::new(limits),
-            mail: Vec::with_capacity(limits.models + 2 * limits.tasks()),
-        }
+        let (openings, out) = (Openings::new(limits.models), Outbox::new(limits));
+        ShardThread { shard, load, openings, link, mailbox, out }
     }
 
     /// Takes turns until it is told to stop.
@@ -64,6 +52,9 @@ impl ShardThread {
     /// Takes in what is there, decides, tells. Whether there was anything to do. `at_hand_out` is asked when
     /// batches have been handed out.
     pub(super) fn turn(&mut self, now: Time, at_hand_out: impl Fn() -> Time) -> bool {
+        if !self.link.has_told() {
+            return false;
+        }
         let ShardThread { shard, load, openings, .. } = self;
         let mut inputs = load.arrive(now, |request| {
             openings.arrived(request.model, request.arrived);
@@ -72,14 +63,15 @@ impl ShardThread {
         inputs += load.end_tasks(now, |task| {
             shard.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] })
         });
-        while let Some(grant) = self.grants.pop() {
+        while let Some(mail) = self.mailbox.pop() {
+            let Mail::Grant(grant) = mail else { unreachable!("nobody else writes") };
             shard.on_grant(now, grant);
             inputs += 1;
         }
         if inputs == 0 && now < shard.next_wakeup() {
             return false;
         }
-        shard.settle(now, &mut self.out, &mut self.mail);
+        shard.settle(now, &mut self.out);
         self.perform(now, at_hand_out);
         self.tell(now);
         true
@@ -101,7 +93,6 @@ impl ShardThread {
         if started {
             self.note_decisions(at_hand_out());
         }
-        self.out.clear();
     }
 
     /// All batches of a turn count as handed out with the last of them: one look at the clock, and never too early.
@@ -116,15 +107,12 @@ impl ShardThread {
     }
 
     fn tell(&mut self, now: Time) {
-        for mail in self.mail.drain(..) {
-            match mail {
-                ToMatchmaker::Offer(offer) => {
-                    self.openings.offered(now, offer.model, offer.opens());
-                    self.writer.write(&offer);
-                }
-                event => assert!(self.events.push(event).is_ok(), "a ring holds an event a device slot"),
+        let openings = &mut self.openings;
+        self.link.tell(self.out.take_mail().inspect(|mail| {
+            if let ToMatchmaker::Offer(offer) = mail {
+                openings.offered(now, offer.model, offer.opens());
             }
-        }
-        self.writer.publish();
+        }));
+        self.out.clear();
     }
 }

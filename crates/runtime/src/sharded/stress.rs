@@ -2,12 +2,12 @@
 //! Model Serving using Deferred Batch Scheduling".
 
 use super::load::{Load, Plan, Tally};
-use super::matchmaker_thread::MatchmakerThread;
+use super::matchmaker_thread;
 use super::meter::{Meter, Spent};
-use super::offers::{OfferTable, OfferWriter};
 use super::shard_thread::ShardThread;
 use crate::Clock;
-use crossbeam_queue::ArrayQueue;
+use crate::mailbox::Mailbox;
+use crate::shards::{Desk, Link, MatchmakerLoop};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
 use ripieno_report::Latencies;
@@ -68,7 +68,7 @@ const MAX_LIVE: usize = 1 << 18;
 
 /// The threads before they are.
 struct Threads {
-    matchmaker: MatchmakerThread,
+    matchmaker: MatchmakerLoop,
     shards: Vec<ShardThread>,
 }
 
@@ -80,7 +80,7 @@ impl Stress {
         let (clock, stop) = (Clock::start(), &AtomicBool::new(false));
         let counted_from = self.counted_from();
         let (tallies, shards, matchmaker) = thread::scope(|scope| {
-            let matchmaker = scope.spawn(move || threads.matchmaker.run(clock, stop, counted_from));
+            let matchmaker = scope.spawn(move || matchmaker_thread::run(threads.matchmaker, clock, stop, counted_from));
             let run = |shard: ShardThread| scope.spawn(move || shard.run(clock, stop, counted_from));
             let shards: Vec<_> = threads.shards.drain(..).map(run).collect();
             thread::sleep(self.warmup + self.duration);
@@ -115,15 +115,17 @@ impl Stress {
         let limits = Limits { requests: MAX_LIVE, models, devices, lanes: 1, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
-        let (table, events) = (Arc::new(OfferTable::new(models)), Arc::new(ArrayQueue::new(2 * limits.tasks())));
-        let grants: Vec<_> = halves.shards.iter().map(|_| Arc::new(ArrayQueue::new(limits.tasks()))).collect();
+        let desk = Arc::new(Desk::new(&limits, models, halves.shards.len()));
+        // Nothing but grants comes as mail.
+        let mailbox = |_| Arc::new(Mailbox::new(&Limits { requests: 0, ..limits }, halves.shards.len()));
+        let mailboxes: Vec<_> = (0..halves.shards.len()).map(mailbox).collect();
         let shard = |(number, shard)| {
-            let writer = OfferWriter::new(table.clone());
-            let load = Load::new(self.plan(number), &limits);
-            ShardThread::new(shard, load, &limits, writer, events.clone(), grants[number].clone())
+            let (load, link) = (Load::new(self.plan(number), &limits), Link::new(Arc::clone(&desk)));
+            ShardThread::new(shard, load, &limits, link, Arc::clone(&mailboxes[number]))
         };
         let shards = halves.shards.into_iter().enumerate().map(shard).collect();
-        let matchmaker = MatchmakerThread { matchmaker: halves.matchmaker, table, events, grants };
+        let matchmaker =
+            MatchmakerLoop::new(Clock::start(), halves.matchmaker, Arc::clone(&desk), mailboxes, Arc::default());
         Ok(Threads { matchmaker, shards })
     }
 
@@ -181,7 +183,7 @@ impl Threads {
             let between = clock.now();
             shards.end(between);
             matchmaker.begin(between);
-            matchmaker.worked(self.matchmaker.turn(now));
+            matchmaker.worked(self.matchmaker.match_at(|| now) > 0);
             matchmaker.end(clock.now());
             now = now + turn;
         }

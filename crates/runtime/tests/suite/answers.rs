@@ -1,7 +1,7 @@
 //! Every accepted job gets exactly one answer, whatever happens meanwhile.
 
 use crate::common::device::Doubling;
-use crate::common::{Client, bytes, data, limits, served, start};
+use crate::common::{Client, bytes, data, in_one_piece_and_in_shards, limits, served, start};
 use ripieno_base::{BlockId, ModelId, Nanos};
 use ripieno_model::Profile;
 use ripieno_runtime::{Answer, Engine, Failure, Job, ModelRefused, Refused};
@@ -11,48 +11,46 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(600);
 
-#[test]
-fn the_answer_is_the_models_for_these_inputs() {
-    let engine = start(&Doubling::prompt(), 1, limits(16));
-    let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
-    client.submit(3, 2, None).unwrap();
-    let (_, answer) = client.next();
-    let answered = answer.unwrap();
-    assert!(!answered.late && answered.queued >= Nanos::ZERO && answered.batch == 2);
-    assert_eq!((&answered.outputs[0].data[..], &answered.outputs[0].shape[..]), (&[6, 8][..], &[2, 1][..]));
-}
-
-#[test]
-fn a_chain_passes_through_all_its_blocks() {
-    let engine = start(&Doubling::prompt(), 2, limits(16));
-    let client = Client::new(&engine, engine.load(served(3, LONG)).unwrap());
-    client.submit(3, 2, None).unwrap();
-    assert_eq!(data(client.next().1), [24, 32]);
-}
-
-#[test]
-fn a_large_request_is_split_and_put_together_again() {
-    let engine = start(&Doubling::prompt(), 2, limits(16));
-    let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
-    client.submit(10, 50, None).unwrap();
-    let expected: Vec<u8> = (0..50).map(|row| (10 + row) * 2).collect();
-    assert_eq!(data(client.next().1), expected);
-    let seen = engine.model_metrics(client.model).unwrap();
-    assert_eq!((seen.rows, seen.success.count), (50, 1));
-    assert!(matches!(client.submit(0, 4 * 16 + 1, None), Err(Refused::TooLarge { most: 64, .. })));
-}
-
-#[test]
-fn one_failing_part_fails_the_whole_request() {
-    let engine = start(&Doubling::failing(3), 1, limits(16));
-    let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
-    client.submit(0, 20, None).unwrap();
-    assert_eq!(client.next().1.unwrap_err(), Failure::Failed("the device stumbled".to_owned()));
-    // All slots come back.
-    while client.submit(1, 4 * 16, None).is_err() {
-        std::thread::yield_now();
+in_one_piece_and_in_shards! {
+    fn the_answer_is_the_models_for_these_inputs(shards: usize) {
+        let engine = start(&Doubling::prompt(), 1, limits(16), shards);
+        let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
+        client.submit(3, 2, None).unwrap();
+        let (_, answer) = client.next();
+        let answered = answer.unwrap();
+        assert!(!answered.late && answered.queued >= Nanos::ZERO && answered.batch == 2);
+        assert_eq!((&answered.outputs[0].data[..], &answered.outputs[0].shape[..]), (&[6, 8][..], &[2, 1][..]));
     }
-    assert!(client.next().1.is_err());
+
+    fn a_chain_passes_through_all_its_blocks(shards: usize) {
+        let engine = start(&Doubling::prompt(), 2, limits(16), shards);
+        let client = Client::new(&engine, engine.load(served(3, LONG)).unwrap());
+        client.submit(3, 2, None).unwrap();
+        assert_eq!(data(client.next().1), [24, 32]);
+    }
+
+    fn a_large_request_is_split_and_put_together_again(shards: usize) {
+        let engine = start(&Doubling::prompt(), 2, limits(16), shards);
+        let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
+        client.submit(10, 50, None).unwrap();
+        let expected: Vec<u8> = (0..50).map(|row| (10 + row) * 2).collect();
+        assert_eq!(data(client.next().1), expected);
+        let seen = engine.model_metrics(client.model).unwrap();
+        assert_eq!((seen.rows, seen.success.count), (50, 1));
+        assert!(matches!(client.submit(0, 4 * 16 + 1, None), Err(Refused::TooLarge { most: 64, .. })));
+    }
+
+    fn one_failing_part_fails_the_whole_request(shards: usize) {
+        let engine = start(&Doubling::failing(3), 1, limits(16), shards);
+        let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
+        client.submit(0, 20, None).unwrap();
+        assert_eq!(client.next().1.unwrap_err(), Failure::Failed("the device stumbled".to_owned()));
+        // All slots come back.
+        while client.submit(1, 4 * 16, None).is_err() {
+            std::thread::yield_now();
+        }
+        assert!(client.next().1.is_err());
+    }
 }
 
 /// Counts how often each job was answered.
@@ -111,72 +109,72 @@ impl Tally {
     }
 }
 
-/// Threads submit, cancel and let expire, the device fails now and then, a model comes and goes; then the server
-/// drains. Four small bounds make sure that refusals happen too.
-#[test]
-fn many_threads_cancels_expiries_failures_and_unloads() {
-    const THREADS: usize = 4;
-    const EACH: usize = 3_000;
-    let engine = start(&Doubling::failing(11), 2, limits(64));
-    let model = engine.load(served(1, LONG)).unwrap();
-    let tally = Arc::new(Tally {
-        accepted: AtomicUsize::new(0),
-        refused: AtomicUsize::new(0),
-        answers: (0..THREADS * EACH).map(|_| AtomicUsize::new(0)).collect(),
-        wrong: AtomicUsize::new(0),
-    });
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (tally, engine) = (&tally, &engine);
-            scope.spawn(move || (0..EACH).for_each(|at| tally.submit(engine, model, thread * EACH + at)));
-        }
-        scope.spawn(|| {
-            for _ in 0..50 {
-                let Ok(guest) = engine.load(served(3, LONG)) else { continue };
-                let client = Client::new(&engine, guest);
-                let accepted = (0..8).filter(|&at| client.submit(at, 1, None).is_ok()).count();
-                engine.unload(guest).unwrap();
-                assert_eq!(client.submit(0, 1, None).err(), Some(Refused::NotLoaded));
-                (0..accepted).for_each(|_| drop(client.next()));
-            }
+in_one_piece_and_in_shards! {
+    /// Threads submit, cancel and let expire, the device fails now and then, a model comes and goes; then the server
+    /// drains. Four small bounds make sure that refusals happen too.
+    fn many_threads_cancels_expiries_failures_and_unloads(shards: usize) {
+        const THREADS: usize = 4;
+        const EACH: usize = 3_000;
+        let engine = start(&Doubling::failing(11), 2, limits(64), shards);
+        let model = engine.load(served(1, LONG)).unwrap();
+        let tally = Arc::new(Tally {
+            accepted: AtomicUsize::new(0),
+            refused: AtomicUsize::new(0),
+            answers: (0..THREADS * EACH).map(|_| AtomicUsize::new(0)).collect(),
+            wrong: AtomicUsize::new(0),
         });
-    });
-    assert!(engine.drain(crate::common::SAFETY));
-    assert!(tally.answers.iter().all(|answers| answers.load(Ordering::Relaxed) == 1));
-    assert_eq!(tally.wrong.load(Ordering::Relaxed), 0);
-    let (accepted, refused) = (tally.accepted.load(Ordering::Relaxed), tally.refused.load(Ordering::Relaxed));
-    let seen = engine.model_metrics(model).unwrap();
-    assert_eq!(seen.requests.iter().map(|(_, count)| count).sum::<u64>(), (accepted + refused) as u64);
-    assert_eq!(seen.success.count + seen.fail.count, accepted as u64);
-}
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (tally, engine) = (&tally, &engine);
+                scope.spawn(move || (0..EACH).for_each(|at| tally.submit(engine, model, thread * EACH + at)));
+            }
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let Ok(guest) = engine.load(served(3, LONG)) else { continue };
+                    let client = Client::new(&engine, guest);
+                    let accepted = (0..8).filter(|&at| client.submit(at, 1, None).is_ok()).count();
+                    engine.unload(guest).unwrap();
+                    assert_eq!(client.submit(0, 1, None).err(), Some(Refused::NotLoaded));
+                    (0..accepted).for_each(|_| drop(client.next()));
+                }
+            });
+        });
+        assert!(engine.drain(crate::common::SAFETY));
+        assert!(tally.answers.iter().all(|answers| answers.load(Ordering::Relaxed) == 1));
+        assert_eq!(tally.wrong.load(Ordering::Relaxed), 0);
+        let (accepted, refused) = (tally.accepted.load(Ordering::Relaxed), tally.refused.load(Ordering::Relaxed));
+        let seen = engine.model_metrics(model).unwrap();
+        assert_eq!(seen.requests.iter().map(|(_, count)| count).sum::<u64>(), (accepted + refused) as u64);
+        assert_eq!(seen.success.count + seen.fail.count, accepted as u64);
+    }
 
-#[test]
-fn models_are_checked_and_ids_come_back() {
-    let engine = start(&Doubling::prompt(), 1, limits(16));
-    let ids: Vec<ModelId> = (0..4).map(|_| engine.load(served(1, LONG)).unwrap()).collect();
-    assert_eq!(engine.load(served(1, LONG)), Err(ModelRefused::TooMany(4)));
-    engine.unload(ids[2]).unwrap();
-    assert_eq!(engine.unload(ids[2]), Err(ModelRefused::NotLoaded));
-    let again = loop {
-        // The id is free once the scheduler thread has let go of it.
-        match engine.load(served(1, LONG)) {
-            Ok(id) => break id,
-            Err(ModelRefused::TooMany(_)) => std::thread::yield_now(),
-            Err(other) => panic!("{other}"),
-        }
-    };
-    assert_eq!(again, ids[2]);
+    fn models_are_checked_and_ids_come_back(shards: usize) {
+        let engine = start(&Doubling::prompt(), 1, limits(16), shards);
+        let ids: Vec<ModelId> = (0..4).map(|_| engine.load(served(1, LONG)).unwrap()).collect();
+        assert_eq!(engine.load(served(1, LONG)), Err(ModelRefused::TooMany(4)));
+        engine.unload(ids[2]).unwrap();
+        assert_eq!(engine.unload(ids[2]), Err(ModelRefused::NotLoaded));
+        let again = loop {
+            // The id is free once the scheduler thread has let go of it.
+            match engine.load(served(1, LONG)) {
+                Ok(id) => break id,
+                Err(ModelRefused::TooMany(_)) => std::thread::yield_now(),
+                Err(other) => panic!("{other}"),
+            }
+        };
+        assert_eq!(again, ids[2]);
 
-    let short = Profile::linear(1.0, 1.0, 3).unwrap();
-    let refused = engine.replace_profile(again, BlockId(0), short).unwrap_err();
-    assert!(refused.to_string().contains("ends at batch size 3, before max_batch 4"), "{refused}");
-    let fine = Profile::linear(1.0, 1.0, 4).unwrap();
-    assert!(engine.replace_profile(again, BlockId(1), fine.clone()).is_err());
-    engine.replace_profile(again, BlockId(0), fine).unwrap();
-    let mut wide = served(1, LONG);
-    wide.model.max_batch = 9;
-    assert!(engine.load(wide).unwrap_err().to_string().contains("must be between 1 and 8"));
-    engine.shutdown();
-    assert_eq!(engine.unload(ids[0]), Err(ModelRefused::Stopped));
-    assert!(!engine.is_alive());
+        let short = Profile::linear(1.0, 1.0, 3).unwrap();
+        let refused = engine.replace_profile(again, BlockId(0), short).unwrap_err();
+        assert!(refused.to_string().contains("ends at batch size 3, before max_batch 4"), "{refused}");
+        let fine = Profile::linear(1.0, 1.0, 4).unwrap();
+        assert!(engine.replace_profile(again, BlockId(1), fine.clone()).is_err());
+        engine.replace_profile(again, BlockId(0), fine).unwrap();
+        let mut wide = served(1, LONG);
+        wide.model.max_batch = 9;
+        assert!(engine.load(wide).unwrap_err().to_string().contains("must be between 1 and 8"));
+        engine.shutdown();
+        assert_eq!(engine.unload(ids[0]), Err(ModelRefused::Stopped));
+        assert!(!engine.is_alive());
+    }
 }

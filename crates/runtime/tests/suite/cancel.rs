@@ -65,8 +65,8 @@ fn a_cancelled_batch_runs_again_and_each_client_is_answered_once() {
     let (decided, decisions) = channel();
     let inner = Fifo::new(&setup(1, limits(16)));
     let scheduler = Fickle { inner, arrived: 0, decided, cancelled: Arc::clone(&cancelled) };
-    let mut config = config(&executor, 1, limits(16));
-    config.scheduler = Box::new(scheduler);
+    let mut config = config(&executor, 1, limits(16), 1);
+    config.scheduler = Box::new(scheduler).into();
     let engine = Engine::start(config).unwrap();
     let client = Client::new(&engine, engine.load(served(1, Duration::from_secs(600))).unwrap());
     // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.

@@ -114,10 +114,10 @@ fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
 }
 
 /// Sends requests, and checks that each has its one answer. Returns what was counted.
-fn serve(policy: &'static Policy, kind: &Kind) -> ModelSnapshot {
-    let name = format!("{}, {}", policy.name, kind.name);
+fn serve(policy: &'static Policy, kind: &Kind, shards: usize) -> ModelSnapshot {
+    let name = format!("{}, {}, {shards} shards", policy.name, kind.name);
     let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions { threads: 2 }));
-    let engine = start(policy, &executor);
+    let engine = start(policy, &executor, shards);
     let model = engine.load(served(&*executor, &(kind.source)())).unwrap();
     let (sender, answers) = channel();
     for at in 0..REQUESTS {
@@ -167,7 +167,9 @@ fn served_by(policy: &Policy, kind: &Kind) -> bool {
 fn under_every_policy(kind: usize, judge: impl Fn(&str, &ModelSnapshot)) -> usize {
     let kind = &KINDS[kind];
     let policies: Vec<&'static Policy> = CATALOGUE.iter().filter(|policy| served_by(policy, kind)).collect();
-    policies.iter().for_each(|policy| judge(policy.name, &serve(policy, kind)));
+    policies.iter().for_each(|policy| judge(policy.name, &serve(policy, kind, 1)));
+    let sharded = policies.iter().filter(|policy| policy.is_sharded());
+    sharded.for_each(|policy| judge(policy.name, &serve(policy, kind, 2)));
     policies.len()
 }
 

@@ -3,7 +3,7 @@
 
 use crate::common::hanging::Hanging;
 use crate::common::stepping::{DEPTH, Stepping, answer_to, counting, sequence};
-use crate::common::{Client, SAFETY, bytes, data};
+use crate::common::{Client, SAFETY, bytes, data, in_one_piece_and_in_shards, policy};
 use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
@@ -11,7 +11,7 @@ use ripieno_runtime::{
     Answer, DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, OnStep, Recording,
     ServedModel, replay,
 };
-use ripieno_sched::{CATALOGUE, Limits, Options, Scheduler, Setup, build, find};
+use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup, build, find};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -39,10 +39,10 @@ fn emulated(executor: &Hanging, blocks: usize, ms: f64) -> ServedModel {
     ServedModel { model, loaded, max_queue: 256, answer_late: true }
 }
 
-fn config(policy: &str, executor: &Arc<Hanging>, devices: usize) -> EngineConfig {
-    let lanes = find(policy).unwrap().needs(&Options::new()).lanes;
+fn config(name: &str, executor: &Arc<Hanging>, devices: usize, shards: usize) -> EngineConfig {
+    let lanes = find(name).unwrap().needs(&Options::new()).lanes;
     let setup = Setup { models: Vec::new(), devices, limits: Limits { lanes, ..LIMITS } };
-    let scheduler = build(policy, &setup, &Options::new()).unwrap();
+    let scheduler = policy(name, &setup, &Options::new(), shards);
     let executor: Arc<dyn Executor> = executor.clone();
     EngineConfig::new(scheduler, setup, vec![executor; devices])
 }
@@ -148,16 +148,17 @@ impl Tally {
     }
 }
 
-fn built(header: &Header) -> Result<Box<dyn Scheduler>, String> {
-    build(&header.policy, &header.setup, &Options::new()).map_err(|error| error.to_string())
+fn built(header: &Header) -> Result<Served, String> {
+    Ok(policy(&header.policy, &header.setup, &Options::new(), header.shards))
 }
 
 #[test]
 fn under_every_policy_devices_come_and_go_and_everybody_has_one_answer() {
-    for policy in CATALOGUE {
+    let sharded = CATALOGUE.iter().filter(|policy| policy.is_sharded()).map(|policy| (policy, 2));
+    for (policy, shards) in CATALOGUE.iter().map(|policy| (policy, 1)).chain(sharded) {
         let executor = hanging();
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("devices-{}.jsonl", policy.name));
-        let mut config = config(policy.name, &executor, 2);
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("devices-{}-{shards}.jsonl", policy.name));
+        let mut config = config(policy.name, &executor, 2, shards);
         let (name, options) = (policy.name.to_owned(), serde_json::json!({}));
         config.record = Some(Recording { path: path.clone(), policy: name, options });
         config.policy = Some(policy);
@@ -186,9 +187,9 @@ fn under_every_policy_devices_come_and_go_and_everybody_has_one_answer() {
 }
 
 /// A server with so many devices that all hang, and a client of a model that takes so long.
-fn all_hang(devices: usize, ms: f64) -> (Arc<Hanging>, Engine, Client) {
+fn all_hang(devices: usize, ms: f64, shards: usize) -> (Arc<Hanging>, Engine, Client) {
     let executor = hanging();
-    let engine = Engine::start(config("eager", &executor, devices)).unwrap();
+    let engine = Engine::start(config("eager", &executor, devices, shards)).unwrap();
     let client = Client::new(&engine, engine.load(emulated(&executor, 1, ms)).unwrap());
     (0..devices).for_each(|device| executor.device(device).hang());
     (executor, engine, client)
@@ -202,143 +203,138 @@ fn holder(executor: &Hanging, lost: &[usize]) -> usize {
     find().unwrap()
 }
 
-#[test]
-fn who_was_lost_runs_again_once_and_then_may_ask_again() {
-    let (executor, engine, client) = all_hang(3, 0.1);
-    client.submit(7, 1, None).unwrap();
-    let first = holder(&executor, &[]);
-    engine.lose_device(DeviceId(first as u16)).unwrap();
-    let second = holder(&executor, &[first]);
-    engine.lose_device(DeviceId(second as u16)).unwrap();
-    let (number, answer) = client.next();
-    assert!(number == 7 && is_lost(&answer), "{answer:?}");
-    let third = executor.device(3 - first - second);
-    assert_eq!(third.tasks(), 0, "it runs no third time");
-    third.let_go();
-    client.submit(8, 1, None).unwrap();
-    assert_eq!(data(client.next().1), [8]);
-    let seen = || engine.model_metrics(client.model).unwrap();
-    assert_eq!((seen().success.count, seen().fail.count), (1, 1));
-    until("gives its places back", || seen().live == 0);
-    [first, second].iter().for_each(|&at| executor.device(at).let_go());
-}
-
-#[test]
-fn what_a_lost_device_reports_late_is_not_heard() {
-    let (executor, engine, client) = all_hang(2, 0.1);
-    client.submit(1, 3, None).unwrap();
-    let first = holder(&executor, &[]);
-    let other = executor.device(1 - first);
-    other.let_go();
-    engine.lose_device(DeviceId(first as u16)).unwrap();
-    assert_eq!(data(client.next().1), [1, 2, 3]);
-    assert_eq!(state(&engine, DeviceId(first as u16)), Some(DeviceState::Lost));
-    executor.device(first).let_go();
-    until("has ended", || state(&engine, DeviceId(first as u16)).is_none());
-    for number in 0..50 {
-        client.submit(number, 1, None).unwrap();
-        assert_eq!(data(client.next().1), [number as u8]);
+in_one_piece_and_in_shards! {
+    fn who_was_lost_runs_again_once_and_then_may_ask_again(shards: usize) {
+        let (executor, engine, client) = all_hang(3, 0.1, shards);
+        client.submit(7, 1, None).unwrap();
+        let first = holder(&executor, &[]);
+        engine.lose_device(DeviceId(first as u16)).unwrap();
+        let second = holder(&executor, &[first]);
+        engine.lose_device(DeviceId(second as u16)).unwrap();
+        let (number, answer) = client.next();
+        assert!(number == 7 && is_lost(&answer), "{answer:?}");
+        let third = executor.device(3 - first - second);
+        assert_eq!(third.tasks(), 0, "it runs no third time");
+        third.let_go();
+        client.submit(8, 1, None).unwrap();
+        assert_eq!(data(client.next().1), [8]);
+        let seen = || engine.model_metrics(client.model).unwrap();
+        assert_eq!((seen().success.count, seen().fail.count), (1, 1));
+        until("gives its places back", || seen().live == 0);
+        [first, second].iter().for_each(|&at| executor.device(at).let_go());
     }
-    assert!(engine.drain(SAFETY));
-    assert!(client.answers.try_recv().is_err(), "nobody is answered twice");
-}
 
-#[test]
-fn who_could_not_be_in_time_any_more_does_not_run_again() {
-    // Alone it takes 62.5 s.
-    let (executor, engine, client) = all_hang(3, 50_000.0);
-    client.submit(1, 1, Some(Duration::from_secs(62))).unwrap();
-    let first = holder(&executor, &[]);
-    engine.lose_device(DeviceId(first as u16)).unwrap();
-    assert!(is_lost(&client.next().1));
-    client.submit(2, 1, Some(Duration::from_secs(600))).unwrap();
-    let second = holder(&executor, &[first]);
-    engine.lose_device(DeviceId(second as u16)).unwrap();
-    let third = holder(&executor, &[first, second]);
-    engine.lose_device(DeviceId(third as u16)).unwrap();
-    assert!(is_lost(&client.next().1));
-    (0..3).for_each(|at| executor.device(at).let_go());
-}
-
-#[test]
-fn a_device_that_leaves_ends_what_it_holds() {
-    let (executor, engine, client) = all_hang(2, 0.1);
-    client.submit(5, 1, None).unwrap();
-    let first = holder(&executor, &[]);
-    let (id, other) = (DeviceId(first as u16), DeviceId(1 - first as u16));
-    engine.remove_device(id).unwrap();
-    assert_eq!(state(&engine, id), Some(DeviceState::Leaving));
-    assert_eq!(engine.remove_device(id), Err(DeviceRefused::NotServing(id.0)));
-    assert_eq!(engine.remove_device(other), Err(DeviceRefused::Last(other.0)));
-    assert_eq!(engine.remove_device(DeviceId(9)), Err(DeviceRefused::NotServing(9)));
-    executor.device(1 - first).let_go();
-    client.submit(6, 1, None).unwrap();
-    assert_eq!(client.next().0, 6, "the other one serves");
-    executor.device(first).let_go();
-    assert_eq!(data(client.next().1), [5]);
-    until("is gone", || state(&engine, id).is_none());
-    assert_eq!((engine.add_device(), engine.add_device()), (Ok(id), Ok(DeviceId(2))));
-    assert_eq!(engine.add_device(), Ok(DeviceId(3)));
-    assert_eq!(engine.add_device(), Err(DeviceRefused::TooMany(4)));
-    engine.shutdown();
-    assert_eq!(engine.add_device(), Err(DeviceRefused::TooMany(4)));
-}
-
-#[test]
-fn while_no_device_serves_everybody_may_ask_again() {
-    let (executor, engine, client) = all_hang(1, 0.1);
-    (0..9).for_each(|number| drop(client.submit(number, 8, None).unwrap()));
-    executor.device(0).await_tasks(1);
-    engine.lose_device(DeviceId(0)).unwrap();
-    client.submit(9, 1, None).unwrap();
-    for _ in 0..10 {
-        assert!(matches!(client.next_failure().1, Failure::Outage { .. }));
+    fn what_a_lost_device_reports_late_is_not_heard(shards: usize) {
+        let (executor, engine, client) = all_hang(2, 0.1, shards);
+        client.submit(1, 3, None).unwrap();
+        let first = holder(&executor, &[]);
+        let other = executor.device(1 - first);
+        other.let_go();
+        engine.lose_device(DeviceId(first as u16)).unwrap();
+        assert_eq!(data(client.next().1), [1, 2, 3]);
+        assert_eq!(state(&engine, DeviceId(first as u16)), Some(DeviceState::Lost));
+        executor.device(first).let_go();
+        until("has ended", || state(&engine, DeviceId(first as u16)).is_none());
+        for number in 0..50 {
+            client.submit(number, 1, None).unwrap();
+            assert_eq!(data(client.next().1), [number as u8]);
+        }
+        assert!(engine.drain(SAFETY));
+        assert!(client.answers.try_recv().is_err(), "nobody is answered twice");
     }
-    assert_eq!(engine.add_device(), Ok(DeviceId(1)));
-    client.submit(10, 1, None).unwrap();
-    assert_eq!(data(client.next().1), [10]);
-    executor.device(0).let_go();
-}
 
-#[test]
-fn a_device_that_hangs_is_found_out_and_comes_again_once_it_has_ended() {
-    let executor = hanging();
-    let mut config = config("eager", &executor, 2);
-    config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
-    let engine = Engine::start(config).unwrap();
-    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
-    executor.device(0).hang();
-    // By the clock of a slow machine the other one may seem to hang, too; but everybody is answered.
-    let ask = |numbers: std::ops::Range<usize>| {
-        numbers.clone().for_each(|number| drop(client.submit(number, 1, None).unwrap()));
-        numbers.filter(|_| client.next().1.is_ok()).count()
-    };
-    ask(0..40);
-    until("is lost", || state(&engine, DeviceId(0)) == Some(DeviceState::Lost));
-    executor.device(0).let_go();
-    until("serves again", || state(&engine, DeviceId(0)) == Some(DeviceState::Serving));
-    until("answers again", || ask(0..40) == 40);
-    assert!(executor.opened() > 2);
-}
+    fn who_could_not_be_in_time_any_more_does_not_run_again(shards: usize) {
+        // Alone it takes 62.5 s.
+        let (executor, engine, client) = all_hang(3, 50_000.0, shards);
+        client.submit(1, 1, Some(Duration::from_secs(62))).unwrap();
+        let first = holder(&executor, &[]);
+        engine.lose_device(DeviceId(first as u16)).unwrap();
+        assert!(is_lost(&client.next().1));
+        client.submit(2, 1, Some(Duration::from_secs(600))).unwrap();
+        let second = holder(&executor, &[first]);
+        engine.lose_device(DeviceId(second as u16)).unwrap();
+        let third = holder(&executor, &[first, second]);
+        engine.lose_device(DeviceId(third as u16)).unwrap();
+        assert!(is_lost(&client.next().1));
+        (0..3).for_each(|at| executor.device(at).let_go());
+    }
 
-#[test]
-fn a_device_that_hangs_while_it_leaves_does_not_come_again() {
-    let executor = hanging();
-    let mut config = config("eager", &executor, 2);
-    config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
-    let engine = Engine::start(config).unwrap();
-    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
-    executor.device(0).hang();
-    client.submit(1, 1, None).unwrap();
-    executor.device(0).await_tasks(1);
-    // The device may have been found out already, or the other one, by the clock of a slow machine.
-    let leaves = engine.remove_device(DeviceId(0)).is_ok();
-    until("is lost", || state(&engine, DeviceId(0)) == Some(DeviceState::Lost));
-    let _ = client.next();
-    executor.device(0).let_go();
-    if leaves {
-        until("is gone", || state(&engine, DeviceId(0)).is_none());
-        assert_eq!(engine.add_device(), Ok(DeviceId(0)), "nobody took its id");
+    fn a_device_that_leaves_ends_what_it_holds(shards: usize) {
+        let (executor, engine, client) = all_hang(2, 0.1, shards);
+        client.submit(5, 1, None).unwrap();
+        let first = holder(&executor, &[]);
+        let (id, other) = (DeviceId(first as u16), DeviceId(1 - first as u16));
+        engine.remove_device(id).unwrap();
+        assert_eq!(state(&engine, id), Some(DeviceState::Leaving));
+        assert_eq!(engine.remove_device(id), Err(DeviceRefused::NotServing(id.0)));
+        assert_eq!(engine.remove_device(other), Err(DeviceRefused::Last(other.0)));
+        assert_eq!(engine.remove_device(DeviceId(9)), Err(DeviceRefused::NotServing(9)));
+        executor.device(1 - first).let_go();
+        client.submit(6, 1, None).unwrap();
+        assert_eq!(client.next().0, 6, "the other one serves");
+        executor.device(first).let_go();
+        assert_eq!(data(client.next().1), [5]);
+        until("is gone", || state(&engine, id).is_none());
+        assert_eq!((engine.add_device(), engine.add_device()), (Ok(id), Ok(DeviceId(2))));
+        assert_eq!(engine.add_device(), Ok(DeviceId(3)));
+        assert_eq!(engine.add_device(), Err(DeviceRefused::TooMany(4)));
+        engine.shutdown();
+        assert_eq!(engine.add_device(), Err(DeviceRefused::TooMany(4)));
+    }
+
+    fn while_no_device_serves_everybody_may_ask_again(shards: usize) {
+        let (executor, engine, client) = all_hang(1, 0.1, shards);
+        (0..9).for_each(|number| drop(client.submit(number, 8, None).unwrap()));
+        executor.device(0).await_tasks(1);
+        engine.lose_device(DeviceId(0)).unwrap();
+        client.submit(9, 1, None).unwrap();
+        for _ in 0..10 {
+            assert!(matches!(client.next_failure().1, Failure::Outage { .. }));
+        }
+        assert_eq!(engine.add_device(), Ok(DeviceId(1)));
+        client.submit(10, 1, None).unwrap();
+        assert_eq!(data(client.next().1), [10]);
+        executor.device(0).let_go();
+    }
+
+    fn a_device_that_hangs_is_found_out_and_comes_again_once_it_has_ended(shards: usize) {
+        let executor = hanging();
+        let mut config = config("eager", &executor, 2, shards);
+        config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
+        let engine = Engine::start(config).unwrap();
+        let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
+        executor.device(0).hang();
+        // By the clock of a slow machine the other one may seem to hang, too; but everybody is answered.
+        let ask = |numbers: std::ops::Range<usize>| {
+            numbers.clone().for_each(|number| drop(client.submit(number, 1, None).unwrap()));
+            numbers.filter(|_| client.next().1.is_ok()).count()
+        };
+        ask(0..40);
+        until("is lost", || state(&engine, DeviceId(0)) == Some(DeviceState::Lost));
+        executor.device(0).let_go();
+        until("serves again", || state(&engine, DeviceId(0)) == Some(DeviceState::Serving));
+        until("answers again", || ask(0..40) == 40);
+        assert!(executor.opened() > 2);
+    }
+
+    fn a_device_that_hangs_while_it_leaves_does_not_come_again(shards: usize) {
+        let executor = hanging();
+        let mut config = config("eager", &executor, 2, shards);
+        config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
+        let engine = Engine::start(config).unwrap();
+        let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
+        executor.device(0).hang();
+        client.submit(1, 1, None).unwrap();
+        executor.device(0).await_tasks(1);
+        // The device may have been found out already, or the other one, by the clock of a slow machine.
+        let leaves = engine.remove_device(DeviceId(0)).is_ok();
+        until("is lost", || state(&engine, DeviceId(0)) == Some(DeviceState::Lost));
+        let _ = client.next();
+        executor.device(0).let_go();
+        if leaves {
+            until("is gone", || state(&engine, DeviceId(0)).is_none());
+            assert_eq!(engine.add_device(), Ok(DeviceId(0)), "nobody took its id");
+        }
     }
 }
 
@@ -348,32 +344,32 @@ fn add(engine: &Engine) -> Result<DeviceId, DeviceRefused> {
     std::iter::repeat_with(|| engine.add_device()).find(|added| !again(added)).expect("it repeats for ever")
 }
 
-/// Who was just given up is gone in a moment: a device that comes takes its place, whatever the bound.
-#[test]
-fn a_device_comes_in_the_place_of_one_that_was_just_given_up() {
-    let executor = hanging();
-    let engine = Engine::start(config("eager", &executor, 4)).unwrap();
-    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
-    for number in 0..50 {
-        let id = DeviceId(number % 4);
-        if number % 8 < 4 { engine.lose_device(id) } else { engine.remove_device(id) }.unwrap();
-        assert_eq!(add(&engine), Ok(id));
-        client.submit(usize::from(number), 1, None).unwrap();
-        assert_eq!(data(client.next().1), [number as u8]);
+in_one_piece_and_in_shards! {
+    /// Who was just given up is gone in a moment: a device that comes takes its place, whatever the bound.
+    fn a_device_comes_in_the_place_of_one_that_was_just_given_up(shards: usize) {
+        let executor = hanging();
+        let engine = Engine::start(config("eager", &executor, 4, shards)).unwrap();
+        let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
+        for number in 0..50 {
+            let id = DeviceId(number % 4);
+            if number % 8 < 4 { engine.lose_device(id) } else { engine.remove_device(id) }.unwrap();
+            assert_eq!(add(&engine), Ok(id));
+            client.submit(usize::from(number), 1, None).unwrap();
+            assert_eq!(data(client.next().1), [number as u8]);
+        }
     }
-}
 
-#[test]
-fn in_the_place_of_a_device_that_hangs_comes_none_until_it_has_ended() {
-    let (executor, engine, client) = all_hang(4, 0.1);
-    client.submit(1, 1, None).unwrap();
-    let first = holder(&executor, &[]);
-    let id = DeviceId(first as u16);
-    engine.lose_device(id).unwrap();
-    assert!(matches!(engine.add_device(), Err(DeviceRefused::NotEnded(_))));
-    (0..4).for_each(|at| executor.device(at).let_go());
-    assert_eq!(add(&engine), Ok(id));
-    assert_eq!(data(client.next().1), [1]);
+    fn in_the_place_of_a_device_that_hangs_comes_none_until_it_has_ended(shards: usize) {
+        let (executor, engine, client) = all_hang(4, 0.1, shards);
+        client.submit(1, 1, None).unwrap();
+        let first = holder(&executor, &[]);
+        let id = DeviceId(first as u16);
+        engine.lose_device(id).unwrap();
+        assert!(matches!(engine.add_device(), Err(DeviceRefused::NotEnded(_))));
+        (0..4).for_each(|at| executor.device(at).let_go());
+        assert_eq!(add(&engine), Ok(id));
+        assert_eq!(data(client.next().1), [1]);
+    }
 }
 
 /// A sequence that takes four steps to encode and six to decode, on devices of which only the first waits for the test.
@@ -417,23 +413,24 @@ fn who_has_had_a_step_of_the_answer_does_not_get_it_again() {
     assert!(is_lost(&lose_a_walk(5, true)));
 }
 
-#[test]
-fn a_device_that_is_slower_than_the_other_is_told_apart_until_it_recovers() {
-    let executor = hanging();
-    let engine = Engine::start(config("eager", &executor, 2)).unwrap();
-    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.2)).unwrap());
-    let ask_until = |what: &str, is: &dyn Fn([u32; 2]) -> bool| {
-        until(what, || {
-            // Full batches, so that both have some.
-            (0..4).for_each(|number| drop(client.submit(number, 8, None).unwrap()));
-            (0..4).for_each(|_| drop(data(client.next().1)));
-            let seen = engine.device_metrics();
-            is([seen[0].percent, seen[1].percent])
-        });
-    };
-    // By more than a slow machine adds, and not so much that it is given nothing.
-    executor.device(1).slow(Duration::from_millis(12));
-    ask_until("is told apart", &|[first, second]| first == 100 && second > 150);
-    executor.device(1).slow(Duration::ZERO);
-    ask_until("recovers", &|percents| percents == [100; 2]);
+in_one_piece_and_in_shards! {
+    fn a_device_that_is_slower_than_the_other_is_told_apart_until_it_recovers(shards: usize) {
+        let executor = hanging();
+        let engine = Engine::start(config("eager", &executor, 2, shards)).unwrap();
+        let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.2)).unwrap());
+        let ask_until = |what: &str, is: &dyn Fn([u32; 2]) -> bool| {
+            until(what, || {
+                // Full batches, so that both have some.
+                (0..4).for_each(|number| drop(client.submit(number, 8, None).unwrap()));
+                (0..4).for_each(|_| drop(data(client.next().1)));
+                let seen = engine.device_metrics();
+                is([seen[0].percent, seen[1].percent])
+            });
+        };
+        // By more than a slow machine adds, and not so much that it is given nothing.
+        executor.device(1).slow(Duration::from_millis(12));
+        ask_until("is told apart", &|[first, second]| first == 100 && second > 150);
+        executor.device(1).slow(Duration::ZERO);
+        ask_until("recovers", &|percents| percents == [100; 2]);
+    }
 }

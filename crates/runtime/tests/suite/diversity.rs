@@ -166,7 +166,7 @@ fn kinds(policy: &Policy) -> Vec<Kind> {
 fn serve_all(policy: &'static Policy, kinds: &[Kind]) {
     let name = policy.name;
     let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions { threads: 2 }));
-    let engine = start(policy, &executor);
+    let engine = start(policy, &executor, 1);
     let load = |kind: &Kind| engine.load(served(&*executor, &(kind.source)())).unwrap();
     let models: Vec<ModelId> = kinds.iter().map(load).collect();
     let kind_of = |at: usize| at % kinds.len();
@@ -205,7 +205,7 @@ fn serve_all(policy: &'static Policy, kinds: &[Kind]) {
 #[test]
 fn a_request_of_two_lengths_is_refused_without_a_slot() {
     let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions::default()));
-    let engine = start(find("dva").unwrap(), &executor);
+    let engine = start(find("dva").unwrap(), &executor, 1);
     let model = engine.load(served(&*executor, &pool())).unwrap();
     let (short, long) = (pool_case(1), pool_case(2));
     assert_ne!(short.inputs[0].shape[1], long.inputs[0].shape[1]);

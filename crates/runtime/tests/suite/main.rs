@@ -13,5 +13,6 @@ mod isolated;
 mod policies;
 mod profiles;
 mod replay;
+mod shards;
 mod steps;
 mod turns;

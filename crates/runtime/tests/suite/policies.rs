@@ -1,11 +1,11 @@
 //! Every policy of the catalogue serves live on emulated devices, and its recorded run replays.
 
-use crate::common::{Client, data, emulated};
+use crate::common::{Client, data, emulated, policy};
 use ripieno_base::Nanos;
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, Header, Recording, ServedModel, replay};
-use ripieno_sched::{CATALOGUE, Limits, Options, Scheduler, Setup, build};
+use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +17,9 @@ fn model(executor: &Arc<dyn Executor>, name: &str) -> ServedModel {
     emulated(executor, name, Profile::linear(0.1, 0.3, 8).unwrap(), Nanos::from_millis(40))
 }
 
-fn built(header: &Header) -> Result<Box<dyn Scheduler>, String> {
+fn built(header: &Header) -> Result<Served, String> {
     let options: Options = serde_json::from_value(header.options.clone()).map_err(|error| error.to_string())?;
-    build(&header.policy, &header.setup, &options).map_err(|error| error.to_string())
+    Ok(policy(&header.policy, &header.setup, &options, header.shards))
 }
 
 /// Two models at once, from a thread each; requests of up to three batches, some with no time to lose.
@@ -49,25 +49,26 @@ fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
 
 #[test]
 fn every_policy_serves_live_and_replays() {
-    for policy in CATALOGUE {
-        let limits = Limits { lanes: policy.needs(&Options::new()).lanes, ..LIMITS };
+    let sharded = CATALOGUE.iter().filter(|policy| policy.is_sharded()).map(|policy| (policy, 2));
+    for (row, shards) in CATALOGUE.iter().map(|policy| (policy, 1)).chain(sharded) {
+        let limits = Limits { lanes: row.needs(&Options::new()).lanes, ..LIMITS };
         let setup = Setup { models: Vec::new(), devices: 2, limits };
-        let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
+        let scheduler = policy(row.name, &setup, &Options::new(), shards);
         let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(2));
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.jsonl", policy.name));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{shards}.jsonl", row.name));
         let options = serde_json::to_value(Options::new()).unwrap();
         let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor); 2]);
-        config.record = Some(Recording { path: path.clone(), policy: policy.name.to_owned(), options });
+        config.record = Some(Recording { path: path.clone(), policy: row.name.to_owned(), options });
         let engine = Engine::start(config).unwrap();
         drive(&engine, &executor);
-        assert!(engine.drain(crate::common::SAFETY), "{}", policy.name);
+        assert!(engine.drain(crate::common::SAFETY), "{}", row.name);
         for (id, name, seen) in engine.all_metrics() {
-            assert_eq!(seen.success.count + seen.fail.count, 100, "{} {id:?} {name}", policy.name);
+            assert_eq!(seen.success.count + seen.fail.count, 100, "{} {id:?} {name}", row.name);
         }
         assert!(engine.device_metrics()[0].busy_ns > 0);
         engine.shutdown();
         let replayed = replay(&path, built).unwrap();
-        assert_eq!((replayed.difference, replayed.truncated), (None, false), "{}", policy.name);
-        assert!(replayed.settles > 20, "{}", policy.name);
+        assert_eq!((replayed.difference, replayed.truncated), (None, false), "{}", row.name);
+        assert!(replayed.settles > 20, "{}", row.name);
     }
 }

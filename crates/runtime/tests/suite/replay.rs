@@ -2,24 +2,25 @@
 
 use crate::common::device::Doubling;
 use crate::common::fifo::Fifo;
-use crate::common::{Client, config, limits, served};
+use crate::common::{Client, config, eager, in_one_piece_and_in_shards, limits, policy, served};
 use ripieno_runtime::{Engine, Header, Recording, ReplayError, replay};
-use ripieno_sched::{Outbox, Request, Scheduler, TaskDone};
+use ripieno_sched::{Outbox, Request, Scheduler, Served, TaskDone};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Records a run of several threads into a file of this name.
-fn recorded(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut config = config(&Doubling::failing(13), 2, limits(64));
+fn recorded(name: &str, shards: usize) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{shards}-{name}"));
+    let mut config = config(&Doubling::failing(13), 2, limits(64), shards);
     config.record =
         Some(Recording { path: path.clone(), policy: "fifo".to_owned(), options: serde_json::json!({ "knob": 1 }) });
     let engine = Engine::start(config).unwrap();
-    let model = engine.load(served(1, Duration::from_secs(600))).unwrap();
+    let models = [1, 2].map(|blocks| engine.load(served(blocks, Duration::from_secs(600))).unwrap());
     std::thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                let client = Client::new(&engine, model);
+        for at in 0..3 {
+            let (engine, model) = (&engine, models[at % 2]);
+            scope.spawn(move || {
+                let client = Client::new(engine, model);
                 for round in 0..40 {
                     let accepted = (0..8).filter(|at| submit(&client, round * 8 + at)).count();
                     (0..accepted).for_each(|_| drop(client.next()));
@@ -46,9 +47,12 @@ fn submit(client: &Client, number: usize) -> bool {
     ticket.is_ok()
 }
 
-fn fifo(header: &Header) -> Result<Box<dyn Scheduler>, String> {
+fn built(header: &Header) -> Result<Served, String> {
     assert_eq!((header.policy.as_str(), header.options["knob"].as_i64()), ("fifo", Some(1)));
-    Ok(Box::new(Fifo::new(&header.setup)))
+    match header.shards {
+        1 => Ok(Box::new(Fifo::new(&header.setup)).into()),
+        shards => Ok(policy("eager", &header.setup, &eager(), shards)),
+    }
 }
 
 /// First in, first out, but it forgets to decide once, when the first request has come.
@@ -83,16 +87,20 @@ impl Scheduler for Forgetful {
     }
 }
 
-#[test]
-fn a_live_run_replays_to_the_same_decisions() {
-    let replayed = replay(&recorded("same.jsonl"), fifo).unwrap();
-    assert_eq!(replayed.difference, None);
-    assert!(!replayed.truncated && replayed.settles > 100 && replayed.inputs > replayed.settles / 2, "{replayed:?}");
+in_one_piece_and_in_shards! {
+    fn a_live_run_replays_to_the_same_decisions(shards: usize) {
+        let replayed = replay(&recorded("same.jsonl", shards), built).unwrap();
+        assert_eq!(replayed.difference, None);
+        assert!(
+            !replayed.truncated && replayed.settles > 100 && replayed.inputs > replayed.settles / 2,
+            "{replayed:?}"
+        );
+    }
 }
 
 #[test]
 fn the_first_difference_is_named() {
-    let path = recorded("different.jsonl");
+    let path = recorded("different.jsonl", 1);
     let forgetful = |header: &Header| -> Result<Box<dyn Scheduler>, String> {
         let inner = Fifo::new(&header.setup);
         Ok(Box::new(Forgetful { inner, arrived: false, forgot: false }))
@@ -105,17 +113,18 @@ fn the_first_difference_is_named() {
     assert!(line.contains("Settle") && line.contains(&difference.now.0.to_string()));
 }
 
-#[test]
-fn half_a_line_at_the_end_is_a_truncated_recording_and_nonsense_is_named() {
-    let path = recorded("half.jsonl");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let half = text.rfind("{\"end\"").unwrap() - 5;
-    std::fs::write(&path, &text[..half]).unwrap();
-    let replayed = replay(&path, fifo).unwrap();
-    assert!(replayed.truncated && replayed.difference.is_none() && replayed.settles > 0);
+in_one_piece_and_in_shards! {
+    fn half_a_line_at_the_end_is_a_truncated_recording_and_nonsense_is_named(shards: usize) {
+        let path = recorded("half.jsonl", shards);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let half = text.rfind("{\"end\"").unwrap() - 5;
+        std::fs::write(&path, &text[..half]).unwrap();
+        let replayed = replay(&path, built).unwrap();
+        assert!(replayed.truncated && replayed.difference.is_none() && replayed.settles > 0);
 
-    std::fs::write(&path, format!("{}\nnonsense\n", text.lines().next().unwrap())).unwrap();
-    let error = replay(&path, fifo).unwrap_err();
-    assert!(matches!(error, ReplayError::Line { line: 2, .. }), "{error}");
-    assert!(error.to_string().contains("half.jsonl:2"));
+        std::fs::write(&path, format!("{}\nnonsense\n", text.lines().next().unwrap())).unwrap();
+        let error = replay(&path, built).unwrap_err();
+        assert!(matches!(error, ReplayError::Line { line: 2, .. }), "{error}");
+        assert!(error.to_string().contains("half.jsonl:2"));
+    }
 }

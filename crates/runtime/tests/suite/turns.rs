@@ -48,7 +48,7 @@ fn job(model: ModelId, on_answer: Box<dyn FnOnce(Answer) + Send>) -> Job {
 #[test]
 fn a_device_that_has_nothing_else_to_do_answers_itself() {
     let executor = Doubling::prompt();
-    let engine = start(&executor, 1, limits(16));
+    let engine = start(&executor, 1, limits(16), 1);
     let model = engine.load(served(1, LONG)).unwrap();
     let (sender, answered_by) = channel();
     let by_device = |_| {
@@ -105,7 +105,7 @@ fn a_policy_that_panics_on_a_devices_thread_leaves_nobody_unanswered() {
 fn the_last_handle_may_go_on_a_devices_thread() {
     for _ in 0..50 {
         let executor = Doubling::prompt();
-        let engine = Engine::start(config(&executor, 1, limits(16))).unwrap();
+        let engine = Engine::start(config(&executor, 1, limits(16), 1)).unwrap();
         let model = engine.load(served(1, LONG)).unwrap();
         let (sender, dropped) = channel();
         let last = engine.clone();

@@ -33,7 +33,9 @@ mod turns;
 
 pub(crate) use shapes::Shapes;
 
-use crate::{Action, Control, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why};
+use crate::{
+    Action, Control, Grant, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
+};
 use devices::DeviceTimes;
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
@@ -422,6 +424,10 @@ impl Scheduler for Admission {
         self.policy.on_control(now, control);
     }
 
+    fn on_grant(&mut self, now: Time, grant: Grant) {
+        self.policy.on_grant(now, grant);
+    }
+
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         self.policy.settle(now, out);
         for (request, why) in self.refused.drain(..) {
@@ -453,13 +459,19 @@ impl Scheduler for Admission {
     }
 }
 
-/// The bounds for which a policy behind this door is to be built.
-pub(crate) fn widen(limits: &Limits) -> Limits {
-    Shapes::widen(limits)
+/// The bounds for which a policy behind so many doors is to be built.
+pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
+    Shapes::widen(limits, shards)
 }
 
-/// Puts a policy behind the door; it was built for `setup` with [`widen`]ed limits.
-pub(crate) fn guard(policy: Box<dyn Scheduler>, needs: Needs, setup: &Setup) -> Box<dyn Scheduler> {
-    let shapes = Shapes::new(policy, &setup.models, &setup.limits);
+/// Puts a policy behind the door, or of so many shards the one with this number; it was built for `setup` with
+/// [`widen`]ed limits.
+pub(crate) fn guard(
+    policy: Box<dyn Scheduler>,
+    needs: Needs,
+    setup: &Setup,
+    (number, shards): (usize, usize),
+) -> Box<dyn Scheduler> {
+    let shapes = Shapes::new(policy, &setup.models, &setup.limits, (number, shards));
     Box::new(Admission::new(Box::new(shapes), needs, setup))
 }

@@ -11,7 +11,7 @@
 //! There is room for [`VARIANTS`] of all models together. Beyond it a request joins the model's own batches, and the driver's
 //! device runs such a batch in parts: slower than it need be, never wrong.
 
-use crate::{Action, Control, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
+use crate::{Action, Control, Grant, Limits, Outbox, Prediction, Request, Scheduler, Shape, TaskDone};
 use ripieno_base::{ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 
@@ -28,6 +28,9 @@ pub(crate) struct Shapes {
     /// The models as loaded, by their ids: variants are made from them.
     models: Vec<Option<Box<Model>>>,
     variants: Vec<Variant>,
+    /// The id of the first variant, and from one to the next: those of a shard go to the same shard.
+    first: usize,
+    step: usize,
     /// Variants that stand for a shape, in or out of service.
     taken: usize,
     /// Of each live request and of each task in flight, its variant.
@@ -73,19 +76,27 @@ impl Key {
 const FREE: Variant = Variant { key: None, leaving: false, requests: 0, tasks: 0, used: 0 };
 
 impl Shapes {
-    /// The bounds that the policy must be built for.
-    pub(crate) fn widen(limits: &Limits) -> Limits {
-        Limits { models: limits.models + VARIANTS, ..*limits }
+    /// The bounds that the policy must be built for, in so many shards.
+    pub(crate) fn widen(limits: &Limits, shards: usize) -> Limits {
+        Limits { models: limits.models.next_multiple_of(shards) + VARIANTS * shards, ..*limits }
     }
 
-    /// `policy` was built for the same models and for [`Shapes::widen`] of the limits.
-    pub(crate) fn new(policy: Box<dyn Scheduler>, models: &[Model], limits: &Limits) -> Shapes {
+    /// `policy` was built for the same models and for [`Shapes::widen`] of the limits; it is the shard with this
+    /// number, of so many.
+    pub(crate) fn new(
+        policy: Box<dyn Scheduler>,
+        models: &[Model],
+        limits: &Limits,
+        (number, shards): (usize, usize),
+    ) -> Shapes {
         let mut known: Vec<_> = models.iter().map(|model| Some(Box::new(model.clone()))).collect();
         known.resize(limits.models, None);
         Shapes {
             policy,
             models: known,
             variants: vec![FREE; VARIANTS],
+            first: limits.models.next_multiple_of(shards) + number,
+            step: shards,
             taken: 0,
             of_request: vec![NONE; limits.requests],
             of_task: Vec::with_capacity(2 * limits.tasks()),
@@ -94,7 +105,7 @@ impl Shapes {
     }
 
     fn id(&self, variant: usize) -> ModelId {
-        ModelId((self.models.len() + variant) as u16)
+        ModelId((self.first + variant * self.step) as u16)
     }
 
     /// The variant for a request, loaded if need be; none if it joins the model's own batches.
@@ -150,11 +161,11 @@ impl Shapes {
 
     /// Tells the driver of its own models, and keeps account of what the variants hold.
     fn translate(&mut self, out: &mut Outbox) {
-        let first = self.models.len();
+        let (first, step) = (self.first, self.step);
         for action in out.actions_mut() {
             match action {
                 Action::Start { task, model, .. } if model.index() >= first => {
-                    let variant = model.index() - first;
+                    let variant = (model.index() - first) / step;
                     let held = &mut self.variants[variant];
                     held.tasks += 1;
                     *model = held.key.expect("a variant with tasks stands for a shape").model;
@@ -222,6 +233,10 @@ impl Scheduler for Shapes {
             | Control::Cancelled(_) => {}
         }
         self.policy.on_control(now, control);
+    }
+
+    fn on_grant(&mut self, now: Time, grant: Grant) {
+        self.policy.on_grant(now, grant);
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {

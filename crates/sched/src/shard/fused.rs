@@ -1,6 +1,6 @@
 //! Both halves in one thread: the default in the simulator and on one node.
 
-use super::{DeviceChoice, Matchmaker, ModelShard, Post, Rules, ToMatchmaker};
+use super::{DeviceChoice, Matchmaker, ModelShard, Rules};
 use crate::{Control, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, RequestSlot, TaskId, Time};
 
@@ -10,20 +10,12 @@ pub(crate) struct Fused {
     matchmaker: Matchmaker,
 }
 
-/// The matchmaker as a mailbox that is read at once.
-struct AtOnce<'a>(Time, &'a mut Matchmaker);
-
-impl Post for AtOnce<'_> {
-    fn post(&mut self, mail: ToMatchmaker) {
-        self.1.on_mail(self.0, mail);
-    }
-}
-
 impl Fused {
     /// Builds the pair.
     pub(crate) fn new(setup: &Setup, choice: DeviceChoice, rules: Rules) -> Fused {
         let limits = &setup.limits;
-        let mut fused = Fused { shard: ModelShard::new(limits, 0, rules), matchmaker: Matchmaker::new(limits, choice) };
+        let (shard, matchmaker) = (ModelShard::new(limits, 0, rules), Matchmaker::new(limits, choice, 1, 0));
+        let mut fused = Fused { shard, matchmaker };
         for (id, model) in setup.models.iter().enumerate() {
             fused.on_control(Time::ORIGIN, Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone())));
         }
@@ -44,13 +36,13 @@ impl Scheduler for Fused {
     }
 
     fn on_control(&mut self, now: Time, control: Control) {
-        self.matchmaker.on_control(now, &control);
         self.shard.on_control(now, control);
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         loop {
-            self.shard.settle(now, out, &mut AtOnce(now, &mut self.matchmaker));
+            self.shard.settle(now, out);
+            out.take_mail().for_each(|mail| self.matchmaker.on_mail(now, mail));
             let Some(grant) = self.matchmaker.next_grant(now) else { return };
             self.shard.on_grant(now, grant);
         }

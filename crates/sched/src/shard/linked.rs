@@ -4,10 +4,15 @@
 //! With no delay it decides exactly as [`Fused`](super::Fused) does, however many shards there are; a property test holds
 //! it to that. With a delay it tells what sharding costs.
 
-use super::{DeviceChoice, Grant, Matchmaker, ModelShard, Rules, ToMatchmaker};
+use super::{DeviceChoice, Epoch, Frame, Grant, Matchmaker, ModelShard, Rules, ToMatchmaker};
 use crate::{Control, Limits, Outbox, Request, Scheduler, Setup, TaskDone};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use std::collections::VecDeque;
+
+/// The shard that a model belongs to.
+pub fn shard_of(model: ModelId, shards: usize) -> usize {
+    model.index() % shards
+}
 
 /// Shards and their matchmaker, to be run by someone who carries their messages.
 pub struct Halves {
@@ -22,18 +27,19 @@ impl Halves {
         let limits = &setup.limits;
         let mut halves = Halves {
             shards: (0..shards).map(|number| ModelShard::new(limits, number, rules.clone())).collect(),
-            matchmaker: Matchmaker::new(limits, choice),
+            matchmaker: Matchmaker::new(limits, choice, shards, 0),
         };
-        for (id, model) in setup.models.iter().enumerate() {
-            let loaded = Control::ModelLoaded(ModelId(id as u16), Box::new(model.clone()));
-            halves.matchmaker.on_control(Time::ORIGIN, &loaded);
-            halves.shards[id % shards].on_control(Time::ORIGIN, loaded);
+        for (id, model) in (0..).map(ModelId).zip(&setup.models) {
+            let loaded = Control::ModelLoaded(id, Box::new(model.clone()));
+            halves.shards[shard_of(id, shards)].on_control(Time::ORIGIN, loaded);
         }
-        for device in 0..setup.devices {
-            let joined = Control::DeviceJoined(DeviceId(device as u16));
-            halves.matchmaker.on_control(Time::ORIGIN, &joined);
+        for device in (0..setup.devices as u16).map(DeviceId) {
+            let joined = Control::DeviceJoined(device);
             halves.shards.iter_mut().for_each(|shard| shard.on_control(Time::ORIGIN, joined.clone()));
         }
+        // What is there from the start is known to both halves.
+        let news = halves.shards.iter_mut().flat_map(ModelShard::take_news);
+        news.for_each(|news| halves.matchmaker.on_mail(Time::ORIGIN, news));
         halves
     }
 }
@@ -44,12 +50,12 @@ pub(crate) struct Linked {
     matchmaker: Matchmaker,
     delay: Nanos,
     limits: Limits,
-    /// Messages to the matchmaker by the moment of their arrival, in order.
-    to_matchmaker: VecDeque<(Time, ToMatchmaker)>,
+    /// Which matchmaker it is.
+    epoch: Epoch,
+    /// Messages to the matchmaker by the moment of their arrival, in order, as they go from process to process.
+    to_matchmaker: VecDeque<(Time, Frame)>,
     /// Grants to shards, likewise.
-    to_shards: VecDeque<(Time, Grant)>,
-    /// Messages that shards have just written.
-    written: Vec<ToMatchmaker>,
+    to_shards: VecDeque<(Time, Frame)>,
     /// Which shard a live request belongs to, by slot.
     shard_of: Vec<u16>,
 }
@@ -66,32 +72,36 @@ impl Linked {
             matchmaker,
             delay,
             limits: *limits,
+            epoch: 0,
             to_matchmaker: VecDeque::with_capacity(64 * burst),
             to_shards: VecDeque::with_capacity(limits.tasks()),
-            written: Vec::with_capacity(burst),
             shard_of: vec![0; limits.requests],
         }
     }
 
     fn shard_of_model(&self, model: ModelId) -> usize {
-        model.index() % self.shards.len()
+        shard_of(model, self.shards.len())
     }
 
     /// Delivers what has arrived and settles, until nothing more arrives at this instant.
     fn turn(&mut self, now: Time, out: &mut Outbox) {
         for shard in &mut self.shards {
-            shard.settle(now, out, &mut self.written);
+            shard.settle(now, out);
         }
         // Releases and offers of one settle arrive together, as they do in one mailbox.
-        self.to_matchmaker.extend(self.written.drain(..).map(|mail| (now + self.delay, mail)));
-        while let Some((_, mail)) = self.to_matchmaker.pop_front_if(|(at, _)| *at <= now) {
-            self.matchmaker.on_mail(now, mail);
+        self.to_matchmaker.extend(out.take_mail().map(|mail| (now + self.delay, mail.to_frame(self.epoch))));
+        while let Some((_, frame)) = self.to_matchmaker.pop_front_if(|(at, _)| *at <= now) {
+            let (epoch, mail) = ToMatchmaker::from_frame(&frame).expect("only messages are on the link");
+            if epoch == self.epoch {
+                self.matchmaker.on_mail(now, mail);
+            }
         }
     }
 
     fn deliver_grants(&mut self, now: Time) -> bool {
         let mut delivered = false;
-        while let Some((_, grant)) = self.to_shards.pop_front_if(|(at, _)| *at <= now) {
+        while let Some((_, frame)) = self.to_shards.pop_front_if(|(at, _)| *at <= now) {
+            let grant = Grant::from_frame(&frame).expect("only grants are on the link");
             let shard = self.shard_of_model(grant.model);
             self.shards[shard].on_grant(now, grant);
             delivered = true;
@@ -112,7 +122,6 @@ impl Scheduler for Linked {
     }
 
     fn on_control(&mut self, now: Time, control: Control) {
-        self.matchmaker.on_control(now, &control);
         let shard = match &control {
             Control::ModelLoaded(id, _) | Control::ModelUnloaded(id) => self.shard_of_model(*id),
             Control::ProfileReplaced { model, .. } => self.shard_of_model(*model),
@@ -130,7 +139,7 @@ impl Scheduler for Linked {
         loop {
             self.turn(now, out);
             let Some(grant) = self.matchmaker.next_grant(now) else { return };
-            self.to_shards.push_back((now + self.delay, grant));
+            self.to_shards.push_back((now + self.delay, grant.to_frame()));
             self.deliver_grants(now);
         }
     }
@@ -144,5 +153,190 @@ impl Scheduler for Linked {
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
         self.shards[task.index() / self.limits.tasks()].members(task)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parts::models::{BatchOptions, PerModel};
+    use crate::shard::{Gather, Network, Start, StartBy};
+    use crate::{Action, Outcome, RequestClass};
+    use ripieno_model::{DropRule, Extent, Model, Profile};
+
+    const LIMITS: Limits = Limits { requests: 64, models: 3, devices: 2, lanes: 1, depth: 2, batch: 4, nodes: 0 };
+    const MS: fn(i64) -> Nanos = Nanos::from_millis;
+
+    fn rules() -> Rules {
+        // Sent ahead, so that all kinds of messages are on the link.
+        let network = Network { control: MS(1), ..Network::default() };
+        let options = BatchOptions { drop: DropRule::Never, max_batch: PerModel::all(None) };
+        let start = PerModel::all(StartBy::Rule(Start::After(Nanos::ZERO)));
+        Rules { start, options, gather: Gather::Fifo, single: false, network }
+    }
+
+    fn setup() -> Setup {
+        let model = |name: &str| Model::whole(name, Profile::linear(1.0, 3.0, 4).unwrap(), MS(60_000));
+        Setup { models: ["a", "b", "c"].map(model).into(), devices: 2, limits: LIMITS }
+    }
+
+    /// What may happen to messages on the way.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Link {
+        Safe,
+        /// Each arrives twice.
+        Repeats,
+        /// So often the matchmaker is lost with all that is on the way, and another comes.
+        Restarts(usize),
+    }
+
+    impl Link {
+        /// Whether shards have something to say because of it.
+        fn meddle(self, linked: &mut Linked, step: usize) -> bool {
+            match self {
+                Link::Repeats => {
+                    for mail in [&mut linked.to_matchmaker, &mut linked.to_shards] {
+                        *mail = mail.iter().flat_map(|&mail| [mail, mail]).collect();
+                    }
+                }
+                Link::Restarts(every) if step.is_multiple_of(every) => {
+                    linked.restart();
+                    return true;
+                }
+                Link::Safe | Link::Restarts(_) => {}
+            }
+            false
+        }
+    }
+
+    impl Linked {
+        /// The matchmaker is lost with all messages; the next one knows nothing.
+        fn restart(&mut self) {
+            self.to_matchmaker.clear();
+            self.to_shards.clear();
+            self.epoch += 1;
+            self.matchmaker = Matchmaker::new(&self.limits, DeviceChoice::SmallestId, self.shards.len(), self.epoch);
+            let epoch = self.epoch;
+            self.shards.iter_mut().for_each(|shard| shard.resume(epoch));
+        }
+    }
+
+    /// Two hundred requests for three models, one a millisecond; what was started and finished when, and the most tasks
+    /// of a device.
+    fn run(link: Link) -> (Vec<(Time, Action)>, usize) {
+        let setup = setup();
+        let mut linked = Linked::new(&setup, DeviceChoice::SmallestId, &rules(), 2, Nanos::from_micros(100));
+        let (mut out, mut log, mut most) = (Outbox::new(&LIMITS), Vec::new(), 0);
+        let mut running: Vec<Vec<(Time, TaskId)>> = vec![Vec::new(); LIMITS.devices];
+        let (mut free, mut arrived) = ((0..64).rev().map(RequestSlot).collect::<Vec<_>>(), 0_u16);
+        for step in 1..6_000_usize {
+            let now = Time::ORIGIN + Nanos::from_micros(50 * step as i64);
+            let mut told = link.meddle(&mut linked, step) || linked.next_wakeup() <= now;
+            if step.is_multiple_of(20) && arrived < 200 {
+                let (slot, model) = (free.pop().expect("devices keep up"), ModelId(arrived % 3));
+                let deadline = now + MS(60_000);
+                let (extent, class) = (Extent::ONE, RequestClass::default());
+                linked.on_request(now, &Request { slot, model, arrived: now, deadline, rows: 1, extent, class });
+                (told, arrived) = (true, arrived + 1);
+            }
+            for tasks in &mut running {
+                if tasks.first().is_some_and(|(end, _)| *end <= now) {
+                    let (_, task) = tasks.remove(0);
+                    linked.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
+                    told = true;
+                }
+            }
+            if !told {
+                continue;
+            }
+            linked.settle(now, &mut out);
+            for &action in out.actions() {
+                match action {
+                    Action::Start { task, device, .. } => {
+                        let rows = linked.members(task).len() as i64;
+                        let tasks = &mut running[device.index()];
+                        let free = tasks.last().map_or(now, |(end, _)| *end).max(now + MS(1));
+                        tasks.push((free + MS(3 + rows), task));
+                        most = most.max(tasks.len());
+                    }
+                    Action::Finish { request } => free.push(request),
+                    other => panic!("nobody is refused: {other:?}"),
+                }
+                log.push((now, action));
+            }
+            out.clear();
+        }
+        (log, most)
+    }
+
+    fn finished(log: &[(Time, Action)]) -> usize {
+        log.iter().filter(|(_, action)| matches!(action, Action::Finish { .. })).count()
+    }
+
+    #[test]
+    fn what_is_said_twice_counts_once() {
+        let (safe, most) = run(Link::Safe);
+        assert_eq!((finished(&safe), most), (200, LIMITS.depth), "devices hold what is sent ahead");
+        assert_eq!(run(Link::Repeats), (safe, most));
+    }
+
+    #[test]
+    fn a_matchmaker_that_is_lost_is_followed_by_one_that_learns_all() {
+        for every in [7, 20, 60, 300] {
+            let (log, most) = run(Link::Restarts(every));
+            assert_eq!(finished(&log), 200, "every {every} steps");
+            assert!(most <= LIMITS.depth, "no device is granted twice");
+        }
+    }
+
+    fn settled(halves: &mut Halves, shard: usize, now: Time) -> Vec<Action> {
+        let mut out = Outbox::new(&LIMITS);
+        halves.shards[shard].settle(now, &mut out);
+        out.take_mail().for_each(|mail| halves.matchmaker.on_mail(now, mail));
+        out.actions().to_vec()
+    }
+
+    fn halves() -> Halves {
+        let mut halves = Halves::new(&setup(), DeviceChoice::SmallestId, &rules(), 2);
+        let (deadline, extent, class) = (Time::NEVER, Extent::ONE, RequestClass::default());
+        let (slot, model, arrived) = (RequestSlot(0), ModelId(0), Time::ORIGIN);
+        let request = Request { slot, model, arrived, deadline, rows: 1, extent, class };
+        halves.shards[0].on_request(Time::ORIGIN, &request);
+        halves
+    }
+
+    #[test]
+    fn a_grant_that_crosses_with_a_leave_comes_back() {
+        let (mut halves, now) = (halves(), Time(1));
+        assert_eq!(settled(&mut halves, 0, now), []);
+        let grant = halves.matchmaker.next_grant(now).expect("a device is free");
+        let gone = grant.device();
+        halves.shards[0].on_control(now, Control::DeviceLeft(gone));
+        halves.shards[0].on_grant(now, grant);
+        assert_eq!(settled(&mut halves, 0, now), [], "nothing begins on a device that has gone");
+        let next = halves.matchmaker.next_grant(now).expect("the model asks anew");
+        assert_ne!(next.device(), gone);
+        halves.shards[0].on_grant(now, next);
+        assert!(matches!(settled(&mut halves, 0, now)[..], [Action::Start { .. }]));
+        assert!(halves.matchmaker.next_grant(now).is_none());
+    }
+
+    #[test]
+    fn a_device_is_granted_while_it_is_there_for_all_and_as_slow_as_any_says() {
+        let (mut halves, now) = (halves(), Time(1));
+        let tell = |halves: &mut Halves, shard: usize, control: Control| {
+            halves.shards[shard].on_control(now, control);
+            settled(halves, shard, now);
+        };
+        let first = DeviceId(0);
+        tell(&mut halves, 1, Control::DeviceLeft(DeviceId(1)));
+        tell(&mut halves, 1, Control::DeviceLeft(first));
+        settled(&mut halves, 0, now);
+        assert!(halves.matchmaker.next_grant(now).is_none(), "one says of each that it left");
+        tell(&mut halves, 0, Control::DeviceSlowed { device: first, percent: 300 });
+        tell(&mut halves, 1, Control::DeviceJoined(first));
+        tell(&mut halves, 1, Control::DeviceSlowed { device: first, percent: 200 });
+        let grant = halves.matchmaker.next_grant(now).expect("it is there again");
+        assert_eq!((grant.device(), grant.percent), (first, 300));
     }
 }

@@ -8,10 +8,10 @@
 //! A batch that takes time to reach its device (the lead) may be sent while the device is still busy, if the device will
 //! be free by the time the batch arrives; then the device holds two tasks. Without a lead nothing is sent ahead.
 
-use super::messages::DeviceToken;
-use super::{Candidates, Class, Grant, Offer, Release, Sent, ToMatchmaker};
+use super::messages::{DeviceToken, GrantNumber};
+use super::{Candidates, Class, Epoch, Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+use crate::Limits;
 use crate::parts::devices::Devices;
-use crate::{Control, Limits};
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, Time};
 
 /// Which of several free devices is taken.
@@ -30,8 +30,12 @@ pub struct Matchmaker {
     devices: Devices<OfDevice>,
     /// The most tasks that a device holds.
     depth: usize,
-    /// Devices that are there.
-    present: usize,
+    /// What is granted of each, device by device, and the number of the last grant.
+    granted: Vec<Option<Granted>>,
+    last: GrantNumber,
+    /// How many shards there are, and how each device stands with each, device by device.
+    shards: usize,
+    standings: Vec<Option<u32>>,
     /// Free devices, by preference.
     free: IndexedHeap<Time>,
     /// Devices with one task and room for another, by the predicted end of that task.
@@ -57,6 +61,14 @@ struct OfDevice {
     ends_known: bool,
 }
 
+/// A token that some shard has.
+#[derive(Clone, Copy, Debug)]
+struct Granted {
+    number: GrantNumber,
+    /// Whether its last block has been sent.
+    sent: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct ModelState {
     candidates: Candidates,
@@ -70,14 +82,19 @@ struct ModelState {
 const SET_ASIDE: Nanos = Nanos::from_millis(1);
 
 impl Matchmaker {
-    pub(crate) fn new(limits: &Limits, choice: DeviceChoice) -> Matchmaker {
+    /// For so many shards. One that follows another has a higher epoch, and begins when shards
+    /// [`resume`](super::ModelShard::resume).
+    pub(crate) fn new(limits: &Limits, choice: DeviceChoice, shards: usize, epoch: Epoch) -> Matchmaker {
         let (models, devices) = (limits.models, limits.devices);
         let idle = || OfDevice { held: 0, ends: Time::ORIGIN, ends_known: false };
         Matchmaker {
             choice,
             devices: Devices::new(limits, 0, idle),
             depth: limits.depth,
-            present: 0,
+            granted: vec![None; devices * limits.depth],
+            last: GrantNumber::before(epoch),
+            shards,
+            standings: vec![None; devices * shards],
             free: IndexedHeap::new(devices),
             ending: IndexedHeap::new(devices),
             set_aside: IndexedHeap::new(devices),
@@ -96,22 +113,9 @@ impl Matchmaker {
         }
     }
 
-    pub(crate) fn load_model(&mut self, id: ModelId, instances: usize) {
-        let model = &mut self.models[id.index()];
-        // The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches: over a
-        // link, the news that the last of them has ended may still be on its way.
-        *model = ModelState { candidates: Candidates::default(), instances, ..*model };
-    }
-
-    /// The world has changed. Of models it needs to know how many batches may run at once.
-    pub fn on_control(&mut self, now: Time, control: &Control) {
-        match control {
-            Control::DeviceJoined(device) => self.join(now, *device),
-            Control::DeviceLeft(device) => self.leave(*device),
-            Control::DeviceSlowed { device, percent } => self.devices.slow(*device, *percent),
-            Control::ModelLoaded(id, model) => self.load_model(*id, model.instances),
-            Control::ModelUnloaded(_) | Control::ProfileReplaced { .. } | Control::Cancelled(_) => {}
-        }
+    /// How many ids of models it knows.
+    pub fn models(&self) -> usize {
+        self.models.len()
     }
 
     /// A shard has something to tell.
@@ -120,25 +124,69 @@ impl Matchmaker {
             ToMatchmaker::Offer(offer) => self.post(now, offer),
             ToMatchmaker::Sent(sent) => self.expect_end(sent),
             ToMatchmaker::Release(release) => self.release(now, release),
+            ToMatchmaker::Standing(standing) => self.stand(now, standing),
+            ToMatchmaker::Loaded(loaded) => self.load_model(loaded),
+            ToMatchmaker::Holding(holding) => self.hold(holding),
         }
     }
 
-    fn join(&mut self, now: Time, id: DeviceId) {
-        self.devices.join(id);
-        self.present += 1;
-        self.set_free(now, id);
+    /// What is granted of a device under this number; with no number, where another grant may stand.
+    fn granted(&mut self, id: DeviceId, number: Option<GrantNumber>) -> Option<&mut Option<Granted>> {
+        let slots = &mut self.granted[id.index() * self.depth..][..self.depth];
+        slots.iter_mut().find(|slot| slot.map(|granted| granted.number) == number)
+    }
+
+    /// A shard has a device from an earlier matchmaker. It says so before it says that any device is there.
+    fn hold(&mut self, Holding { model, device: id, number }: Holding) {
+        if self.devices[id].present || self.granted(id, Some(number)).is_some() {
+            return;
+        }
+        self.take(id, number);
+        self.models[model.index()].in_flight += 1;
+    }
+
+    fn take(&mut self, id: DeviceId, number: GrantNumber) {
+        let slot = self.granted(id, None).expect("no more is granted of a device than it holds");
+        *slot = Some(Granted { number, sent: false });
+        let state = &mut self.devices[id];
+        (state.held, state.ends_known) = (state.held + 1, false);
+    }
+
+    /// The number of grants goes on: an offer of the model that had the id before stays out of date. So do its batches:
+    /// over a link, the news that the last of them has ended may still be on its way. What it offered was withdrawn
+    /// when it left.
+    fn load_model(&mut self, Loaded { model, instances }: Loaded) {
+        self.models[model.index()].instances = instances;
+    }
+
+    /// A device is there while it is with all shards, and as slow as the one says that finds it slowest.
+    fn stand(&mut self, now: Time, Standing { shard, device: id, percent }: Standing) {
+        let standings = &mut self.standings[id.index() * self.shards..][..self.shards];
+        standings[usize::from(shard)] = percent;
+        let all = standings.iter().copied().try_fold(0, |slowest, percent| Some(percent?.max(slowest)));
+        match (all, self.devices[id].present) {
+            (Some(percent), true) => self.devices.slow(id, percent),
+            (Some(percent), false) => {
+                self.devices.join(id);
+                self.devices.slow(id, percent);
+                self.set_free(now, id);
+            }
+            (None, true) => self.leave(id),
+            (None, false) => {}
+        }
     }
 
     fn leave(&mut self, id: DeviceId) {
         self.devices.leave(id);
-        self.present -= 1;
         self.free.remove(id.index());
         self.ending.remove(id.index());
         self.set_aside.remove(id.index());
     }
 
     fn release(&mut self, now: Time, release: Release) {
-        let Release { model, token: DeviceToken(id), unused } = release;
+        let Release { model, token: DeviceToken { device: id, number }, unused } = release;
+        let Some(slot) = self.granted(id, Some(number)) else { return };
+        *slot = None;
         self.devices[id].held -= 1;
         self.ending.remove(id.index());
         self.models[model.index()].in_flight -= 1;
@@ -154,6 +202,10 @@ impl Matchmaker {
     /// The last block of a batch has been sent to a device: it arrives after the lead and takes its cost by the profile.
     /// The prediction decides only whether a further batch may be sent ahead.
     fn expect_end(&mut self, sent: Sent) {
+        let Some(Some(granted)) = self.granted(sent.device, Some(sent.number)) else { return };
+        if std::mem::replace(&mut granted.sent, true) {
+            return;
+        }
         let device = &mut self.devices[sent.device];
         let arrives = sent.at + sent.lead;
         let begins = if device.held > 1 { device.ends.max(arrives) } else { arrives };
@@ -245,14 +297,15 @@ impl Matchmaker {
     fn grant(&mut self, now: Time, id: ModelId, device: DeviceId, class: Class) -> Grant {
         self.free.remove(device.index());
         self.ending.remove(device.index());
-        let state = &mut self.devices[device];
-        (state.held, state.ends_known) = (state.held + 1, false);
-        let percent = state.percent;
+        self.last = self.last.next();
+        let token = DeviceToken { device, number: self.last };
+        self.take(device, self.last);
+        let percent = self.devices[device].percent;
         let model = &mut self.models[id.index()];
         (model.in_flight, model.grants, model.candidates) =
             (model.in_flight + 1, model.grants + 1, Candidates::default());
         self.arm(now, id);
-        Grant { model: id, token: DeviceToken(device), percent, idle: self.free.len(), class }
+        Grant { model: id, token, percent, idle: self.free.len(), class }
     }
 
     /// When to ask for grants again if nothing happens: the next exec, if a device is free to take it; else the moment from

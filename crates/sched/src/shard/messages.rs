@@ -1,14 +1,16 @@
 //! What model shards and the matchmaker tell each other.
 //!
-//! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events and
-//! must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the release, so
-//! a device slot is never used twice. Staleness is told by number: an offer says how many grants its shard had seen, and
-//! the matchmaker ignores one that does not know of the latest; no flag, no round trip, no lock.
+//! An offer is state: only the latest counts, so a mailbox may keep just one a model. Grants and releases are events
+//! and must not be lost. A device is a token that cannot be cloned: it moves with the grant and comes back with the
+//! release, so a device slot is never used twice; its number, too, goes along, so that what is said twice counts once.
+//! Staleness is told by number: an offer says how many grants its shard had seen, and the matchmaker ignores one that
+//! does not know of the latest; no flag, no round trip, no lock. How a device stands is state again, said by each
+//! shard.
 
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 
 /// A message to the matchmaker.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum ToMatchmaker {
     /// What a model asks for now.
     Offer(Offer),
@@ -16,18 +18,61 @@ pub enum ToMatchmaker {
     Sent(Sent),
     /// A device comes back.
     Release(Release),
+    /// How a device stands.
+    Standing(Standing),
+    /// A model can be served.
+    Loaded(Loaded),
+    /// What a shard still holds of an earlier matchmaker.
+    Holding(Holding),
 }
 
-/// Takes what a shard has to tell its matchmaker: a mailbox, or the matchmaker itself if it is at hand.
-pub trait Post {
-    /// Takes a message.
-    fn post(&mut self, mail: ToMatchmaker);
+/// A device that a shard was granted by an earlier matchmaker and still has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holding {
+    pub(crate) model: ModelId,
+    pub(crate) device: DeviceId,
+    pub(crate) number: GrantNumber,
 }
 
-impl Post for Vec<ToMatchmaker> {
-    fn post(&mut self, mail: ToMatchmaker) {
-        self.push(mail);
+/// The number of a grant: no two have the same, those of one matchmaker grow, and all of a later one are above all of
+/// an earlier one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GrantNumber(pub(crate) u64);
+
+impl GrantNumber {
+    /// Grants of one epoch: more than any makes.
+    const EACH: u64 = 1 << 40;
+
+    /// Below the first one of an epoch.
+    pub(crate) fn before(epoch: u32) -> GrantNumber {
+        GrantNumber(u64::from(epoch) * GrantNumber::EACH)
     }
+
+    pub(crate) fn next(self) -> GrantNumber {
+        GrantNumber(self.0 + 1)
+    }
+
+    pub(crate) fn epoch(self) -> u32 {
+        (self.0 / GrantNumber::EACH) as u32
+    }
+}
+
+/// How a device stands with a shard: the matchmaker grants it while it stands with all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The number of the shard.
+    pub(crate) shard: u16,
+    pub(crate) device: DeviceId,
+    /// Its latency relative to the profiles, in percent; none while it takes no batches.
+    pub(crate) percent: Option<u32>,
+}
+
+/// A model can be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    pub(crate) model: ModelId,
+    /// The most batches of it that run at once.
+    pub(crate) instances: usize,
 }
 
 /// What a model asks for now.
@@ -106,6 +151,7 @@ impl Window {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub(crate) device: DeviceId,
+    pub(crate) number: GrantNumber,
     pub(crate) at: Time,
     pub(crate) lead: Nanos,
     pub(crate) cost: Nanos,
@@ -113,7 +159,10 @@ pub struct Sent {
 
 /// The right to send one task to a device. Not to be cloned.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct DeviceToken(pub(crate) DeviceId);
+pub(crate) struct DeviceToken {
+    pub(crate) device: DeviceId,
+    pub(crate) number: GrantNumber,
+}
 
 /// A device for a model.
 #[derive(Debug, PartialEq, Eq)]
@@ -130,7 +179,7 @@ pub struct Grant {
 
 impl Grant {
     pub(crate) fn device(&self) -> DeviceId {
-        self.token.0
+        self.token.device
     }
 }
 

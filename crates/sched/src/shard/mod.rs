@@ -1,15 +1,17 @@
 //! The machinery of whole-batch scheduling, in the two halves that Symphony's paper gives it (section 4.2).
 //!
 //! A [`ModelShard`] owns what belongs to models: queues, drops, batch building. The [`Matchmaker`] owns what belongs to
-//! all: devices and the moments at which models may send. They exchange the messages of `messages.rs`. The batch is formed
-//! on the grant, from the queue as it is then; an offer is only a promise about size and window, so nothing ever needs to
-//! be revoked. [`Fused`] runs both halves in one thread and is a `Scheduler`; [`Linked`] runs several shards and lets
-//! messages take time, to tell in virtual time what sharding costs. Threads of their own need nothing but mailboxes.
+//! all: devices and the moments at which models may send. They exchange the messages of `messages.rs`, as frames
+//! between processes (`frames.rs`). The batch is formed on the grant, from the queue as it is then; an offer is only a
+//! promise about size and window, so nothing ever needs to be revoked. [`Fused`] runs both halves in one thread and is
+//! a `Scheduler`; [`Linked`] runs several shards and lets messages take time, to tell in virtual time what sharding
+//! costs. Threads of their own need nothing but mailboxes.
 //!
 //! "serial", "timeout", "eager" and "deferred" are this machinery under different [`Rule`]s: they differ in when a
 //! candidate may start, in which requests it gathers, and in what is dropped.
 
 mod cut;
+mod frames;
 mod fused;
 mod linked;
 mod matchmaker;
@@ -20,13 +22,14 @@ mod queues;
 mod rules;
 mod scarcity;
 
+pub use frames::{Epoch, Frame, Garbled};
 pub(crate) use fused::Fused;
-pub use linked::Halves;
 pub(crate) use linked::Linked;
+pub use linked::{Halves, shard_of};
 pub(crate) use matchmaker::DeviceChoice;
 pub use matchmaker::Matchmaker;
 pub(crate) use messages::{Candidates, Class, Window};
-pub use messages::{Grant, Offer, Post, Release, Sent, ToMatchmaker};
+pub use messages::{Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
 pub use model_shard::ModelShard;
 pub(crate) use queues::Queues;
 pub(crate) use rules::{Rules, StartBy};

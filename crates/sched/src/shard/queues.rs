@@ -234,10 +234,22 @@ impl Queues {
         self.scarcity.stir(now, self.models.get(id).target_cost());
     }
 
-    fn mark(&mut self, id: ModelId) {
+    /// What a model asks for may have changed.
+    pub(crate) fn mark(&mut self, id: ModelId) {
         if !std::mem::replace(&mut self.is_changed[id.index()], true) {
             self.changed.push(id);
         }
+    }
+
+    /// What every model asks for is to be said anew.
+    pub(crate) fn mark_all(&mut self) {
+        let known: Vec<ModelId> = self.models.iter().map(|(id, _)| id).collect();
+        known.into_iter().for_each(|id| self.mark(id));
+    }
+
+    /// The models, and how many batches of each may run at once.
+    pub(crate) fn instances(&self) -> impl Iterator<Item = (ModelId, usize)> {
+        self.models.iter().map(|(id, served)| (id, served.model.instances))
     }
 
     /// Marks the models whose time has come. Call before taking [`Queues::next_changed`].

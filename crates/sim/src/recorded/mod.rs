@@ -111,7 +111,7 @@ impl Recorded {
                 check::profile(profile)?;
                 self.replace_profile(*model, *block, profile)?;
             }
-            Event::Control(_) => {}
+            Event::Control(_) | Event::Grant(_) => {}
             Event::Settle { actions, members, nodes } => self.settle(actions, members, nodes)?,
         }
         Ok(())

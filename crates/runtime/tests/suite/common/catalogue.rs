@@ -3,7 +3,7 @@
 use ripieno_base::ModelId;
 use ripieno_executor::{BlockSource, Engine as Executor, ModelSource, Tensor};
 use ripieno_runtime::{Answer, Engine, EngineConfig, Job, Refused};
-use ripieno_sched::{Limits, Options, Policy, Setup, build};
+use ripieno_sched::{Limits, Options, Policy, Setup};
 use ripieno_workload::{below, stream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -28,11 +28,11 @@ pub(crate) fn scrambled(at: usize) -> usize {
     below(&mut stream(at as u64, 0), 1 << 32) as usize
 }
 
-pub(crate) fn start(policy: &'static Policy, executor: &Arc<dyn Executor>) -> Engine {
+pub(crate) fn start(policy: &'static Policy, executor: &Arc<dyn Executor>, shards: usize) -> Engine {
     let lanes = policy.needs(&Options::new()).lanes;
     let limits = Limits { requests: 256, models: 2, devices: 1, lanes, depth: 2, batch: MAX_BATCH, nodes: 0 };
     let setup = Setup { models: Vec::new(), devices: 1, limits };
-    let scheduler = build(policy.name, &setup, &Options::new()).unwrap();
+    let scheduler = super::policy(policy.name, &setup, &Options::new(), shards);
     let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(executor)]);
     config.policy = Some(policy);
     Engine::start(config).unwrap()

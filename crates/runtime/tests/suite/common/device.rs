@@ -43,8 +43,13 @@ impl Doubling {
 
     /// One device only, whose tasks wait for the gatekeeper.
     pub(crate) fn gated() -> (Arc<dyn Executor>, Gatekeeper) {
+        Doubling::gated_and_failing(usize::MAX)
+    }
+
+    /// Likewise, and one task in so many fails.
+    pub(crate) fn gated_and_failing(every: usize) -> (Arc<dyn Executor>, Gatekeeper) {
         let ((release, gate), (announce, begun)) = (channel(), channel());
-        let mut doubling = Doubling::new(usize::MAX);
+        let mut doubling = Doubling::new(every);
         doubling.gate = Mutex::new(Some(gate));
         doubling.announce = Mutex::new(Some(announce));
         (Arc::new(doubling), Gatekeeper { release, begun })

@@ -11,7 +11,7 @@ use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, Engine as Executor, Loaded, ModelSource, Tensor};
 use ripieno_model::{Block, DataType, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job, Refused, ServedModel, Ticket};
-use ripieno_sched::{Limits, Setup};
+use ripieno_sched::{Limits, OptionValue, Options, Served, Setup, build, build_shards};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -46,14 +46,55 @@ pub(crate) fn setup(devices: usize, limits: Limits) -> Setup {
     Setup { models: Vec::new(), devices, limits }
 }
 
-/// An engine with the first-in-first-out scheduler.
-pub(crate) fn config(executor: &Arc<dyn Executor>, devices: usize, limits: Limits) -> EngineConfig {
-    let setup = setup(devices, limits);
-    EngineConfig::new(Box::new(fifo::Fifo::new(&setup)), setup, vec![Arc::clone(executor); devices])
+/// Runs each test twice: with what decides in one piece, and in shards; it is told in how many.
+macro_rules! in_one_piece_and_in_shards {
+    ($($(#[$said:meta])* fn $name:ident($shards:ident: usize) $body:block)*) => {$(
+        $(#[$said])*
+        mod $name {
+            use super::*;
+
+            fn test($shards: usize) $body
+
+            #[test]
+            fn in_one_piece() {
+                test(1);
+            }
+
+            #[test]
+            fn in_shards() {
+                test(2);
+            }
+        }
+    )*};
+}
+pub(crate) use in_one_piece_and_in_shards;
+
+/// A policy of the catalogue in its own form, or in so many shards as a server runs it.
+pub(crate) fn policy(name: &str, setup: &Setup, options: &Options, shards: usize) -> Served {
+    match shards {
+        1 => build(name, setup, options).unwrap().into(),
+        _ => build_shards(name, setup, options, shards).unwrap(),
+    }
 }
 
-pub(crate) fn start(executor: &Arc<dyn Executor>, devices: usize, limits: Limits) -> Engine {
-    Engine::start(config(executor, devices, limits)).unwrap()
+/// An engine with the first-in-first-out scheduler, or in so many shards with the policy that is most like it.
+pub(crate) fn config(executor: &Arc<dyn Executor>, devices: usize, limits: Limits, shards: usize) -> EngineConfig {
+    let setup = setup(devices, limits);
+    let scheduler = match shards {
+        1 => Box::new(fifo::Fifo::new(&setup)).into(),
+        _ => policy("eager", &setup, &eager(), shards),
+    };
+    EngineConfig::new(scheduler, setup, vec![Arc::clone(executor); devices])
+}
+
+/// What makes "eager" refuse nobody and take requests as they come.
+pub(crate) fn eager() -> Options {
+    let word = |key: &str, value: &str| (key.to_owned(), OptionValue::Text(value.to_owned()));
+    Options::from([word("drop", "never"), word("gather", "fifo")])
+}
+
+pub(crate) fn start(executor: &Arc<dyn Executor>, devices: usize, limits: Limits, shards: usize) -> Engine {
+    Engine::start(config(executor, devices, limits, shards)).unwrap()
 }
 
 /// A model of `blocks` blocks, batches of at most 4 rows.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The latest offer of each model. One writer a model, one reader.
-pub(super) struct OfferTable {
+pub(crate) struct OfferTable {
     slots: Box<[Slot]>,
     /// Changed models, a bit each.
     changed: Box<[AtomicU64]>,
@@ -33,7 +33,7 @@ struct Slot {
 }
 
 /// A shard's end of the table.
-pub(super) struct OfferWriter {
+pub(crate) struct OfferWriter {
     table: Arc<OfferTable>,
     /// Models posted since the last [`OfferWriter::publish`], a bit each; the words among them that are not zero.
     posted: Box<[u64]>,
@@ -41,7 +41,7 @@ pub(super) struct OfferWriter {
 }
 
 impl OfferTable {
-    pub(super) fn new(models: usize) -> OfferTable {
+    pub(crate) fn new(models: usize) -> OfferTable {
         let words = models.div_ceil(64);
         OfferTable {
             slots: (0..models).map(|_| Slot::default()).collect(),
@@ -50,8 +50,13 @@ impl OfferTable {
         }
     }
 
+    /// Whether offers changed since they were last read.
+    pub(crate) fn has_news(&self) -> bool {
+        self.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
     /// Reads the offers that changed since they were last read, in the order of the models. Returns how many there were.
-    pub(super) fn read(&self, mut each: impl FnMut(Offer)) -> usize {
+    pub(crate) fn read(&self, mut each: impl FnMut(Offer)) -> usize {
         let mut seen = 0;
         for_each_bit(&self.words, |word| {
             for_each_bit(&self.changed[word..=word], |bit| {
@@ -102,13 +107,13 @@ impl Slot {
 }
 
 impl OfferWriter {
-    pub(super) fn new(table: Arc<OfferTable>) -> OfferWriter {
+    pub(crate) fn new(table: Arc<OfferTable>) -> OfferWriter {
         let words = table.changed.len();
         OfferWriter { table, posted: vec![0; words].into(), posted_words: Vec::with_capacity(words) }
     }
 
     /// Writes an offer. It may be read from now on, and will be after the next [`OfferWriter::publish`].
-    pub(super) fn write(&mut self, offer: &Offer) {
+    pub(crate) fn write(&mut self, offer: &Offer) {
         let (word, bit) = (offer.model.index() / 64, offer.model.index() % 64);
         self.table.slots[offer.model.index()].write(offer.to_words());
         if self.posted[word] == 0 {
@@ -119,7 +124,7 @@ impl OfferWriter {
 
     /// Marks as changed what was posted. The marks follow the offers: a reader that sees a mark sees this offer or a
     /// later one. The mark of a word follows those in it: whoever finds the word empty sets it.
-    pub(super) fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         for word in self.posted_words.drain(..) {
             let bits = std::mem::take(&mut self.posted[word]);
             if self.table.changed[word].fetch_or(bits, Ordering::AcqRel) == 0 {

@@ -1,0 +1,139 @@
+//! How an engine begins.
+
+use super::devices::open_all;
+use super::{Engine, EngineConfig, Inner, Recording, StartError};
+use crate::Clock;
+use crate::admission::Admission;
+use crate::answer::Gate;
+use crate::core::Core;
+use crate::devices::DeviceTable;
+use crate::failures::FailureHistory;
+use crate::fleet::Fleet;
+use crate::jobs::JobTable;
+use crate::joiner::Joiner;
+use crate::metrics::{DeviceMetrics, SchedulerMetrics};
+use crate::recorder::{Header, Recorder, VERSION};
+use crate::registry::Registry;
+use crate::scheduler_loop::SchedulerLoop;
+use crate::schedulers::Schedulers;
+use crate::shards;
+use parking_lot::{Mutex, RwLock};
+use ripieno_sched::{Served, Setup, Speeds};
+use std::sync::Arc;
+
+impl Engine {
+    /// Opens the devices and starts the threads.
+    pub fn start(config: EngineConfig) -> Result<Engine, StartError> {
+        let setup = &config.setup;
+        let limits = setup.limits;
+        check(&config)?;
+        let Served { pieces, matchmaker } = config.scheduler;
+        let (clock, gate) = (Clock::start(), Arc::new(Gate::default()));
+        let registry = Arc::new(Registry::new(limits.models));
+        let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
+        let schedulers = Arc::new(Schedulers::new(clock, &limits, pieces.len(), matchmaker.as_ref()));
+        let opened = open_all(&config.devices, &schedulers, &limits)?;
+        let devices = Arc::new(DeviceTable::new(&opened, pieces.len(), limits.devices));
+        let recorders = match &config.record {
+            Some(recording) => record(recording, setup, pieces.len())?.into_iter().map(Some).collect(),
+            None => pieces.iter().map(|_| None).collect::<Vec<_>>(),
+        };
+        let turns = Arc::new(SchedulerMetrics::default());
+        let mut loops = Vec::with_capacity(pieces.len());
+        for (at, (piece, recorder)) in pieces.into_iter().zip(recorders).enumerate() {
+            loops.push(SchedulerLoop {
+                clock,
+                turns: Arc::clone(&turns),
+                mailbox: Arc::clone(schedulers.at(at).mailbox()),
+                others: schedulers.others(at),
+                idle: schedulers.at(at).idle(),
+                registry: Arc::clone(&registry),
+                core: Core::new(piece, &limits, recorder, schedulers.link()),
+                jobs: JobTable::new(limits.requests),
+                fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
+                joiner: Joiner::start().map_err(StartError::Thread)?,
+                models: (0..limits.models).map(|_| None).collect(),
+                failures: FailureHistory::default(),
+                speeds: Speeds::new(limits.devices, setup.devices),
+                withdrawals: Vec::with_capacity(limits.requests),
+                doubted: Vec::new(),
+                leaving: Vec::new(),
+                dismissing: false,
+                stopped: false,
+                inbox: Vec::new(),
+            });
+        }
+        let threads = schedulers.start(clock, loops, matchmaker, &gate).map_err(StartError::Thread)?;
+        let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
+        let inner = Arc::new(Inner {
+            clock,
+            limits,
+            policy: config.policy,
+            gate,
+            admission,
+            registry,
+            metrics,
+            turns,
+            devices,
+            executor: config.devices.first().cloned(),
+            attaching: RwLock::new(()),
+            orders: Mutex::new(()),
+            schedulers,
+            threads: Mutex::new(Some(threads)),
+        });
+        let engine = Arc::downgrade(&inner);
+        inner.devices.on_end(Box::new(move |id| {
+            if let Some(inner) = engine.upgrade() {
+                Engine(inner).reopen(id);
+            }
+        }));
+        Ok(Engine(inner))
+    }
+}
+
+/// Ids of models and devices have 16 bits.
+const ID_SPACE: usize = 1 << 16;
+
+fn check(config: &EngineConfig) -> Result<(), StartError> {
+    let (setup, limits) = (&config.setup, &config.setup.limits);
+    let fault = |text: String| Err(StartError::Config(text));
+    if !setup.models.is_empty() {
+        return fault("an engine starts without models; load them afterwards".to_owned());
+    }
+    let pieces = config.scheduler.pieces.len();
+    if pieces == 0 || pieces > shards::MOST || (pieces > 1) != config.scheduler.matchmaker.is_some() {
+        return fault(format!("a scheduler runs in 1 to {} pieces, several with a matchmaker", shards::MOST));
+    }
+    if setup.devices != config.devices.len() || setup.devices > limits.devices {
+        return fault(format!(
+            "the scheduler is built for {} devices (at most {}), but {} are given",
+            setup.devices,
+            limits.devices,
+            config.devices.len()
+        ));
+    }
+    if limits.requests == 0
+        || limits.requests >= u32::MAX as usize
+        || limits.batch == 0
+        || limits.depth == 0
+        || limits.lanes == 0
+    {
+        return fault("the bounds of requests, batch, lanes and depth must be at least 1".to_owned());
+    }
+    if limits.models > ID_SPACE || limits.devices > ID_SPACE {
+        return fault(format!("there are ids for {ID_SPACE} models and as many devices; lower the bounds"));
+    }
+    Ok(())
+}
+
+fn record(recording: &Recording, setup: &Setup, shards: usize) -> Result<Vec<Recorder>, StartError> {
+    let header = Header {
+        ripieno_recording: VERSION,
+        policy: recording.policy.clone(),
+        options: recording.options.clone(),
+        setup: setup.clone(),
+        shards,
+    };
+    let failed = |error| StartError::Recording { path: recording.path.display().to_string(), error };
+    Recorder::start(&recording.path, &header).map_err(failed)
+}

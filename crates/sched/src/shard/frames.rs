@@ -1,0 +1,212 @@
+//! Messages as frames: eight words, a cache line, for whoever carries them between processes.
+//!
+//! The first word says the version of the layout, what kind of message it is, and the epoch of the matchmaker that it
+//! is for or from. Frames of another version are an error; those of another epoch are whole, and not heard: an earlier
+//! matchmaker has nothing to say any more, and a later one has not been told anything yet
+//! ([`ModelShard::resume`](super::ModelShard::resume)). Names in frames are numbers, times are nanoseconds of the
+//! scheduler.
+
+use super::messages::{DeviceToken, GrantNumber};
+use super::{Class, Grant, Holding, Loaded, Offer, Release, Sent, Standing, ToMatchmaker};
+use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use std::fmt;
+
+/// A message in words.
+pub type Frame = [u64; 8];
+
+/// Which matchmaker it is, of those that follow each other.
+pub type Epoch = u32;
+
+/// Changes with the layout.
+const VERSION: u16 = 1;
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+enum Kind {
+    Offer = 1,
+    Sent,
+    Release,
+    Standing,
+    Loaded,
+    Holding,
+    Grant,
+}
+
+const KINDS: [Kind; 7] =
+    [Kind::Offer, Kind::Sent, Kind::Release, Kind::Standing, Kind::Loaded, Kind::Holding, Kind::Grant];
+
+/// Words that are no message, or one that does not go this way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Garbled(pub u64);
+
+impl fmt::Display for Garbled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a frame that begins with {:#x}; frames of version {VERSION} are read here", self.0)
+    }
+}
+
+impl std::error::Error for Garbled {}
+
+fn frame<const N: usize>(kind: Kind, epoch: Epoch, words: [u64; N]) -> Frame {
+    let mut frame = [0; 8];
+    frame[0] = u64::from(VERSION) << 48 | (kind as u64) << 32 | u64::from(epoch);
+    frame[1..=N].copy_from_slice(&words);
+    frame
+}
+
+fn header(frame: &Frame) -> Result<(Kind, Epoch), Garbled> {
+    let kind = KINDS.into_iter().find(|&kind| frame[0] >> 32 == u64::from(VERSION) << 16 | kind as u64);
+    Ok((kind.ok_or(Garbled(frame[0]))?, frame[0] as Epoch))
+}
+
+impl ToMatchmaker {
+    /// The message as a frame.
+    pub fn to_frame(&self, epoch: Epoch) -> Frame {
+        let id = |model: ModelId| u64::from(model.0);
+        match *self {
+            ToMatchmaker::Offer(offer) => {
+                let [seen, exec, latest, rank, lead, overdue] = offer.to_words();
+                frame(Kind::Offer, epoch, [id(offer.model), seen, exec, latest, rank, lead, overdue])
+            }
+            ToMatchmaker::Sent(Sent { device, number, at, lead, cost }) => {
+                let [at, lead, cost] = [at.0, lead.0, cost.0].map(i64::cast_unsigned);
+                frame(Kind::Sent, epoch, [u64::from(device.0), number.0, at, lead, cost])
+            }
+            ToMatchmaker::Release(Release { model, token: DeviceToken { device, number }, unused }) => {
+                let unused = unused.map_or([0; 2], |class| [1, class.to_word()]);
+                frame(Kind::Release, epoch, [id(model), u64::from(device.0), number.0, unused[0], unused[1]])
+            }
+            ToMatchmaker::Standing(Standing { shard, device, percent }) => {
+                let percent = percent.map_or([0; 2], |percent| [1, u64::from(percent)]);
+                frame(Kind::Standing, epoch, [u64::from(shard), u64::from(device.0), percent[0], percent[1]])
+            }
+            ToMatchmaker::Loaded(Loaded { model, instances }) => {
+                frame(Kind::Loaded, epoch, [id(model), instances as u64])
+            }
+            ToMatchmaker::Holding(Holding { model, device, number }) => {
+                frame(Kind::Holding, epoch, [id(model), u64::from(device.0), number.0])
+            }
+        }
+    }
+
+    /// The message of a frame, and the epoch of the matchmaker that it is for.
+    pub fn from_frame(frame: &Frame) -> Result<(Epoch, ToMatchmaker), Garbled> {
+        let (kind, epoch) = header(frame)?;
+        let [_, first, second, third, fourth, fifth, ..] = *frame;
+        let (model, device, number) = (ModelId(first as u16), DeviceId(second as u16), GrantNumber(third));
+        let mail = match kind {
+            Kind::Offer => {
+                let words = std::array::from_fn(|at| frame[at + 2]);
+                ToMatchmaker::Offer(Offer::from_words(model, words))
+            }
+            Kind::Sent => {
+                let [at, lead, cost] = [third, fourth, fifth].map(u64::cast_signed);
+                let (device, number) = (DeviceId(first as u16), GrantNumber(second));
+                ToMatchmaker::Sent(Sent { device, number, at: Time(at), lead: Nanos(lead), cost: Nanos(cost) })
+            }
+            Kind::Release => {
+                let unused = (fourth != 0).then(|| Class::from_word(fifth));
+                ToMatchmaker::Release(Release { model, token: DeviceToken { device, number }, unused })
+            }
+            Kind::Standing => {
+                let percent = (third != 0).then_some(fourth as u32);
+                ToMatchmaker::Standing(Standing { shard: first as u16, device, percent })
+            }
+            Kind::Loaded => ToMatchmaker::Loaded(Loaded { model, instances: second as usize }),
+            Kind::Holding => ToMatchmaker::Holding(Holding { model, device, number }),
+            Kind::Grant => return Err(Garbled(frame[0])),
+        };
+        Ok((epoch, mail))
+    }
+}
+
+impl Grant {
+    /// The grant as a frame. Its number says which matchmaker made it.
+    pub fn to_frame(&self) -> Frame {
+        let Grant { model, token: DeviceToken { device, number }, percent, idle, class } = self;
+        let words =
+            [u64::from(model.0), u64::from(device.0), number.0, u64::from(*percent), *idle as u64, class.to_word()];
+        frame(Kind::Grant, number.epoch(), words)
+    }
+
+    /// The grant of a frame. A token that is read twice is taken for one: its shard uses each number once.
+    pub fn from_frame(frame: &Frame) -> Result<Grant, Garbled> {
+        let (Kind::Grant, _) = header(frame)? else { return Err(Garbled(frame[0])) };
+        let [_, model, device, number, percent, idle, class, _] = *frame;
+        let token = DeviceToken { device: DeviceId(device as u16), number: GrantNumber(number) };
+        let class = Class::from_word(class);
+        Ok(Grant { model: ModelId(model as u16), token, percent: percent as u32, idle: idle as usize, class })
+    }
+}
+
+/// Stands for the class of punctual batches: no overdue one may end at such a time.
+const PUNCTUAL: i64 = i64::MIN;
+
+impl Class {
+    fn to_word(self) -> u64 {
+        match self {
+            Class::Punctual => PUNCTUAL.cast_unsigned(),
+            Class::Overdue { until } => until.0.cast_unsigned(),
+        }
+    }
+
+    fn from_word(word: u64) -> Class {
+        match word.cast_signed() {
+            PUNCTUAL => Class::Punctual,
+            until => Class::Overdue { until: Time(until) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Window;
+    use super::*;
+    use crate::shard::Candidates;
+
+    const NUMBER: GrantNumber = GrantNumber(u64::MAX);
+
+    fn messages() -> Vec<ToMatchmaker> {
+        let (model, device) = (ModelId(300), DeviceId(u16::MAX));
+        let window = Window { exec: Time(-3), latest: Time::NEVER, rank: Time(5), lead: Nanos(9) };
+        let candidates = Candidates { punctual: Some(window), overdue_since: Some(Time(-7)) };
+        let mut all = vec![
+            ToMatchmaker::Offer(Offer { model, seen: u64::MAX, candidates }),
+            ToMatchmaker::Offer(Offer { model, seen: 0, candidates: Candidates::default() }),
+            ToMatchmaker::Sent(Sent { device, number: NUMBER, at: Time(-1), lead: Nanos(2), cost: Nanos::MAX }),
+            ToMatchmaker::Loaded(Loaded { model, instances: usize::MAX }),
+            ToMatchmaker::Holding(Holding { model, device, number: NUMBER }),
+        ];
+        for unused in [None, Some(Class::Punctual), Some(Class::Overdue { until: Time(0) })] {
+            let token = DeviceToken { device, number: NUMBER };
+            all.push(ToMatchmaker::Release(Release { model, token, unused }));
+        }
+        let standing = |percent| ToMatchmaker::Standing(Standing { shard: 63, device, percent });
+        all.extend([None, Some(0), Some(u32::MAX)].map(standing));
+        all
+    }
+
+    #[test]
+    fn messages_survive_as_frames() {
+        for mail in messages() {
+            assert_eq!(ToMatchmaker::from_frame(&mail.to_frame(7)), Ok((7, mail)));
+        }
+        for class in [Class::Punctual, Class::Overdue { until: Time::NEVER }, Class::Overdue { until: Time(-1) }] {
+            let token = DeviceToken { device: DeviceId(9), number: GrantNumber::before(5).next() };
+            let grant = Grant { model: ModelId(300), token, percent: 250, idle: 3, class };
+            assert_eq!(Grant::from_frame(&grant.to_frame()), Ok(grant));
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_or_goes_the_other_way_is_refused() {
+        let mail = messages().remove(0).to_frame(7);
+        assert_eq!(Grant::from_frame(&mail), Err(Garbled(mail[0])));
+        for header in [0, u64::MAX, mail[0] + (1 << 48), mail[0] + (99 << 32)] {
+            let mut frame = mail;
+            frame[0] = header;
+            assert_eq!(ToMatchmaker::from_frame(&frame), Err(Garbled(header)));
+        }
+    }
+}
