@@ -120,7 +120,7 @@ impl ModelShard {
             return self.start(now, id, out, mail);
         }
         self.tasks.close(id);
-        self.queues.note_end(now, task.model);
+        self.queues.note_end(now, task.model, task.device);
         let token = DeviceToken(task.device);
         mail.post(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }
