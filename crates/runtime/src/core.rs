@@ -5,7 +5,7 @@ use crate::recorder::Recorder;
 use crate::shards::Link;
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
-use ripieno_sched::{Action, Control, Event, Grant, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
+use ripieno_sched::{Action, Control, Event, Grant, Guess, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
 /// Owns the scheduler and all that is said to it and by it.
 pub(crate) struct Core {
@@ -121,8 +121,8 @@ impl Core {
         self.scheduler.prediction(request)
     }
 
-    pub(crate) fn defers(&self) -> bool {
-        self.scheduler.defers()
+    pub(crate) fn guess(&self) -> Guess {
+        self.scheduler.guess()
     }
 
     pub(crate) fn next_wakeup(&self) -> Time {

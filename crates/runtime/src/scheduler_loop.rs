@@ -171,7 +171,7 @@ impl SchedulerLoop {
         };
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
-        let margin = known.learnt.ahead(self.core.defers());
+        let margin = known.learnt.ahead(self.core.guess());
         call.in_core = call.parts.len();
         if self.failures.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;

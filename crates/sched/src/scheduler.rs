@@ -1,6 +1,6 @@
 //! The contract between a scheduler and its driver, and the facts that pass between them.
 
-use crate::{Grant, Outbox};
+use crate::{Grant, Guess, Outbox};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, StepReport};
 
@@ -60,10 +60,10 @@ pub trait Scheduler: Send {
         None
     }
 
-    /// Whether a batch may wait until the last moment that profiles allow. Then the driver tells deadlines that lie ahead of the
-    /// real ones by as much as batches run late.
-    fn defers(&self) -> bool {
-        true
+    /// The driver tells deadlines that lie ahead of the real ones by as much as batches run late: what stands in for that before it
+    /// is known.
+    fn guess(&self) -> Guess {
+        Guess::Batches
     }
 }
 

@@ -308,8 +308,8 @@ impl<'a> World<'a> {
                 self.scheduler.on_graph(slot, graph);
             }
         }
-        let defers = self.scheduler.defers();
-        let ahead = self.learning.as_ref().map_or(Nanos::ZERO, |learning| learning.ahead(model, defers));
+        let guess = self.scheduler.guess();
+        let ahead = self.learning.as_ref().map_or(Nanos::ZERO, |learning| learning.ahead(model, guess));
         self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..request });
     }
 

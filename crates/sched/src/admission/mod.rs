@@ -34,7 +34,7 @@ mod turns;
 pub(crate) use shapes::Shapes;
 
 use crate::{
-    Action, Control, Grant, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
+    Action, Control, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
 };
 use devices::DeviceTimes;
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
@@ -452,10 +452,17 @@ impl Scheduler for Admission {
         self.policy.prediction(request)
     }
 
-    /// Where models take turns with cells, what is there starts at once, and a guess would refuse what is in time.
-    fn defers(&self) -> bool {
+    /// A policy that sees to deadlines itself plans by batches. For the others it is judged here, by what waits, who is in time. Where
+    /// models take turns with cells, what is there starts at once.
+    fn guess(&self) -> Guess {
         let unfolds = |served: &Served| served.cost.model().walk.is_unfolded();
-        !(self.needs.turns && self.models.iter().flatten().any(unfolds))
+        if self.needs.turns && self.models.iter().flatten().any(unfolds) {
+            Guess::Nothing
+        } else if self.needs.keeps_deadlines {
+            Guess::Batches
+        } else {
+            Guess::Queues
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //! Both drivers use it: the runtime always, the simulator where a scenario is run as served.
 
 use super::drift::{Doubt, Drift, doubted, stands};
-use super::margin::Margin;
+use super::margin::{Guess, Margin};
 use ripieno_base::{BlockId, Nanos, Time};
 use ripieno_model::{Extent, Model, Profile, Steps};
 
@@ -21,8 +21,7 @@ use ripieno_model::{Extent, Model, Profile, Steps};
 #[derive(Debug)]
 pub struct Calibration {
     model: Box<Model>,
-    /// For who starts what is there, and for who defers.
-    margins: [Margin; 2],
+    margin: Margin,
     blocks: Vec<Believed>,
     doubt: Doubt,
 }
@@ -55,7 +54,7 @@ impl Calibration {
         let believed = |at: usize| Believed { drift: Drift::new(model.blocks[at].max_batch()), before: None };
         Calibration {
             model: Box::new(model.clone()),
-            margins: [Margin::unguessed(model), Margin::new(model)],
+            margin: Margin::new(model),
             blocks: (0..model.blocks.len()).map(believed).collect(),
             doubt: Doubt::new(),
         }
@@ -66,16 +65,16 @@ impl Calibration {
         &self.model
     }
 
-    /// By how much the core's deadlines lie ahead of the real ones, if it `defers` or not.
-    pub fn ahead(&self, defers: bool) -> Nanos {
-        self.margins[usize::from(defers)].ahead()
+    /// By how much the core's deadlines lie ahead of the real ones, where this stands in for what is not known yet.
+    pub fn ahead(&self, guess: Guess) -> Nanos {
+        self.margin.ahead(guess)
     }
 
     /// The core plans with another profile of a block from now on.
     pub fn replace(&mut self, block: BlockId, profile: Profile) {
         let before = self.model.clone();
         self.model.blocks[block.index()].replace_profile(profile);
-        self.margins = self.margins.map(|margin| margin.renewed(&before, &self.model));
+        self.margin = self.margin.renewed(&before, &self.model);
         let believed = &mut self.blocks[block.index()];
         believed.drift.forget();
         believed.before = None;
@@ -83,7 +82,7 @@ impl Calibration {
 
     /// A batch ended `by` later (or earlier, if negative) than its profile said.
     pub fn on_end(&mut self, by: Nanos) {
-        self.margins.iter_mut().for_each(|margin| margin.observe(by));
+        self.margin.observe(by);
     }
 
     /// A task has ended. The profile of its block to [`replace`](Calibration::replace) the one in force, which is wrong.

@@ -6,9 +6,9 @@
 //! really done. It rises quickly when batches are late and falls slowly when they are not; on a device that keeps to its
 //! profile it is next to nothing. Both drivers use it: the runtime always, the simulator where a scenario is run as served.
 //!
-//! The first requests must not be what the margin is learnt from, so it starts with a guess that is rather too large: the
-//! wake-up of a thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. Where the
-//! scheduler puts nothing off the guess would only make requests look hopeless; there it starts at nothing.
+//! The first requests must not be what the margin is learnt from, so there is a guess that is rather too large: the wake-up of a
+//! thread, and a part of what the model takes, since caches and clocks of a device that idled are cold. For how long it counts depends
+//! on what it stands in for ([`Guess`]).
 //!
 //! The real deadline still decides what a client is told, and whether an answer counts as late.
 
@@ -25,18 +25,33 @@ const MOST: i64 = 4;
 const RISE: i64 = 2;
 /// Any other lowers it by this part: it takes some 1,400 batches to halve. Few in a hundred are later than a margin at rest.
 const FALL: i64 = 2_000;
+/// A guess of how late batches end counts as much as so many of which that was seen.
+const WEIGHS: u64 = 16;
+
+/// What deadlines are planned ahead for before it is known how late batches end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guess {
+    /// Nothing: what is there starts at once, and a guess would only make requests look hopeless.
+    Nothing,
+    /// How late batches end. Each end is evidence of that, so the guess is worth ever less: where SLOs are tight it refuses requests that
+    /// have time.
+    Batches,
+    /// That, and by how much predictions of whole queues are too early. The ends of batches say nothing of that, so it goes as slowly
+    /// as what was learnt does.
+    Queues,
+}
 
 /// The margin of one model, whose requests pass through so many tasks one after the other: each of them may be late.
 #[derive(Clone, Copy, Debug)]
 pub struct Margin {
-    /// Of one task.
-    margin: Nanos,
+    /// Of one task: what was learnt from nothing on, and from a guess on.
+    learnt: Nanos,
+    kept: Nanos,
+    /// The guess, and the batches that were seen since.
+    guess: Nanos,
+    seen: u64,
     most: Nanos,
     tasks: i64,
-    /// Whether it has been learnt, be it in part.
-    learnt: bool,
-    /// Whether it began with a guess.
-    guessed: bool,
 }
 
 impl Margin {
@@ -46,41 +61,44 @@ impl Margin {
         Margin::starting_at(FIRST + Nanos(alone.0 / FIRST_PART), model.slo, tasks)
     }
 
-    /// The same without a guess, for who starts what is there: nothing is put off to a last moment that could prove too late.
-    pub fn unguessed(model: &Model) -> Margin {
-        Margin { guessed: false, ..Margin::starting_at(Nanos::ZERO, model.slo, walk(model).0) }
-    }
-
     fn starting_at(first: Nanos, slo: Nanos, tasks: usize) -> Margin {
         let tasks = i64::try_from(tasks).unwrap_or(i64::MAX).max(1);
         let most = Nanos(slo.0 / MOST / tasks);
-        Margin { margin: Nanos(first.0 / tasks).min(most), most, tasks, learnt: false, guessed: true }
+        let guess = Nanos(first.0 / tasks).min(most);
+        Margin { learnt: Nanos::ZERO, kept: guess, guess, seen: 0, most, tasks }
     }
 
     /// After the profiles of `before` were replaced by those of `model`. How late threads wake up, and what else was learnt of
     /// the machine, stays; that batches took longer than the old profile said does not.
     pub fn renewed(&self, before: &Model, model: &Model) -> Margin {
-        let first = if self.guessed { Margin::new(model) } else { Margin::unguessed(model) };
-        if !self.learnt {
+        let first = Margin::new(model);
+        if self.seen == 0 {
             return first;
         }
-        let ((tasks, alone), (_, was)) = (walk(model), walk(before));
-        let corrected = (alone - was).max(Nanos::ZERO);
-        let kept = (self.ahead() - corrected).max(first.ahead());
-        Margin { learnt: true, guessed: self.guessed, ..Margin::starting_at(kept, model.slo, tasks) }
+        let corrected = (walk(model).1 - walk(before).1).max(Nanos::ZERO);
+        let stays = |margin: Nanos| Nanos((margin * self.tasks - corrected).0 / first.tasks).min(first.most);
+        let (learnt, kept) = (stays(self.learnt).max(Nanos::ZERO), stays(self.kept).max(first.guess));
+        Margin { learnt, kept, seen: self.seen, ..first }
     }
 
-    /// By how much the core's deadlines lie ahead of the real ones.
-    pub fn ahead(&self) -> Nanos {
-        self.margin * self.tasks
+    /// By how much the core's deadlines lie ahead of the real ones, where a guess stands in for this.
+    pub fn ahead(&self, guess: Guess) -> Nanos {
+        let margin = match guess {
+            Guess::Nothing => self.learnt,
+            Guess::Batches => self.learnt.max(self.guess.scale(WEIGHS, WEIGHS + self.seen)),
+            Guess::Queues => self.kept,
+        };
+        margin * self.tasks
     }
 
     /// A batch ended `by` later (or earlier, if negative) than its profile said.
     pub fn observe(&mut self, by: Nanos) {
-        let excess = by - self.margin;
-        let change = if excess > Nanos::ZERO { Nanos(excess.0 / RISE) } else { Nanos(-self.margin.0 / FALL) };
-        self.margin = (self.margin + change).min(self.most);
-        self.learnt = true;
+        for margin in [&mut self.learnt, &mut self.kept] {
+            let excess = by - *margin;
+            let change = if excess > Nanos::ZERO { Nanos(excess.0 / RISE) } else { Nanos(-margin.0 / FALL) };
+            *margin = (*margin + change).min(self.most);
+        }
+        self.seen += 1;
     }
 }
 
@@ -107,16 +125,34 @@ mod tests {
     #[test]
     fn a_first_request_has_room_for_a_cold_start() {
         let model = |slo: i64| Model::whole("m", Profile::linear(1.0, 3.0, 8).unwrap(), Nanos::from_millis(slo));
-        assert_eq!(Margin::new(&model(100)).ahead(), Nanos::from_millis(3));
-        assert_eq!(Margin::new(&model(8)).ahead(), Nanos::from_millis(2), "never more than a quarter of the SLO");
+        assert_eq!(Margin::new(&model(100)).ahead(Guess::Queues), Nanos::from_millis(3));
+        assert_eq!(
+            Margin::new(&model(8)).ahead(Guess::Queues),
+            Nanos::from_millis(2),
+            "never more than a quarter of the SLO"
+        );
+    }
+
+    #[test]
+    fn a_guess_of_batches_goes_as_they_end_on_time_and_lateness_stays() {
+        let mut margin = margin(SLO, 1);
+        assert_eq!([Guess::Nothing, Guess::Batches].map(|guess| margin.ahead(guess)), [Nanos::ZERO, FIRST]);
+        (0..64).for_each(|_| margin.observe(Nanos::ZERO));
+        assert_eq!(margin.ahead(Guess::Batches), Nanos(FIRST.0 / 5));
+        assert!(margin.ahead(Guess::Queues) > Nanos(FIRST.0 * 9 / 10));
+        // One in ten is late by 4 ms.
+        (0..1_000).for_each(|batch| margin.observe(Nanos::from_millis(if batch % 10 == 0 { 4 } else { 0 })));
+        for guess in [Guess::Nothing, Guess::Batches, Guess::Queues] {
+            assert!(margin.ahead(guess) > Nanos::from_millis(3), "{guess:?}: {:?}", margin.ahead(guess));
+        }
     }
 
     #[test]
     fn a_device_that_keeps_to_its_profile_needs_no_margin() {
         let mut margin = margin(SLO, 1);
-        assert_eq!(margin.ahead(), FIRST);
+        assert_eq!(margin.ahead(Guess::Queues), FIRST);
         (0..10_000).for_each(|_| margin.observe(Nanos::ZERO));
-        assert!(margin.ahead() < Nanos::from_micros(10), "{:?}", margin.ahead());
+        assert!(margin.ahead(Guess::Queues) < Nanos::from_micros(10), "{:?}", margin.ahead(Guess::Queues));
     }
 
     #[test]
@@ -125,9 +161,9 @@ mod tests {
         // Evenly spread between 0 and 5 ms, in a scrambled order.
         let by = |at: i64| Nanos::from_micros(at * 7_919 % 5_000);
         (0..5_000).for_each(|at| margin.observe(by(at)));
-        let beyond = (0..5_000).filter(|&at| by(at) > margin.ahead()).count();
-        assert!(beyond < 300, "{beyond} of 5000 beyond {:?}", margin.ahead());
-        assert!(margin.ahead() <= Nanos::from_millis(5));
+        let beyond = (0..5_000).filter(|&at| by(at) > margin.ahead(Guess::Queues)).count();
+        assert!(beyond < 300, "{beyond} of 5000 beyond {:?}", margin.ahead(Guess::Queues));
+        assert!(margin.ahead(Guess::Queues) <= Nanos::from_millis(5));
     }
 
     #[test]
@@ -135,30 +171,38 @@ mod tests {
         let model = |alpha: f64| Model::whole("m", Profile::linear(alpha, 1.0, 8).unwrap(), SLO);
         let (short, right, long) = (model(1.0), model(9.0), model(309.0));
         let mut margin = Margin::new(&short);
-        assert_eq!(margin.renewed(&short, &right).ahead(), Margin::new(&right).ahead(), "nothing is known yet");
+        assert_eq!(
+            margin.renewed(&short, &right).ahead(Guess::Queues),
+            Margin::new(&right).ahead(Guess::Queues),
+            "nothing is known yet"
+        );
         // 8 ms too short, and 10 ms of noise.
         (0..100).for_each(|_| margin.observe(Nanos::from_millis(18)));
-        assert_eq!(margin.renewed(&short, &right).ahead().as_millis_f64().round(), 10.0);
+        assert_eq!(margin.renewed(&short, &right).ahead(Guess::Queues).as_millis_f64().round(), 10.0);
         let mut margin = Margin::new(&long);
         (0..100_000).for_each(|_| margin.observe(Nanos::from_millis(-300)));
-        assert_eq!(margin.renewed(&long, &right).ahead(), Margin::new(&right).ahead(), "it held next to nothing");
+        assert_eq!(
+            margin.renewed(&long, &right).ahead(Guess::Queues),
+            Margin::new(&right).ahead(Guess::Queues),
+            "it held next to nothing"
+        );
     }
 
     #[test]
     fn the_margin_is_bounded_by_the_slo() {
         let mut learnt = margin(SLO, 1);
         (0..100).for_each(|_| learnt.observe(Nanos::from_millis(10_000)));
-        assert_eq!(learnt.ahead(), Nanos::from_millis(25));
-        assert_eq!(margin(Nanos::from_millis(2), 1).ahead(), Nanos::from_micros(500));
+        assert_eq!(learnt.ahead(Guess::Queues), Nanos::from_millis(25));
+        assert_eq!(margin(Nanos::from_millis(2), 1).ahead(Guess::Queues), Nanos::from_micros(500));
     }
 
     #[test]
     fn a_walk_of_many_tasks_has_one_bound() {
         let mut margin = margin(SLO, 50);
-        assert_eq!(margin.ahead(), FIRST);
+        assert_eq!(margin.ahead(Guess::Queues), FIRST);
         margin.observe(Nanos::from_micros(220));
-        assert_eq!(margin.ahead(), Nanos::from_micros(50 * 120), "each of the 50 may slip so");
+        assert_eq!(margin.ahead(Guess::Queues), Nanos::from_micros(50 * 120), "each of the 50 may slip so");
         (0..100).for_each(|_| margin.observe(Nanos::from_millis(10_000)));
-        assert_eq!(margin.ahead(), Nanos::from_millis(25));
+        assert_eq!(margin.ahead(Guess::Queues), Nanos::from_millis(25));
     }
 }

@@ -17,8 +17,9 @@
 //!
 //! Two objectives are ours (docs/adr/0018). A batch of b rows that would be b' by its frontrun may start as soon as p·ℓ(b)/b ≤ ℓ(b')/b',
 //! where p is what device time is worth: 1 for "efficiency", and as much as it is short for "latency" (`shard/scarcity.rs`).
-//! So a batch that nobody will join starts at once under both. Under "latency" the batches of a model start ℓ(b)/N apart, b being the
-//! smallest size that carries the load, so that devices fall free one after the other and none runs a single row while others wait.
+//! So a batch that nobody will join starts at once under both. Under "latency" a batch for the last idle device starts halfway to when the
+//! next one falls free, and evenly so far as arrivals do or device time is short (docs/adr/0024), so that devices fall free one after
+//! the other and none runs a single row while others wait.
 //! Frontrun is put forward by twice the time in which a device falls free of other models, so that deferred batches do not
 //! meet at their last moments. Heads that keep the batch below that size are passed over, and run on a device that nobody
 //! else wants.

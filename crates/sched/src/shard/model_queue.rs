@@ -73,6 +73,8 @@ pub(crate) struct ModelQueue {
     enough: usize,
     /// The batch size in which requests would be answered soonest on average, if it is one below the target.
     pace: usize,
+    /// By how much the number of arrivals varies, in thousandths of what it does by chance; so much where it is not known.
+    dispersion: u64,
     /// What other models leave of the devices, and how many there are.
     room: (u64, usize),
     /// When a batch started last.
@@ -109,6 +111,7 @@ impl ModelQueue {
             lost,
             enough,
             pace: usize::MAX,
+            dispersion: 1_000,
             room: (0, 1),
             started,
             batches,
@@ -148,22 +151,22 @@ impl Served {
         self.aim = 1_000_u64.saturating_sub(spread * 9 / 5).max(AIM_MIN);
         // A few samples are alike by chance.
         let known = self.rate.dispersion_permille(now).filter(|_| rate.window >= SECOND);
-        let dispersion = known.unwrap_or(1_000);
-        let waits = |batch: usize| self.waits(batch, rate, dispersion);
+        self.own.dispersion = known.unwrap_or(1_000);
+        let waits = |batch: usize| self.waits(batch, rate);
         let pace = (1..=self.target).min_by_key(|&batch| waits(batch)).filter(|pace| *pace < self.target);
         self.pace = pace.unwrap_or(usize::MAX);
     }
 
     /// How long a request waits for its answer on average if batches of so many rows start evenly: for the others of its batch, for a
     /// device where chance has them all busy, in step at worst, and for the batch to run.
-    fn waits(&self, batch: usize, rate: Rate, dispersion: u64) -> Nanos {
+    fn waits(&self, batch: usize, rate: Rate) -> Nanos {
         let (cost, (room, devices)) = (self.reach.latency(batch), self.room);
         let load = rate.load_permille(batch, cost) + (1_000 * devices as u64).saturating_sub(room);
         let spare = (1_000 * devices as u64).saturating_sub(load);
         if spare == 0 {
             return Nanos(i64::MAX - batch as i64);
         }
-        let queue = cost.scale(load * dispersion, spare * 2_000);
+        let queue = cost.scale(load * self.dispersion, spare * 2_000);
         cost + Nanos(rate.gather_time(batch - 1).0 / 2) + queue
     }
 
@@ -242,17 +245,34 @@ impl Served {
     /// How many rows of a candidate a device takes.
     pub(super) fn cut(&self, requests: &Requests, now: Time, of: Candidate, price: u64, others: &Others) -> usize {
         let Candidate { first, rows, .. } = of;
-        // Where device time is short nothing is gained by using more of it.
-        if self.rule.start != Start::Priced(Price::Measured) || price > 0 || rows <= 1 {
+        if self.rule.start != Start::Priced(Price::Measured) || rows <= 1 {
             return rows;
+        }
+        // Where device time is short nothing is gained by using more of it, but that others are in time.
+        let take =
+            |room: usize| self.queue.fill(requests, first, room.max(requests.get(first).rows as usize), rows as u64);
+        if price > 0 {
+            return take(self.endurable(rows, others));
         }
         // Of an unknown load nothing is left to those who come.
         let Some(rate) = self.rate.rate(now) else { return rows };
         let (queue, slo) = (self.queue.rows(), self.model.slo);
         let batch = Waiting { rows, queue, rate, slo, least: self.pace.min(self.enough) }
             .cut(others, |rows| self.reach.latency(rows));
-        let room = batch.max(requests.get(first).rows as usize);
-        self.queue.fill(requests, first, room, rows as u64)
+        take(batch)
+    }
+
+    /// How many of so many rows others can wait for, if the device time that smaller batches take more is less than what others ask
+    /// for while they could not wait: their requests would be lost, and what else they take in time, too. Else all.
+    fn endurable(&self, rows: usize, others: &Others) -> usize {
+        let cost = |rows: usize| self.reach.latency(rows);
+        let most = largest(rows, |rows| cost(rows) <= others.patience);
+        if most == 0 || most == rows {
+            return rows;
+        }
+        let all = 1_000 * self.room.1.max(1) as u64;
+        let lost = (cost(rows) - others.patience).scale(all.saturating_sub(others.room), all);
+        if cost(most).scale(rows as u64, most as u64) <= cost(rows) + lost { most } else { rows }
     }
 
     /// How long a batch that begins with `first` may take by the profile, on a device that needs `percent` % of it. The way to a
@@ -283,7 +303,7 @@ impl Served {
             Start::Frontrun => frontrun,
             Start::Priced(_) => {
                 let pays = self.pays_until(now, first, terms.guard, candidate.rows, terms.price);
-                pays.max((self.started + terms.spacing).min(frontrun - terms.guard))
+                pays.max(self.apart(now, candidate.rows, terms).min(frontrun - terms.guard))
             }
             Start::After(wait) => (first.arrived + wait).min(latest),
         };
@@ -302,6 +322,27 @@ impl Served {
             _ => latest - terms.ahead,
         };
         Window { exec: exec.max(now), latest, rank, lead: self.rule.network.lead(candidate.rows) }
+    }
+
+    /// From when on a batch of so many rows starts well apart from others.
+    ///
+    /// Whoever comes after the last idle device has been taken waits for the next one to fall free. If by then more will have come than
+    /// wait now, all together wait least if the batch starts halfway; not if its own device were back before, which waiting puts
+    /// off as well. Where requests come evenly, so can batches start, and none is larger than another, which is worth some of the
+    /// devices' time; the more they come by chance the less of it lasts. Where device time is short they do in any case: batches that are
+    /// large by chance are those that pass over their oldest.
+    fn apart(&self, now: Time, rows: usize, terms: &Terms) -> Time {
+        let evenly = self.started + terms.spacing;
+        if terms.price > 0 {
+            return evenly;
+        }
+        let Some(rate) = self.rate.rate(now) else { return now };
+        let [free, next] = terms.free;
+        let (gap, come) = (next - free, rate.gather_time(rows) + (free - now));
+        let own = self.reach.latency(rows.min(self.reach.largest()));
+        let halfway =
+            if next == Time::NEVER || come >= gap || own <= gap { now } else { free + Nanos((gap - come).0 / 2) };
+        halfway + (evenly - halfway).max(Nanos::ZERO).scale(1_000 - self.dispersion.min(1_000), 1_000)
     }
 
     /// From when on a candidate goes before others, which are not to make it late.
@@ -360,8 +401,8 @@ impl Served {
         };
     }
 
-    /// How far apart batches start, so that devices fall free one after the other: ℓ(b)/N for batches that are large enough. None
-    /// where single rows are.
+    /// How far apart batches start if they do evenly, so that devices fall free one after the other: ℓ(b)/N for batches that are large
+    /// enough. Not at all where single rows are.
     pub(crate) fn spacing(&self, devices: usize, price: u64) -> Nanos {
         match (if price > 0 { self.enough } else { self.pace.min(self.enough) }, devices) {
             (1, _) | (_, ..=1) => Nanos::ZERO,
@@ -374,12 +415,13 @@ impl Served {
         self.reach.latency(self.target)
     }
 
-    /// A batch of so many rows has started.
-    pub(crate) fn note_batch(&mut self, now: Time, rows: usize) {
+    /// A batch of so many rows has started. How long it takes on average.
+    pub(crate) fn note_batch(&mut self, now: Time, rows: usize) -> Nanos {
         (self.started, self.last) = (now, self.reach.latency(rows));
         let (all, took) = self.batches;
         let halved = 1 + u64::from(all > MEMORY);
         self.batches = (all / halved + rows as u64, Nanos(took.0 / halved as i64) + self.last);
+        self.last
     }
 
     /// Rows that wait, and the device time that these take; rows that come in a second, and the thousandths of a device that the

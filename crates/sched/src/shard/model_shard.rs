@@ -107,7 +107,7 @@ impl ModelShard {
             return self.start(now, id, out);
         }
         self.tasks.close(id);
-        self.queues.note_end(now, task.model);
+        self.queues.note_end(now, task.model, task.device);
         let number = self.granted[id.index()].take().expect("a task runs on what was granted");
         let token = DeviceToken { device: task.device, number };
         out.mail.push(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));

@@ -8,7 +8,7 @@ use crate::parts::models::Models;
 use crate::parts::requests::{Requests, State};
 use crate::parts::tasks::{Task, Tasks};
 use crate::{Limits, Outbox, Request, Why};
-use ripieno_base::{BlockId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
 /// What the models keep busy, as far as it is known.
@@ -145,6 +145,8 @@ pub(crate) struct Queues {
     is_changed: Vec<bool>,
     loads: Loads,
     scarcity: Scarcity,
+    /// When devices that run batches of these models are thought to fall free.
+    ends: IndexedHeap<Time>,
 }
 
 impl Queues {
@@ -158,6 +160,7 @@ impl Queues {
             is_changed: vec![false; limits.models],
             loads: Loads::new(limits.models),
             scarcity: Scarcity::default(),
+            ends: IndexedHeap::new(limits.devices),
         }
     }
 
@@ -229,8 +232,9 @@ impl Queues {
         self.models.get_mut(id).reach.on_start(block, rows);
     }
 
-    /// A batch of this model has ended.
-    pub(crate) fn note_end(&mut self, now: Time, id: ModelId) {
+    /// A batch of this model has ended on a device.
+    pub(crate) fn note_end(&mut self, now: Time, id: ModelId, device: DeviceId) {
+        self.ends.remove(device.index());
         self.scarcity.stir(now, self.models.get(id).target_cost());
     }
 
@@ -326,7 +330,18 @@ impl Queues {
             }
             _ => (WHOLE, Nanos::ZERO),
         };
-        Terms { price, guard, ahead, behind, spacing }
+        Terms { price, guard, ahead, behind, spacing, free: self.frees(now, devices) }
+    }
+
+    /// When the next device is free, and the one after it; one that is idle is so now. What other shards run is not known here: a device
+    /// that they have counts as idle.
+    fn frees(&self, now: Time, devices: usize) -> [Time; 2] {
+        let first = self.ends.peek().map_or(Time::NEVER, |(end, _)| end.max(now));
+        match devices.saturating_sub(self.ends.len()) {
+            0 => [first, self.ends.second().map_or(Time::NEVER, |end| end.max(now))],
+            1 => [now, first],
+            _ => [now; 2],
+        }
     }
 
     /// Moves hopeless heads out of the queue, and rejects what the drop rule says.
@@ -369,7 +384,7 @@ impl Queues {
         tasks: &mut Tasks,
         out: &mut Outbox,
     ) -> Option<TaskId> {
-        let Queues { requests, models, scarcity, loads, .. } = self;
+        let Queues { requests, models, scarcity, loads, ends, .. } = self;
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
         scarcity.stir(now, batch);
@@ -379,7 +394,8 @@ impl Queues {
         let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);
         scarcity.observe(rows, false);
         served.lost.observe(rows, false);
-        served.note_batch(now, rows);
+        let takes = served.note_batch(now, rows);
+        ends.set(grant.device().index(), now + takes.scale(u64::from(grant.percent), 100));
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let (drop, waited) = (served.drop_of_passed(), served.queue.rows());
@@ -391,7 +407,7 @@ impl Queues {
 
     /// A batch of overdue requests that takes at most `span`.
     fn form_overdue(&mut self, now: Time, span: Nanos, grant: &Grant, tasks: &mut Tasks) -> Option<TaskId> {
-        let Queues { requests, models, .. } = self;
+        let Queues { requests, models, ends, .. } = self;
         let served = models.get_mut(grant.model);
         let head = requests.get(served.queue.overdue()?);
         // Who was only passed over is to be in time.
@@ -406,6 +422,7 @@ impl Queues {
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let rows = served.queue.take_overdue(requests, limit, push);
         served.lost.observe(rows, false);
+        ends.set(grant.device().index(), now + served.reach.latency(rows).scale(u64::from(grant.percent), 100));
         Some(task)
     }
 }

@@ -43,8 +43,10 @@ pub(crate) struct Terms {
     pub(crate) ahead: Nanos,
     /// How long it would wait behind all that other models have waiting.
     pub(crate) behind: Nanos,
-    /// How long after the model's last batch the next may start, if it can wait.
+    /// How long after the model's last batch the next would start if all came evenly.
     pub(crate) spacing: Nanos,
+    /// When the next device is free, and the one after it.
+    pub(crate) free: [Time; 2],
 }
 
 impl Scarcity {

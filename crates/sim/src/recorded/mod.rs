@@ -21,7 +21,9 @@ use crate::world::expires;
 use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_model::{Extent, Graph, Model, Profile, Steps};
 use ripieno_report::{Collector, RunInfo, Summary, Window};
-use ripieno_sched::{Action, Control, Event, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches};
+use ripieno_sched::{
+    Action, Control, Event, Guess, Limits, Margin, Options, Outcome, Request, Setup, find, fit_batches,
+};
 use ripieno_workload::Arrival as Process;
 use std::collections::HashMap;
 use tasks::{TaskMembers, Tasks};
@@ -241,7 +243,7 @@ impl Recorded {
     /// A model that is loaded anew is the same model, in its latest form for the whole run.
     fn load(&mut self, id: ModelId, model: &Model) -> Result<(), String> {
         check::model(model)?;
-        let seen = Seen { model: model.clone(), ahead: Margin::new(model).ahead() };
+        let seen = Seen { model: model.clone(), ahead: Margin::new(model).ahead(Guess::Batches) };
         let at = match self.models.iter().position(|seen| seen.model.name == model.name) {
             Some(at) => {
                 let before = &self.models[at].model;

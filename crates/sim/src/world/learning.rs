@@ -3,7 +3,7 @@
 use super::{Running, World};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
-use ripieno_sched::{Calibration, Control, Ran, Request};
+use ripieno_sched::{Calibration, Control, Guess, Ran, Request};
 
 /// What is learnt, by model.
 pub(super) struct Learning {
@@ -17,8 +17,8 @@ impl Learning {
         Learning { models: believed.iter().map(Calibration::new).collect(), doubted: Vec::new() }
     }
 
-    pub(super) fn ahead(&self, model: ModelId, defers: bool) -> Nanos {
-        self.models[model.index()].ahead(defers)
+    pub(super) fn ahead(&self, model: ModelId, guess: Guess) -> Nanos {
+        self.models[model.index()].ahead(guess)
     }
 
     /// A task of this model has ended well on a device that runs at so many percent of what it takes; `alone`, no other lane

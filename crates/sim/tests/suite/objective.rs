@@ -3,7 +3,7 @@
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Limits, OptionValue, Options, Setup, build};
+use ripieno_sched::{Limits, Objective, OptionValue, Options, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, goodput, simulate};
 
@@ -89,6 +89,18 @@ fn batches_that_start_apart_are_answered_sooner() {
         let (ours, eager) = (median("deferred", "objective=latency"), median("eager", "gather=prefix"));
         assert!(ours < most * eager, "{arrival} {rate}: {ours} ms, eager {eager}");
     }
+}
+
+/// Who comes by chance is not waited for at even intervals: near the peak that would keep devices idle and make batches long.
+#[test]
+fn no_device_waits_for_the_sake_of_evenness_where_chance_undoes_it() {
+    let mut scenario = one_model(2, "alpha_ms = 4.1\nbeta_ms = 4.9\nslo_ms = 300", "kind = \"poisson\"", 370.0);
+    let mut mean = |policy: &str, options: &str| {
+        (scenario.policy, scenario.policy_options) = (policy.to_owned(), choice(options));
+        simulate(&scenario, None).unwrap().total.mean_ms.unwrap()
+    };
+    let (ours, eager) = (mean("deferred", "objective=latency"), mean("eager", "gather=prefix"));
+    assert!(ours < 1.1 * eager, "{ours} ms, eager {eager}");
 }
 
 /// In a burst the batch of the moment is larger without its oldest rows, but other devices are about to fall free.
@@ -182,12 +194,16 @@ fn a_burst_is_divided_among_devices() {
 }
 
 /// Several models on one device, with the objective of latency.
-fn models(rate: f64, models: &[&str]) -> Scenario {
+fn models(rate: f64, served: bool, models: &[&str]) -> Scenario {
     let table = |(at, model): (usize, &&str)| format!("[[model]]\nname = \"m{at}\"\n{model}\nmax_batch = 32\n");
     let tables: String = models.iter().enumerate().map(table).collect();
     let text =
         format!("seed = 80\nrequests = 10000\nrate = {rate}\npolicy_options = {{ objective = \"latency\" }}\n{tables}");
-    Scenario::parse(&text, "models.toml").unwrap()
+    let mut scenario = Scenario::parse(&text, "models.toml").unwrap();
+    if served {
+        scenario.serve(Objective::Latency);
+    }
+    scenario
 }
 
 /// By deadlines alone whoever has much time would have to use it whenever others wait.
@@ -195,7 +211,7 @@ fn models(rate: f64, models: &[&str]) -> Scenario {
 fn much_time_is_no_reason_to_wait() {
     let cost = "alpha_ms = 2\nbeta_ms = 4";
     let (tight, loose) = (format!("{cost}\nslo_ms = 80"), format!("{cost}\nslo_ms = 800"));
-    let run = simulate(&models(300.0, &[&tight, &loose]), None).unwrap();
+    let run = simulate(&models(300.0, false, &[&tight, &loose]), None).unwrap();
     let mean = |model: usize| run.models[model].figures.mean_ms.unwrap();
     assert!(mean(1) < 1.5 * mean(0) && run.worst_bad_rate < 0.01, "{} {} {}", mean(0), mean(1), run.worst_bad_rate);
 }
@@ -208,6 +224,27 @@ fn long_batches_make_no_tight_model_late() {
         "alpha_ms = 0.57\nbeta_ms = 12.4\nslo_ms = 88\nshare = 0.46",
         "alpha_ms = 1\nbeta_ms = 3.3\nslo_ms = 54\nshare = 0.43",
     );
-    let run = simulate(&models(235.0, &[long, middle, tight]), None).unwrap();
+    let run = simulate(&models(235.0, false, &[long, middle, tight]), None).unwrap();
     assert!(run.worst_bad_rate < 0.01, "{}", run.worst_bad_rate);
+}
+
+/// Rows of the second model cost the same in any batch, and large ones make the first late. That its rows are then passed over is no
+/// reason to make them larger still.
+#[test]
+fn batches_that_gain_nothing_are_cut_while_device_time_is_short() {
+    let (tight, slow) = (
+        "alpha_ms = 0.8\nbeta_ms = 10\nslo_ms = 66\nshare = 0.85",
+        "alpha_ms = 9\nbeta_ms = 1\nslo_ms = 263\nshare = 0.15",
+    );
+    let run = simulate(&models(260.0, true, &[tight, slow]), None).unwrap();
+    assert!(run.worst_bad_rate < 0.01, "{}", run.worst_bad_rate);
+}
+
+/// A request can be in time behind another model's batch, by 3 ms. The guess of how late a device may be is three times as long.
+#[test]
+fn a_guess_makes_no_request_hopeless_for_long() {
+    let (other, tight) =
+        ("alpha_ms = 1.73\nbeta_ms = 16\nslo_ms = 103", "alpha_ms = 0.64\nbeta_ms = 16.3\nslo_ms = 38.1\nshare = 0.6");
+    let run = simulate(&models(20.0, true, &[other, tight]), None).unwrap();
+    assert!(run.worst_bad_rate < 0.005, "{}", run.worst_bad_rate);
 }

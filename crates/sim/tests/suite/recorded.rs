@@ -6,7 +6,9 @@
 use crate::common::options;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Block, Extent, Graph, Lengths, Model, Profile, Steps, Walk};
-use ripieno_sched::{Control, Event, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find};
+use ripieno_sched::{
+    Control, Event, Guess, Limits, Needs, Outbox, Request, Scheduler, Setup, TaskDone, build_served, find,
+};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Jitter, Recorded, Route, World, simulate};
 use ripieno_workload::{stream, unit};
@@ -52,6 +54,10 @@ impl Scheduler for Taped {
 
     fn members(&self, task: TaskId) -> &[RequestSlot] {
         self.scheduler.members(task)
+    }
+
+    fn guess(&self) -> Guess {
+        self.scheduler.guess()
     }
 
     fn nodes(&self, task: TaskId) -> &[u32] {
@@ -219,8 +225,10 @@ fn on_one_device_the_recorded_policy_does_again_what_was_measured() {
             assert_eq!(measured, simulated, "{policy} {set}: bad rate, p50, p99");
         }
         let [_, exact] = figures(policy, set, &served, true);
-        // Without delays it is faster; the tail, where there is too much load, is held by the deadlines.
-        let faster = exact[1] < 0.98 * measured[1] && exact[2] < measured[2];
+        // Without delays it is faster; the tail, where there is too much load, is held by the deadlines, and where batches are put off by
+        // these less a margin, which goes where nothing is late.
+        let tail = exact[2] < measured[2] || set == "objective=efficiency";
+        let faster = exact[1] < 0.98 * measured[1] && tail;
         assert!(faster, "{policy} {set}: {exact:?}, {measured:?}");
     }
 }
