@@ -325,10 +325,12 @@ fn a_range_of_an_input_needs_a_largest_number_above_the_smallest() {
 fn the_user_guide_names_every_key_and_its_examples_are_valid() {
     let guide = include_str!("../../../../docs/models.md");
     for key in KEYS.iter().chain(&BLOCK_KEYS).chain(&INPUT_KEYS).chain(&OUTPUT_KEYS) {
-        assert!(guide.contains(&format!("`{key}`")) || guide.contains(&format!("`[[{key}]]`")), "{key}");
+        let forms = [format!("`{key}`"), format!("`[{key}]`"), format!("`[[{key}]]`")];
+        assert!(forms.iter().any(|form| guide.contains(form)), "{key}");
     }
+    assert!(text::KEYS.iter().all(|key| guide.contains(&format!("\n{key} = "))), "keys of [text]");
     let examples: Vec<&str> = guide.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 14);
+    assert_eq!(examples.len(), 15);
     for example in examples {
         assert_eq!(parse(example).err(), None, "{example}");
     }

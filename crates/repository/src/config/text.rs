@@ -3,7 +3,7 @@
 use super::keys::Keys;
 use ripieno_text::{Pooling, TextConfig};
 
-const KEYS: [&str; 6] = ["task", "pooling", "normalize", "truncate", "output", "max_length"];
+pub(super) const KEYS: [&str; 6] = ["task", "pooling", "normalize", "truncate", "output", "max_length"];
 const TASKS: [(&str, &str); 3] = [("embed", "embed"), ("classify", "classify"), ("rerank", "rerank")];
 /// The most tokens that can be asked for.
 const LONGEST: usize = 1_000_000;

@@ -90,7 +90,7 @@ const DESCRIBE: &[&str] = &["infer", "admin"];
 const ANY: &[&str] = &["infer", "admin", "metrics"];
 
 /// Paths of HTTP; those under `/metrics` are on the metrics port.
-const PATHS: [(&str, &str, &[&str]); 28] = [
+const PATHS: [(&str, &str, &[&str]); 32] = [
     ("GET", "/v2/health/live", &[]),
     ("GET", "/v2/health/ready", &[]),
     ("GET", "/v2", DESCRIBE),
@@ -114,6 +114,10 @@ const PATHS: [(&str, &str, &[&str]); 28] = [
     ("POST", "/v2/models/counting/generate_stream", &["infer"]),
     ("POST", "/v2/repository/models/late/load", &["admin"]),
     ("POST", "/v2/repository/models/late/unload", &["admin"]),
+    ("GET", "/v1/models", DESCRIBE),
+    ("POST", "/v1/embeddings", &["infer"]),
+    ("POST", "/v1/classify", &["infer"]),
+    ("POST", "/v1/rerank", &["infer"]),
     ("GET", "/v2/devices", DESCRIBE),
     ("POST", "/v2/devices/add", &["admin"]),
     ("POST", "/v2/devices/0/remove", &["admin"]),

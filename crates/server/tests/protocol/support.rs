@@ -70,7 +70,9 @@ impl Reply {
     }
 
     pub(crate) fn error(&self) -> String {
-        self.json()["error"].as_str().expect("every error has a body").to_owned()
+        let error = &self.json()["error"];
+        // OpenAI's form on its own paths.
+        error.as_str().or(error["message"].as_str()).expect("every error has a body").to_owned()
     }
 }
 
