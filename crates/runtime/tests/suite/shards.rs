@@ -2,14 +2,14 @@
 //! shard goes on without the others.
 
 use crate::common::device::Doubling;
-use crate::common::fifo::Fifo;
+use crate::common::fifo::{Fifo, Told};
 use crate::common::hanging::Hanging;
 use crate::common::{Client, SAFETY, data, eager, emulated, limits, policy, served, setup};
-use ripieno_base::{BlockId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Answer, DeviceState, Engine, EngineConfig, Failure, HangBound, StartError};
-use ripieno_sched::{Control, Options, Outbox, Request, Scheduler, TaskDone, build_shards};
+use ripieno_sched::{Options, build_shards};
 use ripieno_workload::{below, stream};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -165,36 +165,12 @@ fn a_device_that_one_shard_finds_hanging_is_lost_to_all() {
     executor.device(1).let_go();
 }
 
-/// First in, first out, until it is told of a request.
-struct Panicking(Fifo);
-
-impl Scheduler for Panicking {
-    fn on_request(&mut self, _: Time, _: &Request) {
-        panic!("the policy's own fault");
-    }
-    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
-        self.0.on_task_done(now, done);
-    }
-    fn on_control(&mut self, now: Time, control: Control) {
-        self.0.on_control(now, control);
-    }
-    fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.0.settle(now, out);
-    }
-    fn next_wakeup(&self) -> Time {
-        self.0.next_wakeup()
-    }
-    fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.0.members(task)
-    }
-}
-
 #[test]
 fn with_one_shard_all_end_and_everybody_is_answered() {
     let (executor, gatekeeper) = Doubling::gated();
     let setup = setup(1, limits(16));
     let mut scheduler = policy("eager", &setup, &eager(), 2);
-    scheduler.pieces[1] = Box::new(Panicking(Fifo::new(&setup)));
+    scheduler.pieces[1] = Box::new(Told(Fifo::new(&setup), || panic!("the policy's own fault"), || {}));
     let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![executor])).unwrap();
     let gatekeeper = gatekeeper;
     let clients = [1, 1].map(|blocks| Client::new(&engine, engine.load(served(blocks, LONG)).unwrap()));

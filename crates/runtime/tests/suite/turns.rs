@@ -1,44 +1,17 @@
 //! The thread of a device takes the turn that its own task's end calls for, and nothing hangs on whose thread it was.
 
 use crate::common::device::Doubling;
-use crate::common::fifo::Fifo;
+use crate::common::fifo::{Fifo, Told};
 use crate::common::{Client, SAFETY, bytes, config, emulated, limits, served, setup, start};
-use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, HangBound, Job};
-use ripieno_sched::{Control, Outbox, Request, Scheduler, TaskDone};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(3_600);
-
-/// The first-in-first-out scheduler, and what else happens when it is told of a request or of an end.
-struct Told<R, E>(Fifo, R, E);
-
-impl<R: FnMut() + Send, E: FnMut() + Send> Scheduler for Told<R, E> {
-    fn on_request(&mut self, now: Time, request: &Request) {
-        self.1();
-        self.0.on_request(now, request);
-    }
-    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
-        self.2();
-        self.0.on_task_done(now, done);
-    }
-    fn on_control(&mut self, now: Time, control: Control) {
-        self.0.on_control(now, control);
-    }
-    fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.0.settle(now, out);
-    }
-    fn next_wakeup(&self) -> Time {
-        self.0.next_wakeup()
-    }
-    fn members(&self, task: TaskId) -> &[RequestSlot] {
-        self.0.members(task)
-    }
-}
 
 fn job(model: ModelId, on_answer: Box<dyn FnOnce(Answer) + Send>) -> Job {
     Job { model, inputs: bytes(1, 1), rows: 1, timeout: None, client: 0, priority: 0, on_step: None, on_answer }

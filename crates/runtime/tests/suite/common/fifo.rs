@@ -111,3 +111,29 @@ impl Scheduler for Fifo {
         &self.members[task.index()]
     }
 }
+
+/// The first-in-first-out scheduler, and what else happens when it is told of a request or of an end.
+pub(crate) struct Told<R, E>(pub(crate) Fifo, pub(crate) R, pub(crate) E);
+
+impl<R: FnMut() + Send, E: FnMut() + Send> Scheduler for Told<R, E> {
+    fn on_request(&mut self, now: Time, request: &Request) {
+        self.1();
+        self.0.on_request(now, request);
+    }
+    fn on_task_done(&mut self, now: Time, done: &TaskDone<'_>) {
+        self.2();
+        self.0.on_task_done(now, done);
+    }
+    fn on_control(&mut self, now: Time, control: Control) {
+        self.0.on_control(now, control);
+    }
+    fn settle(&mut self, now: Time, out: &mut Outbox) {
+        self.0.settle(now, out);
+    }
+    fn next_wakeup(&self) -> Time {
+        self.0.next_wakeup()
+    }
+    fn members(&self, task: TaskId) -> &[RequestSlot] {
+        self.0.members(task)
+    }
+}
