@@ -41,6 +41,10 @@ const GROWTH_MS: f64 = 100.0;
 const RESOLUTION: f64 = 0.004;
 /// How closely a run of twice the length has to agree. Half of what is promised, since the next doubling may differ, too.
 const AGREEMENT: f64 = 0.01;
+/// How often in a row it has to. A sustained rate is sought again at each length, so one agreement tells enough. What is answered
+/// when saturated is one figure a length, and while it still climbs two of them may agree by chance.
+const SUSTAINED_AGREES: u32 = 1;
+const SATURATED_AGREES: u32 = 2;
 /// The shortest run, and the longest that we can afford.
 const FIRST: u64 = 50_000;
 const LONGEST: u64 = 3_200_000;
@@ -59,7 +63,7 @@ impl Known {
 /// From runs of growing length, and so many doublings beyond the one that settles the matter.
 pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> {
     let (mut guess, mut width, mut p90_ms) = (scenario.bound_rps(), 0.1, 0.0);
-    let sustained = settle(doublings, |requests| {
+    let sustained = settle(SUSTAINED_AGREES, doublings, |requests| {
         let Some((rate, p90)) = highest(guess, width, |rate| sustains(scenario, rate, requests))? else {
             return Ok(None);
         };
@@ -67,7 +71,7 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
         Ok(Some(rate))
     })?;
     let mut before = worked_off(scenario, FIRST / 2)?;
-    let saturated = settle(doublings, |requests| {
+    let saturated = settle(SATURATED_AGREES, doublings, |requests| {
         let now = worked_off(scenario, requests)?;
         let rate = (now.answered - before.answered) / (now.seconds - before.seconds);
         before = now;
@@ -76,14 +80,19 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
     Ok(Peak { sustained, p90_ms, saturated })
 }
 
-/// Doubles the length until a rate agrees with the one before.
-fn settle(doublings: u32, mut find: impl FnMut(u64) -> anyhow::Result<Option<f64>>) -> anyhow::Result<Known> {
-    let (mut requests, mut before) = (FIRST, find(FIRST)?);
+/// Doubles the length until rates agree with the ones before so often in a row.
+fn settle(
+    agreements: u32,
+    doublings: u32,
+    mut find: impl FnMut(u64) -> anyhow::Result<Option<f64>>,
+) -> anyhow::Result<Known> {
+    let (mut requests, mut before, mut in_a_row) = (FIRST, find(FIRST)?, 0);
     while requests < LONGEST {
         requests *= 2;
         let mut now = find(requests)?;
         let agrees = |(now, before): (f64, f64)| (now / before - 1.0).abs() <= AGREEMENT;
-        if now.zip(before).is_some_and(agrees) {
+        in_a_row = if now.zip(before).is_some_and(agrees) { in_a_row + 1 } else { 0 };
+        if in_a_row == agreements {
             for _ in 0..doublings {
                 requests *= 2;
                 now = find(requests)?;
@@ -150,25 +159,31 @@ mod tests {
     use super::*;
 
     /// What is looked for, as it comes out of runs of growing length, and the lengths.
-    fn settled(doublings: u32, rates: &[f64]) -> (Known, usize) {
+    fn settled(agreements: u32, doublings: u32, rates: &[f64]) -> (Known, usize) {
         let mut rates_left = rates.iter().copied();
-        let known = settle(doublings, |_| Ok(rates_left.next())).unwrap();
+        let known = settle(agreements, doublings, |_| Ok(rates_left.next())).unwrap();
         (known, rates.len() - rates_left.len())
     }
 
     #[test]
     fn a_rate_is_known_once_twice_the_length_agrees() {
         let rates = [15.0, 18.0, 19.0, 19.1, 19.2, 30.0];
-        assert_eq!(settled(0, &rates), (Known { rps: Some(19.1), requests: 8 * FIRST }, 4));
-        assert_eq!(settled(1, &rates), (Known { rps: Some(19.2), requests: 16 * FIRST }, 5));
+        assert_eq!(settled(1, 0, &rates), (Known { rps: Some(19.1), requests: 8 * FIRST }, 4));
+        assert_eq!(settled(1, 1, &rates), (Known { rps: Some(19.2), requests: 16 * FIRST }, 5));
+    }
+
+    #[test]
+    fn two_agreements_have_to_be_in_a_row() {
+        let rates = [15.0, 15.1, 18.0, 18.1, 18.2, 30.0];
+        assert_eq!(settled(2, 0, &rates), (Known { rps: Some(18.2), requests: 16 * FIRST }, 5));
     }
 
     #[test]
     fn a_rate_that_never_settles_is_not_known() {
         let rates: Vec<f64> = (0..20).map(|doubling| 1.05_f64.powi(doubling)).collect();
-        let (known, runs) = settled(0, &rates);
+        let (known, runs) = settled(1, 0, &rates);
         assert!(known.rps.is_none() && known.rps().is_nan() && runs < rates.len());
-        assert!(settled(0, &[]).0.rps.is_none());
+        assert!(settled(1, 0, &[]).0.rps.is_none());
     }
 
     #[test]
