@@ -41,17 +41,25 @@ const GROWTH_MS: f64 = 100.0;
 const RESOLUTION: f64 = 0.004;
 /// How closely a run of twice the length has to agree. Half of what is promised, since the next doubling may differ, too.
 const AGREEMENT: f64 = 0.01;
-/// How often in a row it has to. A sustained rate is sought again at each length, so one agreement tells enough. What is answered
-/// when saturated is one figure a length, and while it still climbs two of them may agree by chance.
-const SUSTAINED_AGREES: u32 = 1;
-const SATURATED_AGREES: u32 = 2;
-/// The shortest run, and the longest that we can afford.
+/// A sustained rate is sought again at each length, which takes many runs, and one agreement tells enough. What is answered when
+/// saturated is one figure a length, and while it still climbs two of them may agree by chance.
+const SUSTAINED: Settling = Settling { agreements: 1, longest: 3_200_000 };
+const SATURATED: Settling = Settling { agreements: 2, longest: 12_800_000 };
+/// The shortest run.
 const FIRST: u64 = 50_000;
-const LONGEST: u64 = 3_200_000;
 /// A search that takes more runs has lost its way.
 const MOST_RUNS: usize = 40;
 /// How much is offered for saturation, over the bound.
 const FLOOD: f64 = 1.5;
+
+/// When a rate is believed.
+#[derive(Clone, Copy, Debug)]
+struct Settling {
+    /// How often in a row runs of twice the length have to agree.
+    agreements: u32,
+    /// The longest run that we can afford.
+    longest: u64,
+}
 
 impl Known {
     /// Not a number where it is not known.
@@ -63,7 +71,7 @@ impl Known {
 /// From runs of growing length, and so many doublings beyond the one that settles the matter.
 pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> {
     let (mut guess, mut width, mut p90_ms) = (scenario.bound_rps(), 0.1, 0.0);
-    let sustained = settle(SUSTAINED_AGREES, doublings, |requests| {
+    let sustained = settle(SUSTAINED, doublings, |requests| {
         let Some((rate, p90)) = highest(guess, width, |rate| sustains(scenario, rate, requests))? else {
             return Ok(None);
         };
@@ -71,7 +79,7 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
         Ok(Some(rate))
     })?;
     let mut before = worked_off(scenario, FIRST / 2)?;
-    let saturated = settle(SATURATED_AGREES, doublings, |requests| {
+    let saturated = settle(SATURATED, doublings, |requests| {
         let now = worked_off(scenario, requests)?;
         let rate = (now.answered - before.answered) / (now.seconds - before.seconds);
         before = now;
@@ -82,12 +90,12 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
 
 /// Doubles the length until rates agree with the ones before so often in a row.
 fn settle(
-    agreements: u32,
+    Settling { agreements, longest }: Settling,
     doublings: u32,
     mut find: impl FnMut(u64) -> anyhow::Result<Option<f64>>,
 ) -> anyhow::Result<Known> {
     let (mut requests, mut before, mut in_a_row) = (FIRST, find(FIRST)?, 0);
-    while requests < LONGEST {
+    while requests < longest {
         requests *= 2;
         let mut now = find(requests)?;
         let agrees = |(now, before): (f64, f64)| (now / before - 1.0).abs() <= AGREEMENT;
@@ -161,7 +169,8 @@ mod tests {
     /// What is looked for, as it comes out of runs of growing length, and the lengths.
     fn settled(agreements: u32, doublings: u32, rates: &[f64]) -> (Known, usize) {
         let mut rates_left = rates.iter().copied();
-        let known = settle(agreements, doublings, |_| Ok(rates_left.next())).unwrap();
+        let settling = Settling { agreements, ..SUSTAINED };
+        let known = settle(settling, doublings, |_| Ok(rates_left.next())).unwrap();
         (known, rates.len() - rates_left.len())
     }
 
