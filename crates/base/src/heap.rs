@@ -51,9 +51,9 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
         self.heap.first().map(|&key| (self.priority[key as usize], key as usize))
     }
 
-    /// The second smallest priority.
-    pub fn second(&self) -> Option<P> {
-        (1..self.heap.len().min(3)).map(|at| self.rank(at).0).min()
+    /// The second smallest `(priority, key)`.
+    pub fn second(&self) -> Option<(P, usize)> {
+        (1..self.heap.len().min(3)).map(|at| self.rank(at)).min().map(|(priority, key)| (priority, key as usize))
     }
 
     /// The keys present, in no particular order.
@@ -173,9 +173,9 @@ mod tests {
             assert_eq!(heap.len(), model.len());
             assert_eq!(heap.peek(), model.iter().map(|(&k, &p)| (p, k)).min());
             assert_eq!(heap.get(key), model.get(&key).copied());
-            let mut priorities: Vec<_> = model.values().copied().collect();
-            priorities.sort_unstable();
-            assert_eq!(heap.second(), priorities.get(1).copied());
+            let mut entries: Vec<_> = model.iter().map(|(&key, &priority)| (priority, key)).collect();
+            entries.sort_unstable();
+            assert_eq!(heap.second(), entries.get(1).copied());
         }
     }
 

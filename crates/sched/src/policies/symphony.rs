@@ -20,7 +20,8 @@
 //! So a batch that nobody will join starts at once under both. Under "latency" a batch for the last idle device starts halfway to when the
 //! next one falls free, and evenly so far as arrivals do or device time is short (docs/adr/0024), so that devices fall free one after
 //! the other and none runs a single row while others wait.
-//! Frontrun is put forward by twice the time in which a device falls free of other models, so that deferred batches do not
+//! Between two blocks of a chain a batch of another model runs first that could wait for neither the next one nor another device
+//! (docs/adr/0027). Frontrun is put forward by twice the time in which a device falls free of other models, so that deferred batches do not
 //! meet at their last moments. Heads that keep the batch below that size are passed over, and run on a device that nobody
 //! else wants.
 

@@ -18,6 +18,7 @@ mod matchmaker;
 mod messages;
 mod model_queue;
 mod model_shard;
+mod preemption;
 mod queues;
 mod rules;
 mod scarcity;

@@ -236,6 +236,12 @@ impl Served {
         (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
     }
 
+    /// How many rows of a candidate take at most `span`, no request in part.
+    pub(super) fn within(&self, requests: &Requests, of: Candidate, span: Nanos) -> usize {
+        let room = self.profile.largest_within(span).min(of.rows);
+        self.queue.fill(requests, of.first, room, of.rows as u64)
+    }
+
     /// For how long others may have the devices before a request that comes then has to start: as long again for those who
     /// are as urgent.
     pub(crate) fn patience(&self) -> Nanos {

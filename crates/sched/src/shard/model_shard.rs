@@ -2,11 +2,13 @@
 //! starts batches and tells the matchmaker what its models ask for, in the mail of its outbox.
 //!
 //! A batch keeps its device through all blocks of its walk, losing the members whose walk ends early: none of the
-//! policies built on this changes a batch once it has started.
+//! policies built on this changes a batch once it has started. Under our objectives it is preempted between two blocks by
+//! a batch of another model that could not wait, and goes on after that (`preemption.rs`).
 
 use super::messages::{DeviceToken, GrantNumber};
+use super::preemption::Border;
 use super::{Epoch, Grant, Holding, Loaded, Offer, Queues, Release, Rules, Sent, Standing, ToMatchmaker};
-use crate::parts::tasks::{Task, Tasks};
+use crate::parts::tasks::{Preempted, Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
 use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
 
@@ -15,6 +17,7 @@ pub struct ModelShard {
     number: u16,
     queues: Queues,
     tasks: Tasks,
+    preempted: Preempted,
     /// The number of the first task of this shard: shards must not share task ids.
     first_task: u32,
     /// Whether devices hold more than one task and batches take time to reach them, so that they are sent ahead.
@@ -44,6 +47,7 @@ impl ModelShard {
             number: number as u16,
             queues: Queues::new(limits, rules),
             tasks: Tasks::new(limits),
+            preempted: Preempted::new(limits),
             first_task: (number * limits.tasks()) as u32,
             sends_ahead,
             devices: 0,
@@ -69,7 +73,10 @@ impl ModelShard {
         self.last = GrantNumber::before(epoch).max(self.last);
         self.news.clear();
         let tasks = self.granted.iter().enumerate().filter_map(|(at, number)| Some((TaskId(at as u32), (*number)?)));
-        let running = tasks.map(|(id, number)| (self.tasks.get(id).model, self.tasks.get(id).device, number));
+        let running = tasks.map(|(id, number)| {
+            let task = self.preempted.get(id).unwrap_or_else(|| self.tasks.get(id));
+            (task.model, task.device, number)
+        });
         let granted = self.grants.iter().map(|grant| (grant.model, grant.device(), grant.token.number));
         let held = running.chain(granted);
         self.news.extend(held.map(|(model, device, number)| ToMatchmaker::Holding(Holding { model, device, number })));
@@ -104,13 +111,41 @@ impl ModelShard {
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
         if going_on > 0 {
-            return self.start(now, id, out);
+            return self.go_on(now, id, out);
+        }
+        self.queues.note_end(now, task.model, task.device);
+        if self.tasks.resume(id, &mut self.preempted) {
+            return match outcome {
+                Outcome::Ok | Outcome::Failed => self.go_on(now, id, out),
+                // Its device has gone for this one, too.
+                Outcome::DeviceLost | Outcome::Cancelled => self.complete(now, id, outcome, out),
+            };
         }
         self.tasks.close(id);
-        self.queues.note_end(now, task.model, task.device);
         let number = self.granted[id.index()].take().expect("a task runs on what was granted");
         let token = DeviceToken { device: task.device, number };
         out.mail.push(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
+    }
+
+    /// Goes on with the next block of a batch, or lets another batch run before that.
+    fn go_on(&mut self, now: Time, id: TaskId, out: &mut Outbox) {
+        let task = self.tasks.get(id);
+        let border = Border {
+            batch: &task,
+            members: self.tasks.all_members(id),
+            percent: self.stands[task.device.index()].unwrap_or(100),
+            devices: self.devices,
+        };
+        // Who preempts others is not preempted, and nobody who takes time to reach the device preempts anybody.
+        let may_be = !self.sends_ahead && self.preempted.get(id).is_none();
+        match self.queues.preempting(now, &border).filter(|_| may_be) {
+            Some(preempting) => {
+                self.tasks.preempt(id, preempting.model, &mut self.preempted);
+                self.queues.form_preempting(now, &preempting, id, &mut self.tasks, out);
+            }
+            None => self.queues.note_resumption(now, &border),
+        }
+        self.start(now, id, out);
     }
 
     /// Forms a batch for a device. One that has gone while the grant was on its way goes back.

@@ -136,7 +136,7 @@ impl Loads {
 #[derive(Debug)]
 pub(crate) struct Queues {
     pub(super) requests: Requests,
-    models: Models<ModelQueue>,
+    pub(super) models: Models<ModelQueue>,
     rules: Rules,
     /// When each model must be looked at again.
     wakeups: IndexedHeap<Time>,
@@ -146,7 +146,9 @@ pub(crate) struct Queues {
     loads: Loads,
     scarcity: Scarcity,
     /// When devices that run batches of these models are thought to fall free.
-    ends: IndexedHeap<Time>,
+    pub(super) ends: IndexedHeap<Time>,
+    /// The latest moment of each model's candidate, where it may preempt others.
+    pub(super) latest: IndexedHeap<Time>,
 }
 
 impl Queues {
@@ -161,6 +163,7 @@ impl Queues {
             loads: Loads::new(limits.models),
             scarcity: Scarcity::default(),
             ends: IndexedHeap::new(limits.devices),
+            latest: IndexedHeap::new(limits.models),
         }
     }
 
@@ -293,6 +296,10 @@ impl Queues {
             let urgent = queue.urgent_from(window.latest, &terms);
             wakeup = if urgent > exec && terms.behind > Nanos::ZERO { wakeup.min(urgent) } else { wakeup };
         }
+        match window.filter(|_| matches!(queue.rule.start, Start::Priced(_))) {
+            Some(window) => self.latest.set(id.index(), window.latest),
+            None => self.latest.remove(id.index()),
+        }
         match wakeup {
             Time::NEVER => self.wakeups.remove(id.index()),
             at => self.wakeups.set(id.index(), at),
@@ -338,7 +345,7 @@ impl Queues {
     fn frees(&self, now: Time, devices: usize) -> [Time; 2] {
         let first = self.ends.peek().map_or(Time::NEVER, |(end, _)| end.max(now));
         match devices.saturating_sub(self.ends.len()) {
-            0 => [first, self.ends.second().map_or(Time::NEVER, |end| end.max(now))],
+            0 => [first, self.ends.second().map_or(Time::NEVER, |(end, _)| end.max(now))],
             1 => [now, first],
             _ => [now; 2],
         }
@@ -384,25 +391,39 @@ impl Queues {
         tasks: &mut Tasks,
         out: &mut Outbox,
     ) -> Option<TaskId> {
-        let Queues { requests, models, scarcity, loads, ends, .. } = self;
+        let Queues { requests, models, scarcity, loads, .. } = self;
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
         scarcity.stir(now, batch);
         let candidate = served.gather(requests, now, grant.percent)?;
         let others = loads.others(grant.model, devices, grant.idle);
-        let first = candidate.first;
         let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);
+        let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
+        let takes = self.fill(now, (grant.model, candidate.first, rows), task, tasks, out);
+        self.ends.set(grant.device().index(), now + takes.scale(u64::from(grant.percent), 100));
+        Some(task)
+    }
+
+    /// Fills a batch with so many rows of a model, beginning with the request `first`; how long it takes on average.
+    pub(super) fn fill(
+        &mut self,
+        now: Time,
+        (model, first, rows): (ModelId, u32, usize),
+        task: TaskId,
+        tasks: &mut Tasks,
+        out: &mut Outbox,
+    ) -> Nanos {
+        let Queues { requests, models, scarcity, .. } = self;
+        let served = models.get_mut(model);
         scarcity.observe(rows, false);
         served.lost.observe(rows, false);
         let takes = served.note_batch(now, rows);
-        ends.set(grant.device().index(), now + takes.scale(u64::from(grant.percent), 100));
-        let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let (drop, waited) = (served.drop_of_passed(), served.queue.rows());
         served.own.queue.take(requests, now, (first, rows), drop, out, push);
         let passed = (waited - served.queue.rows()) as usize - rows;
         scarcity.observe(passed, true);
-        Some(task)
+        takes
     }
 
     /// A batch of overdue requests that takes at most `span`.

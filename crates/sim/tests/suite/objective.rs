@@ -3,6 +3,7 @@
 
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
+use ripieno_report::Summary;
 use ripieno_sched::{Limits, Objective, OptionValue, Options, Setup, build};
 use ripieno_sim::checkers::Checkers;
 use ripieno_sim::{Arrival, Scenario, Trace, World, goodput, simulate};
@@ -178,6 +179,37 @@ fn who_leaves_a_chain_early_keeps_nobody_waiting() {
     );
     let run = simulate(&Scenario::parse(&text, "chain.toml").unwrap(), None).unwrap();
     assert!(run.total.mean_ms.unwrap() < 20.0 && run.worst_bad_rate == 0.0, "{:?}", run.total);
+}
+
+/// A chain whose row takes 20 ms, in three blocks, beside a model that has 14 ms for its batches of 2 ms.
+fn beside_a_chain(options: &str, devices: usize) -> Summary {
+    let block = |name: &str, alone: f64| {
+        format!("[[model.block]]\nname = \"{name}\"\nalpha_ms = 1\nbeta_ms = {}\nmax_batch = 8\n", alone - 1.0)
+    };
+    let text = format!(
+        "seed = 12\nrequests = 12000\nrate = {}\n[cluster]\ndevices = {devices}\n[[model]]\nname = \"chain\"\nshare = 1\n\
+         slo_ms = 200\nwalk = \"chain\"\n{}{}{}[[model]]\nname = \"tight\"\nshare = 9\nslo_ms = 14\nalpha_ms = 0.2\nbeta_ms = 1.8\n",
+        200 * devices,
+        block("a", 6.0),
+        block("b", 8.0),
+        block("c", 6.0)
+    );
+    let mut scenario = Scenario::parse(&text, "beside.toml").unwrap();
+    scenario.policy_options = choice(options);
+    simulate(&scenario, None).unwrap()
+}
+
+/// Between two blocks of a chain whoever could not wait for the next one runs first; nobody of the chain is late for it.
+#[test]
+fn a_tight_model_runs_between_the_blocks_of_a_chain() {
+    for devices in [1, 3] {
+        let (ours, published) =
+            (beside_a_chain("objective=latency", devices), beside_a_chain("objective=published", devices));
+        assert!(published.worst_bad_rate > 0.02, "nothing to preempt for: {}", published.worst_bad_rate);
+        for model in &ours.models {
+            assert!(model.figures.bad_rate < 0.005, "{devices} devices, {}: {}", model.name, model.figures.bad_rate);
+        }
+    }
 }
 
 /// Rows that gain nothing together do not go together where the next device is about to fall free.
