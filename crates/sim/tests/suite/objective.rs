@@ -181,17 +181,17 @@ fn who_leaves_a_chain_early_keeps_nobody_waiting() {
     assert!(run.total.mean_ms.unwrap() < 20.0 && run.worst_bad_rate == 0.0, "{:?}", run.total);
 }
 
-/// A chain whose row takes 20 ms, in three blocks, beside a model that has 14 ms for its batches of 2 ms.
+/// A chain whose row takes 18 ms, in three blocks, beside a model that has 12 ms for its batches of 2 ms.
 fn beside_a_chain(options: &str, devices: usize) -> Summary {
     let block = |name: &str, alone: f64| {
         format!("[[model.block]]\nname = \"{name}\"\nalpha_ms = 1\nbeta_ms = {}\nmax_batch = 8\n", alone - 1.0)
     };
     let text = format!(
         "seed = 12\nrequests = 12000\nrate = {}\n[cluster]\ndevices = {devices}\n[[model]]\nname = \"chain\"\nshare = 1\n\
-         slo_ms = 200\nwalk = \"chain\"\n{}{}{}[[model]]\nname = \"tight\"\nshare = 9\nslo_ms = 14\nalpha_ms = 0.2\nbeta_ms = 1.8\n",
+         slo_ms = 200\nwalk = \"chain\"\n{}{}{}[[model]]\nname = \"tight\"\nshare = 9\nslo_ms = 12\nalpha_ms = 0.2\nbeta_ms = 1.8\n",
         200 * devices,
         block("a", 6.0),
-        block("b", 8.0),
+        block("b", 6.0),
         block("c", 6.0)
     );
     let mut scenario = Scenario::parse(&text, "beside.toml").unwrap();
@@ -202,11 +202,10 @@ fn beside_a_chain(options: &str, devices: usize) -> Summary {
 /// Between two blocks of a chain whoever could not wait for the next one runs first; nobody of the chain is late for it.
 #[test]
 fn a_tight_model_runs_between_the_blocks_of_a_chain() {
+    let published = beside_a_chain("objective=published", 1).worst_bad_rate;
+    assert!(published > 0.02, "nothing to preempt for: {published}");
     for devices in [1, 3] {
-        let (ours, published) =
-            (beside_a_chain("objective=latency", devices), beside_a_chain("objective=published", devices));
-        assert!(published.worst_bad_rate > 0.02, "nothing to preempt for: {}", published.worst_bad_rate);
-        for model in &ours.models {
+        for model in &beside_a_chain("objective=latency", devices).models {
             assert!(model.figures.bad_rate < 0.005, "{devices} devices, {}: {}", model.name, model.figures.bad_rate);
         }
     }
