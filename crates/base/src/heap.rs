@@ -1,29 +1,25 @@
 //! A binary min-heap over the keys `0..capacity` that can change or remove any key.
 //!
 //! Used for timers: one entry a model or device, re-armed often. A position array makes change and removal
-//! O(log n); ties order by key, so that equal inputs give equal decisions.
+//! O(log n); ties order by key, so that equal inputs give equal decisions. Priorities stand in the heap itself, so that
+//! a comparison looks at one place, and an entry that moves is written once, where it comes to rest.
 
 /// A min-heap of `(priority, key)` pairs, at most one for each key below its capacity.
 #[derive(Clone, Debug)]
 pub struct IndexedHeap<P> {
-    /// Keys in heap order.
-    heap: Vec<u32>,
+    /// In heap order.
+    heap: Vec<(P, u32)>,
     /// Where a key stands in `heap`, or `ABSENT`.
     position: Vec<u32>,
-    priority: Vec<P>,
 }
 
 const ABSENT: u32 = u32::MAX;
 
-impl<P: Copy + Ord + Default> IndexedHeap<P> {
+impl<P: Copy + Ord> IndexedHeap<P> {
     /// An empty heap for the keys `0..capacity`; never allocates again.
     pub fn new(capacity: usize) -> IndexedHeap<P> {
         assert!(capacity < ABSENT as usize);
-        IndexedHeap {
-            heap: Vec::with_capacity(capacity),
-            position: vec![ABSENT; capacity],
-            priority: vec![P::default(); capacity],
-        }
+        IndexedHeap { heap: Vec::with_capacity(capacity), position: vec![ABSENT; capacity] }
     }
 
     /// The number of keys present.
@@ -43,53 +39,46 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
 
     /// The priority of `key`, if present.
     pub fn get(&self, key: usize) -> Option<P> {
-        self.contains(key).then(|| self.priority[key])
+        self.heap.get(self.position[key] as usize).map(|&(priority, _)| priority)
     }
 
     /// The smallest `(priority, key)`.
     pub fn peek(&self) -> Option<(P, usize)> {
-        self.heap.first().map(|&key| (self.priority[key as usize], key as usize))
+        self.heap.first().map(|&(priority, key)| (priority, key as usize))
     }
 
     /// The second smallest `(priority, key)`.
     pub fn second(&self) -> Option<(P, usize)> {
-        (1..self.heap.len().min(3)).map(|at| self.rank(at)).min().map(|(priority, key)| (priority, key as usize))
+        self.heap.iter().skip(1).take(2).min().map(|&(priority, key)| (priority, key as usize))
     }
 
     /// The keys present, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = usize> + '_ {
-        self.heap.iter().map(|&key| key as usize)
+        self.heap.iter().map(|&(_, key)| key as usize)
     }
 
     /// Inserts `key`, or changes its priority.
     pub fn set(&mut self, key: usize, priority: P) {
-        let before = std::mem::replace(&mut self.priority[key], priority);
-        let at = self.position[key];
-        if at == ABSENT {
-            self.position[key] = self.heap.len() as u32;
-            self.heap.push(key as u32);
-            self.sift_up(self.heap.len() - 1);
-        } else if priority < before {
-            self.sift_up(at as usize);
-        } else if priority > before {
-            self.sift_down(at as usize);
+        let (at, entry) = (self.position[key] as usize, (priority, key as u32));
+        match self.heap.get(at) {
+            None => {
+                self.heap.push(entry);
+                self.sift_up(self.heap.len() - 1, entry);
+            }
+            Some(before) if entry <= *before => self.sift_up(at, entry),
+            Some(_) => self.sift_down(at, entry),
         }
     }
 
     /// Removes `key` if present.
     pub fn remove(&mut self, key: usize) {
-        let at = self.position[key];
-        if at == ABSENT {
-            return;
-        }
-        let at = at as usize;
-        self.heap.swap_remove(at);
-        self.position[key] = ABSENT;
-        if at < self.heap.len() {
-            self.position[self.heap[at] as usize] = at as u32;
-            if self.sift_up(at) == at {
-                self.sift_down(at);
-            }
+        let at = std::mem::replace(&mut self.position[key], ABSENT) as usize;
+        let Some(&before) = self.heap.get(at) else { return };
+        // The last entry takes its place.
+        match self.heap.pop() {
+            Some(last) if last < before => self.sift_up(at, last),
+            Some(last) if last > before => self.sift_down(at, last),
+            _ => {}
         }
     }
 
@@ -100,44 +89,38 @@ impl<P: Copy + Ord + Default> IndexedHeap<P> {
         Some(top)
     }
 
-    fn rank(&self, at: usize) -> (P, u32) {
-        let key = self.heap[at];
-        (self.priority[key as usize], key)
+    fn place(&mut self, at: usize, entry: (P, u32)) {
+        self.heap[at] = entry;
+        self.position[entry.1 as usize] = at as u32;
     }
 
-    fn swap(&mut self, a: usize, b: usize) {
-        self.heap.swap(a, b);
-        self.position[self.heap[a] as usize] = a as u32;
-        self.position[self.heap[b] as usize] = b as u32;
-    }
-
-    fn sift_up(&mut self, mut at: usize) -> usize {
+    /// Brings an entry to rest that is no larger than what stood at `at`.
+    fn sift_up(&mut self, mut at: usize, entry: (P, u32)) {
         while at > 0 {
             let parent = (at - 1) / 2;
-            if self.rank(at) >= self.rank(parent) {
+            if self.heap[parent] <= entry {
                 break;
             }
-            self.swap(at, parent);
+            self.place(at, self.heap[parent]);
             at = parent;
         }
-        at
+        self.place(at, entry);
     }
 
-    fn sift_down(&mut self, mut at: usize) {
-        loop {
-            let (left, right) = (2 * at + 1, 2 * at + 2);
-            let mut smallest = at;
-            for child in [left, right] {
-                if child < self.heap.len() && self.rank(child) < self.rank(smallest) {
-                    smallest = child;
-                }
+    /// Brings an entry to rest that is no smaller than what stood at `at`.
+    fn sift_down(&mut self, mut at: usize, entry: (P, u32)) {
+        while let Some(&left) = self.heap.get(2 * at + 1) {
+            let (child, smaller) = match self.heap.get(2 * at + 2) {
+                Some(&right) if right < left => (2 * at + 2, right),
+                _ => (2 * at + 1, left),
+            };
+            if entry <= smaller {
+                break;
             }
-            if smallest == at {
-                return;
-            }
-            self.swap(at, smallest);
-            at = smallest;
+            self.place(at, smaller);
+            at = child;
         }
+        self.place(at, entry);
     }
 }
 

@@ -25,9 +25,18 @@ pub(crate) struct Overrides {
     /// Offered requests per second, instead of the scenario's.
     #[arg(long, value_name = "R")]
     pub(crate) rate: Option<f64>,
+
+    /// Check every promise of the scheduler along the way (a tenth of a run's time), and stop where one is broken.
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 impl Overrides {
+    /// Whether promises are checked: always in a development build, so that no test does without.
+    pub(crate) fn checks(&self) -> bool {
+        self.check || cfg!(debug_assertions)
+    }
+
     /// Reads the scenario and applies the changes. Another policy starts from its own default options.
     pub(crate) fn read(&self, path: &Path) -> anyhow::Result<Scenario> {
         let mut scenario = Scenario::read(path)?;
@@ -48,6 +57,7 @@ impl Overrides {
         }
         scenario.policy_options = self.policy.over(std::mem::take(&mut scenario.policy_options));
         scenario.seed = self.seed.unwrap_or(scenario.seed);
+        scenario.check = self.checks();
         if let Some(rate) = self.rate {
             if scenario.requests.is_some() {
                 bail!("--rate has no effect: the scenario lists its requests in requests_file");

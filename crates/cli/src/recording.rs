@@ -87,6 +87,7 @@ impl RecordingArgs {
         let scenario = recorded.scenario(&policy, options, limits);
         let mut scenario = scenario.map_err(|problem| anyhow!("{}: {problem}", file.display()))?;
         scenario.seed = overrides.seed.unwrap_or(scenario.seed);
+        scenario.check = overrides.checks();
         Ok(Replayed { scenario, measured })
     }
 

@@ -4,14 +4,15 @@ use crate::autoscale::Autoscaler;
 use crate::changing::Load;
 use crate::checkers::Checkers;
 use crate::observer::{End, Observer, Run};
-use crate::scenario::{Drawn, Length, Scenario};
+use crate::scenario::{Drawn, Length, Routes, Scenario, Unfold};
 use crate::unfolding::Unfolding;
 use crate::world::expires;
 use crate::{Arrival, Route, Trace, World};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
+use ripieno_model::Graph;
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
 use ripieno_sched::{BuildError, Request, build, build_served};
-use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, mix, stream as stream_of};
+use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, Random, mix, stream as stream_of};
 use thiserror::Error;
 
 /// Tells the random streams of extents from those of arrivals, and those of routes.
@@ -49,24 +50,8 @@ pub fn simulate_at(scenario: &Scenario, rate: f64, trace: Option<&mut Trace>) ->
     let models: Vec<_> = scenario.loads.iter().zip(0..).filter(|(load, _)| load.share > 0.0).collect();
     let stream = |&(load, index): &(&Load, u16)| Stream::new(load, rate * load.share, scenario.seed, u64::from(index));
     let streams = models.iter().map(stream).collect::<Result<Vec<_>, _>>()?;
-    // Extents come from streams of their own, so that arrivals are as they would be without them.
-    let randoms = |what: u64| (0..scenario.walks.len() as u64).map(move |model| stream_of(scenario.seed, what | model));
-    let (mut extents, mut ways): (Vec<_>, Vec<_>) = (randoms(EXTENTS).collect(), randoms(ROUTES).collect());
-    let arrival = |(at, stream): (Time, usize)| {
-        let model = models[stream].1;
-        let index = usize::from(model);
-        let mut arrival = Arrival::new(at, ModelId(model), at + scenario.setup.models[index].slo);
-        if let Some(routes) = &scenario.routes[index] {
-            arrival.route = routes.draw(&mut ways[index]);
-        }
-        match &scenario.walks[index] {
-            None => arrival,
-            Some(walk) => {
-                let Drawn { extent, output, graph } = walk.draw(&mut extents[index], &scenario.graphs);
-                Arrival { extent, output, graph, ..arrival }
-            }
-        }
-    };
+    let mut sources: Vec<_> = models.iter().map(|&(_, model)| Source::new(scenario, model)).collect();
+    let arrival = |(at, stream): (Time, usize)| sources[stream].draw(at, &scenario.graphs);
     let (count, until) = match scenario.length {
         Length::Requests(count) => (count, Time::NEVER),
         Length::Until(until) => (u64::MAX, until),
@@ -90,6 +75,41 @@ pub fn goodput(scenario: &Scenario, mut progress: impl FnMut(&mut Summary)) -> R
         progress(&mut summary);
         Ok((summary.worst_bad_rate, summary))
     })
+}
+
+/// What the requests of one model are.
+struct Source<'a> {
+    model: ModelId,
+    slo: Nanos,
+    routes: Option<&'a Routes>,
+    walk: Option<&'a Unfold>,
+    /// Extents and routes come from streams of their own, so that arrivals are as they would be without them.
+    extents: Random,
+    ways: Random,
+}
+
+impl<'a> Source<'a> {
+    fn new(scenario: &'a Scenario, model: u16) -> Source<'a> {
+        let (index, random) = (usize::from(model), |what: u64| stream_of(scenario.seed, what | u64::from(model)));
+        Source {
+            model: ModelId(model),
+            slo: scenario.setup.models[index].slo,
+            routes: scenario.routes[index].as_ref(),
+            walk: scenario.walks[index].as_ref(),
+            extents: random(EXTENTS),
+            ways: random(ROUTES),
+        }
+    }
+
+    fn draw(&mut self, at: Time, graphs: &[Graph]) -> Arrival {
+        let mut arrival = Arrival::new(at, self.model, at + self.slo);
+        if let Some(routes) = self.routes {
+            arrival.route = routes.draw(&mut self.ways);
+        }
+        let Some(walk) = self.walk else { return arrival };
+        let Drawn { extent, output, graph } = walk.draw(&mut self.extents, graphs);
+        Arrival { extent, output, graph, ..arrival }
+    }
 }
 
 /// The arrivals of one model.
@@ -140,12 +160,13 @@ fn run(
         held_back: Vec::new(),
         expires: setup.models.iter().map(|model| scenario.margins && expires(model)).collect(),
     };
-    let mut checkers = Checkers::new(setup);
-    if !scenario.needs().pads {
-        checkers = checkers.without_padding();
-    }
+    let mut checkers = scenario.check.then(|| match scenario.needs().pads {
+        true => Checkers::new(setup),
+        false => Checkers::new(setup).without_padding(),
+    });
     let mut unfolding = Unfolding::new(setup, start);
-    let mut observers: Vec<&mut dyn Observer> = vec![&mut checkers, &mut statistics];
+    let mut observers: Vec<&mut dyn Observer> = vec![&mut statistics];
+    observers.extend(checkers.as_mut().map(|checkers| checkers as &mut dyn Observer));
     observers.extend(unfolding.as_mut().map(|unfolding| unfolding as &mut dyn Observer));
     observers.extend(trace.map(|trace| trace as &mut dyn Observer));
     let mut world = World::new(scheduler.as_mut(), setup)
@@ -166,7 +187,7 @@ fn run(
     let Some(window) = scenario.window else {
         world.run(arrivals, [], &mut observers);
         info.events = world.events();
-        checkers.finish();
+        checkers.iter().for_each(Checkers::finish);
         let unfolded = unfolding.map(Unfolding::finish);
         return Ok(Summary { unfolded, ..statistics.finish(info) });
     };
@@ -177,7 +198,7 @@ fn run(
     let last_arrival = world.last_arrival();
     info.events = world.events();
     info.mean_devices = Some(autoscaler.mean_devices(start, last_arrival));
-    checkers.finish();
+    checkers.iter().for_each(Checkers::finish);
     let unfolded = unfolding.map(Unfolding::finish);
     Ok(Summary { windows: autoscaler.finish(last_arrival), unfolded, ..statistics.finish(info) })
 }
@@ -203,7 +224,9 @@ struct Batch {
 impl Statistics {
     fn arrival(&mut self, now: Time) {
         self.last_arrival = now;
-        self.record_batches();
+        if !self.held_back.is_empty() {
+            self.record_batches();
+        }
     }
 
     /// Device time counts up to the last arrival.

@@ -49,6 +49,8 @@ pub struct Scenario {
     pub policy_options: Options,
     /// Whether the policy stands behind the door that a server puts in front of it.
     pub admission: bool,
+    /// Whether every promise of the scheduler contract is checked along the way.
+    pub check: bool,
     /// Explicit requests, sorted by arrival.
     pub requests: Option<Vec<crate::Arrival>>,
     /// Each model's share of the rate and its arrival process; by model.
@@ -311,6 +313,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         window: file.window(&autoscale)?,
         policy: file.policy,
         admission: file.admission,
+        check: true,
         requests,
     })
 }

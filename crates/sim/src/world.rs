@@ -36,6 +36,8 @@ pub struct World<'a> {
     models: &'a [Model],
     out: Outbox,
     now: Time,
+    /// When the scheduler wants to settle next.
+    wakeup: Time,
     live: Vec<Option<(u64, Request)>>,
     free: Vec<RequestSlot>,
     graphs: &'a [Graph],
@@ -124,6 +126,7 @@ impl<'a> World<'a> {
             models: &setup.models,
             out: Outbox::new(limits),
             now: Time::ORIGIN,
+            wakeup: Time::NEVER,
             live: vec![None; limits.requests],
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
             graphs: &[],
@@ -223,13 +226,15 @@ impl<'a> World<'a> {
         controller: &mut impl Controller,
         observers: &mut [&mut dyn Observer],
     ) {
-        let mut arrivals = arrivals.peekable();
+        let mut arrivals = arrivals;
+        let mut coming = arrivals.next();
+        self.wakeup = self.scheduler.next_wakeup();
         loop {
-            let arrival = arrivals.peek().map_or(Time::NEVER, |arrival| arrival.at);
+            let arrival = coming.as_ref().map_or(Time::NEVER, |arrival| arrival.at);
             let end = self.ends.peek().map_or(Time::NEVER, |&Reverse((at, ..))| at);
             let (ending, beginning) = if self.lanes.is_empty() { (Time::NEVER, Time::NEVER) } else { self.lanes_due() };
             let expiry = self.expiries.as_ref().map_or(Time::NEVER, Expiries::next);
-            let due = arrival.min(end).min(ending).min(expiry).min(self.scheduler.next_wakeup());
+            let due = arrival.min(end).min(ending).min(expiry).min(self.wakeup);
             let next = due.min(controller.next_at(due));
             if beginning < next {
                 self.advance_lanes(beginning);
@@ -240,7 +245,9 @@ impl<'a> World<'a> {
             }
             assert!(next >= self.now, "time would go back from {:?} to {next:?}", self.now);
             self.now = next;
-            self.test_profiles();
+            if self.learning.is_some() {
+                self.test_profiles();
+            }
             if !self.lanes.is_empty() {
                 self.end_on_lanes(observers);
             }
@@ -250,9 +257,12 @@ impl<'a> World<'a> {
             while let Some(fault) = controller.act(next) {
                 self.inflict(&fault, observers);
             }
-            self.expire();
-            while let Some(arrival) = arrivals.next_if(|arrival| arrival.at == next) {
-                self.arrive(&arrival, observers);
+            if expiry <= next {
+                self.expire();
+            }
+            while let Some(arrival) = coming.as_ref().filter(|arrival| arrival.at == next) {
+                self.arrive(arrival, observers);
+                coming = arrivals.next();
             }
             self.settle(observers);
         }
@@ -285,10 +295,10 @@ impl<'a> World<'a> {
             return;
         };
         let Arrival { arrived, model, rows, deadline, extent, class, .. } = *arrival;
-        let request = Request { slot, model, arrived, deadline, rows, extent, class };
-        self.live[slot.index()] = Some((self.arrived, request));
+        let (_, request) = self.live[slot.index()]
+            .insert((self.arrived, Request { slot, model, arrived, deadline, rows, extent, class }));
         if let Some(expiries) = &mut self.expiries {
-            expiries.set(self.now, &request);
+            expiries.set(self.now, request);
         }
         if let Some(queues) = &mut self.queues {
             queues.enter(model);
@@ -299,7 +309,7 @@ impl<'a> World<'a> {
         if self.unfolded.is_some() {
             each(observers, |observer| observer.unfolds(slot, arrival.output, graph));
         }
-        each(observers, |observer| observer.accepted(self.arrived, &request));
+        each(observers, |observer| observer.accepted(self.arrived, request));
         self.events += 1;
         if let Some(unfolded) = &mut self.unfolded {
             unfolded.output[slot.index()] = arrival.output;
@@ -308,9 +318,13 @@ impl<'a> World<'a> {
                 self.scheduler.on_graph(slot, graph);
             }
         }
-        let guess = self.scheduler.guess();
-        let ahead = self.learning.as_ref().map_or(Nanos::ZERO, |learning| learning.ahead(model, guess));
-        self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..request });
+        match &self.learning {
+            None => self.scheduler.on_request(self.now, request),
+            Some(learning) => {
+                let ahead = learning.ahead(model, self.scheduler.guess());
+                self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..*request });
+            }
+        }
     }
 
     fn pop_end(&mut self) -> Option<(TaskId, u64)> {
@@ -366,9 +380,8 @@ impl<'a> World<'a> {
 
     fn settle(&mut self, observers: &mut [&mut dyn Observer]) {
         self.scheduler.settle(self.now, &mut self.out);
-        let out = std::mem::take(&mut self.out);
-        for action in out.actions() {
-            match *action {
+        for at in 0..self.out.actions().len() {
+            match self.out.actions()[at] {
                 Action::Start { task, model, block, device, lane, length, not_before } => {
                     self.start(&Start { task, model, block, device, lane, length, not_before }, observers);
                 }
@@ -377,10 +390,9 @@ impl<'a> World<'a> {
                 Action::Cancel { task } => self.abort(task, observers),
             }
         }
-        self.out = out;
         self.out.clear();
-        let next_wakeup = self.scheduler.next_wakeup();
-        each(observers, |observer| observer.settled(self.now, next_wakeup));
+        self.wakeup = self.scheduler.next_wakeup();
+        each(observers, |observer| observer.settled(self.now, self.wakeup));
     }
 
     fn start(&mut self, start: &Start, observers: &mut [&mut dyn Observer]) {

@@ -123,8 +123,14 @@ impl Iterator for Arrivals {
             Gaps::Gamma(gap) => self.elapsed_ns += gap.sample(&mut self.random),
         }
         self.count += 1;
-        Some(Time(self.elapsed_ns.round() as i64))
+        Some(Time(rounded(self.elapsed_ns)))
     }
+}
+
+/// As `f64::round` does it, of what is not negative: that is a call into the system's library, for each arrival.
+fn rounded(ns: f64) -> i64 {
+    let whole = ns as i64;
+    whole.saturating_add(i64::from(ns - whole as f64 >= 0.5))
 }
 
 #[cfg(test)]
@@ -166,6 +172,15 @@ mod tests {
             let (rate, measured) = moments(arrival, 5000.0);
             assert!((rate / 5000.0 - 1.0).abs() < 0.02, "{arrival}: {rate}");
             assert!((measured - cv2).abs() < 0.04 * cv2 + 1e-9, "{arrival}: {measured}");
+        }
+    }
+
+    #[test]
+    fn rounding_is_that_of_the_library() {
+        let mut random = stream(1, 1);
+        let drawn = (0..10_000).map(|at| crate::unit(&mut random) * 10_f64.powi(at % 20));
+        for ns in drawn.chain([0.0, 0.5, 0.49999999999999994, 1.5, 2.5, 4503599627370495.5, 1e300]) {
+            assert_eq!(rounded(ns), ns.round() as i64, "{ns}");
         }
     }
 

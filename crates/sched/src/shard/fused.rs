@@ -41,8 +41,8 @@ impl Scheduler for Fused {
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
         loop {
-            self.shard.settle(now, out);
-            out.take_mail().for_each(|mail| self.matchmaker.on_mail(now, mail));
+            let Fused { shard, matchmaker } = self;
+            shard.decide(now, out, &mut |message| matchmaker.on_mail(now, message));
             let Some(grant) = self.matchmaker.next_grant(now) else { return };
             self.shard.on_grant(now, grant);
         }

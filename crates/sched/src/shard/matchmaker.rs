@@ -243,15 +243,21 @@ impl Matchmaker {
 
     /// Puts a model into the heaps where its offer belongs; into none if as many of its batches run as may.
     fn arm(&mut self, now: Time, id: ModelId) {
-        let model = self.models[id.index()];
-        let candidates = if model.in_flight < model.instances { model.candidates } else { Candidates::default() };
+        let state = &self.models[id.index()];
+        let Candidates { punctual, overdue_since } =
+            if state.in_flight < state.instances { state.candidates } else { Candidates::default() };
+        let (pending, ready) = match punctual {
+            Some(window) if window.exec > now => (Some(window.exec), None),
+            Some(window) => (None, Some(window.rank)),
+            None => (None, None),
+        };
         let set = |heap: &mut IndexedHeap<Time>, at: Option<Time>| match at {
             Some(at) => heap.set(id.index(), at),
             None => heap.remove(id.index()),
         };
-        set(&mut self.pending, candidates.punctual.filter(|window| window.exec > now).map(|window| window.exec));
-        set(&mut self.ready, candidates.punctual.filter(|window| window.exec <= now).map(|window| window.rank));
-        set(&mut self.overdue, candidates.overdue_since);
+        set(&mut self.pending, pending);
+        set(&mut self.ready, ready);
+        set(&mut self.overdue, overdue_since);
     }
 
     /// The next match at `now`, if there is one. The device and the model's candidates are taken with it.

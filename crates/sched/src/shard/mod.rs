@@ -76,6 +76,13 @@ pub(crate) enum Start {
     After(Nanos),
 }
 
+impl Start {
+    /// Whether it weighs device time.
+    pub(crate) fn is_priced(self) -> bool {
+        matches!(self, Start::Priced(_))
+    }
+}
+
 /// What device time is worth, as a part of what it could serve: at 0 batches start at once, at 1 as late as they can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Price {

@@ -12,6 +12,11 @@ use crate::parts::tasks::{Preempted, Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
 use ripieno_base::{DeviceId, LaneId, Nanos, RequestSlot, TaskId, Time};
 
+/// Takes messages to the matchmaker: a mailbox, or the matchmaker itself.
+pub(super) trait Tell: FnMut(ToMatchmaker) {}
+
+impl<T: FnMut(ToMatchmaker)> Tell for T {}
+
 /// A group of models.
 pub struct ModelShard {
     number: u16,
@@ -97,12 +102,35 @@ impl ModelShard {
         self.news.push(ToMatchmaker::Standing(Standing { shard: self.number, device, percent }));
     }
 
+    /// Settles; `tell` takes what the matchmaker is to know.
+    pub(super) fn decide(&mut self, now: Time, out: &mut Outbox, tell: &mut impl Tell) {
+        if !self.pending.actions().is_empty() {
+            self.pending.move_to(out);
+        }
+        if !self.news.is_empty() {
+            self.news.drain(..).for_each(&mut *tell);
+        }
+        let mut reported = 0;
+        while let Some((task, outcome)) = self.tasks.take_done(reported) {
+            self.complete(now, task, outcome, out, tell);
+            reported += 1;
+        }
+        self.queues.wake(now);
+        while let Some(grant) = self.grants.pop() {
+            self.use_grant(now, grant, out, tell);
+        }
+        while let Some(model) = self.queues.next_changed() {
+            let candidates = self.queues.candidates(now, model, self.devices, out);
+            tell(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
+        }
+    }
+
     fn own(&self, task: TaskId) -> TaskId {
         TaskId(task.0 - self.first_task)
     }
 
     /// Acts on a finished task: the next block for those who go on, an end for the others.
-    fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox) {
+    fn complete(&mut self, now: Time, id: TaskId, outcome: Outcome, out: &mut Outbox, tell: &mut impl Tell) {
         let task = self.tasks.get(id);
         let (tasks, queues) = (&mut self.tasks, &mut self.queues);
         let going_on = match outcome {
@@ -111,24 +139,24 @@ impl ModelShard {
             Outcome::DeviceLost | Outcome::Cancelled => tasks.drain(id, |member| queues.requeue(member, out)),
         };
         if going_on > 0 {
-            return self.go_on(now, id, out);
+            return self.go_on(now, id, out, tell);
         }
         self.queues.note_end(now, task.model, task.device);
         if self.tasks.resume(id, &mut self.preempted) {
             return match outcome {
-                Outcome::Ok | Outcome::Failed => self.go_on(now, id, out),
+                Outcome::Ok | Outcome::Failed => self.go_on(now, id, out, tell),
                 // Its device has gone for this one, too.
-                Outcome::DeviceLost | Outcome::Cancelled => self.complete(now, id, outcome, out),
+                Outcome::DeviceLost | Outcome::Cancelled => self.complete(now, id, outcome, out, tell),
             };
         }
         self.tasks.close(id);
         let number = self.granted[id.index()].take().expect("a task runs on what was granted");
         let token = DeviceToken { device: task.device, number };
-        out.mail.push(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
+        tell(ToMatchmaker::Release(Release { model: task.model, token, unused: None }));
     }
 
     /// Goes on with the next block of a batch, or lets another batch run before that.
-    fn go_on(&mut self, now: Time, id: TaskId, out: &mut Outbox) {
+    fn go_on(&mut self, now: Time, id: TaskId, out: &mut Outbox, tell: &mut impl Tell) {
         let task = self.tasks.get(id);
         let border = Border {
             batch: &task,
@@ -145,11 +173,11 @@ impl ModelShard {
             }
             None => self.queues.note_resumption(now, &border),
         }
-        self.start(now, id, out);
+        self.start(now, id, out, tell);
     }
 
     /// Forms a batch for a device. One that has gone while the grant was on its way goes back.
-    fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox) {
+    fn use_grant(&mut self, now: Time, grant: Grant, out: &mut Outbox, tell: &mut impl Tell) {
         self.seen[grant.model.index()] += 1;
         let formed = match self.stands[grant.device().index()].is_some() {
             true => self.queues.form(now, &grant, self.devices, &mut self.tasks, out),
@@ -161,16 +189,16 @@ impl ModelShard {
         match formed {
             Some(task) => {
                 self.granted[task.index()] = Some(grant.token.number);
-                self.start(now, task, out);
+                self.start(now, task, out, tell);
             }
             None => {
                 let Grant { model, token, class, .. } = grant;
-                out.mail.push(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
+                tell(ToMatchmaker::Release(Release { model, token, unused: Some(class) }));
             }
         }
     }
 
-    fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox) {
+    fn start(&mut self, now: Time, id: TaskId, out: &mut Outbox, tell: &mut impl Tell) {
         let task = self.tasks.get(id);
         if self.queues.model(task.model).blocks.len() > 1 {
             self.queues.note_start(task.model, task.block, self.tasks.members(id));
@@ -179,7 +207,7 @@ impl ModelShard {
             let rows = self.queues.requests.rows(self.tasks.members(id));
             let (lead, cost) = self.queues.way_and_cost(&task, rows);
             let number = self.granted[id.index()].expect("a task runs on what was granted");
-            out.mail.push(ToMatchmaker::Sent(Sent { device: task.device, number, at: now, lead, cost }));
+            tell(ToMatchmaker::Sent(Sent { device: task.device, number, at: now, lead, cost }));
         }
         out.push(Action::Start {
             task: TaskId(id.0 + self.first_task),
@@ -237,21 +265,9 @@ impl Scheduler for ModelShard {
     }
 
     fn settle(&mut self, now: Time, out: &mut Outbox) {
-        self.pending.move_to(out);
-        out.mail.append(&mut self.news);
-        let mut reported = 0;
-        while let Some((task, outcome)) = self.tasks.take_done(reported) {
-            self.complete(now, task, outcome, out);
-            reported += 1;
-        }
-        self.queues.wake(now);
-        while let Some(grant) = self.grants.pop() {
-            self.use_grant(now, grant, out);
-        }
-        while let Some(model) = self.queues.next_changed() {
-            let candidates = self.queues.candidates(now, model, self.devices, out);
-            out.mail.push(ToMatchmaker::Offer(Offer { model, seen: self.seen[model.index()], candidates }));
-        }
+        let mut mail = std::mem::take(&mut out.mail);
+        self.decide(now, out, &mut |message| mail.push(message));
+        out.mail = mail;
     }
 
     fn next_wakeup(&self) -> Time {

@@ -145,7 +145,7 @@ pub(crate) struct Queues {
     is_changed: Vec<bool>,
     loads: Loads,
     scarcity: Scarcity,
-    /// When devices that run batches of these models are thought to fall free.
+    /// When devices that run batches of these models are thought to fall free, where batches are started by price.
     pub(super) ends: IndexedHeap<Time>,
     /// The latest moment of each model's candidate, where it may preempt others.
     pub(super) latest: IndexedHeap<Time>,
@@ -296,7 +296,7 @@ impl Queues {
             let urgent = queue.urgent_from(window.latest, &terms);
             wakeup = if urgent > exec && terms.behind > Nanos::ZERO { wakeup.min(urgent) } else { wakeup };
         }
-        match window.filter(|_| matches!(queue.rule.start, Start::Priced(_))) {
+        match window.filter(|_| queue.rule.start.is_priced()) {
             Some(window) => self.latest.set(id.index(), window.latest),
             None => self.latest.remove(id.index()),
         }
@@ -312,7 +312,7 @@ impl Queues {
     fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
         let queue = self.models.get_mut(id);
         let (cost, rule) = (queue.target_cost(), queue.rule);
-        if rule.gather != Gather::Spare && !matches!(rule.start, Start::Priced(_)) {
+        if rule.gather != Gather::Spare && !rule.start.is_priced() {
             return Terms::default();
         }
         self.loads.set(id, queue.load(now));
@@ -362,8 +362,10 @@ impl Queues {
             served.own.queue.pass_over(requests, now, head, served.drop, out);
         }
         let Served { own: ModelQueue { queue, profile, lost, .. }, drop, .. } = served;
-        let rows = queue.expire(requests, now, *drop, |rows| profile.latency(rows as usize), out);
-        lost.observe(rows, true);
+        if queue.overdue().is_some() {
+            let rows = queue.expire(requests, now, *drop, |rows| profile.latency(rows as usize), out);
+            lost.observe(rows, true);
+        }
     }
 
     /// Forms the batch of a grant as a task. None if the device is too slow for anything that waits.
@@ -399,8 +401,11 @@ impl Queues {
         let others = loads.others(grant.model, devices, grant.idle);
         let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);
         let task = tasks.open(grant.model, BlockId(0), grant.device(), LaneId(0));
+        let priced = served.rule.start.is_priced();
         let takes = self.fill(now, (grant.model, candidate.first, rows), task, tasks, out);
-        self.ends.set(grant.device().index(), now + takes.scale(u64::from(grant.percent), 100));
+        if priced {
+            self.ends.set(grant.device().index(), now + takes.scale(u64::from(grant.percent), 100));
+        }
         Some(task)
     }
 
@@ -443,7 +448,9 @@ impl Queues {
         let push = |request: &Request| tasks.push(task, request.slot, request.extent.length);
         let rows = served.queue.take_overdue(requests, limit, push);
         served.lost.observe(rows, false);
-        ends.set(grant.device().index(), now + served.reach.latency(rows).scale(u64::from(grant.percent), 100));
+        if served.rule.start.is_priced() {
+            ends.set(grant.device().index(), now + served.reach.latency(rows).scale(u64::from(grant.percent), 100));
+        }
         Some(task)
     }
 }

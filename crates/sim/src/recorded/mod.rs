@@ -215,6 +215,7 @@ impl Recorded {
             policy: policy.to_owned(),
             policy_options: options,
             admission: true,
+            check: true,
             requests: Some(requests),
             loads: vec![load; models.len()],
             network: Network { control: Delay::Fixed(Nanos::ZERO), data_per_row: Nanos::ZERO, estimate: Nanos::ZERO },
