@@ -1,0 +1,97 @@
+//! The epoch in etcd, where all schedulers of a cluster see it alike, and the inventory beside it.
+//!
+//! Keys: `PREFIX/epoch` holds the epoch and its holder as text; `PREFIX/members/ROLE/PROCESS` holds an address, under a
+//! lease. The prefix names the cluster, or one of several sub-clusters that share an etcd.
+
+mod client;
+mod inventory;
+mod messages;
+
+pub use inventory::{Inventory, Member};
+
+use super::{Entry, EpochStore, Swap, Unreachable};
+use crate::handover::ids::{Epoch, Process};
+use client::Client;
+use messages::{Compare, Compared, Operation, PutRequest, RangeRequest, RangeResponse, RequestOp, Target, TxnRequest};
+use std::time::Duration;
+
+/// The epoch in etcd.
+#[derive(Debug)]
+pub struct EtcdStore {
+    client: Client,
+    key: Vec<u8>,
+}
+
+impl EtcdStore {
+    /// The epoch of the cluster with this prefix, in the etcd of these nodes (`http://host:port`). A call that none of them
+    /// has answered after the timeout is given up.
+    pub fn new(nodes: &[String], prefix: &str, timeout: Duration) -> Result<EtcdStore, Unreachable> {
+        Ok(EtcdStore { client: Client::new(nodes, timeout)?, key: format!("{prefix}/epoch").into_bytes() })
+    }
+
+    fn range(&self) -> RangeRequest {
+        RangeRequest { key: self.key.clone(), limit: 1, ..RangeRequest::default() }
+    }
+}
+
+impl EpochStore for EtcdStore {
+    fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable> {
+        let (target, compared) = match swap.expected {
+            Some(entry) => (Target::Value, Compared::Value(to_text(&entry))),
+            None => (Target::Version, Compared::Version(0)),
+        };
+        let compare = Compare { target: target.into(), key: self.key.clone(), compared: Some(compared) };
+        let put = PutRequest { key: self.key.clone(), value: to_text(&swap.next), lease: 0 };
+        let operation = |operation| vec![RequestOp { operation: Some(operation) }];
+        let transaction = TxnRequest {
+            compare: vec![compare],
+            success: operation(Operation::Put(put)),
+            failure: operation(Operation::Range(self.range())),
+        };
+        let reply = self.client.transact(transaction)?;
+        if reply.succeeded {
+            return Ok(swap.next);
+        }
+        let held = reply.responses.into_iter().find_map(|response| response.range);
+        let held = entry(&held.unwrap_or_default())?;
+        held.ok_or_else(|| Unreachable("it holds nothing where it held something".into()))
+    }
+
+    fn read(&mut self) -> Result<Option<Entry>, Unreachable> {
+        entry(&self.client.range(self.range())?)
+    }
+}
+
+fn entry(range: &RangeResponse) -> Result<Option<Entry>, Unreachable> {
+    let Some(found) = range.kvs.first() else { return Ok(None) };
+    let text = String::from_utf8_lossy(&found.value);
+    let entry = from_text(&text).ok_or_else(|| Unreachable(format!("it holds {text:?}, which is no epoch")))?;
+    Ok(Some(entry))
+}
+
+/// Epoch and holder, for people to read as well.
+fn to_text(entry: &Entry) -> Vec<u8> {
+    format!("{} {:016x}", entry.epoch.0, entry.holder.0).into_bytes()
+}
+
+fn from_text(text: &str) -> Option<Entry> {
+    let (epoch, holder) = text.split_once(' ')?;
+    let holder = u64::from_str_radix(holder, 16).ok()?;
+    Some(Entry { epoch: Epoch(epoch.parse().ok()?), holder: Process(holder) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_survive_as_text_and_nothing_else_is_one() {
+        let entry = Entry { epoch: Epoch(u32::MAX), holder: Process::new(u16::MAX, 5) };
+        let text = to_text(&entry);
+        assert_eq!(text, b"4294967295 ffff000000000005");
+        assert_eq!(from_text(std::str::from_utf8(&text).unwrap()), Some(entry));
+        for text in ["", "7", "x 5", "7 y", "-1 5", "4294967296 5"] {
+            assert_eq!(from_text(text), None, "{text}");
+        }
+    }
+}
