@@ -52,6 +52,7 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
         twice: below(random, 30),
         slow: below(random, 50),
         slowest: Nanos::from_millis(1 + below(random, 40) as i64),
+        overtaking: true,
     }
 }
 

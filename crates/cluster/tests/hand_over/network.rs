@@ -2,7 +2,7 @@
 
 use ripieno_base::{Nanos, Time};
 use ripieno_workload::{Random, below, stream};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The place of a machine; processes come and go on it.
 pub(crate) type Place = usize;
@@ -17,10 +17,13 @@ pub(crate) struct Weather {
     pub(crate) slow: u64,
     /// Up to so long.
     pub(crate) slowest: Nanos,
+    /// Whether messages overtake each other on the way between two places.
+    pub(crate) overtaking: bool,
 }
 
 impl Weather {
-    pub(crate) const CALM: Weather = Weather { lost: 0, twice: 0, slow: 0, slowest: Nanos::ZERO };
+    /// As of a connection over TCP.
+    pub(crate) const CALM: Weather = Weather { lost: 0, twice: 0, slow: 0, slowest: Nanos::ZERO, overtaking: false };
 }
 
 #[derive(Debug)]
@@ -28,11 +31,12 @@ pub(crate) struct Network {
     random: Random,
     pub(crate) weather: Weather,
     cut: BTreeSet<(Place, Place)>,
+    last: BTreeMap<(Place, Place), Time>,
 }
 
 impl Network {
     pub(crate) fn new(seed: u64, weather: Weather) -> Network {
-        Network { random: stream(seed, 1), weather, cut: BTreeSet::new() }
+        Network { random: stream(seed, 1), weather, cut: BTreeSet::new(), last: BTreeMap::new() }
     }
 
     pub(crate) fn cut(&mut self, from: Place, to: Place) {
@@ -57,7 +61,15 @@ impl Network {
             return Vec::new();
         }
         let copies = 1 + usize::from(self.one_of_a_thousand(self.weather.twice));
-        (0..copies).map(|_| now + self.way()).collect()
+        (0..copies).map(|_| self.arrival(now, from, to)).collect()
+    }
+
+    fn arrival(&mut self, now: Time, from: Place, to: Place) -> Time {
+        let way = self.way();
+        let last = self.last.entry((from, to)).or_default();
+        let at = if self.weather.overtaking { now + way } else { (now + way).max(last.next()) };
+        *last = at.max(*last);
+        at
     }
 
     fn way(&mut self) -> Nanos {
