@@ -8,6 +8,7 @@
 mod action;
 mod answers;
 mod backend;
+pub mod driver;
 mod election;
 mod encoding;
 mod frontend;

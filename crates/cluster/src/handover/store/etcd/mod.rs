@@ -10,7 +10,6 @@ mod messages;
 pub use inventory::{Inventory, Member};
 
 use super::{Entry, EpochStore, Swap, Unreachable};
-use crate::handover::ids::{Epoch, Process};
 use client::Client;
 use messages::{Compare, Compared, Operation, PutRequest, RangeRequest, RangeResponse, RequestOp, Target, TxnRequest};
 use std::time::Duration;
@@ -37,11 +36,11 @@ impl EtcdStore {
 impl EpochStore for EtcdStore {
     fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable> {
         let (target, compared) = match swap.expected {
-            Some(entry) => (Target::Value, Compared::Value(to_text(&entry))),
+            Some(entry) => (Target::Value, Compared::Value(entry.to_string().into_bytes())),
             None => (Target::Version, Compared::Version(0)),
         };
         let compare = Compare { target: target.into(), key: self.key.clone(), compared: Some(compared) };
-        let put = PutRequest { key: self.key.clone(), value: to_text(&swap.next), lease: 0 };
+        let put = PutRequest { key: self.key.clone(), value: swap.next.to_string().into_bytes(), lease: 0 };
         let operation = |operation| vec![RequestOp { operation: Some(operation) }];
         let transaction = TxnRequest {
             compare: vec![compare],
@@ -54,7 +53,7 @@ impl EpochStore for EtcdStore {
         }
         let held = reply.responses.into_iter().find_map(|response| response.range);
         let held = entry(&held.unwrap_or_default())?;
-        held.ok_or_else(|| Unreachable("it holds nothing where it held something".into()))
+        held.ok_or_else(Unreachable::forgot)
     }
 
     fn read(&mut self) -> Result<Option<Entry>, Unreachable> {
@@ -63,35 +62,5 @@ impl EpochStore for EtcdStore {
 }
 
 fn entry(range: &RangeResponse) -> Result<Option<Entry>, Unreachable> {
-    let Some(found) = range.kvs.first() else { return Ok(None) };
-    let text = String::from_utf8_lossy(&found.value);
-    let entry = from_text(&text).ok_or_else(|| Unreachable(format!("it holds {text:?}, which is no epoch")))?;
-    Ok(Some(entry))
-}
-
-/// Epoch and holder, for people to read as well.
-fn to_text(entry: &Entry) -> Vec<u8> {
-    format!("{} {:016x}", entry.epoch.0, entry.holder.0).into_bytes()
-}
-
-fn from_text(text: &str) -> Option<Entry> {
-    let (epoch, holder) = text.split_once(' ')?;
-    let holder = u64::from_str_radix(holder, 16).ok()?;
-    Some(Entry { epoch: Epoch(epoch.parse().ok()?), holder: Process(holder) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_survive_as_text_and_nothing_else_is_one() {
-        let entry = Entry { epoch: Epoch(u32::MAX), holder: Process::new(u16::MAX, 5) };
-        let text = to_text(&entry);
-        assert_eq!(text, b"4294967295 ffff000000000005");
-        assert_eq!(from_text(std::str::from_utf8(&text).unwrap()), Some(entry));
-        for text in ["", "7", "x 5", "7 y", "-1 5", "4294967296 5"] {
-            assert_eq!(from_text(text), None, "{text}");
-        }
-    }
+    range.kvs.first().map(|found| String::from_utf8_lossy(&found.value).parse()).transpose()
 }
