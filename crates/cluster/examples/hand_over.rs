@@ -133,11 +133,14 @@ fn schedule(ordinal: u16, options: &Options) -> Result<(), Failed> {
 
 // Backends and the frontend.
 
+/// A batch that will have ended then, and whom to tell.
+type End = (Instant, Stamp, Handle<(Stamp, Outcome)>);
+
 /// A batch lasts two milliseconds: a thread for all of them says when it has ended.
 struct Emulated {
     ordinal: u16,
     handle: Handle<(Stamp, Outcome)>,
-    ends: Sender<(Instant, Stamp, Handle<(Stamp, Outcome)>)>,
+    ends: Sender<End>,
     obeyed: Sender<(u16, Epoch, Instant)>,
     last: Stamp,
 }
@@ -192,7 +195,7 @@ fn run<M: Machine + Send + 'static>(node: Node<M>) {
 
 fn backends(options: &Options, dial: &[SocketAddr]) -> Result<Receiver<(u16, Epoch, Instant)>, Failed> {
     let (sender, obeyed) = channel();
-    let (ends, ending) = channel::<(Instant, Stamp, Handle<(Stamp, Outcome)>)>();
+    let (ends, ending) = channel::<End>();
     // All last equally long, so they end in the order in which they come here.
     thread::spawn(move || {
         for (end, batch, handle) in ending {

@@ -237,6 +237,29 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn whatever_is_read_is_a_message_that_survives(
+            mut bytes in proptest::collection::vec(proptest::num::u8::ANY, LENGTH * 4),
+            kind in 0..12u8,
+            count in 0..5u8,
+            small in 0..4u8,
+            plain in proptest::bool::ANY,
+        ) {
+            bytes[4..8].copy_from_slice(&[kind, 0, VERSION as u8, 0]);
+            bytes[8..16].copy_from_slice(&[small, 0, 0, 0, count, 0, 0, 0]);
+            if plain {
+                // Flags and outcomes that are some.
+                (1..4).for_each(|record| bytes[LENGTH * record + 16..][..16].fill(0));
+            }
+            if let Ok(Some((from, message, length))) = Message::decode(&bytes) {
+                let mut again = Vec::new();
+                message.encode(from, &mut again);
+                assert_eq!(Message::decode(&again), Ok(Some((from, message, length))));
+            }
+        }
+    }
+
     #[test]
     fn what_is_no_message_is_refused() {
         let mut good = Vec::new();

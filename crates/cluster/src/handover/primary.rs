@@ -252,3 +252,134 @@ impl Backend {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handover::requests::Admitted;
+    use ripieno_base::ModelId;
+
+    const TIMING: Timing = Timing::SHARED_HOSTS;
+    const EPOCH: Epoch = Epoch(5);
+    const ONE: Process = Process(1);
+    const TWO: Process = Process(2);
+    const FRONTEND: Process = Process(9);
+    const DEADLINE: Time = Time(1_000_000_000);
+
+    fn id(number: u64) -> RequestId {
+        RequestId { frontend: FRONTEND, number }
+    }
+
+    fn admit(number: u64) -> SchedulerAction {
+        Admit(Admitted { request: id(number), deadline: DEADLINE, model: ModelId(0) })
+    }
+
+    fn retry(number: u64) -> SchedulerAction {
+        let body = Body::Answers(vec![Answer { request: id(number), outcome: Outcome::Retry }]);
+        Send { to: FRONTEND, message: Message { epoch: EPOCH, body } }
+    }
+
+    fn running(number: u64) -> Held {
+        Held { request: id(number), batch: Stamp { epoch: Epoch(4), number: 7 }, done: false }
+    }
+
+    /// One that knows two backends, neither of which has reported, and has room for three requests.
+    fn primary() -> Primary {
+        let mut primary = Primary::new(Time::ORIGIN, EPOCH, Time::ORIGIN, TIMING, 3);
+        let mut out = Vec::new();
+        [ONE, TWO].iter().for_each(|&backend| primary.on_backend(Time::ORIGIN, backend, &mut out));
+        assert_eq!(out.len(), 4, "each is claimed, and given nothing");
+        primary
+    }
+
+    /// What the primary does of it.
+    fn out(primary: &mut Primary, tell: impl FnOnce(&mut Primary, &mut Vec<SchedulerAction>)) -> Vec<SchedulerAction> {
+        let mut out = Vec::new();
+        tell(primary, &mut out);
+        out
+    }
+
+    fn ask(primary: &mut Primary, number: u64, repeated: bool) -> Vec<SchedulerAction> {
+        let wanted = Wanted { request: id(number), left: DEADLINE - Time::ORIGIN, model: ModelId(0), repeated };
+        out(primary, |primary, out| primary.on_ask(Time::ORIGIN, &[wanted], out))
+    }
+
+    fn report(primary: &mut Primary, now: Time, from: Process, held: &[Held]) -> Vec<SchedulerAction> {
+        out(primary, |primary, out| primary.on_report(now, from, u64::MAX, held, out))
+    }
+
+    #[test]
+    fn what_may_be_running_waits_for_all_reports_and_what_is_new_does_not() {
+        let mut primary = primary();
+        assert_eq!((ask(&mut primary, 1, true), ask(&mut primary, 2, true)), (vec![], vec![]));
+        assert_eq!(ask(&mut primary, 3, false), [admit(3)]);
+        assert_eq!(ask(&mut primary, 3, true), [], "it is known");
+        assert_eq!(ask(&mut primary, 4, false), [retry(4)], "all places are taken");
+        let load = |backend, batches| Load { backend, batches: Some(batches) };
+        assert_eq!(report(&mut primary, Time(1), ONE, &[running(1)]), [load(ONE, 1)]);
+        assert_eq!(report(&mut primary, Time(1), TWO, &[]), [load(TWO, 0), admit(2)]);
+    }
+
+    #[test]
+    fn a_backend_that_never_reports_is_not_waited_for() {
+        let mut primary = primary();
+        ask(&mut primary, 1, true);
+        report(&mut primary, Time(1), ONE, &[]);
+        let settled = Time::ORIGIN + TIMING.settle;
+        assert!(!out(&mut primary, |it, out| it.on_timer(Time(settled.0 - 1), out)).contains(&admit(1)));
+        assert!(out(&mut primary, |it, out| it.on_timer(settled, out)).contains(&admit(1)));
+        assert!(!primary.start(settled, TWO, &[id(1)], DEADLINE, &mut Vec::new()));
+        assert!(primary.start(settled, ONE, &[id(1)], DEADLINE, &mut Vec::new()));
+    }
+
+    #[test]
+    fn a_request_runs_twice_at_most() {
+        let mut primary = primary();
+        [ONE, TWO].iter().for_each(|&backend| drop(report(&mut primary, Time(1), backend, &[])));
+        ask(&mut primary, 1, false);
+        assert!(primary.start(Time(2), ONE, &[id(1)], DEADLINE, &mut Vec::new()));
+        let lost = out(&mut primary, |primary, out| primary.on_backend_lost(Time(3), ONE, out));
+        assert_eq!(lost, [Load { backend: ONE, batches: None }, admit(1)]);
+        assert!(primary.start(Time(4), TWO, &[id(1)], DEADLINE, &mut Vec::new()));
+        let lost = out(&mut primary, |primary, out| primary.on_backend_lost(Time(5), TWO, out));
+        assert_eq!(lost, [Load { backend: TWO, batches: None }, retry(1)]);
+    }
+
+    #[test]
+    fn a_batch_that_is_overdue_is_asked_for_and_lost_when_it_is_overdue_again() {
+        let mut primary = primary();
+        [ONE, TWO].iter().for_each(|&backend| drop(report(&mut primary, Time(1), backend, &[])));
+        ask(&mut primary, 1, false);
+        let due = Time(10);
+        primary.start(Time(2), ONE, &[id(1)], due, &mut Vec::new());
+        let asked = out(&mut primary, |primary, out| primary.on_timer(due, out));
+        assert!(matches!(&asked[..], [Load { backend: ONE, batches: None }, Send { to: ONE, .. }]), "{asked:?}");
+        let batch = Stamp { epoch: EPOCH, number: 3 };
+        assert_eq!(report(&mut primary, due, ONE, &[Held { batch, ..running(1) }]).len(), 1);
+        let again = due + TIMING.gone;
+        assert_eq!(out(&mut primary, |primary, out| primary.on_timer(Time(again.0 - 1), out)), []);
+        assert!(out(&mut primary, |primary, out| primary.on_timer(again, out)).contains(&admit(1)));
+    }
+
+    #[test]
+    fn what_a_report_does_not_name_has_not_come() {
+        let mut primary = primary();
+        [ONE, TWO].iter().for_each(|&backend| drop(report(&mut primary, Time(1), backend, &[])));
+        ask(&mut primary, 1, false);
+        primary.start(Time(2), ONE, &[id(1)], Time(10), &mut Vec::new());
+        primary.on_timer(Time(10), &mut Vec::new());
+        let early = out(&mut primary, |primary, out| primary.on_report(Time(11), ONE, 3, &[], out));
+        assert_eq!(early, [], "a report from before the claim says nothing about what came after");
+        assert_eq!(report(&mut primary, Time(11), ONE, &[])[1..], [admit(1)]);
+    }
+
+    #[test]
+    fn who_is_gone_is_not_run_for() {
+        let mut primary = primary();
+        (1..=2).for_each(|number| drop(ask(&mut primary, number, number == 2)));
+        let gone = out(&mut primary, |primary, out| primary.on_frontend_lost(FRONTEND, out));
+        assert_eq!(gone, [Withdraw(id(1))]);
+        ask(&mut primary, 3, false);
+        assert!(out(&mut primary, |primary, out| primary.on_timer(DEADLINE, out)).contains(&Withdraw(id(3))));
+    }
+}

@@ -15,6 +15,8 @@ pub(crate) enum Fault {
     CrashPrimary { seen: bool, back: Nanos },
     /// The same.
     HangPrimary { back: Nanos },
+    /// Nothing passes between whoever reigns and any backend, and any other place for as long again.
+    IsolatePrimary { back: Nanos },
     /// A connection breaks, and both ends see it.
     Break { one: Place, other: Place },
     /// Nothing passes from here to there.
@@ -36,6 +38,8 @@ pub(crate) enum Kind {
     Primaries,
     /// The same of backends.
     Backends,
+    /// A primary that is cut off misses its successor, and the first whom it hears again are backends that began anew.
+    Restarts,
 }
 
 pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
@@ -59,6 +63,9 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
 /// The faults of a run, in order.
 pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
     let random = &mut stream(seed, 4);
+    if kind == Kind::Restarts {
+        return restarts(random);
+    }
     if kind != Kind::All {
         return (0..3).map(|nth| (FIRST_FAULT + APART * nth, draw_one(kind, random))).collect();
     }
@@ -72,6 +79,17 @@ pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
 
 /// So far apart are faults that come one after the other: what one left is well again before the next.
 const APART: Nanos = Nanos::from_millis(300);
+
+fn restarts(random: &mut Random) -> Vec<(Time, Fault)> {
+    let (away, until_crash) = (Nanos::from_millis(100), Nanos::from_millis(80));
+    let mut plan = vec![(FIRST_FAULT, Fault::IsolatePrimary { back: away })];
+    for place in SCHEDULERS..SCHEDULERS + BACKENDS {
+        // It is back about when it can be heard.
+        let back = away - until_crash + Nanos::from_micros(below(random, 6_000) as i64 - 3_000);
+        plan.push((FIRST_FAULT + until_crash, Fault::Crash { place, seen: true, back }));
+    }
+    plan
+}
 
 fn draw_one(kind: Kind, random: &mut Random) -> Fault {
     let back = Nanos::from_micros(500 + below(random, 150_000) as i64);

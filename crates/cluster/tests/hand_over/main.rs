@@ -91,6 +91,12 @@ fn a_backend_that_ends_or_hangs_costs_no_request() {
 }
 
 #[test]
+fn a_backend_that_begins_anew_obeys_no_primary_of_the_past() {
+    let counts = run_all(Kind::Restarts, 50);
+    assert!(counts.stepped_down > 0, "no primary of the past was there: {counts:?}");
+}
+
+#[test]
 fn equal_seeds_run_alike() {
     let run = || World::new(Kind::All, 7, false).run();
     assert_eq!(run(), run());

@@ -310,7 +310,7 @@ impl World {
         let place = SCHEDULERS + BACKENDS + below(&mut self.random, FRONTENDS as u64) as usize;
         let patience = Nanos::from_millis(20 + below(&mut self.random, 280) as i64);
         // With one fault at a time all that has time enough runs.
-        let calm = self.now >= recovered() || self.kind != Kind::All;
+        let calm = self.now >= recovered() || matches!(self.kind, Kind::Primaries | Kind::Backends);
         let deadline = self.now + if calm { LONGEST } else { patience };
         let node = &mut self.nodes[place];
         let offset = node.offset;

@@ -1,6 +1,6 @@
 //! What a fault does to the world.
 
-use super::{Event, Machine, Node, PLACES, SCHEDULERS, STORE, World};
+use super::{BACKENDS, Event, Machine, Node, PLACES, SCHEDULERS, STORE, World};
 use crate::faults::{Fault, is_frontend};
 use crate::network::Place;
 use ripieno_base::Nanos;
@@ -16,6 +16,15 @@ impl World {
                 self.reigning().into_iter().for_each(|place| self.crash(place, seen, back))
             }
             Fault::HangPrimary { back } => self.reigning().into_iter().for_each(|place| self.hang(place, back)),
+            Fault::IsolatePrimary { back } => {
+                let places = self.reigning().into_iter().flat_map(|place| (0..=STORE).map(move |other| (place, other)));
+                for (place, other) in places.filter(|(place, other)| place != other) {
+                    let backend = (SCHEDULERS..SCHEDULERS + BACKENDS).contains(&other);
+                    let back = if backend { back } else { back * 2 };
+                    self.cut(place, other, back);
+                    self.cut(other, place, back);
+                }
+            }
             Fault::Break { one, other } => {
                 let (first, second) = (self.nodes[one].process, self.nodes[other].process);
                 self.lose(one, other, second);
