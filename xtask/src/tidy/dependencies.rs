@@ -46,7 +46,7 @@ const EDGES: [(&str, &[&str]); 19] = [
 ];
 
 /// What tests may use beyond that. The two drivers of the core never see each other, not even here.
-const TEST_EDGES: [(&str, &[&str]); 7] = [
+const TEST_EDGES: [(&str, &[&str]); 8] = [
     ("base", &["workload"]),
     ("sched", &["workload"]),
     ("onnx", &["workload"]),
@@ -54,6 +54,7 @@ const TEST_EDGES: [(&str, &[&str]); 7] = [
     ("runtime", &["workload"]),
     ("repository", &["sched"]),
     ("server", &["sched"]),
+    ("cluster", &["workload"]),
 ];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.

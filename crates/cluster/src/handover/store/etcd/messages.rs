@@ -1,0 +1,134 @@
+//! The few messages of etcd's protocol that are used here (`etcdserverpb`, `mvccpb`; version 3), with the fields that are.
+//!
+//! Declared by hand: the library `etcd-client` generates them in its build, which needs protoc and the well-known types.
+
+use prost::{Enumeration, Message, Oneof};
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct KeyValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(super) value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) limit: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RangeResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) kvs: Vec<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PutRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) value: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PutResponse {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(super) enum Target {
+    Version = 0,
+    Value = 3,
+}
+
+/// That the target equals this.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Compare {
+    #[prost(enumeration = "Target", tag = "2")]
+    pub(super) target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) key: Vec<u8>,
+    #[prost(oneof = "Compared", tags = "4, 7")]
+    pub(super) compared: Option<Compared>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(super) enum Compared {
+    /// Zero: there is no such key.
+    #[prost(int64, tag = "4")]
+    Version(i64),
+    #[prost(bytes = "vec", tag = "7")]
+    Value(Vec<u8>),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RequestOp {
+    #[prost(oneof = "Operation", tags = "1, 2")]
+    pub(super) operation: Option<Operation>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(super) enum Operation {
+    #[prost(message, tag = "1")]
+    Range(RangeRequest),
+    #[prost(message, tag = "2")]
+    Put(PutRequest),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) success: Vec<RequestOp>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) failure: Vec<RequestOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ResponseOp {
+    #[prost(message, optional, tag = "1")]
+    pub(super) range: Option<RangeResponse>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TxnResponse {
+    #[prost(bool, tag = "2")]
+    pub(super) succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) responses: Vec<ResponseOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseGrantRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) seconds: i64,
+    #[prost(int64, tag = "2")]
+    pub(super) id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseGrantResponse {
+    #[prost(int64, tag = "3")]
+    pub(super) seconds: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseKeepAliveRequest {
+    #[prost(int64, tag = "1")]
+    pub(super) id: i64,
+}
+
+/// Zero seconds: the lease is over.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LeaseKeepAliveResponse {
+    #[prost(int64, tag = "3")]
+    pub(super) seconds: i64,
+}

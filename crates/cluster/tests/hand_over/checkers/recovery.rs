@@ -1,0 +1,28 @@
+//! After faults have ended, one primary commands all backends within the stated time, and all requests from then on run.
+
+use ripieno_base::Time;
+use ripieno_cluster::handover::{Outcome, RequestId};
+use std::collections::BTreeSet;
+
+#[derive(Debug, Default)]
+pub(crate) struct Recovery {
+    /// Submitted when all is well.
+    must_run: BTreeSet<RequestId>,
+}
+
+impl Recovery {
+    pub(crate) fn submitted(&mut self, request: RequestId) {
+        self.must_run.insert(request);
+    }
+
+    pub(crate) fn delivered(&mut self, now: Time, request: RequestId, outcome: Outcome) {
+        let fine = outcome == Outcome::Ran || !self.must_run.contains(&request);
+        assert!(fine, "{request:?} was submitted after all faults, and got {outcome:?} at {now:?}");
+    }
+
+    /// The time has come: who reigns, and which backends each of them commands.
+    pub(crate) fn due(&self, now: Time, reigning: usize, commanded: usize, backends: usize) {
+        assert_eq!(reigning, 1, "at {now:?} so many schedulers reign");
+        assert_eq!(commanded, backends, "at {now:?} the primary commands so many backends");
+    }
+}

@@ -1,0 +1,133 @@
+//! Which faults a run has, and when: drawn from its seed.
+
+use crate::network::{Place, Weather};
+use crate::world::{BACKENDS, FAULTS_END, FIRST_FAULT, FRONTENDS, PLACES, SCHEDULERS, STORE};
+use ripieno_base::{Nanos, Time};
+use ripieno_workload::{Random, below, stream};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    /// The process ends; another is started in its place after a while. Who was connected may see it at once.
+    Crash { place: Place, seen: bool, back: Nanos },
+    /// The process stands still for a while, and goes on with what it believed.
+    Hang { place: Place, back: Nanos },
+    /// Whoever reigns does that.
+    CrashPrimary { seen: bool, back: Nanos },
+    /// The same.
+    HangPrimary { back: Nanos },
+    /// Nothing passes between whoever reigns and any backend, and any other place for as long again.
+    IsolatePrimary { back: Nanos },
+    /// A connection breaks, and both ends see it.
+    Break { one: Place, other: Place },
+    /// Nothing passes from here to there.
+    Cut { from: Place, to: Place, back: Nanos },
+    /// Nothing passes between this place and any other.
+    Isolate { place: Place, back: Nanos },
+    /// The store decides nothing.
+    StoreDown { back: Nanos },
+    /// The next batch of this backend does not end for long.
+    Stick { place: Place },
+}
+
+/// What may go wrong in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Everything, at any time.
+    All,
+    /// Primaries end or stand still, one after the other; the network and all else are well.
+    Primaries,
+    /// The same of backends.
+    Backends,
+    /// A primary that is cut off misses its successor, and the first whom it hears again are backends that began anew.
+    Restarts,
+}
+
+pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
+    let random = &mut stream(seed, 3);
+    if kind != Kind::All {
+        return Weather::CALM;
+    }
+    // A third of all runs has a good network, so that what other faults do is seen alone.
+    if below(random, 3) == 0 {
+        return Weather::CALM;
+    }
+    Weather {
+        lost: below(random, 30),
+        twice: below(random, 30),
+        slow: below(random, 50),
+        slowest: Nanos::from_millis(1 + below(random, 40) as i64),
+        overtaking: true,
+    }
+}
+
+/// The faults of a run, in order.
+pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
+    let random = &mut stream(seed, 4);
+    if kind == Kind::Restarts {
+        return restarts(random);
+    }
+    if kind != Kind::All {
+        return (0..3).map(|nth| (FIRST_FAULT + APART * nth, draw_one(kind, random))).collect();
+    }
+    let count = 2 + below(random, 12);
+    let span = (FAULTS_END - FIRST_FAULT).0 as u64;
+    let mut plan: Vec<_> =
+        (0..count).map(|_| (FIRST_FAULT + Nanos(below(random, span) as i64), draw(random))).collect();
+    plan.sort_by_key(|&(at, _)| at);
+    plan
+}
+
+/// So far apart are faults that come one after the other: what one left is well again before the next.
+const APART: Nanos = Nanos::from_millis(300);
+
+fn restarts(random: &mut Random) -> Vec<(Time, Fault)> {
+    let (away, until_crash) = (Nanos::from_millis(100), Nanos::from_millis(80));
+    let mut plan = vec![(FIRST_FAULT, Fault::IsolatePrimary { back: away })];
+    for place in SCHEDULERS..SCHEDULERS + BACKENDS {
+        // It is back about when it can be heard.
+        let back = away - until_crash + Nanos::from_micros(below(random, 6_000) as i64 - 3_000);
+        plan.push((FIRST_FAULT + until_crash, Fault::Crash { place, seen: true, back }));
+    }
+    plan
+}
+
+fn draw_one(kind: Kind, random: &mut Random) -> Fault {
+    let back = Nanos::from_micros(500 + below(random, 150_000) as i64);
+    let seen = below(random, 2) == 0;
+    let backend = SCHEDULERS + below(random, BACKENDS as u64) as Place;
+    match (kind, below(random, 3)) {
+        (Kind::Backends, 0) => Fault::Crash { place: backend, seen, back },
+        (Kind::Backends, 1) => Fault::Hang { place: backend, back },
+        (Kind::Backends, _) => Fault::Stick { place: backend },
+        (_, 0) => Fault::HangPrimary { back },
+        (_, _) => Fault::CrashPrimary { seen, back },
+    }
+}
+
+fn draw(random: &mut Random) -> Fault {
+    let back = Nanos::from_micros(500 + below(random, 150_000) as i64);
+    let seen = below(random, 2) == 0;
+    let place = below(random, PLACES as u64) as Place;
+    // Anywhere but to itself; the store is a place, too.
+    let other = (place + 1 + below(random, PLACES as u64) as Place) % (PLACES + 1);
+    let scheduler = below(random, SCHEDULERS as u64) as Place;
+    match below(random, 12) {
+        0 => Fault::Crash { place, seen, back },
+        1 => Fault::Hang { place, back },
+        2 => Fault::CrashPrimary { seen, back },
+        3 => Fault::HangPrimary { back },
+        4 => Fault::Break { one: place, other: scheduler },
+        5 => Fault::Cut { from: place, to: other, back },
+        6 => Fault::Cut { from: scheduler, to: other, back },
+        7 => Fault::Cut { from: other, to: scheduler, back },
+        8 => Fault::Cut { from: scheduler, to: STORE, back },
+        9 => Fault::Isolate { place: scheduler, back },
+        10 => Fault::StoreDown { back },
+        _ => Fault::Stick { place: SCHEDULERS + below(random, BACKENDS as u64) as Place },
+    }
+}
+
+/// Whether it is a frontend's place.
+pub(crate) fn is_frontend(place: Place) -> bool {
+    (SCHEDULERS + BACKENDS..SCHEDULERS + BACKENDS + FRONTENDS).contains(&place)
+}

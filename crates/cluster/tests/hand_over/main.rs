@@ -1,0 +1,103 @@
+//! Many processes of the hand-over protocol in virtual time, under every fault that one can think of, and what must hold.
+//!
+//! One seed is one run: it draws the faults, the delays and the load. What a run does is the same each time.
+
+mod checkers;
+mod counts;
+mod faults;
+mod host;
+mod network;
+mod store;
+mod world;
+
+use counts::Counts;
+use faults::Kind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use world::World;
+
+/// Run this one alone, and say what happens.
+const SEED: &str = "RIPIENO_HANDOVER_SEED";
+/// Run so many instead of a thousand.
+const SEEDS: &str = "RIPIENO_HANDOVER_SEEDS";
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// Runs a seed; if a promise breaks, says how to see it again.
+fn run(kind: Kind, seed: u64) -> Counts {
+    let verbose = number(SEED).is_some();
+    catch_unwind(AssertUnwindSafe(|| World::new(kind, seed, verbose).run())).unwrap_or_else(|broken| {
+        let test = "cargo test -p ripieno-cluster --test hand_over";
+        eprintln!("{kind:?}, seed {seed}: a promise broke; again, event by event: {SEED}={seed} {test}");
+        resume_unwind(broken)
+    })
+}
+
+/// So many seeds by all cores, or the one that is asked for; what happened in all of them.
+fn run_all(kind: Kind, seeds: u64) -> Counts {
+    let seeds = number(SEED).map_or(0..number(SEEDS).unwrap_or(seeds), |seed| seed..seed + 1);
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let mut counts = Counts::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return counts;
+            }
+            counts.add(&run(kind, seed));
+        }
+    };
+    let counts = thread::scope(|scope| {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        let mut all = Counts::default();
+        threads.into_iter().for_each(|thread| all.add(&thread.join().unwrap_or_else(|broken| resume_unwind(broken))));
+        all
+    });
+    println!("{kind:?}, seeds {seeds:?}: {counts:#?}");
+    counts
+}
+
+#[test]
+fn every_promise_holds_under_every_fault() {
+    let counts = run_all(Kind::All, 1_000);
+    if number(SEED).is_some() {
+        return;
+    }
+    // What never happens is not tested.
+    let seeds = number(SEEDS).unwrap_or(1_000);
+    assert!(counts.reigns > 2 * seeds, "hardly any hand-over: {counts:?}");
+    assert!(counts.ran > counts.retried, "hardly any request ran: {counts:?}");
+    for (what, count) in counts.rare() {
+        assert!(count >= seeds / 10, "{what}: {count} times only in {seeds} runs: {counts:?}");
+    }
+}
+
+#[test]
+fn a_primary_that_ends_or_hangs_costs_no_request_and_none_runs_twice() {
+    let counts = run_all(Kind::Primaries, 100);
+    assert_eq!((counts.retried, counts.begun_again), (0, 0), "{counts:?}");
+    assert!(counts.reigns > 1 && counts.adopted > 0, "{counts:?}");
+}
+
+#[test]
+fn a_backend_that_ends_or_hangs_costs_no_request() {
+    let counts = run_all(Kind::Backends, 100);
+    assert_eq!((counts.retried, counts.reigns > 0), (0, true), "{counts:?}");
+}
+
+#[test]
+fn a_backend_that_begins_anew_obeys_no_primary_of_the_past() {
+    let counts = run_all(Kind::Restarts, 50);
+    assert!(counts.stepped_down > 0, "no primary of the past was there: {counts:?}");
+}
+
+#[test]
+fn equal_seeds_run_alike() {
+    let run = || World::new(Kind::All, 7, false).run();
+    assert_eq!(run(), run());
+}
