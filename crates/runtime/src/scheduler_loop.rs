@@ -421,7 +421,7 @@ impl SchedulerLoop {
         if call.answerer.is_none() {
             return;
         }
-        call.model.metrics.on_failure(ending(&failure), now - call.arrived);
+        call.model.metrics.on_failure(Ending::of(&failure), now - call.arrived);
         call.answer(Err(failure));
         let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != Stage::Outside);
         self.withdrawals.extend(held.map(|(_, &slot)| slot));
@@ -460,19 +460,5 @@ fn failure(call: &Call, part: usize) -> Failure {
     match call.lost {
         Some(Loss { retry_after, .. }) => Failure::Outage { cause, retry_after },
         None => Failure::Failed(cause),
-    }
-}
-
-fn ending(failure: &Failure) -> Ending {
-    match failure {
-        Failure::Expired => Ending::Expired,
-        Failure::Hopeless => Ending::Hopeless,
-        Failure::Cancelled => Ending::Cancelled,
-        Failure::Failed(_) => Ending::Failed,
-        Failure::Outage { .. } => Ending::Outage,
-        Failure::Share(_) => Ending::Share,
-        Failure::Refused(_) => Ending::Refused,
-        Failure::Unloaded => Ending::Unloaded,
-        Failure::ShuttingDown => Ending::ShuttingDown,
     }
 }

@@ -41,12 +41,12 @@ const EDGES: [(&str, &[&str]); 19] = [
             "reproduce",
         ],
     ),
-    ("fuzz", &["base", "model", "onnx", "wire", "repository"]),
+    ("fuzz", &["base", "model", "onnx", "wire", "repository", "cluster"]),
     ("xtask", &[]),
 ];
 
 /// What tests may use beyond that. The two drivers of the core never see each other, not even here.
-const TEST_EDGES: [(&str, &[&str]); 7] = [
+const TEST_EDGES: [(&str, &[&str]); 8] = [
     ("base", &["workload"]),
     ("sched", &["workload"]),
     ("onnx", &["workload"]),
@@ -54,6 +54,7 @@ const TEST_EDGES: [(&str, &[&str]); 7] = [
     ("runtime", &["workload"]),
     ("repository", &["sched"]),
     ("server", &["sched"]),
+    ("cluster", &["sched"]),
 ];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.
