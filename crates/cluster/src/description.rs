@@ -2,7 +2,7 @@
 
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{InputLengths, Loaded, RequestError, Tensor};
-use ripieno_model::{DataType, Extent, Graph, Model, TensorSpec};
+use ripieno_model::{Block, DataType, Extent, Graph, Lengths, Model, Profile, Steps, TensorSpec};
 use ripieno_runtime::ServedModel;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// The most models of a backend, tensors of each, and blocks.
 const MOST: usize = 4096;
+/// The longest batch, and latency target: a day.
+const LONGEST: Nanos = Nanos::from_millis(86_400_000);
 
 /// A model, as its backend tells of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,8 +84,11 @@ impl Description {
         if model.blocks.is_empty() || model.blocks.len() > MOST || model.max_batch == 0 {
             return fault(format!("it has {} blocks and batches of {} rows", model.blocks.len(), model.max_batch));
         }
-        if model.blocks.iter().any(|block| block.profile.max_batch() < model.max_batch) {
-            return fault(format!("a profile ends before its largest batch, {}", model.max_batch));
+        if let Some(block) = model.blocks.iter().find(|block| !is_sound(block, model.max_batch)) {
+            return fault(format!("block {:?} has no profile of batches up to {}", block.name, model.max_batch));
+        }
+        if !(Nanos(1)..=LONGEST).contains(&model.slo) || model.weight == 0 || model.instances == 0 {
+            return fault("its slo, weight or instances are out of bounds".to_owned());
         }
         if self.inputs.len() > MOST || self.outputs.len() > MOST {
             return fault(format!("it has {} inputs and {} outputs", self.inputs.len(), self.outputs.len()));
@@ -127,6 +132,25 @@ impl Description {
             )
             && (self.model.walk, blocks(self)) == (other.model.walk, blocks(other))
     }
+}
+
+/// Whether a block's costs are such as the scheduler reckons with: they come as numbers, and anybody may have made them up.
+fn is_sound(block: &Block, max_batch: usize) -> bool {
+    let is_profile = |profile: &Profile| {
+        let table: Vec<Nanos> = (1..=profile.max_batch()).map(|rows| profile.latency(rows)).collect();
+        table.last().is_some_and(|last| *last <= LONGEST) && Profile::from_table(&table).as_ref() == Ok(profile)
+    };
+    let are_lengths = |lengths: &Lengths| {
+        let table = lengths.table();
+        table.iter().all(|(_, profile)| is_profile(profile)) && Lengths::new(table.to_vec()).as_ref() == Ok(lengths)
+    };
+    let sizes = block.sizes.is_sorted() && !block.sizes.contains(&0);
+    block.steps == Steps::Once
+        && sizes
+        && !block.beside
+        && block.profile.max_batch() >= max_batch
+        && is_profile(&block.profile)
+        && block.lengths.as_ref().is_none_or(are_lengths)
 }
 
 /// The models of a backend, in words that say what is wrong with them.
@@ -195,5 +219,62 @@ impl Loaded for RemoteModel {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ripieno_model::Walk;
+
+    fn described() -> Description {
+        let spec = Spec { name: "x".to_owned(), datatype: "FP32".to_owned(), shape: vec![-1, 1] };
+        let profile = Profile::linear(1.0, 2.0, 4).unwrap();
+        Description {
+            name: "m".to_owned(),
+            version: "1".to_owned(),
+            platform: "emulated".to_owned(),
+            inputs: vec![spec.clone()],
+            outputs: vec![spec],
+            answers: vec!["x".to_owned()],
+            batched: true,
+            lengths: None,
+            model: Model::whole("m", profile, Nanos::from_millis(50)),
+            max_queue: 8,
+            answer_late: false,
+            slo_origin: "its slo_ms".to_owned(),
+            labels: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_model_survives_as_text() {
+        let models = [described()];
+        assert_eq!(read(&serde_json::to_string(&models).unwrap()).unwrap(), models);
+        assert!(read("[{}]").unwrap_err().contains("missing field"));
+    }
+
+    #[test]
+    fn what_a_scheduler_could_not_reckon_with_is_refused() {
+        let refused = |change: fn(&mut Description)| {
+            let mut described = described();
+            change(&mut described);
+            described.check().unwrap_err()
+        };
+        let unfolds = refused(|described| described.model.walk = Walk::Repeat);
+        assert!(unfolds.contains("\"m\"") && unfolds.contains("walk = \"repeat\""), "{unfolds}");
+        assert!(refused(|described| described.model.blocks.clear()).contains("0 blocks"));
+        assert!(refused(|described| described.model.max_batch = 5).contains("up to 5"));
+        assert!(refused(|described| described.model.slo = Nanos(0)).contains("slo"));
+        assert!(refused(|described| described.lengths = Some((4, vec![]))).contains("lengths"));
+        assert!(refused(|described| described.inputs[0].datatype = "FP7".to_owned()).contains("FP7"));
+        assert!(refused(|described| described.inputs[0].shape.clear()).contains("dimension"));
+        // Not such as a profile is made, but such as one may be written.
+        for table in ["[]", "[2,1,3,4]", "[0,1,1,1]", "[1,1,1,9223372036854775807]"] {
+            let profile: Profile = serde_json::from_str(&format!("{{\"table\":{table}}}")).unwrap();
+            let mut described = described();
+            described.model.blocks[0].profile = profile;
+            assert!(described.check().unwrap_err().contains("profile"), "{table}");
+        }
     }
 }

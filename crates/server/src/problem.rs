@@ -133,6 +133,7 @@ impl From<DeviceRefused> for Problem {
             }
             DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => Kind::Invalid,
             DeviceRefused::NotServing(_) => Kind::NotFound,
+            DeviceRefused::Elsewhere => Kind::NotOffered,
             DeviceRefused::Unopened(_) => Kind::Internal,
             DeviceRefused::Stopped => Kind::Unavailable,
         };

@@ -27,8 +27,8 @@ pub(super) fn take_all(shared: &Arc<Shared>) {
 }
 
 fn take(shared: &Arc<Shared>, stream: Arc<dyn Stream>) {
-    // Whom it serves, and nothing else, keeps the front end.
-    if Arc::strong_count(shared) > MOST {
+    if shared.backends.fetch_add(1, Ordering::Relaxed) >= MOST {
+        shared.backends.fetch_sub(1, Ordering::Relaxed);
         return stream.close();
     }
     let shared = Arc::clone(shared);
@@ -37,6 +37,7 @@ fn take(shared: &Arc<Shared>, stream: Arc<dyn Stream>) {
             tracing::info!(peer = ?stream.peer(), %error, "a backend's connection has ended");
         }
         stream.close();
+        shared.backends.fetch_sub(1, Ordering::Relaxed);
     };
     if let Err(error) = thread::Builder::new().name("frontend-data".to_owned()).spawn(serve) {
         tracing::error!(%error, "no thread for a backend's connection");

@@ -19,7 +19,7 @@ use ripieno_runtime::{Job, ModelSnapshot, Refused};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use table::{Due, Pending, Table};
@@ -63,6 +63,8 @@ struct Shared {
     devices: AtomicU32,
     /// Numbers of backends' connections.
     connections: AtomicU64,
+    /// How many there are.
+    backends: AtomicUsize,
     stop: Mutex<bool>,
     stopped: Condvar,
 }
@@ -85,6 +87,7 @@ impl Frontend {
             epoch: AtomicU64::new(0),
             devices: AtomicU32::new(0),
             connections: AtomicU64::new(0),
+            backends: AtomicUsize::new(0),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });

@@ -47,6 +47,8 @@ pub struct Link {
 struct Waiting {
     bytes: Vec<u8>,
     closed: bool,
+    /// Whether the writer sleeps until there is anything at all: else it wakes by itself, or when there is enough.
+    idle: bool,
 }
 
 impl Link {
@@ -72,7 +74,10 @@ impl Link {
             tracing::warn!(peer = ?self.stream.peer(), "a peer does not take what it is sent, and is given up");
             return self.end(&mut waiting);
         }
-        self.stirred.notify_one();
+        if waiting.idle || waiting.bytes.len() >= ENOUGH {
+            waiting.idle = false;
+            self.stirred.notify_one();
+        }
     }
 
     /// Ends the connection; what waits is not sent.
@@ -108,10 +113,12 @@ impl Link {
     fn take(&self, into: &mut Vec<u8>, last: Instant) -> bool {
         let mut waiting = self.waiting.lock();
         while waiting.bytes.is_empty() && !waiting.closed {
+            waiting.idle = true;
             if self.stirred.wait_until(&mut waiting, last + BEAT).timed_out() && waiting.bytes.is_empty() {
                 Message::Here.encode(&mut waiting.bytes);
             }
         }
+        waiting.idle = false;
         while !waiting.closed && waiting.bytes.len() < ENOUGH {
             if self.stirred.wait_until(&mut waiting, last + GATHER).timed_out() {
                 break;
@@ -125,5 +132,70 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.stream.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// Tells of each write, and waits until it may end.
+    struct Slow {
+        writes: Sender<usize>,
+        ends: Mutex<Receiver<()>>,
+    }
+
+    impl Stream for Slow {
+        fn read(&self, _: &mut [u8], _: Duration) -> io::Result<usize> {
+            Ok(0)
+        }
+        fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
+            self.writes.send(bytes.len()).map_err(io::Error::other)?;
+            self.ends.lock().recv().map_err(io::Error::other)
+        }
+        fn close(&self) {}
+        fn peer(&self) -> Option<SocketAddr> {
+            None
+        }
+    }
+
+    fn link(bytes: usize) -> (Arc<Link>, Receiver<usize>, Sender<()>) {
+        let ((writes, written), (may_end, ends)) = (channel(), channel());
+        let stream = Arc::new(Slow { writes, ends: Mutex::new(ends) });
+        (Link::start(stream, LinkBounds { bytes }, "test").unwrap(), written, may_end)
+    }
+
+    #[test]
+    fn what_comes_during_a_write_goes_with_the_next() {
+        let (link, written, may_end) = link(1 << 20);
+        link.send(&Message::Leave);
+        assert_eq!(written.recv(), Ok(RECORD));
+        (0..1000).for_each(|request| link.send(&Message::Withdraw(request)));
+        may_end.send(()).unwrap();
+        assert_eq!(written.recv(), Ok(1000 * RECORD));
+        link.close();
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_is_given_up() {
+        let (link, written, _may_end) = link(10 * RECORD);
+        link.send(&Message::Leave);
+        written.recv().unwrap();
+        (0..10).for_each(|request| link.send(&Message::Withdraw(request)));
+        assert!(!link.is_closed());
+        link.send(&Message::Withdraw(10));
+        assert!(link.is_closed());
+    }
+
+    #[test]
+    fn a_peer_hears_that_somebody_is_there() {
+        let (link, written, may_end) = link(1 << 20);
+        may_end.send(()).unwrap();
+        let mut here = Vec::new();
+        Message::Here.encode(&mut here);
+        assert_eq!(written.recv(), Ok(here.len()));
+        link.close();
     }
 }

@@ -6,7 +6,7 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long a peer may take to take what is sent.
@@ -77,7 +77,7 @@ impl Transport for Tcp {
 fn stream_of(stream: TcpStream) -> io::Result<Arc<dyn Stream>> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    Ok(Arc::new(TcpWire(stream)))
+    Ok(Arc::new(TcpWire { stream, silence_ns: AtomicU64::new(0) }))
 }
 
 struct TcpDoor {
@@ -111,24 +111,31 @@ impl Listener for TcpDoor {
     }
 }
 
-struct TcpWire(TcpStream);
+struct TcpWire {
+    stream: TcpStream,
+    /// What the system has been told to wait for: it need not be told each time.
+    silence_ns: AtomicU64,
+}
 
 impl Stream for TcpWire {
     fn read(&self, into: &mut [u8], silence: Duration) -> io::Result<usize> {
-        self.0.set_read_timeout(Some(silence))?;
-        (&self.0).read(into)
+        let silence_ns = silence.as_nanos() as u64;
+        if self.silence_ns.swap(silence_ns, Ordering::Relaxed) != silence_ns {
+            self.stream.set_read_timeout(Some(silence))?;
+        }
+        (&self.stream).read(into)
     }
 
     fn write_all(&self, bytes: &[u8]) -> io::Result<()> {
-        (&self.0).write_all(bytes)
+        (&self.stream).write_all(bytes)
     }
 
     fn close(&self) {
         // It may have been closed by the other side.
-        let _ = self.0.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn peer(&self) -> Option<SocketAddr> {
-        self.0.peer_addr().ok()
+        self.stream.peer_addr().ok()
     }
 }
