@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use prost::Message;
 use ripieno_base::BlockId;
+use ripieno_cluster::plane::{Greeting, Reader, Stream};
 use ripieno_model::Graph;
 use ripieno_onnx::Model;
 use ripieno_repository::TritonConfig;
@@ -10,7 +11,11 @@ use ripieno_repository::config::ModelConfig;
 use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
 use ripieno_wire::{Datatype, Form, InferRequest, InferResponse, ResponseTensor, WireError, grpc};
+use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A name, which is that of the corpus's folder, and what runs.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +29,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "http_json", is_text: true, run: http_json },
     Target { name: "binary", is_text: true, run: binary },
     Target { name: "generate", is_text: true, run: generate },
@@ -33,6 +38,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "config_pbtxt", is_text: true, run: config_pbtxt },
     Target { name: "onnx", is_text: false, run: onnx },
     Target { name: "tree", is_text: false, run: tree },
+    Target { name: "plane", is_text: false, run: plane },
 ];
 
 fn http_json(input: &[u8]) -> bool {
@@ -162,4 +168,40 @@ fn tree(input: &[u8]) -> bool {
         }
     }
     graph.is_ok()
+}
+
+/// What one role of a cluster says to another: a greeting, or messages one after the other. What is read is written again.
+fn plane(input: &[u8]) -> bool {
+    let greets = input.first_chunk().is_some_and(|bytes| Greeting::from_bytes(bytes).is_ok());
+    let mut reader = Reader::new(Arc::new(Said(Mutex::new(Bytes::copy_from_slice(input)))), Duration::ZERO);
+    let mut read = 0;
+    while let Ok(message) = reader.read() {
+        let mut written = Vec::new();
+        message.encode(&mut written);
+        assert!(written.len() <= 2 * input.len() + 64, "a message grows when it is read");
+        read += 1;
+    }
+    greets || read > 0
+}
+
+/// Bytes that a peer has sent before it went.
+struct Said(Mutex<Bytes>);
+
+impl Stream for Said {
+    fn read(&self, into: &mut [u8], _: Duration) -> io::Result<usize> {
+        let mut rest = self.0.lock().map_err(|_| io::ErrorKind::Other)?;
+        let read = into.len().min(rest.len());
+        into[..read].copy_from_slice(&rest.split_to(read));
+        Ok(read)
+    }
+
+    fn write_all(&self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn close(&self) {}
+
+    fn peer(&self) -> Option<SocketAddr> {
+        None
+    }
 }

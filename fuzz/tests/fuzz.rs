@@ -59,6 +59,11 @@ fn tree() {
     fuzz("tree");
 }
 
+#[test]
+fn plane() {
+    fuzz("plane");
+}
+
 fn fuzz(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of this name");
     let corpus = corpus(name);

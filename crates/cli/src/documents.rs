@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn every_command_is_in_the_completions_of_every_shell_and_in_the_manual() {
-        let command = crate::environment::for_serve(crate::Cli::command());
+        let command = crate::environment::for_servers(crate::Cli::command());
         for shell in Shell::value_variants() {
             let mut text = Vec::new();
             clap_complete::generate(*shell, &mut command.clone(), "ripieno", &mut text);

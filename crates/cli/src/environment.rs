@@ -1,4 +1,4 @@
-//! Flags of `serve` from the environment: `--max-live 500` is `RIPIENO_MAX_LIVE=500`, as images and unit files like it.
+//! Flags of `serve`, and of the roles of a cluster, from the environment: `--max-live 500` is `RIPIENO_MAX_LIVE=500`, as images and unit files like it.
 //!
 //! A flag on the command line goes before a variable. One rule names them all, so that no flag can be forgotten.
 
@@ -8,9 +8,12 @@ use clap::{Arg, ArgAction, Command};
 /// The flag whose variable is not named by the rule: `RIPIENO_TOKENS` holds tokens, not the name of their file.
 const TOKENS: (&str, &str) = ("tokens", "RIPIENO_TOKENS_FILE");
 
-/// Gives every flag of `serve` its variable.
-pub(crate) fn for_serve(command: Command) -> Command {
-    command.mut_subcommand("serve", |serve| serve.mut_args(with_variable))
+/// What runs for long.
+const SERVERS: [&str; 4] = ["serve", "frontend", "scheduler", "backend"];
+
+/// Gives every flag of a server its variable.
+pub(crate) fn for_servers(command: Command) -> Command {
+    SERVERS.into_iter().fold(command, |command, name| command.mut_subcommand(name, |one| one.mut_args(with_variable)))
 }
 
 fn with_variable(arg: Arg) -> Arg {
@@ -38,21 +41,27 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn every_flag_of_serve_has_a_variable_of_its_own() {
-        let command = for_serve(crate::Cli::command());
+    fn every_flag_of_a_server_has_a_variable_of_its_own() {
+        let command = for_servers(crate::Cli::command());
         command.clone().debug_assert();
-        let serve = command.find_subcommand("serve").unwrap();
-        let flags: Vec<&Arg> = serve.get_arguments().filter(|arg| arg.get_id() != "help").collect();
+        for server in SERVERS {
+            let names = names(command.find_subcommand(server).unwrap());
+            // What means something else already.
+            assert!(!names.contains(&"RIPIENO_LOG".to_owned()) && !names.contains(&"RIPIENO_TOKENS".to_owned()));
+        }
+        let names = names(command.find_subcommand("serve").unwrap());
+        assert!(names.len() > 30 && names.contains(&"RIPIENO_MAX_LIVE".to_owned()), "{names:?}");
+        assert!(names.contains(&"RIPIENO_TOKENS_FILE".to_owned()));
+        assert!(command.find_subcommand("models").unwrap().get_arguments().all(|arg| arg.get_env().is_none()));
+    }
+    /// The variables of a command, one for each of its flags.
+    fn names(command: &Command) -> Vec<String> {
+        let flags: Vec<&Arg> = command.get_arguments().filter(|arg| arg.get_id() != "help").collect();
         let mut names: Vec<String> =
             flags.iter().filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())).collect();
-        assert_eq!(names.len(), flags.len());
-        assert!(names.len() > 30 && names.contains(&"RIPIENO_MAX_LIVE".to_owned()), "{names:?}");
-        assert!(names.contains(&"RIPIENO_TOKENS_FILE".to_owned()) && !names.contains(&"RIPIENO_TOKENS".to_owned()));
-        // What means something else already.
-        assert!(!names.contains(&"RIPIENO_LOG".to_owned()));
         names.sort();
         names.dedup();
         assert_eq!(names.len(), flags.len());
-        assert!(command.find_subcommand("models").unwrap().get_arguments().all(|arg| arg.get_env().is_none()));
+        names
     }
 }

@@ -25,6 +25,7 @@ mod policy;
 mod recording;
 mod replay;
 mod reproduce;
+mod roles;
 mod serve;
 mod service;
 mod simulate;
@@ -54,6 +55,9 @@ struct Cli {
 enum Command {
     Demo(demo::DemoArgs),
     Serve(serve::ServeArgs),
+    Frontend(roles::frontend::FrontendArgs),
+    Scheduler(roles::scheduler::SchedulerArgs),
+    Backend(roles::backend::BackendArgs),
     Models(models::ModelsArgs),
     Migrate(migrate::MigrateArgs),
     Profile(models::ProfileArgs),
@@ -80,7 +84,7 @@ enum Command {
 }
 
 fn command() -> clap::Command {
-    environment::for_serve(Cli::command())
+    environment::for_servers(Cli::command())
 }
 
 fn main() -> ExitCode {
@@ -88,12 +92,18 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let format = match &cli.command {
         Command::Serve(args) => args.log_format,
+        Command::Frontend(args) => args.log_format,
+        Command::Scheduler(args) => args.log_format,
+        Command::Backend(args) => args.log_format,
         _ => LogFormat::Text,
     };
     logs::start(format);
     let outcome = match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::Serve(args) => serve::run(args),
+        Command::Frontend(args) => roles::frontend::run(&args),
+        Command::Scheduler(args) => roles::scheduler::run(&args),
+        Command::Backend(args) => roles::backend::run(&args),
         Command::Models(args) => models::list(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Profile(args) => models::measure(&args),

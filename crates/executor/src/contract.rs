@@ -112,6 +112,35 @@ pub struct InputLengths {
     pub dims: Vec<Option<usize>>,
 }
 
+impl InputLengths {
+    /// How far a request walks that brings these `inputs` to a model which takes those of `specs`.
+    pub fn extent(&self, specs: &[TensorSpec], inputs: &[Tensor]) -> Result<Extent, RequestError> {
+        let mut agreed: Option<(&str, i64)> = None;
+        for (spec, dim) in specs.iter().zip(&self.dims) {
+            let Some(dim) = dim else { continue };
+            let brought = inputs.iter().find(|tensor| *tensor.name == *spec.name);
+            let length = brought.and_then(|tensor| tensor.shape.get(*dim).copied()).unwrap_or(0);
+            if !(1..=i64::from(self.max)).contains(&length) {
+                return Err(RequestError(format!(
+                    "input '{}' is {length} long in dimension {dim}, but the model takes 1 to {}; send less, or raise \
+                     max_length in its model.toml",
+                    spec.name, self.max
+                )));
+            }
+            match agreed {
+                Some((other, agreed)) if agreed != length => {
+                    return Err(RequestError(format!(
+                        "input '{}' is {length} long, but '{other}' is {agreed}; send them equally long",
+                        spec.name
+                    )));
+                }
+                _ => agreed = Some((&spec.name, length)),
+            }
+        }
+        Ok(Extent { length: agreed.map_or(1, |(_, length)| length as u32), ..Extent::ONE })
+    }
+}
+
 /// A device: runs the tasks of each of its lanes one after the other, in the order of submission.
 ///
 /// Lanes run side by side and share the device: threads on a CPU, streams on a GPU. They share the walks as well: a request's
@@ -248,11 +277,31 @@ pub fn next_walk() -> u64 {
     LATEST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
+/// Where the inputs of a request lie.
+#[derive(Clone, Debug)]
+pub enum Payload {
+    /// In this process.
+    Here(Arc<[Tensor]>),
+    /// With a front end elsewhere, which gets the outputs, too: only devices elsewhere run such a request.
+    Elsewhere(Origin),
+}
+
+/// The name of a request's rows, where they lie elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The front end.
+    pub frontend: u32,
+    /// Its number of the request, which it never uses again.
+    pub request: u64,
+    /// The first of the request's rows that are meant.
+    pub first_row: u32,
+}
+
 /// What a request brings, made once when it is accepted.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Its inputs.
-    pub inputs: Arc<[Tensor]>,
+    pub payload: Payload,
     /// How far it walks, by [`Loaded::describe`]: executors take it from here and do not look at the inputs again.
     pub extent: Extent,
     /// Its graph, where it brings one, likewise.
@@ -266,7 +315,20 @@ pub struct Entry {
 impl Entry {
     /// Of a request that runs each block once, of a model whose requests do not differ in length.
     pub fn of(inputs: Arc<[Tensor]>) -> Entry {
-        Entry { inputs, extent: Extent::ONE, graph: None, stream: false, ignore_conditions: false }
+        Entry::new(Payload::Here(inputs), Extent::ONE)
+    }
+
+    /// Of a request that runs each block once.
+    pub fn new(payload: Payload, extent: Extent) -> Entry {
+        Entry { payload, extent, graph: None, stream: false, ignore_conditions: false }
+    }
+
+    /// Its inputs; none if they lie elsewhere.
+    pub fn inputs(&self) -> &[Tensor] {
+        match &self.payload {
+            Payload::Here(inputs) => inputs,
+            Payload::Elsewhere(_) => &[],
+        }
     }
 }
 
@@ -345,6 +407,8 @@ pub struct Progress {
     pub step: Vec<Tensor>,
     /// The engine failed on this member alone, be it with these words; its walk is over, and there are no outputs.
     pub failed: Option<ExecError>,
+    /// If it failed for no fault of its own, because what it brings could not be had: it may be sent again.
+    pub lost: Option<Loss>,
 }
 
 impl Progress {

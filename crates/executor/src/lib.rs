@@ -37,8 +37,8 @@ mod values;
 mod worker;
 
 pub use contract::{
-    Again, Device, Engine, Entry, InputLengths, Loaded, Loss, Member, Outage, Progress, Sink, Spent, Task, TaskResult,
-    Work, next_walk,
+    Again, Device, Engine, Entry, InputLengths, Loaded, Loss, Member, Origin, Outage, Payload, Progress, Sink, Spent,
+    Task, TaskResult, Work, next_walk,
 };
 pub use cpu::{CpuEngine, CpuOptions};
 pub use curve::Step;

@@ -75,29 +75,7 @@ impl Padding {
 
     /// How far a request with these inputs walks.
     pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<Extent, RequestError> {
-        let mut agreed: Option<(&str, i64)> = None;
-        for (spec, dim) in self.inputs.iter().zip(&self.lengths.dims) {
-            let Some(dim) = dim else { continue };
-            let brought = inputs.iter().find(|tensor| *tensor.name == *spec.name);
-            let length = brought.and_then(|tensor| tensor.shape.get(*dim).copied()).unwrap_or(0);
-            if !(1..=i64::from(self.lengths.max)).contains(&length) {
-                return Err(RequestError(format!(
-                    "input '{}' is {length} long in dimension {dim}, but the model takes 1 to {}; send less, or raise \
-                     max_length in its model.toml",
-                    spec.name, self.lengths.max
-                )));
-            }
-            match agreed {
-                Some((other, agreed)) if agreed != length => {
-                    return Err(RequestError(format!(
-                        "input '{}' is {length} long, but '{other}' is {agreed}; send them equally long",
-                        spec.name
-                    )));
-                }
-                _ => agreed = Some((&spec.name, length)),
-            }
-        }
-        Ok(Extent { length: agreed.map_or(1, |(_, length)| length as u32), ..Extent::ONE })
+        self.lengths.extent(&self.inputs, inputs)
     }
 
     /// How a value is padded; not at all if none.

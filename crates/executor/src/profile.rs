@@ -7,7 +7,7 @@
 
 use crate::buffer::bytes_of;
 use crate::curve::{Bench, Step, measure_curve};
-use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Task, TaskResult, Tensor, next_walk};
+use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Payload, Task, TaskResult, Tensor, next_walk};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
 use ripieno_model::{DataType, Extent, Graph, Lengths, Profile, ProfileError, Steps, TensorSpec};
@@ -296,7 +296,13 @@ impl ExampleRunner {
         let (extent, graph) = model.describe(&inputs).map_err(refused)?;
         let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
         let tasks = tasks(&**model, extent, graph.as_ref());
-        let example = Entry { inputs, extent, graph: graph.map(Arc::new), stream: false, ignore_conditions: true };
+        let example = Entry {
+            payload: Payload::Here(inputs),
+            extent,
+            graph: graph.map(Arc::new),
+            stream: false,
+            ignore_conditions: true,
+        };
         let length = model.lengths().map_or(1, |_| extent.length);
         Ok(ExampleRunner { device, results, example, length, tasks })
     }
@@ -320,7 +326,7 @@ impl ExampleRunner {
 
     /// A request beside the example, for [`answers`](ExampleRunner::answers).
     pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Entry {
-        Entry { inputs: inputs.into(), ..self.example.clone() }
+        Entry { payload: Payload::Here(inputs.into()), ..self.example.clone() }
     }
 
     /// Runs one batch of these requests, of a walk that does not unfold; their outputs.
@@ -330,7 +336,7 @@ impl ExampleRunner {
         let mut outputs = Vec::new();
         for &(block, _) in &self.tasks {
             let member = |(slot, entry): (u32, &Arc<Entry>)| {
-                let rows = entry.inputs.first().and_then(|tensor| tensor.shape.first());
+                let rows = entry.inputs().first().and_then(|tensor| tensor.shape.first());
                 Member::new(RequestSlot(slot), rows.map_or(1, |&rows| rows as usize), Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();

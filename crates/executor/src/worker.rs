@@ -13,7 +13,7 @@ use crate::parts::{Terms, caught, run_in_parts};
 use crate::plan::Plan;
 use crate::rows::{Batch, Input, Rows};
 use crate::runner::{Call, Ready};
-use crate::{Again, ExecError, Loss, Member, Progress, Spent, Task, Tensor, Verdict};
+use crate::{Again, Entry, ExecError, Loss, Member, Progress, Spent, Task, Tensor, Verdict};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
@@ -258,7 +258,7 @@ fn same_shape(a: &[i64], b: &[i64], padded: Option<usize>) -> bool {
 fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<RequestState, ExecError> {
     slots.remove(&member.slot);
     let mut values: Values = vec![None; plan.values.len()];
-    let brought: &[Tensor] = member.entry.as_deref().map_or(&[], |entry| &entry.inputs);
+    let brought: &[Tensor] = member.entry.as_deref().map_or(&[], Entry::inputs);
     for (spec, &value) in plan.inputs.iter().zip(&plan.input_values) {
         let refuse = |cause: String| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name));
         let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);

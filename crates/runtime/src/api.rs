@@ -1,8 +1,9 @@
 //! What the front end sees of the runtime: submit a job, get one answer.
 
+use crate::OpenSizes;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{Loaded, Tensor};
-use ripieno_model::Model;
+use ripieno_executor::{Loaded, Origin, Tensor};
+use ripieno_model::{Extent, Model};
 use ripieno_sched::Limits;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,31 @@ pub struct Job {
     /// Called from a runtime thread, for which all other clients wait: it must not block, and must bound what it keeps.
     pub on_step: Option<OnStep>,
     /// Called exactly once for every accepted job, from a runtime thread; must not block.
+    pub on_answer: Box<dyn FnOnce(Answer) + Send>,
+}
+
+/// A client call whose inputs lie with a front end elsewhere, which gets the outputs, too: what there is to know of it to decide
+/// when it runs and where.
+pub struct RemoteJob {
+    /// The model, whose walks do not unfold.
+    pub model: ModelId,
+    /// Where the rows lie, from the first on.
+    pub origin: Origin,
+    /// Rows; may exceed the model's largest batch.
+    pub rows: usize,
+    /// How far it walks, which the front end has found by [`Loaded::describe`].
+    pub extent: Extent,
+    /// The sizes of its open dimensions, by [`OpenDims::sizes`](crate::OpenDims::sizes).
+    pub sizes: OpenSizes,
+    /// Bytes of its inputs.
+    pub bytes: usize,
+    /// As in [`Job`].
+    pub timeout: Option<Duration>,
+    /// As in [`Job`].
+    pub client: u16,
+    /// As in [`Job`].
+    pub priority: u8,
+    /// As in [`Job`]; the answer has no outputs.
     pub on_answer: Box<dyn FnOnce(Answer) + Send>,
 }
 
@@ -113,6 +139,9 @@ pub enum Failure {
         /// When there may be another.
         retry_after: Duration,
     },
+    /// It was not taken by whoever decides, elsewhere.
+    #[error("{0}")]
+    Refused(Refused),
     /// Its model was unloaded while it waited.
     #[error("the model was unloaded")]
     Unloaded,

@@ -63,6 +63,9 @@ pub enum DeviceRefused {
     /// Nobody would be left to serve.
     #[error("device {0} is the last one; add another first")]
     Last(u16),
+    /// They are those of a cluster.
+    #[error("the devices of a cluster are its backends; start one, or stop one with SIGTERM")]
+    Elsewhere,
     /// The engine has stopped.
     #[error("the server is shutting down")]
     Stopped,

@@ -1,5 +1,7 @@
 //! How a request can end, as counted.
 
+use crate::Failure;
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -42,6 +44,21 @@ impl Ending {
         Ending::Unloaded,
         Ending::ShuttingDown,
     ];
+
+    /// As this failure counts.
+    pub fn of(failure: &Failure) -> Ending {
+        match failure {
+            Failure::Expired => Ending::Expired,
+            Failure::Hopeless => Ending::Hopeless,
+            Failure::Cancelled => Ending::Cancelled,
+            Failure::Failed(_) => Ending::Failed,
+            Failure::Outage { .. } => Ending::Outage,
+            Failure::Share(_) => Ending::Share,
+            Failure::Refused(_) => Ending::Refused,
+            Failure::Unloaded => Ending::Unloaded,
+            Failure::ShuttingDown => Ending::ShuttingDown,
+        }
+    }
 
     /// Whether it counts as good or bad; as neither where more devices would have changed nothing.
     pub fn is_good(self) -> Option<bool> {

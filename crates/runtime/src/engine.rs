@@ -4,7 +4,7 @@ mod devices;
 mod start;
 
 use crate::admission::{Admission, Asked, ModelEntry};
-use crate::answer::{Answerer, Gate};
+use crate::answer::{Answerer, Gate, Pass};
 use crate::clock::saturating_nanos;
 use crate::devices::{DeviceState, DeviceTable, Shared};
 use crate::hangs::HangBound;
@@ -13,11 +13,12 @@ use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::registry::Registry;
 use crate::schedulers::{Schedulers, Stopped, Threads};
+use crate::shapes::OpenSizes;
 use crate::turns::takes_a_turn;
-use crate::{Clock, Job, Processes, Refused, ServedModel, split, suitable};
+use crate::{Answer, Clock, Job, OnStep, Processes, Refused, RemoteJob, ServedModel, split, suitable};
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Engine as Executor, Entry, LoadError};
+use ripieno_executor::{Engine as Executor, Entry, LoadError, Origin, Payload};
 use ripieno_model::Profile;
 use ripieno_sched::{Limits, Policy, RequestClass, Served, Setup, fit_batches};
 use std::path::PathBuf;
@@ -145,6 +146,9 @@ struct Inner {
     threads: Mutex<Option<Threads>>,
 }
 
+/// Who hears of a request.
+type Receivers = (Box<dyn FnOnce(Answer) + Send>, Option<OnStep>);
+
 /// An accepted job. Dropping it changes nothing.
 pub struct Ticket {
     hold: Arc<Hold>,
@@ -217,39 +221,21 @@ impl Engine {
     /// The answer is due at arrival plus the smaller of the model's SLO and the job's own timeout. A model that
     /// answers late waives its SLO for the answer, never the client's own timeout.
     pub fn submit(&self, job: Job) -> Result<Ticket, Refused> {
-        assert!(job.rows > 0, "a job has at least one row");
-        let arrived = self.0.clock.now();
-        let pass = self.0.gate.enter().ok_or(Refused::ShuttingDown)?;
-        let model = self.0.registry.get(job.model).ok_or(Refused::NotLoaded)?;
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
-        self.0.admission.check(&model, job.rows, bytes)?;
-        model.check_outage()?;
-        let parts = parts(&job, &model)?;
-        let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
-        let permit = self.0.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
-        let (deadline, expires) = due(arrived, &model, job.timeout);
-        let hold = Arc::new(Hold::new());
-        let call = Call {
-            answerer: Some(Answerer::new(job.on_answer, job.on_step, pass)),
-            hold: Arc::clone(&hold),
-            id: job.model,
-            model,
-            arrived,
-            deadline,
-            expires,
-            rows: job.rows,
-            parts,
-            done: 0,
-            in_core: 0,
-            cancel_read: false,
-            lost: None,
-            class: RequestClass { client: job.client, priority: job.priority, ..RequestClass::default() },
-            permit,
-        };
-        let scheduler = self.0.schedulers.of_model(job.model);
-        let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
-        scheduler.on_request(Box::new(call));
-        Ok(ticket)
+        let newcomer = self.0.receive(job.model, job.rows, bytes)?;
+        let parts = parts(&job, &newcomer.model)?;
+        let Job { timeout, client, priority, on_step, on_answer, .. } = job;
+        let class = RequestClass { client, priority, ..RequestClass::default() };
+        self.0.accept(newcomer, Ask { parts, sizes: None, timeout, class }, (on_answer, on_step))
+    }
+
+    /// The same for a request whose inputs lie elsewhere. Devices elsewhere run it; none of this process can.
+    pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
+        let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
+        let parts = remote_parts(&job, &newcomer.model)?;
+        let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
+        let class = RequestClass { client, priority, ..RequestClass::default() };
+        self.0.accept(newcomer, Ask { parts, sizes, timeout, class }, (on_answer, None))
     }
 
     /// Refuses new jobs and waits until all accepted ones are answered. What is not answered after `timeout` is
@@ -322,7 +308,68 @@ impl Engine {
     }
 }
 
+/// A request at the door.
+struct Newcomer {
+    pass: Pass,
+    id: ModelId,
+    model: Arc<ModelEntry>,
+    arrived: Time,
+    rows: usize,
+    bytes: usize,
+}
+
+/// What it is to the core.
+struct Ask {
+    parts: Vec<Part>,
+    sizes: OpenSizes,
+    timeout: Option<Duration>,
+    class: RequestClass,
+}
+
 impl Inner {
+    /// Whether a request may come in at all.
+    fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<Newcomer, Refused> {
+        assert!(rows > 0, "a job has at least one row");
+        let arrived = self.clock.now();
+        let pass = self.gate.enter().ok_or(Refused::ShuttingDown)?;
+        let model = self.registry.get(id).ok_or(Refused::NotLoaded)?;
+        self.admission.check(&model, rows, bytes)?;
+        model.check_outage()?;
+        Ok(Newcomer { pass, id, model, arrived, rows, bytes })
+    }
+
+    /// Takes what it needs and hands it to its scheduler.
+    fn accept(&self, newcomer: Newcomer, ask: Ask, (on_answer, on_step): Receivers) -> Result<Ticket, Refused> {
+        let Newcomer { pass, id, model, arrived, rows, bytes } = newcomer;
+        let Ask { parts, sizes, timeout, class } = ask;
+        let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
+        let permit = self.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
+        let (deadline, expires) = due(arrived, &model, timeout);
+        let hold = Arc::new(Hold::new());
+        let call = Call {
+            answerer: Some(Answerer::new(on_answer, on_step, pass)),
+            hold: Arc::clone(&hold),
+            id,
+            model,
+            arrived,
+            deadline,
+            expires,
+            rows,
+            parts,
+            done: 0,
+            in_core: 0,
+            cancel_read: false,
+            lost: None,
+            sizes,
+            class,
+            permit,
+        };
+        let scheduler = self.schedulers.of_model(id);
+        let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
+        scheduler.on_request(Box::new(call));
+        Ok(ticket)
+    }
+
     fn stop(&self) {
         self.gate.close();
         let Some(threads) = self.threads.lock().take() else { return };
@@ -354,15 +401,40 @@ fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
     let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
     if !model.unfolds {
         let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
-        let part = |(rows, inputs)| Part::new(rows, Entry { extent, stream, ..Entry::of(inputs) });
+        let entry = |inputs| Entry { stream, ..Entry::new(Payload::Here(inputs), extent) };
+        let part = |(rows, inputs)| Part::new(rows, entry(inputs));
         return Ok(parts.map(part).collect());
     }
     if job.rows != 1 {
         let rows = job.rows;
         return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
     }
-    let (inputs, graph) = (Arc::clone(&job.inputs), graph.map(Arc::new));
-    Ok(vec![Part::new(1, Entry { inputs, extent, graph, stream, ignore_conditions: false })])
+    let (payload, graph) = (Payload::Here(Arc::clone(&job.inputs)), graph.map(Arc::new));
+    Ok(vec![Part::new(1, Entry { graph, stream, ..Entry::new(payload, extent) })])
+}
+
+/// The batches of rows of a request whose inputs lie elsewhere.
+fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
+    if model.unfolds {
+        let cause =
+            format!("model {:?} has a walk that unfolds, whose inputs must be where its devices are", model.name);
+        return Err(Refused::Invalid(cause));
+    }
+    let longest = model.loaded.lengths().map_or(1, |lengths| lengths.max);
+    let length = job.extent.length;
+    if !(1..=longest).contains(&length) {
+        return Err(Refused::Invalid(format!(
+            "a request of length {length}; model {:?} takes 1 to {longest}",
+            model.name
+        )));
+    }
+    let mut first_row = job.origin.first_row;
+    let part = |rows: usize| {
+        let origin = Origin { first_row, ..job.origin };
+        first_row = first_row.saturating_add(rows as u32);
+        Part::new(rows, Entry::new(Payload::Elsewhere(origin), job.extent))
+    };
+    Ok(split::sizes(job.rows, model.max_batch).map(part).collect())
 }
 
 /// When an answer is due, and when the client is told that it is too late.

@@ -9,6 +9,7 @@
 use crate::Answer;
 use crate::admission::{ModelEntry, Permit};
 use crate::answer::Answerer;
+use crate::shapes::OpenSizes;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Entry, Loss, Tensor, next_walk};
 use ripieno_sched::RequestClass;
@@ -37,6 +38,8 @@ pub(crate) struct Call {
     pub(crate) cancel_read: bool,
     /// If a part of it failed for want of a process.
     pub(crate) lost: Option<Loss>,
+    /// The sizes of its open dimensions, if its inputs lie elsewhere.
+    pub(crate) sizes: OpenSizes,
     /// What the core is told of its parts.
     pub(crate) class: RequestClass,
     pub(crate) permit: Permit,

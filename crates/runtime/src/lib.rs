@@ -42,16 +42,18 @@ mod testing;
 mod turns;
 mod wakeup;
 
-pub use api::{Answer, Answered, Failure, Job, OnStep, Processes, Refused, ServedModel, Step};
+pub use api::{Answer, Answered, Failure, Job, OnStep, Processes, Refused, RemoteJob, ServedModel, Step};
 pub use clock::Clock;
 pub use devices::{DeviceRefused, DeviceState};
 pub use ending::Ending;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
 pub use hangs::HangBound;
-pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
+pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use recorder::Header;
 pub use replay::{Difference, Events, ReplayError, Replayed, replay};
+pub use shapes::{OpenDims, OpenSizes};
 pub use sharded::{Stress, StressReport};
+pub use split::{check_joinable, join, some_rows};
 pub use wakeup::{Wakeups, measure_wakeups};
 
 /// The page on embedding, so that its program is compiled and run.

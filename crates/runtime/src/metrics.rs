@@ -128,8 +128,8 @@ impl Tally {
     }
 }
 
-/// The numbers of one model.
-pub(crate) struct ModelMetrics {
+/// The numbers of one model, counted where its requests are answered.
+pub struct ModelMetrics {
     endings: [AtomicU64; Ending::ALL.len()],
     rows: AtomicU64,
     wasted: AtomicU64,
@@ -232,7 +232,8 @@ impl ModelSnapshot {
 }
 
 impl ModelMetrics {
-    pub(crate) fn new(max_batch: usize) -> ModelMetrics {
+    /// Nothing yet, of a model with batches of so many rows.
+    pub fn new(max_batch: usize) -> ModelMetrics {
         ModelMetrics {
             endings: Default::default(),
             rows: AtomicU64::new(0),
@@ -262,7 +263,8 @@ impl ModelMetrics {
         }
     }
 
-    pub(crate) fn on_refused(&self) {
+    /// A request was not accepted.
+    pub fn on_refused(&self) {
         self.endings[Ending::Refused as usize].fetch_add(1, Relaxed);
     }
 
@@ -327,7 +329,7 @@ impl ModelMetrics {
     }
 
     /// A request was answered with outputs.
-    pub(crate) fn on_success(&self, late: bool, rows: usize, response: Nanos, queued: Nanos, executed: Nanos) {
+    pub fn on_success(&self, late: bool, rows: usize, response: Nanos, queued: Nanos, executed: Nanos) {
         let ending = if late { Ending::Late } else { Ending::Ok };
         self.endings[ending as usize].fetch_add(1, Relaxed);
         self.rows.fetch_add(rows as u64, Relaxed);
@@ -338,12 +340,13 @@ impl ModelMetrics {
     }
 
     /// An accepted request ended without outputs.
-    pub(crate) fn on_failure(&self, ending: Ending, after: Nanos) {
+    pub fn on_failure(&self, ending: Ending, after: Nanos) {
         self.endings[ending as usize].fetch_add(1, Relaxed);
         self.fail.add(after);
     }
 
-    pub(crate) fn snapshot(&self, live: usize) -> ModelSnapshot {
+    /// The numbers now, with so many requests that wait or run.
+    pub fn snapshot(&self, live: usize) -> ModelSnapshot {
         let batch_rows = self.batch_rows.snapshot();
         let by_batch = self.by_batch.iter().map(Tally::snapshot).enumerate();
         ModelSnapshot {

@@ -21,11 +21,11 @@ use crate::joiner::{Joiner, Pieces};
 use crate::mailbox::{Mail, Mailbox, Order};
 use crate::metrics::SchedulerMetrics;
 use crate::registry::Registry;
-use crate::shapes::Shapes;
+use crate::shapes::{Known, Shapes};
 use crate::turns::Looped;
 use crate::{Answered, Clock, Failure, split};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Loss, TaskResult};
+use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::Model;
 use ripieno_sched::{Action, Calibration, Control, Outcome, Prediction, Ran, Request, Shape, Speeds, TaskDone, Why};
 use std::sync::Arc;
@@ -176,7 +176,11 @@ impl SchedulerLoop {
         if self.failures.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;
         } else if let Some(shapes) = &mut known.shapes {
-            call.class.shape = shapes.enter(&call.parts[0].entry.inputs, call.parts.len());
+            let known = match &call.parts[0].entry.payload {
+                Payload::Here(inputs) => Known::Inputs(inputs),
+                Payload::Elsewhere(_) => Known::Sizes(call.sizes),
+            };
+            call.class.shape = shapes.enter(known, call.parts.len());
         }
         let class = call.class;
         entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
@@ -417,7 +421,7 @@ impl SchedulerLoop {
         if call.answerer.is_none() {
             return;
         }
-        call.model.metrics.on_failure(ending(&failure), now - call.arrived);
+        call.model.metrics.on_failure(Ending::of(&failure), now - call.arrived);
         call.answer(Err(failure));
         let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != Stage::Outside);
         self.withdrawals.extend(held.map(|(_, &slot)| slot));
@@ -456,18 +460,5 @@ fn failure(call: &Call, part: usize) -> Failure {
     match call.lost {
         Some(Loss { retry_after, .. }) => Failure::Outage { cause, retry_after },
         None => Failure::Failed(cause),
-    }
-}
-
-fn ending(failure: &Failure) -> Ending {
-    match failure {
-        Failure::Expired => Ending::Expired,
-        Failure::Hopeless => Ending::Hopeless,
-        Failure::Cancelled => Ending::Cancelled,
-        Failure::Failed(_) => Ending::Failed,
-        Failure::Outage { .. } => Ending::Outage,
-        Failure::Share(_) => Ending::Share,
-        Failure::Unloaded => Ending::Unloaded,
-        Failure::ShuttingDown => Ending::ShuttingDown,
     }
 }

@@ -10,14 +10,28 @@ pub(crate) fn split(inputs: &Arc<[Tensor]>, rows: usize, max_batch: usize) -> Ve
         return vec![(rows, Arc::clone(inputs))];
     }
     let mut columns: Vec<_> = inputs.iter().map(|input| Column::new(input, rows)).collect();
-    let mut left = rows;
-    let mut parts = Vec::with_capacity(rows.div_ceil(max_batch));
-    while left > 0 {
-        let take = left.min(max_batch);
-        parts.push((take, columns.iter_mut().map(|column| column.take(take)).collect()));
-        left -= take;
+    sizes(rows, max_batch).map(|take| (take, columns.iter_mut().map(|column| column.take(take)).collect())).collect()
+}
+
+/// Some rows of inputs, as a part of a request has them; none if there are not so many. Copies no elements.
+pub fn some_rows(inputs: &Arc<[Tensor]>, rows: usize, first: usize, count: usize) -> Option<Arc<[Tensor]>> {
+    if first == 0 && count == rows {
+        return Some(Arc::clone(inputs));
     }
-    parts
+    let within = count > 0 && first.checked_add(count).is_some_and(|end| end <= rows);
+    within.then(|| {
+        let cut = |input| {
+            let mut column = Column::new(input, rows);
+            column.take(first);
+            column.take(count)
+        };
+        inputs.iter().map(cut).collect()
+    })
+}
+
+/// How many rows each part has: full batches, then the rest.
+pub(crate) fn sizes(rows: usize, max_batch: usize) -> impl Iterator<Item = usize> {
+    (0..rows).step_by(max_batch).map(move |first| max_batch.min(rows - first))
 }
 
 /// A tensor that is being cut.
@@ -56,7 +70,7 @@ impl Column<'_> {
 }
 
 /// Whether the outputs of the parts fit together; if not, why.
-pub(crate) fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
+pub fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
     let first = &parts[0];
     for other in &parts[1..] {
         let alike = |a: &Tensor, b: &Tensor| {
@@ -70,7 +84,7 @@ pub(crate) fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
 }
 
 /// The outputs of the whole request, from those of its parts in order.
-pub(crate) fn join(parts: &[Vec<Tensor>]) -> Vec<Tensor> {
+pub fn join(parts: &[Vec<Tensor>]) -> Vec<Tensor> {
     (0..parts[0].len()).map(|at| join_one(parts.iter().map(|part| &part[at]))).collect()
 }
 
@@ -129,6 +143,21 @@ mod tests {
         let parts = split(&vec![words].into(), 3, 1);
         let data: Vec<&[u8]> = parts.iter().map(|(_, part)| &part[0].data[4..]).collect();
         assert_eq!(data, [&b"a"[..], b"", b"bc"]);
+    }
+
+    #[test]
+    fn some_rows_are_those_of_the_part() {
+        let words = tensor(DataType::Bytes, &[3], &[1, 0, 0, 0, b'a', 0, 0, 0, 0, 2, 0, 0, 0, b'b', b'c']);
+        let numbers = tensor(DataType::Uint16, &[3, 1], &[0, 1, 2, 3, 4, 5]);
+        let inputs: Arc<[Tensor]> = vec![words, numbers].into();
+        let mut first = 0;
+        for (count, part) in split(&inputs, 3, 2) {
+            assert_eq!(some_rows(&inputs, 3, first, count).unwrap()[..], part[..]);
+            first += count;
+        }
+        assert!(Arc::ptr_eq(&some_rows(&inputs, 3, 0, 3).unwrap(), &inputs));
+        let beyond = [(0, 4), (3, 1), (1, 0), (usize::MAX, 2)];
+        assert!(beyond.into_iter().all(|(first, count)| some_rows(&inputs, 3, first, count).is_none()));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_runtime::{
-    DeviceRefused, DeviceSnapshot, Engine, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
+    DeviceRefused, DeviceSnapshot, DeviceState, Engine, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
 };
 
 /// Withdraws a job; does nothing once it was answered.
@@ -21,6 +21,11 @@ pub trait Backend: Send + Sync {
 
     /// The numbers of all devices, in a fixed order.
     fn devices(&self) -> Vec<DeviceSnapshot>;
+
+    /// Whether a device takes requests.
+    fn has_device(&self) -> bool {
+        self.devices().iter().any(|device| device.state == DeviceState::Serving)
+    }
 
     /// Has a device come or go; which it is. May take as long as attaching all models does.
     fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused>;

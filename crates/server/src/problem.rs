@@ -133,6 +133,7 @@ impl From<DeviceRefused> for Problem {
             }
             DeviceRefused::TooMany(_) | DeviceRefused::Last(_) => Kind::Invalid,
             DeviceRefused::NotServing(_) => Kind::NotFound,
+            DeviceRefused::Elsewhere => Kind::NotOffered,
             DeviceRefused::Unopened(_) => Kind::Internal,
             DeviceRefused::Stopped => Kind::Unavailable,
         };
@@ -140,31 +141,11 @@ impl From<DeviceRefused> for Problem {
     }
 }
 
-impl From<Failure> for Problem {
-    fn from(failure: Failure) -> Problem {
-        let kind = match failure {
-            Failure::Share(retry_after) => {
-                let problem = Problem::new(Kind::Overloaded, failure.to_string());
-                return Problem { retry_after: Some(retry_after), ..problem };
-            }
-            Failure::Outage { retry_after, .. } => {
-                let problem = Problem::new(Kind::Unavailable, failure.to_string());
-                return Problem { retry_after: Some(retry_after), ..problem };
-            }
-            Failure::Expired | Failure::Hopeless => Kind::Expired,
-            Failure::Cancelled => Kind::Cancelled,
-            Failure::Failed(_) => Kind::Internal,
-            Failure::Unloaded | Failure::ShuttingDown => Kind::Unavailable,
-        };
-        Problem::new(kind, failure.to_string())
-    }
-}
-
 impl Problem {
     /// Why a request that was accepted got no answer. Of one that was too late: what it had, what it needed, and the key.
     pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, timeout: Option<Duration>) -> Problem {
         let late = matches!(failure, Failure::Expired | Failure::Hopeless);
-        let problem = Problem::from(failure);
+        let problem = Problem::of_ending(failure, &entry.name);
         if !late {
             return problem;
         }
@@ -183,6 +164,26 @@ impl Problem {
             format!("; one row needs {:?} by its profile on an idle device", Duration::from_nanos(row.0.unsigned_abs()))
         });
         Problem::new(problem.kind, format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name))
+    }
+
+    /// The same, as far as the failure itself says.
+    fn of_ending(failure: Failure, model: &str) -> Problem {
+        let kind = match failure {
+            Failure::Share(retry_after) => {
+                let problem = Problem::new(Kind::Overloaded, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            Failure::Outage { retry_after, .. } => {
+                let problem = Problem::new(Kind::Unavailable, failure.to_string());
+                return Problem { retry_after: Some(retry_after), ..problem };
+            }
+            Failure::Refused(refused) => return Problem::of_refusal(refused, model),
+            Failure::Expired | Failure::Hopeless => Kind::Expired,
+            Failure::Cancelled => Kind::Cancelled,
+            Failure::Failed(_) => Kind::Internal,
+            Failure::Unloaded | Failure::ShuttingDown => Kind::Unavailable,
+        };
+        Problem::new(kind, failure.to_string())
     }
 
     /// Why a request for `model` did not even get in.
@@ -221,7 +222,7 @@ mod tests {
         assert_eq!((after(0), after(1000), after(1001)), (Some(1), Some(1), Some(2)));
         assert_eq!(Problem::of_refusal(Refused::NotLoaded, "m").retry_after_s(), None);
         let (cause, retry_after) = ("its process ended".to_owned(), Duration::from_millis(100));
-        let lost = Problem::from(Failure::Outage { cause: cause.clone(), retry_after });
+        let lost = Problem::of_ending(Failure::Outage { cause: cause.clone(), retry_after }, "m");
         let refused = Problem::of_refusal(Refused::Outage { cause, retry_after }, "m");
         for outage in [lost, refused] {
             assert_eq!((outage.kind.http_status(), outage.retry_after_s()), (503, Some(1)));

@@ -11,7 +11,7 @@ use crate::problem::{Kind, Problem};
 use crate::regions::Regions;
 use crate::signals::LiveSignals;
 use ripieno_repository::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
-use ripieno_runtime::{DeviceState, Ending, ModelSnapshot};
+use ripieno_runtime::{Ending, ModelSnapshot};
 use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 
@@ -69,16 +69,12 @@ impl State {
 
     /// The server is ready while it is not going down, no model is still on its way and a device serves.
     pub(crate) fn is_ready(&self) -> bool {
-        if self.is_draining() || self.registry.is_loading() || !self.has_device() {
+        if self.is_draining() || self.registry.is_loading() || !self.backend.has_device() {
             return false;
         }
         // Who was unloaded is not meant to serve.
         let serves = |row: &IndexRow| row.state != "UNAVAILABLE" || row.reason == UNLOADED;
         !self.config.strict_readiness || self.registry.index().iter().all(serves)
-    }
-
-    fn has_device(&self) -> bool {
-        self.backend.devices().iter().any(|device| device.state == DeviceState::Serving)
     }
 
     /// What the backend has counted of a model, less the answers that no client got.
@@ -103,7 +99,7 @@ impl State {
             // Without a device, or a process for its engine, it answers nothing but "retry".
             Ok(entry) => {
                 let has_process = self.backend.processes(entry.id).is_none_or(|processes| processes.up);
-                Ok(has_process && self.has_device())
+                Ok(has_process && self.backend.has_device())
             }
             Err(LookupError::Loading(_) | LookupError::Unavailable { .. }) => Ok(false),
             Err(unknown) => Err(unknown.into()),

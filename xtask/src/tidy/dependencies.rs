@@ -41,7 +41,7 @@ const EDGES: [(&str, &[&str]); 19] = [
             "reproduce",
         ],
     ),
-    ("fuzz", &["base", "model", "onnx", "wire", "repository"]),
+    ("fuzz", &["base", "model", "onnx", "wire", "repository", "cluster"]),
     ("xtask", &[]),
 ];
 
@@ -54,7 +54,7 @@ const TEST_EDGES: [(&str, &[&str]); 8] = [
     ("runtime", &["workload"]),
     ("repository", &["sched"]),
     ("server", &["sched"]),
-    ("cluster", &["workload"]),
+    ("cluster", &["sched", "workload"]),
 ];
 
 /// Crates that use the standard library alone; serde as an option is the one exception.

@@ -111,7 +111,7 @@ impl Walk {
     fn begin(&mut self, wiring: &Wiring, entry: &Arc<Entry>) -> Result<(), ExecError> {
         self.forget();
         self.extent = None;
-        self.inputs = wiring.rows(&entry.inputs, entry.extent).map_err(|cause| ExecError(cause.0))?;
+        self.inputs = wiring.rows(entry.inputs(), entry.extent).map_err(|cause| ExecError(cause.0))?;
         self.blocks.resize_with(wiring.cells.len(), Track::default);
         for (track, cell) in self.blocks.iter_mut().zip(&wiring.cells) {
             track.last.resize_with(cell.keeps.len(), || None);
@@ -134,7 +134,7 @@ impl Walk {
         }
         let mut extent = entry.extent;
         if wiring.emulated {
-            extent.limit = wiring.emulated_steps(&entry.inputs, extent);
+            extent.limit = wiring.emulated_steps(entry.inputs(), extent);
         }
         self.extent = Some(extent);
         (self.entry, self.stream, self.over) = (Arc::downgrade(entry), entry.stream, false);

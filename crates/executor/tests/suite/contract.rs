@@ -304,7 +304,7 @@ fn a_wrong_request_fails_and_says_why(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.whole);
     let good = request(0, &numbers(4, 1));
     let with = |tensor: Tensor| Member { entry: entry(tensor), ..good.clone() };
-    let tensor = good.entry.as_ref().unwrap().inputs[0].clone();
+    let tensor = good.entry.as_ref().unwrap().inputs()[0].clone();
     let cases = [
         (Member { entry: None, ..good.clone() }, "does not bring it"),
         (with(Tensor { name: "z".into(), ..tensor.clone() }), "does not bring it"),

@@ -91,7 +91,7 @@ fn every_answer_is_that_of_the_request_alone(engine: &dyn Engine, blocks: &[&str
         for (member, together) in members.iter().zip(&together) {
             let alone = walk(&stand, std::slice::from_ref(member), count).remove(0);
             assert_same(together, &alone);
-            let length = member.entry.as_ref().unwrap().inputs[0].shape[1];
+            let length = member.entry.as_ref().unwrap().inputs()[0].shape[1];
             assert_eq!(alone[1].shape, [member.rows as i64, length, 3]);
         }
     }
@@ -208,10 +208,10 @@ fn requests_of_no_length_or_two_are_refused_before_they_wait() {
     let model = engine.load(&pool(WHOLE)).unwrap();
     let lengths = model.lengths().unwrap();
     assert_eq!((lengths.max, &lengths.dims[..]), (LONGEST, &[Some(1), Some(1)][..]));
-    let describe = |member: Member| model.describe(&member.entry.unwrap().inputs);
+    let describe = |member: Member| model.describe(member.entry.unwrap().inputs());
     assert_eq!(describe(request_of(0, 2, 7, 0)).unwrap().0.length, 7);
     assert!(describe(request_of(0, 1, 13, 0)).unwrap_err().0.contains("but the model takes 1 to 12"));
-    let mut inputs = request_of(0, 1, 7, 0).entry.unwrap().inputs.to_vec();
+    let mut inputs = request_of(0, 1, 7, 0).entry.unwrap().inputs().to_vec();
     inputs[1] = ids("mask", 1, [1; 6].into_iter());
     assert!(model.describe(&inputs).unwrap_err().0.contains("'mask' is 6 long, but 'ids' is 7"));
     let fixed = ModelSource { lengths: pool(WHOLE).lengths, ..files(&["gather"]) };

@@ -16,8 +16,14 @@ impl Engine {
     /// Serves on one more device, opened by the executor of the first one, with all models; its id, the smallest that is free.
     /// Waits for models that are being loaded and, for a second at most, for a device whose place it needs.
     pub fn add_device(&self) -> Result<DeviceId, DeviceRefused> {
+        let executor = self.0.executor.as_ref().ok_or(DeviceRefused::TooMany(0))?;
+        self.add_device_of(&**executor)
+    }
+
+    /// The same, opened by this executor.
+    pub fn add_device_of(&self, executor: &dyn Executor) -> Result<DeviceId, DeviceRefused> {
         let id = self.0.devices.reserve()?;
-        self.open_device(id).map(|()| id)
+        self.open_device(id, executor).map(|()| id)
     }
 
     /// Serves on a device no more: it begins nothing new, ends what it holds, and is gone then. Returns at once. Refused of
@@ -44,8 +50,11 @@ impl Engine {
     }
 
     /// A device that hung has ended after all: another is opened in its place, which nobody has taken.
+    ///
+    /// Where no device was there to begin with, those who come do so by themselves, and so they do again.
     pub(super) fn reopen(&self, id: DeviceId) {
-        match self.open_device(id) {
+        let Some(executor) = &self.0.executor else { return self.0.devices.free(id) };
+        match self.open_device(id, &**executor) {
             Ok(()) => tracing::info!(device = id.0, "a device that was lost has ended its task and serves again"),
             Err(DeviceRefused::Stopped) => {}
             Err(refused) => tracing::error!(device = id.0, %refused, "a device that was lost does not come again"),
@@ -53,15 +62,11 @@ impl Engine {
     }
 
     /// Opens a device under an id that is taken for it; if that fails, the id is free again.
-    fn open_device(&self, id: DeviceId) -> Result<(), DeviceRefused> {
+    fn open_device(&self, id: DeviceId, executor: &dyn Executor) -> Result<(), DeviceRefused> {
         let inner = &self.0;
         let _nothing_is_loaded = inner.attaching.write();
-        let executor = inner.executor.as_ref().ok_or(DeviceRefused::TooMany(0));
-        let opened = executor
-            .and_then(|executor| {
-                open(&**executor, id, &inner.schedulers, &inner.limits)
-                    .map_err(|error| DeviceRefused::Unopened(error.to_string()))
-            })
+        let opened = open(executor, id, &inner.schedulers, &inner.limits)
+            .map_err(|error| DeviceRefused::Unopened(error.to_string()))
             .and_then(|device| self.serve_on(id, device));
         if opened.is_err() {
             inner.devices.free(id);

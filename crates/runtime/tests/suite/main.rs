@@ -8,6 +8,7 @@ mod culprits;
 mod deadlines;
 mod devices;
 mod diversity;
+mod elsewhere;
 mod idle;
 mod isolated;
 mod policies;

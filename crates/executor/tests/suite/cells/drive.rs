@@ -30,13 +30,7 @@ impl Bench {
 
     pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Result<Arc<Entry>, RequestError> {
         let (extent, graph) = self.model.describe(&inputs)?;
-        Ok(Arc::new(Entry {
-            inputs: inputs.into(),
-            extent,
-            graph: graph.map(Arc::new),
-            stream: false,
-            ignore_conditions: false,
-        }))
+        Ok(Arc::new(Entry { extent, graph: graph.map(Arc::new), ..Entry::of(inputs.into()) }))
     }
 
     pub(crate) fn submit(&self, device: usize, block: usize, members: Vec<Member>) {

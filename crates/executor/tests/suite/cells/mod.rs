@@ -238,7 +238,7 @@ fn a_culprit_in_cells_ends_its_own_walk_and_no_other() {
         let entries = requests.each_ref().map(|sent| {
             let inputs = sent.tensors(Walk::Repeat).into();
             let extent = Extent { length: sent.tokens.len() as u32, limit: 0 };
-            Arc::new(Entry { inputs, extent, graph: None, stream: false, ignore_conditions: false })
+            Arc::new(Entry { extent, ..Entry::of(inputs) })
         });
         let member = |slot: usize, node: u32| {
             let entry = (node == 0).then(|| Arc::clone(&entries[slot]));

@@ -190,7 +190,7 @@ impl Worker {
         let mut progress = Vec::new();
         for member in task.members {
             let inputs = match member.entry {
-                Some(entry) => entry.inputs.to_vec(),
+                Some(entry) => entry.inputs().to_vec(),
                 None => self.memory.lock().unwrap().remove(&member.slot).expect("the block before left something"),
             };
             assert_eq!(inputs[0].data.len(), member.rows);

@@ -181,7 +181,7 @@ fn run(states: &mut HashMap<RequestSlot, State>, block: usize, member: &Member, 
     }
     if block == 0 {
         assert_eq!(member.node, state.encoded, "the encoder's steps run in order, each once");
-        state.sum = state.sum.wrapping_add(state.entry.inputs[0].data[member.node as usize]);
+        state.sum = state.sum.wrapping_add(state.entry.inputs()[0].data[member.node as usize]);
         state.encoded += 1;
         return Progress::default();
     }

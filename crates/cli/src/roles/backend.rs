@@ -1,0 +1,157 @@
+//! `ripieno backend`: devices of this machine, at the orders of a scheduler.
+
+use super::model::describe;
+use super::{SCHEDULER, reachable, told_to_end};
+use crate::devices::DeviceArgs;
+use crate::logs::LogFormat;
+use crate::models::nothing_in;
+use crate::output::{self, print_json};
+use crate::service::progress_bars;
+use crate::tables;
+use anyhow::{Context, bail};
+use clap::Args;
+use ripieno_base::ModelId;
+use ripieno_cluster::plane::Tcp;
+use ripieno_cluster::{Backend, BackendModel, Stop};
+use ripieno_report::Format;
+use ripieno_repository::registry::Registry;
+use ripieno_repository::{Host, LiveRepository, ModelReport, Target};
+use ripieno_runtime::ServedModel;
+use ripieno_sched::Limits;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler scheduler:8010\n\nStart the scheduler first \
+                    or later: a backend connects again until it is there.\n";
+
+/// Run batches for a cluster: load the models of a repository on this machine's devices and take the orders of a scheduler.
+///
+/// Each device is one backend of the scheduler. It fetches inputs from frontends and sends them outputs, both directly.
+/// All backends of a scheduler serve the same models; the first one says which they are. SIGTERM has it leave: it ends what
+/// it holds and is sent nothing new.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub(crate) struct BackendArgs {
+    /// The model repository, or one ONNX file.
+    #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
+    repository: PathBuf,
+
+    /// Where the scheduler listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = SCHEDULER, value_parser = reachable)]
+    scheduler: String,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
+
+    /// Serve models whose files lie outside of the repository, behind symbolic links.
+    #[arg(long)]
+    allow_symlinks: bool,
+
+    /// How long batches may take once it is to leave, in seconds; what is left then is run elsewhere.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain_timeout_s: u64,
+
+    /// How the log is written, on stderr.
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
+
+    /// How to print what is served; json prints one line once the models are loaded.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// Keeps the models that are loaded, for whoever runs them.
+#[derive(Default)]
+struct Shelf(Mutex<Vec<ServedModel>>);
+
+impl Host for Shelf {
+    fn load(&self, model: ServedModel) -> Result<ModelId, String> {
+        if model.model.walk.is_unfolded() {
+            return Err(format!(
+                "walk = \"{}\" unfolds, and its state cannot be shared by machines yet; serve it with `ripieno serve`",
+                model.model.walk.name()
+            ));
+        }
+        let mut models = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let id = u16::try_from(models.len()).map(ModelId).map_err(|_| "too many models".to_owned())?;
+        models.push(model);
+        Ok(id)
+    }
+
+    fn live(&self, _: ModelId) -> usize {
+        0
+    }
+
+    /// Models stay as long as their backend.
+    fn unload(&self, _: ModelId) {}
+}
+
+pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    if !args.repository.exists() {
+        bail!("{} does not exist; give a model repository or an ONNX file", args.repository.display());
+    }
+    let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
+    let (executor, devices) = (Arc::clone(&target.engine), target.devices);
+    let (models, reports) = load(args, target)?;
+    announce(args, &reports)?;
+    let stop: Vec<Arc<Stop>> = (0..devices).map(|_| Arc::default()).collect();
+    let start = |stop: &Arc<Stop>| {
+        let (transport, scheduler, depth) = (Arc::new(Tcp), args.scheduler.clone(), Limits::MOST_DEPTH);
+        let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
+        let backend = Backend { transport, scheduler, executor, depth, models };
+        thread::Builder::new().name("backend".to_owned()).spawn(move || backend.run(&stop))
+    };
+    let running = stop.iter().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;
+    runtime.block_on(told_to_end())?;
+    tracing::info!("leaving: no new batches; those that are here are run");
+    stop.iter().for_each(|stop| stop.leave());
+    wait(&running, Duration::from_secs(args.drain_timeout_s));
+    stop.iter().for_each(|stop| stop.cut());
+    // A device that hangs is not waited for.
+    wait(&running, Duration::from_secs(1));
+    Ok(())
+}
+
+fn load(args: &BackendArgs, target: Target) -> anyhow::Result<(Arc<[BackendModel]>, Vec<ModelReport>)> {
+    let (registry, shelf) = (Arc::new(Registry::default()), Arc::new(Shelf::default()));
+    let host: Arc<dyn Host> = shelf.clone();
+    let progress = progress_bars("measuring", "batch sizes");
+    let repository = LiveRepository::new(args.repository.clone(), target, registry.clone(), host, progress);
+    let reports = repository.load_all().map_err(anyhow::Error::msg).context("the repository cannot be read")?;
+    let shelf = shelf.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let entries = registry.ready_entries();
+    for entry in entries.iter().filter(|entry| entry.text.is_some()) {
+        tracing::warn!("model {}: texts are not read across processes yet; clients send its tensors", entry.name);
+    }
+    // By name: the order is the same on all machines.
+    let models = entries.iter().filter_map(|entry| {
+        let served = shelf.get(entry.id.index())?;
+        Some(BackendModel { description: describe(entry, served), loaded: Arc::clone(&served.loaded) })
+    });
+    let models: Arc<[BackendModel]> = models.collect();
+    if models.is_empty() && !reports.is_empty() {
+        bail!("none of the {} models can be served; it says above why", reports.len());
+    }
+    if models.is_empty() {
+        bail!("{}", nothing_in(&args.repository));
+    }
+    Ok((models, reports))
+}
+
+fn announce(args: &BackendArgs, models: &[ModelReport]) -> anyhow::Result<()> {
+    if args.format == Format::Json {
+        return print_json(&serde_json::json!({ "scheduler": args.scheduler, "models": models }));
+    }
+    output::print(tables::models(models))?;
+    output::print(format!("scheduler  {}", args.scheduler))
+}
+
+fn wait(running: &[JoinHandle<()>], span: Duration) {
+    let until = Instant::now() + span;
+    while Instant::now() < until && running.iter().any(|thread| !thread.is_finished()) {
+        thread::sleep(Duration::from_millis(5));
+    }
+}

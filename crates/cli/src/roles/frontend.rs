@@ -1,0 +1,190 @@
+//! `ripieno frontend`: speaks with clients, has requests decided and run elsewhere.
+
+use super::model::register;
+use super::scheduler::Told;
+use super::{SCHEDULER, reachable, told_to_end, warn_of_strangers};
+use crate::access::AccessArgs;
+use crate::address::listening;
+use crate::bounds::BoundArgs;
+use crate::front_end::FrontEnd;
+use crate::logs::LogFormat;
+use crate::output::{self, print_json};
+use anyhow::Context;
+use clap::Args;
+use ripieno_base::{DeviceId, ModelId};
+use ripieno_cluster::plane::Tcp;
+use ripieno_cluster::{Description, Frontend, FrontendConfig};
+use ripieno_report::Format;
+use ripieno_repository::registry::Registry;
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot};
+use ripieno_sched::Limits;
+use ripieno_server::{Addresses, Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+const HELP: &str = "Example:\n  ripieno frontend --scheduler scheduler:8010 --http :8000 --data :8011\n";
+
+/// Serve clients of a cluster over HTTP and gRPC: decode, check and keep requests, have a scheduler decide about them.
+///
+/// Speaks what `ripieno serve` speaks. Inputs stay here until a backend fetches them from the data port, and outputs come
+/// back there. While no scheduler is there, requests are answered with 503 and when to try again.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub(crate) struct FrontendArgs {
+    /// Where the scheduler listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = SCHEDULER, value_parser = reachable)]
+    scheduler: String,
+
+    /// Where HTTP listens: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", value_parser = listening)]
+    http: SocketAddr,
+
+    /// Where gRPC listens.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8001", value_parser = listening)]
+    grpc: SocketAddr,
+
+    /// Where Prometheus finds /metrics, of this frontend's requests.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8003", value_parser = listening)]
+    metrics: SocketAddr,
+
+    /// Where backends fetch inputs and leave outputs. Not for clients, nor for a network with strangers.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8011", value_parser = listening)]
+    data: SocketAddr,
+
+    /// The address of --data as backends reach it [default: the port on the address that the scheduler sees].
+    #[arg(long, value_name = "HOST:PORT", value_parser = reachable)]
+    advertise: Option<String>,
+
+    /// The most requests that wait for their answer; further ones are refused with 429.
+    #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_live: u32,
+
+    /// The largest request body, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    max_body_mib: u32,
+
+    #[command(flatten)]
+    bounds: BoundArgs,
+
+    /// How long requests in flight may take once a shutdown began, in seconds; what is left then is answered with 503.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain_timeout_s: u64,
+
+    /// The name in the server's metadata; tests of some clients expect "triton".
+    #[arg(long, value_name = "NAME", default_value = "ripieno")]
+    server_name: String,
+
+    /// How the log is written, on stderr.
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
+
+    /// How to print where it listens; json prints one line.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+pub(crate) fn run(args: &FrontendArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+    let outcome = runtime.block_on(serve(args, &front));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(args: &FrontendArgs, front: &FrontEnd) -> anyhow::Result<()> {
+    let registry = Arc::new(Registry::default());
+    let models = Arc::clone(&registry);
+    let on_models = Box::new(move |served: &[(ModelId, Description)]| register(&models, served));
+    let config = FrontendConfig {
+        scheduler: args.scheduler.clone(),
+        data: args.data,
+        advertised: args.advertise.clone(),
+        max_live: args.max_live,
+    };
+    let frontend = Frontend::start(Arc::new(Tcp), config, on_models);
+    let frontend = frontend.with_context(|| format!("cannot listen on {} (--data)", args.data))?;
+    warn_of_strangers("the data port", frontend.data_address());
+    let drain_timeout = Duration::from_secs(args.drain_timeout_s);
+    let config = ServerConfig {
+        http: Some(args.http),
+        grpc: Some(args.grpc),
+        metrics: Some(args.metrics),
+        server_name: args.server_name.clone(),
+        max_body_bytes: (args.max_body_mib as usize) << 20,
+        drain_timeout,
+        access: args.access.config(),
+        connections_on: front.runtimes().to_vec(),
+        ..args.bounds.over(ServerConfig::default())
+    };
+    let told = Arc::new(Told(Arc::clone(&registry)));
+    let server = Server::bind(config, Arc::new(Elsewhere(frontend.clone())), registry, told);
+    let server = front.runtimes()[0].spawn(server).await??;
+    announce(args, &server.addresses(), frontend.data_address())?;
+    let shutdown = async {
+        if let Err(error) = told_to_end().await {
+            tracing::error!(%error, "no signals can be waited for");
+        }
+        tracing::info!("shutting down: no new requests; those in flight are answered");
+    };
+    let drained = front.runtimes()[0].spawn(server.run(shutdown)).await?;
+    let draining = frontend.clone();
+    let answered = tokio::task::spawn_blocking(move || draining.drain(drain_timeout)).await?;
+    if !(drained && answered) {
+        tracing::warn!("some requests were still in flight after {drain_timeout:?} and were answered with an error");
+    }
+    frontend.close();
+    Ok(())
+}
+
+fn announce(args: &FrontendArgs, addresses: &Addresses, data: SocketAddr) -> anyhow::Result<()> {
+    let Addresses { http, grpc, metrics } = *addresses;
+    if args.format == Format::Json {
+        return print_json(&serde_json::json!({ "http": http, "grpc": grpc, "metrics": metrics, "data": data }));
+    }
+    let (scheme, of_metrics) = args.access.scheme();
+    let shown = |address: Option<SocketAddr>| address.map_or("off".to_owned(), |address| address.to_string());
+    output::print(format!("HTTP       {scheme}://{}", shown(http)))?;
+    output::print(format!("gRPC       {}", shown(grpc)))?;
+    output::print(format!("metrics    {of_metrics}://{}/metrics", shown(metrics)))?;
+    output::print(format!("data       {data}"))?;
+    output::print(format!("scheduler  {}", args.scheduler))
+}
+
+/// An engine elsewhere, before the front end.
+struct Elsewhere(Frontend);
+
+impl Backend for Elsewhere {
+    fn submit(&self, job: Job) -> Result<Withdraw, Refused> {
+        let (request, frontend) = (self.0.submit(job)?, self.0.clone());
+        Ok(Box::new(move || frontend.withdraw(request)))
+    }
+
+    fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
+        self.0.model(id)
+    }
+
+    fn processes(&self, _: ModelId) -> Option<Processes> {
+        None
+    }
+
+    /// Those of the cluster are the scheduler's to count.
+    fn devices(&self) -> Vec<DeviceSnapshot> {
+        Vec::new()
+    }
+
+    fn has_device(&self) -> bool {
+        self.0.serves()
+    }
+
+    fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
+        Err(DeviceRefused::Elsewhere)
+    }
+
+    fn scheduler(&self) -> SchedulerSnapshot {
+        SchedulerSnapshot::default()
+    }
+}

@@ -1,0 +1,74 @@
+//! A model between the repository of a backend and the registries of schedulers and frontends.
+
+use ripieno_base::ModelId;
+use ripieno_cluster::{Description, Spec};
+use ripieno_executor::InputLengths;
+use ripieno_model::TensorSpec;
+use ripieno_repository::labels::Labels;
+use ripieno_repository::registry::{ModelState, Registry, ServedEntry};
+use ripieno_repository::slo::{Origin, Slo};
+use ripieno_runtime::ServedModel;
+use std::sync::Arc;
+
+/// What is told of a model.
+pub(super) fn describe(entry: &ServedEntry, served: &ServedModel) -> Description {
+    let specs = |specs: &[TensorSpec]| specs.iter().map(Spec::of).collect();
+    let labels = entry.labels.iter().map(|(output, of)| (output.clone(), (of.file.clone(), of.names.clone())));
+    Description {
+        name: entry.name.clone(),
+        version: entry.version.clone(),
+        platform: entry.platform.clone(),
+        inputs: specs(&entry.inputs),
+        outputs: specs(served.loaded.outputs()),
+        answers: entry.outputs.iter().map(|spec| spec.name.clone()).collect(),
+        batched: entry.batched,
+        lengths: entry.lengths.as_ref().map(|lengths| (lengths.max, lengths.dims.clone())),
+        model: served.model.clone(),
+        max_queue: served.max_queue,
+        answer_late: served.answer_late,
+        slo_origin: entry.slo.origin.key().to_owned(),
+        labels: labels.collect(),
+    }
+}
+
+/// Has a registry answer for these models, and no others. Those that are as they were stay.
+pub(super) fn register(registry: &Registry, models: &[(ModelId, Description)]) {
+    for old in registry.ready_entries() {
+        if !models.iter().any(|(_, model)| (&model.name, &model.version) == (&old.name, &old.version)) {
+            registry.remove(&old.name, &old.version);
+        }
+    }
+    for (id, model) in models {
+        match entry(*id, model) {
+            Ok(entry) => registry.set(&model.name, &model.version, ModelState::Ready(Arc::new(entry)), ""),
+            Err(cause) => registry.set(&model.name, &model.version, ModelState::Unavailable, &cause),
+        }
+    }
+}
+
+fn entry(id: ModelId, model: &Description) -> Result<ServedEntry, String> {
+    let (inputs, outputs) = model.specs()?;
+    let labels = |(file, names): (String, Vec<String>)| {
+        let longest = names.iter().map(String::len).max().unwrap_or(0);
+        Labels { file, names, longest }
+    };
+    let origins = [Origin::Given, Origin::Owner, Origin::QueueTimeout, Origin::Profile];
+    let origin = origins.into_iter().find(|origin| origin.key() == model.slo_origin).unwrap_or(Origin::Owner);
+    Ok(ServedEntry {
+        name: model.name.clone(),
+        version: model.version.clone(),
+        id,
+        platform: model.platform.clone(),
+        inputs,
+        outputs: outputs.into_iter().filter(|spec| model.answers.contains(&spec.name)).collect(),
+        batched: model.batched,
+        max_batch: model.model.max_batch,
+        streams: false,
+        lengths: model.lengths.clone().map(|(max, dims)| InputLengths { max, dims }),
+        labels: model.labels.clone().into_iter().map(|(output, of)| (output, labels(of))).collect(),
+        text: None,
+        slo: Slo { span: model.model.slo, origin, answer_late: model.answer_late },
+        one_row: Some(model.one_row()),
+        stats: Default::default(),
+    })
+}

@@ -1,0 +1,231 @@
+//! `ripieno scheduler`: decides for frontends elsewhere what backends elsewhere run.
+
+use super::model::register;
+use super::{SCHEDULER, told_to_end, warn_of_strangers};
+use crate::address::listening;
+use crate::front_end::FrontEnd;
+use crate::logs::LogFormat;
+use crate::output::{self, print_json};
+use crate::policy::{Objective, PolicyArgs, catalogue};
+use anyhow::{Context, bail};
+use clap::Args;
+use ripieno_base::{DeviceId, ModelId};
+use ripieno_cluster::plane::Tcp;
+use ripieno_cluster::{Description, Scheduler, Start, Started};
+use ripieno_report::Format;
+use ripieno_repository::registry::{Brought, IndexRow, Registry, Repository};
+use ripieno_runtime::{
+    DeviceRefused, DeviceSnapshot, Engine, EngineConfig, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot,
+};
+use ripieno_sched::{Choice, Kind, Limits, Options, Setup, build, choose, find, served_options};
+use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  ripieno frontend\n";
+
+/// Decide for a cluster: which requests run together, where and when.
+///
+/// Frontends tell it of requests as numbers, never tensors; backends are its devices. It begins with nothing: the first
+/// backend says which models there are, and the policy that suits them is chosen then, unless --policy names one. One that
+/// is started anew is obeyed by all that obeyed the one before.
+#[derive(Args, Debug)]
+#[command(after_help = HELP, after_long_help = format!("{HELP}\n{}", catalogue()))]
+pub(crate) struct SchedulerArgs {
+    /// Where frontends and backends connect to: 8010 is on loopback, :8010 on every address. Not for clients, nor for a network
+    /// with strangers.
+    #[arg(long, value_name = "ADDR", default_value = SCHEDULER, value_parser = listening)]
+    listen: SocketAddr,
+
+    /// Where Prometheus finds /metrics: of models, devices and decisions, and what to scale to.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
+    metrics: SocketAddr,
+
+    #[command(flatten)]
+    policy: PolicyArgs,
+
+    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as long as
+    /// that makes it cheaper, so that fewer devices do [default: latency].
+    #[arg(long, value_enum)]
+    objective: Option<Objective>,
+
+    /// The most requests that wait or run at once, of all frontends and models; further ones are refused with 429.
+    #[arg(long, value_name = "N", default_value_t = Limits::SERVED_REQUESTS as u32, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_live: u32,
+
+    /// The most devices, each of which is one backend.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    max_devices: u16,
+
+    /// The most bytes of inputs that frontends may keep, of all requests that wait or run, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    max_held_mib: u32,
+
+    /// How long requests may take once a shutdown began, in seconds; what is left then is answered with 503.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain_timeout_s: u64,
+
+    /// How the log is written, on stderr.
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
+
+    /// How to print where it listens; json prints one line.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
+    if let Some(policy) = &args.policy.policy
+        && args.objective.is_some()
+        && !find(policy)?.has_objective()
+    {
+        bail!("--objective is for --policy deferred; policy {policy:?} has no objective");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+    let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+    let outcome = runtime.block_on(serve(args, &front));
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
+    let (engine, registry) = (Arc::new(OnceLock::new()), Arc::new(Registry::default()));
+    let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
+    let on_serving = Box::new(move |serving: &Engine, served: &[(ModelId, Description)]| {
+        register(&models, served);
+        // It is said once.
+        let _ = known.set(serving.clone());
+    });
+    let scheduler = Scheduler::start(&Tcp, args.listen, epoch(), start(args), on_serving);
+    let scheduler = scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?;
+    warn_of_strangers("the scheduler", scheduler.address());
+    let drain_timeout = Duration::from_secs(args.drain_timeout_s);
+    let config =
+        ServerConfig { http: None, grpc: None, metrics: Some(args.metrics), drain_timeout, ..ServerConfig::default() };
+    let (later, told) = (Arc::new(Later(Arc::clone(&engine))), Arc::new(Told(Arc::clone(&registry))));
+    let server = Server::bind(config, later, registry, told);
+    let server = front.runtimes()[0].spawn(server).await??;
+    announce(args, scheduler.address(), server.addresses().metrics)?;
+    let shutdown = async {
+        if let Err(error) = told_to_end().await {
+            tracing::error!(%error, "no signals can be waited for");
+        }
+    };
+    front.runtimes()[0].spawn(server.run(shutdown)).await?;
+    tracing::info!("shutting down: no new requests; those that wait or run are answered");
+    if let Some(engine) = engine.get().cloned() {
+        let drained = tokio::task::spawn_blocking(move || engine.drain(drain_timeout)).await?;
+        if !drained {
+            tracing::warn!(
+                "some requests were still under way after {drain_timeout:?} and were answered with an error"
+            );
+        }
+        // What was answered last is on its way to the frontends.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    scheduler.close();
+    Ok(())
+}
+
+/// Larger at each start.
+fn epoch() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// How the engine starts once the models are known.
+fn start(args: &SchedulerArgs) -> Start {
+    let objective = ripieno_sched::Objective::from(args.objective.unwrap_or(Objective::Latency));
+    let (given, chosen) = (args.policy.clone(), args.policy.policy.clone());
+    let (devices, live, bytes) =
+        (usize::from(args.max_devices), args.max_live as usize, (args.max_held_mib as usize) << 20);
+    Box::new(move |models| {
+        let (name, options) = match &chosen {
+            Some(name) => {
+                let policy = find(name).map_err(|error| error.to_string())?;
+                (name.clone(), served_options(policy, given.over(Options::new()), objective))
+            }
+            None => {
+                let Choice { policy, options, .. } = choose(&kinds(models), objective);
+                (policy.to_owned(), given.over(options))
+            }
+        };
+        tracing::info!("the policy is {name}");
+        start_engine(&name, &options, (devices, live, bytes)).map_err(|error| format!("{error:#}"))
+    })
+}
+
+fn kinds(models: &[Description]) -> Vec<Kind> {
+    let kind =
+        |model: &Description| Kind { model: model.name.clone(), walk: model.model.walk, pads: model.lengths.is_some() };
+    models.iter().map(kind).collect()
+}
+
+fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) -> anyhow::Result<Started> {
+    let (devices, live, bytes) = bounds;
+    let policy = find(name)?;
+    let limits = policy.needs(options).served(devices, live);
+    let setup = Setup { models: Vec::new(), devices: 0, limits };
+    let scheduler = build(name, &setup, options)?;
+    let mut config = EngineConfig::new(scheduler, setup, Vec::new());
+    (config.max_queued_bytes, config.policy) = (bytes, Some(policy));
+    let engine = Engine::start(config).context("cannot start the runtime")?;
+    Ok(Started { engine, depth: limits.depth })
+}
+
+fn announce(args: &SchedulerArgs, listen: SocketAddr, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+    if args.format == Format::Json {
+        return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics }));
+    }
+    output::print(format!("scheduler  {listen}"))?;
+    let shown = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/metrics"));
+    output::print(format!("metrics    {shown}"))
+}
+
+/// An engine that may not be there yet.
+struct Later(Arc<OnceLock<Engine>>);
+
+impl Backend for Later {
+    fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
+        // Clients have no port here.
+        Err(Refused::NotLoaded)
+    }
+
+    fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
+        self.0.get()?.model_metrics(id)
+    }
+
+    fn processes(&self, _: ModelId) -> Option<Processes> {
+        None
+    }
+
+    fn devices(&self) -> Vec<DeviceSnapshot> {
+        self.0.get().map(Engine::device_metrics).unwrap_or_default()
+    }
+
+    fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
+        Err(DeviceRefused::Elsewhere)
+    }
+
+    fn scheduler(&self) -> SchedulerSnapshot {
+        self.0.get().map(Engine::scheduler_metrics).unwrap_or_default()
+    }
+}
+
+/// The models of a cluster, which its backends tell of.
+pub(super) struct Told(pub(super) Arc<Registry>);
+
+impl Repository for Told {
+    fn load(&self, name: &str, _: Option<&Brought>) -> Result<(), String> {
+        Err(format!("model '{name}': the models of a cluster are those of its backends' repositories; start them anew"))
+    }
+
+    fn unload(&self, name: &str) -> Result<(), String> {
+        self.load(name, None)
+    }
+
+    fn index(&self) -> Vec<IndexRow> {
+        self.0.index()
+    }
+}

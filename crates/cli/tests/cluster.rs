@@ -1,0 +1,251 @@
+//! `ripieno frontend`, `scheduler` and `backend` as processes: what they answer is what `serve` answers, and whoever is killed,
+//! each request has one answer.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const SAFETY: Duration = Duration::from_secs(60);
+const ANYWHERE: &str = "127.0.0.1:0";
+
+/// A process that is killed when the test is over.
+struct Process {
+    child: Child,
+    /// What it printed when it was ready.
+    ready: Value,
+}
+
+impl Process {
+    fn start(words: &[&str]) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ripieno"));
+        command.args(words).args(["--format", "json"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{words:?} printed {line:?}: {error}"));
+        Process { child, ready }
+    }
+
+    fn address(&self, of: &str) -> &str {
+        self.ready[of].as_str().unwrap()
+    }
+
+    /// As kill -9 does.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ends as by an operator.
+    fn end(&mut self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A folder that is removed when the test is over.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("ripieno-cluster-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    fn add(&self, model: &str, file: Option<&str>, settings: &str) {
+        let at = self.0.join(model);
+        std::fs::create_dir_all(at.join("1")).unwrap();
+        std::fs::write(at.join("model.toml"), settings).unwrap();
+        if let Some(file) = file {
+            let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
+            std::fs::copy(files.join(file), at.join("1/model.onnx")).unwrap();
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn scheduler(listen: &str) -> Process {
+    Process::start(&["scheduler", "--listen", listen, "--metrics", ANYWHERE])
+}
+
+fn backend(repository: &Folder, scheduler: &str, device: &str) -> Process {
+    Process::start(&["backend", repository.path(), "--scheduler", scheduler, "--device", device])
+}
+
+fn frontend(scheduler: &str) -> Process {
+    let ports = ["--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE, "--data", ANYWHERE];
+    Process::start(&[&["frontend", "--scheduler", scheduler], &ports[..]].concat())
+}
+
+/// Status, whether it says when to try again, and body.
+fn call(http: &str, head: &str, body: &str) -> (u16, bool, String) {
+    let mut stream = TcpStream::connect(http).unwrap();
+    let length = body.len();
+    write!(stream, "{head} HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_ascii_lowercase().contains("\r\nretry-after: "), body.to_owned())
+}
+
+fn infer(http: &str, model: &str, inputs: &Value) -> (u16, bool, String) {
+    call(http, &format!("POST /v2/models/{model}/infer"), &json!({ "inputs": inputs }).to_string())
+}
+
+fn until_ready(http: &str, is: bool) {
+    let begun = Instant::now();
+    while (call(http, "GET /v2/health/ready", "").0 == 200) != is {
+        assert!(begun.elapsed() < SAFETY, "ready is never {is}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn fp32(name: &str, shape: &[usize], data: &[i64]) -> Value {
+    json!([{ "name": name, "datatype": "FP32", "shape": shape, "data": data }])
+}
+
+#[test]
+fn what_a_cluster_answers_is_what_serve_answers() {
+    let models = Folder::new("answers");
+    let settings = "slo_ms = 60000\nmax_batch = 4\n";
+    models.add("double", Some("double.onnx"), settings);
+    models.add("pick_third", Some("pick_third.onnx"), settings);
+    let mut serve =
+        Process::start(&["serve", models.path(), "--http", ANYWHERE, "--grpc", ANYWHERE, "--metrics", ANYWHERE]);
+    let mut scheduler = scheduler(ANYWHERE);
+    let mut backends = [(); 2].map(|()| backend(&models, scheduler.address("listen"), "cpu"));
+    let mut front = frontend(scheduler.address("listen"));
+    let (one, cluster) = (serve.address("http"), front.address("http"));
+    [one, cluster].into_iter().for_each(|http| until_ready(http, true));
+    for at in 0..40_i64 {
+        // Of several widths, which share no batch, and more rows than a batch holds.
+        let (rows, width) = (1 + at as usize % 9, 1 + at as usize % 3);
+        let row: Vec<i64> = (0..(rows * width) as i64).map(|number| number + at).collect();
+        let ask = |http| infer(http, "double", &fp32("x", &[rows, width], &row));
+        assert_eq!(ask(cluster), ask(one));
+        assert_eq!(ask(cluster).0, 200);
+        // A value that the model's table does not have is found out where the model is.
+        let ask = |http| infer(http, "pick_third", &fp32("g", &[1], &[at]));
+        assert_eq!(ask(cluster), ask(one));
+    }
+    let wrong = [
+        ("double", fp32("y", &[1, 1], &[1])),
+        ("double", fp32("x", &[1, 2], &[1])),
+        ("double", fp32("x", &[1], &[1])),
+        ("nothing", fp32("x", &[1, 1], &[1])),
+    ];
+    for (model, inputs) in wrong {
+        let (told, expected) = (infer(cluster, model, &inputs), infer(one, model, &inputs));
+        assert_eq!(told, expected);
+        assert!(matches!(told.0, 400 | 404), "{told:?}");
+    }
+    let metadata = |http| call(http, "GET /v2/models/double", "");
+    assert_eq!(metadata(cluster), metadata(one));
+    assert_eq!(call(cluster, "POST /v2/repository/models/double/unload", "{}").0, 400);
+    let numbers = call(scheduler.address("metrics"), "GET /metrics", "").2;
+    assert!(numbers.contains("ripieno_devices 2") && numbers.contains("model=\"double\""), "{numbers}");
+    front.end();
+    backends.iter_mut().for_each(Process::end);
+    scheduler.end();
+    serve.end();
+}
+
+/// Asks over and over on some threads until it is told to stop: each call has one answer, right or to be tried again. How many
+/// there were of each.
+fn drive(http: &str, stop: &AtomicBool) -> (usize, usize) {
+    let (right, again) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..4_i64 {
+            let (right, again) = (&right, &again);
+            scope.spawn(move || {
+                for at in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let number = thread * 1_000_000 + at;
+                    let (status, retry, body) = infer(http, "m", &fp32("x", &[1, 1], &[number]));
+                    match (status, retry) {
+                        (200, _) => {
+                            let answer: Value = serde_json::from_str(&body).unwrap();
+                            assert_eq!(answer["outputs"][0]["data"][0].as_f64(), Some(number as f64), "{body}");
+                            right.fetch_add(1, Ordering::Relaxed);
+                        }
+                        (503, true) => drop(again.fetch_add(1, Ordering::Relaxed)),
+                        _ => panic!("{status}: {body}"),
+                    }
+                }
+            });
+        }
+    });
+    (right.into_inner(), again.into_inner())
+}
+
+/// Waits for so many more right answers.
+fn during(http: &str, act: impl FnOnce()) -> (usize, usize) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let driven = scope.spawn(|| drive(http, &stop));
+        std::thread::sleep(Duration::from_millis(200));
+        act();
+        std::thread::sleep(Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        driven.join().unwrap()
+    })
+}
+
+#[test]
+fn whoever_is_killed_each_request_has_one_answer() {
+    let models = Folder::new("faults");
+    let tensor = |kind: &str| format!("[[{kind}]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 1]\n");
+    let settings = "alpha_ms = 0.1\nbeta_ms = 2\nslo_ms = 5000\nmax_batch = 4\nlate = \"answer\"\n";
+    models.add("m", None, &format!("{settings}{}{}", tensor("input"), tensor("output")));
+    let mut first = scheduler(ANYWHERE);
+    let address = first.address("listen").to_owned();
+    let stays = backend(&models, &address, "emulated");
+    let mut dies = backend(&models, &address, "emulated");
+    let (front, mut other) = (frontend(&address), frontend(&address));
+    let http = front.address("http");
+    [http, other.address("http")].into_iter().for_each(|http| until_ready(http, true));
+
+    let (right, _) = during(http, || dies.kill());
+    assert!(right > 0);
+    until_ready(http, true);
+
+    let (right, again) = during(http, || other.kill());
+    assert!(right > 0 && again == 0, "what another frontend does is nothing to this one: {again}");
+
+    let (right, again) = during(http, || first.kill());
+    assert!(right > 0 && again > 0);
+    until_ready(http, false);
+
+    let _second = scheduler(&address);
+    until_ready(http, true);
+    let (right, again) = during(http, || {});
+    assert!(right > 0 && again == 0);
+    drop(stays);
+    until_ready(http, false);
+}

@@ -1,0 +1,209 @@
+//! How many requests a second the control plane carries: one frontend process, a scheduler process, backend processes, loopback.
+//!
+//! `cargo run --release -p ripieno-cluster --example control_plane -- [--backends N] [--in-flight N] [--seconds S] [--model-us US]`
+//!
+//! The frontend asks and counts ends, without clients and tensors; backends say that a batch has ended when its time is
+//! over, without pulling: what is left is what a request's numbers cost. Three rows, each in processes of their own:
+//! `echo`, where a peer ends each request as it reads it (the connection alone); `engine`, where the scheduler's engine
+//! refuses each for want of a model (its door); `cluster`, all of it. Latency is from asking to the end; the processor time is
+//! that of the peer, or of the scheduler, for each request.
+
+use parking_lot::Mutex;
+use ripieno_base::{ModelId, Nanos};
+use ripieno_cluster::plane::{
+    Ask, End, Ended, Greeting, Link, LinkBounds, MemberEnd, Message, Reader, Role, Tcp, Transport, greet, welcome,
+};
+use ripieno_cluster::{Description, Scheduler, Spec, Started};
+use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
+use ripieno_runtime::{Answered, Engine, EngineConfig, Failure};
+use ripieno_sched::{Options, Setup, build, find};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const MAX_BATCH: usize = 64;
+const LIVE: usize = 1 << 16;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> Outcome<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let after = |word: &str| words.iter().position(|given| given == word).and_then(|at| words.get(at + 1));
+    let number = |word: &str, default: u64| after(word).map_or(Ok(default), |text| text.parse());
+    let (backends, in_flight) = (number("--backends", 2)?, number("--in-flight", 8192)? as usize);
+    let (seconds, model_us) = (number("--seconds", 3)?, number("--model-us", 500)?);
+    match words.first().map(String::as_str) {
+        Some("echo") => echo(),
+        Some("scheduler") => scheduler(),
+        Some("backend") => backend(&words[1], model_us),
+        Some("frontend") => frontend(&words[1], in_flight, Duration::from_secs(seconds)),
+        _ => all(&words, backends),
+    }
+}
+
+/// Starts the processes of each row and prints what the frontend saw.
+fn all(words: &[String], backends: u64) -> Outcome<()> {
+    println!("{:8} {:>12} {:>9} {:>9} {:>8} {:>9}", "what", "requests/s", "p50 µs", "p99 µs", "a batch", "CPU µs");
+    for (what, server, count) in [("echo", "echo", 0), ("engine", "scheduler", 0), ("cluster", "scheduler", backends)] {
+        let (mut server, address) = started(&[server.to_owned()])?;
+        let mut others = Vec::new();
+        for _ in 0..count {
+            others.push(started(&[&["backend".to_owned(), address.clone()], words].concat())?.0);
+        }
+        let (mut frontend, line) = started(&[&["frontend".to_owned(), address], words].concat())?;
+        let (ended, line) = line.split_once(' ').ok_or("the frontend says nothing")?;
+        println!("{what:8} {line} {:>9.2}", processor_us(server.id())? / ended.parse::<f64>()?);
+        frontend.wait()?;
+        others.push(std::mem::replace(&mut server, frontend));
+        for mut other in others {
+            other.kill()?;
+            other.wait()?;
+        }
+    }
+    Ok(())
+}
+
+/// What a process has taken of processors so far, on Linux, whose clock of it ticks a hundred times a second.
+fn processor_us(process: u32) -> Outcome<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let fields: Vec<&str> = text.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).map_or(Ok(0.0), |ticks| ticks.parse::<f64>());
+    Ok((ticks(11)? + ticks(12)?) * 10_000.0)
+}
+
+/// A process of this program, and the line that it says first.
+fn started(words: &[String]) -> Outcome<(Child, String)> {
+    let mut child = Command::new(std::env::current_exe()?).args(words).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.as_mut() {
+        BufReader::new(out).read_line(&mut line)?;
+    }
+    Ok((child, line.trim_end().to_owned()))
+}
+
+fn anywhere() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// Ends each request as it comes.
+fn echo() -> Outcome<()> {
+    let door = Tcp.listen(anywhere())?;
+    println!("{}", door.address());
+    while let Some(stream) = door.accept()? {
+        welcome(&*stream, Greeting::new(Role::Scheduler, 1), &[Role::Frontend])?;
+        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "echo")?;
+        let mut reader = Reader::new(stream, Link::SILENCE);
+        while let Ok(message) = reader.read() {
+            if let Message::Ask(Ask { request, .. }) = message {
+                let (queued, executed) = (Nanos::ZERO, Nanos::ZERO);
+                let answer = Ok(Answered { outputs: Vec::new(), queued, executed, batch: 1, late: false });
+                link.send(&Message::End(End { request, answer }));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn scheduler() -> Outcome<()> {
+    let start = |_: &[Description]| {
+        let limits = find("deferred").map_err(|error| error.to_string())?.needs(&Options::new()).served(64, LIVE);
+        let setup = Setup { models: Vec::new(), devices: 0, limits };
+        let scheduler = build("deferred", &setup, &Options::new()).map_err(|error| error.to_string())?;
+        let engine =
+            Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).map_err(|error| error.to_string())?;
+        Ok(Started { engine, depth: limits.depth })
+    };
+    let scheduler = Scheduler::start(&Tcp, anywhere(), 1, Box::new(start), Box::new(|_, _| {}))?;
+    println!("{}", scheduler.address());
+    loop {
+        thread::park();
+    }
+}
+
+/// A device that takes its time for a batch, and nothing else.
+fn backend(address: &str, model_us: u64) -> Outcome<()> {
+    let (link, mut reader) = connect(address, Role::Backend)?;
+    let spec = Spec::of(&TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] });
+    let profile = Profile::linear(0.0, model_us as f64 / 1e3, MAX_BATCH).map_err(|error| format!("{error:?}"))?;
+    let model = Model { drop: Some(DropRule::Never), ..Model::whole("m", profile, Nanos::from_millis(1000)) };
+    let models = [Description {
+        name: "m".to_owned(),
+        version: "1".to_owned(),
+        platform: "none".to_owned(),
+        inputs: vec![spec.clone()],
+        outputs: vec![spec],
+        answers: vec!["x".to_owned()],
+        batched: true,
+        lengths: None,
+        model,
+        max_queue: LIVE,
+        answer_late: true,
+        slo_origin: String::new(),
+        labels: Default::default(),
+    }];
+    link.send(&Message::Offer { depth: 64, models: serde_json::to_string(&models)? });
+    println!("offered");
+    let mut free = Instant::now();
+    while let Ok(message) = reader.read() {
+        if let Message::Run(run) = message {
+            free = free.max(Instant::now()) + Duration::from_micros(model_us);
+            thread::sleep(free.saturating_duration_since(Instant::now()));
+            let members = Ok(run.members.iter().map(|_| MemberEnd::Ended).collect());
+            let took_ns = model_us * 1000;
+            link.send(&Message::Ended(Ended { task: run.task, ago_ns: 0, took_ns, again: 0, lost: None, members }));
+        }
+    }
+    Ok(())
+}
+
+fn connect(address: &str, role: Role) -> Outcome<(Arc<Link>, Reader)> {
+    let stream = Tcp.connect(address, Duration::from_secs(5))?;
+    greet(&*stream, Greeting::new(role, 0), Role::Scheduler)?;
+    let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "ask")?;
+    Ok((link, Reader::new(stream, Link::SILENCE)))
+}
+
+/// Keeps so many requests in flight: each that ends is asked anew.
+fn frontend(address: &str, in_flight: usize, span: Duration) -> Outcome<()> {
+    let (link, mut reader) = connect(address, Role::Frontend)?;
+    link.send(&Message::DataAt("127.0.0.1:9".to_owned()));
+    // Until backends have been told of it.
+    thread::sleep(Duration::from_millis(300));
+    let asked = Arc::new(Mutex::new(vec![Instant::now(); in_flight]));
+    let ask = |request: u64| {
+        asked.lock()[request as usize % in_flight] = Instant::now();
+        let (model, client, priority, rows, length) = (ModelId(0), 0, 0, 1, 1);
+        link.send(&Message::Ask(Ask {
+            request,
+            model,
+            client,
+            priority,
+            rows,
+            length,
+            bytes: 1,
+            left_ns: None,
+            sizes: None,
+        }));
+    };
+    (0..in_flight as u64).for_each(ask);
+    let (begun, mut took, mut batches, mut refused) = (Instant::now(), Vec::new(), 0.0, 0);
+    while begun.elapsed() < span {
+        let Message::End(End { request, answer }) = reader.read()? else { continue };
+        took.push(asked.lock()[request as usize % in_flight].elapsed());
+        match answer {
+            Ok(answered) => batches += 1.0 / answered.batch.max(1) as f64,
+            Err(Failure::Refused(_)) => refused += 1,
+            Err(other) => return Err(format!("a request failed: {other}").into()),
+        }
+        ask(request + in_flight as u64);
+    }
+    took.sort_unstable();
+    let at = |percent: usize| took[(took.len() - 1) * percent / 100].as_micros();
+    let rate = took.len() as f64 / begun.elapsed().as_secs_f64();
+    let batch = if refused > 0 { "refused".to_owned() } else { format!("{:.1}", took.len() as f64 / batches) };
+    println!("{} {rate:12.0} {:>9} {:>9} {batch:>8}", took.len(), at(50), at(99));
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! An answer without its outputs, as a record says it: a number for how it ended, and what belongs to that.
+
+use super::frame::{Garbled, Get, Put};
+use ripieno_base::Nanos;
+use ripieno_runtime::{Answer, Answered, Failure, Refused};
+use std::time::Duration;
+
+/// How it ended, as numbers. They are the protocol.
+mod ending {
+    pub(super) const OK: u8 = 0;
+    pub(super) const EXPIRED: u8 = 1;
+    pub(super) const HOPELESS: u8 = 2;
+    pub(super) const SHARE: u8 = 3;
+    pub(super) const CANCELLED: u8 = 4;
+    pub(super) const FAILED: u8 = 5;
+    pub(super) const OUTAGE: u8 = 6;
+    pub(super) const UNLOADED: u8 = 7;
+    pub(super) const SHUTTING_DOWN: u8 = 8;
+    pub(super) const QUEUE_FULL: u8 = 9;
+    pub(super) const TOO_LARGE: u8 = 10;
+    pub(super) const NODES_FULL: u8 = 11;
+    pub(super) const INVALID: u8 = 12;
+    pub(super) const REFUSED_OUTAGE: u8 = 13;
+    pub(super) const NOT_LOADED: u8 = 14;
+    pub(super) const REFUSED_SHUTTING_DOWN: u8 = 15;
+}
+
+/// The numbers beside how it ended: a time, two counts.
+type Numbers = (Duration, usize, usize);
+
+pub(super) fn put(answer: &Answer, put: Put) -> Put {
+    let failure = match answer {
+        Ok(Answered { queued, executed, batch, late, .. }) => {
+            let put = put.u8(ending::OK).u8(u8::from(*late)).u16(0).u32(*batch as u32);
+            return put.i64(queued.0).i64(executed.0);
+        }
+        Err(failure) => failure,
+    };
+    let (ending, (after, first, second)) = numbers(failure);
+    let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+    put.u8(ending).u8(0).u16(0).u32(0).u64(after).u64(first as u64).u64(second as u64)
+}
+
+fn numbers(failure: &Failure) -> (u8, Numbers) {
+    const NONE: Numbers = (Duration::ZERO, 0, 0);
+    match failure {
+        Failure::Expired => (ending::EXPIRED, NONE),
+        Failure::Hopeless => (ending::HOPELESS, NONE),
+        Failure::Share(after) => (ending::SHARE, (*after, 0, 0)),
+        Failure::Cancelled => (ending::CANCELLED, NONE),
+        Failure::Failed(_) => (ending::FAILED, NONE),
+        Failure::Outage { retry_after, .. } => (ending::OUTAGE, (*retry_after, 0, 0)),
+        Failure::Unloaded => (ending::UNLOADED, NONE),
+        Failure::ShuttingDown => (ending::SHUTTING_DOWN, NONE),
+        Failure::Refused(refused) => match refused {
+            Refused::QueueFull { bound, retry_after } => (ending::QUEUE_FULL, (*retry_after, *bound, 0)),
+            Refused::TooLarge { most, .. } => (ending::TOO_LARGE, (Duration::ZERO, *most, 0)),
+            Refused::NodesFull { held, bound, retry_after } => (ending::NODES_FULL, (*retry_after, *bound, *held)),
+            Refused::Invalid(_) => (ending::INVALID, NONE),
+            Refused::Outage { retry_after, .. } => (ending::REFUSED_OUTAGE, (*retry_after, 0, 0)),
+            Refused::NotLoaded => (ending::NOT_LOADED, NONE),
+            Refused::ShuttingDown => (ending::REFUSED_SHUTTING_DOWN, NONE),
+        },
+    }
+}
+
+/// What a failure says in words.
+pub(super) fn text(failure: &Failure) -> &str {
+    match failure {
+        Failure::Failed(cause)
+        | Failure::Outage { cause, .. }
+        | Failure::Refused(Refused::Outage { cause, .. } | Refused::Invalid(cause)) => cause,
+        Failure::Refused(Refused::TooLarge { asked, .. }) => asked,
+        _ => "",
+    }
+}
+
+pub(super) fn get(get: &mut Get<'_>, text: String) -> Result<Answer, Garbled> {
+    let (ending, late, _, batch) = (get.u8(), get.u8() != 0, get.u16(), get.u32() as usize);
+    if ending == ending::OK {
+        let (queued, executed) = (Nanos(get.i64()), Nanos(get.i64()));
+        return Ok(Ok(Answered { outputs: Vec::new(), queued, executed, batch, late }));
+    }
+    let (retry_after, bound, held) = (Duration::from_nanos(get.u64()), get.u64() as usize, get.u64() as usize);
+    let failure = match ending {
+        ending::EXPIRED => Failure::Expired,
+        ending::HOPELESS => Failure::Hopeless,
+        ending::SHARE => Failure::Share(retry_after),
+        ending::CANCELLED => Failure::Cancelled,
+        ending::FAILED => Failure::Failed(text),
+        ending::OUTAGE => Failure::Outage { cause: text, retry_after },
+        ending::UNLOADED => Failure::Unloaded,
+        ending::SHUTTING_DOWN => Failure::ShuttingDown,
+        ending::QUEUE_FULL => Failure::Refused(Refused::QueueFull { bound, retry_after }),
+        ending::TOO_LARGE => Failure::Refused(Refused::TooLarge { asked: text, most: bound }),
+        ending::NODES_FULL => Failure::Refused(Refused::NodesFull { held, bound, retry_after }),
+        ending::INVALID => Failure::Refused(Refused::Invalid(text)),
+        ending::REFUSED_OUTAGE => Failure::Refused(Refused::Outage { cause: text, retry_after }),
+        ending::NOT_LOADED => Failure::Refused(Refused::NotLoaded),
+        ending::REFUSED_SHUTTING_DOWN => Failure::Refused(Refused::ShuttingDown),
+        _ => return Err(Garbled(format!("a request that ended as {ending}"))),
+    };
+    Ok(Err(failure))
+}

@@ -1,0 +1,186 @@
+use super::super::{Reader, Stream};
+use super::*;
+use ripieno_base::Nanos;
+use ripieno_model::DataType;
+use ripieno_runtime::{Answered, Failure, Refused};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Bytes that come in pieces of some size.
+struct Pieces(Mutex<Vec<u8>>, usize);
+
+impl Stream for Pieces {
+    fn read(&self, into: &mut [u8], _: Duration) -> io::Result<usize> {
+        let mut bytes = self.0.lock().unwrap();
+        let read = into.len().min(bytes.len()).min(self.1);
+        into[..read].copy_from_slice(&bytes[..read]);
+        bytes.drain(..read);
+        Ok(read)
+    }
+    fn write_all(&self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+    fn close(&self) {}
+    fn peer(&self) -> Option<SocketAddr> {
+        None
+    }
+}
+
+fn reader(bytes: Vec<u8>, pieces: usize) -> Reader {
+    Reader::new(Arc::new(Pieces(Mutex::new(bytes), pieces)), Duration::ZERO)
+}
+
+fn answers() -> Vec<Answer> {
+    let after = Duration::from_nanos(1_500_000_001);
+    let cause = || "a cause, in words: é".to_owned();
+    let refused = [
+        Refused::QueueFull { bound: 7, retry_after: after },
+        Refused::TooLarge { asked: "9 rows".to_owned(), most: 8 },
+        Refused::NodesFull { held: 3, bound: 4, retry_after: after },
+        Refused::Invalid(cause()),
+        Refused::Outage { cause: cause(), retry_after: after },
+        Refused::NotLoaded,
+        Refused::ShuttingDown,
+    ];
+    let failures = [
+        Failure::Expired,
+        Failure::Hopeless,
+        Failure::Share(after),
+        Failure::Cancelled,
+        Failure::Failed(cause()),
+        Failure::Outage { cause: cause(), retry_after: after },
+        Failure::Unloaded,
+        Failure::ShuttingDown,
+    ];
+    let answered = Answered { outputs: vec![], queued: Nanos(-1), executed: Nanos::MAX, batch: 64, late: true };
+    let failures = failures.into_iter().chain(refused.into_iter().map(Failure::Refused));
+    std::iter::once(Ok(answered)).chain(failures.map(Err)).collect()
+}
+
+fn messages() -> Vec<Message> {
+    let text = || "text".to_owned();
+    let tensor =
+        Tensor { name: "x".into(), datatype: DataType::Int8, shape: vec![1, 2], data: Bytes::from_static(b"ab") };
+    let ask = Ask {
+        request: u64::MAX,
+        model: ModelId(9),
+        client: 3,
+        priority: 5,
+        rows: 1 << 20,
+        length: 77,
+        bytes: u64::MAX,
+        left_ns: Some(1),
+        sizes: Some([1, 2, 3, u32::MAX]),
+    };
+    let member = RunMember {
+        slot: RequestSlot(4),
+        rows: 2,
+        length: 3,
+        walk: 1 << 40,
+        left_ns: None,
+        origin: Some(Origin { frontend: 1, request: 1 << 33, first_row: 5 }),
+    };
+    let members = vec![member, RunMember { origin: None, left_ns: Some(9), ..member }];
+    let run =
+        Run { task: TaskId(1), model: ModelId(2), block: BlockId(3), lane: LaneId(4), length: 5, wait_ns: 6, members };
+    let ends = vec![
+        MemberEnd::GoesOn(None),
+        MemberEnd::GoesOn(Some(BlockId(2))),
+        MemberEnd::Ended,
+        MemberEnd::Failed(text()),
+        MemberEnd::Lost(String::new()),
+    ];
+    let ended = Ended { task: TaskId(8), ago_ns: 1, took_ns: 2, again: 3, lost: None, members: Ok(ends) };
+    let failed = Ended { lost: Some((5, true)), members: Err(text()), ..ended.clone() };
+    let outputs = |outputs| Message::Outputs { request: 4, first_row: 2, rows: 1, outputs };
+    let mut all = vec![
+        Message::Here,
+        Message::Refused(text()),
+        Message::Offer { depth: 2, models: text() },
+        Message::Leave,
+        Message::Ended(ended),
+        Message::Ended(failed),
+        Message::Open(3),
+        Message::Attach(ModelId(1), 2),
+        Message::Detach(ModelId(1)),
+        Message::Run(run),
+        Message::Cancel(TaskId(5)),
+        Message::Frontend(6, text()),
+        Message::FrontendGone(6),
+        Message::DataAt(text()),
+        Message::Ask(ask),
+        Message::Ask(Ask { left_ns: None, sizes: None, ..ask }),
+        Message::Withdraw(11),
+        Message::Models(text()),
+        Message::Devices(12),
+        Message::Pull { tag: 1, request: 2, first_row: 3, rows: 4 },
+        Message::Rows { tag: 1, inputs: Some(vec![tensor.clone()]) },
+        Message::Rows { tag: 1, inputs: None },
+        outputs(Ok(vec![tensor])),
+        outputs(Err(text())),
+    ];
+    all.extend(answers().into_iter().map(|answer| Message::End(End { request: 13, answer })));
+    all
+}
+
+#[test]
+fn every_message_survives_however_its_bytes_come() {
+    let all = messages();
+    let mut bytes = Vec::new();
+    all.iter().for_each(|message| message.encode(&mut bytes));
+    for pieces in [1, 7, 64, 65, usize::MAX] {
+        let mut reader = reader(bytes.clone(), pieces);
+        for message in &all {
+            assert_eq!(format!("{:?}", reader.read().unwrap()), format!("{message:?}"));
+        }
+        assert_eq!(reader.read().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
+
+#[test]
+fn a_request_and_its_end_are_one_record_each() {
+    for message in messages() {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        if matches!(message, Message::Ask(_) | Message::End(End { answer: Ok(_), .. })) {
+            assert_eq!(bytes.len(), RECORD);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_message_is_an_error() {
+    let read = |bytes: &[u8]| reader(bytes.to_vec(), usize::MAX).read().unwrap_err();
+    for message in messages() {
+        let mut bytes = Vec::new();
+        message.encode(&mut bytes);
+        let cut = &bytes[..bytes.len() - 1];
+        assert_eq!(read(cut).kind(), io::ErrorKind::UnexpectedEof, "{message:?}");
+        let mut long = bytes.clone();
+        long[4..8].fill(u8::MAX);
+        assert_eq!(read(&long).kind(), io::ErrorKind::InvalidData, "a tail without end: {message:?}");
+    }
+    assert!(read(&[255; RECORD]).to_string().contains("kind 65535"));
+    let mut bytes = Vec::new();
+    Message::Refused("é".to_owned()).encode(&mut bytes);
+    *bytes.last_mut().unwrap() = 0;
+    assert!(read(&bytes).to_string().contains("text"));
+}
+
+#[test]
+fn long_texts_are_cut_and_not_refused() {
+    let long = "é".repeat(MOST_TEXT);
+    let members = Ok(vec![MemberEnd::Failed(long.clone()), MemberEnd::Lost(long.clone())]);
+    let ended = Ended { task: TaskId(0), ago_ns: 0, took_ns: 0, again: 0, lost: None, members };
+    let all = [
+        Message::Refused(long.clone()),
+        Message::Ended(ended),
+        Message::End(End { request: 0, answer: Err(Failure::Failed(long)) }),
+    ];
+    let mut bytes = Vec::new();
+    all.iter().for_each(|message| message.encode(&mut bytes));
+    let mut reader = reader(bytes, usize::MAX);
+    assert!(all.iter().all(|_| reader.read().is_ok()));
+}

@@ -1,0 +1,210 @@
+//! A cluster on loopback, in one process: roles that talk over real connections, and clients that count their answers.
+
+use bytes::Bytes;
+use ripieno_base::{ModelId, Nanos};
+use ripieno_cluster::plane::Tcp;
+use ripieno_cluster::{
+    Backend, BackendModel, Description, Frontend, FrontendConfig, Scheduler, Spec, Start, Started, Stop,
+};
+use ripieno_executor::{
+    BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, InputLength, Loaded, ModelSource, OutputLength,
+    Tensor,
+};
+use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
+use ripieno_runtime::{Answer, Engine, EngineConfig, HangBound, Job, Refused, ServedModel};
+use ripieno_sched::{Limits, Options, Setup, build, find};
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Generous: only a hang takes so long.
+pub(crate) const SAFETY: Duration = Duration::from_secs(60);
+pub(crate) const MAX_BATCH: usize = 4;
+pub(crate) const DEPTH: usize = Limits::MOST_DEPTH;
+
+/// A model that emulated devices answer with its input, and how it is served.
+pub(crate) struct Served {
+    pub(crate) name: &'static str,
+    pub(crate) walk: Walk,
+    pub(crate) blocks: usize,
+    /// The longest request, if they differ in length.
+    pub(crate) longest: Option<u32>,
+    pub(crate) profile: Profile,
+    pub(crate) slo: Nanos,
+    pub(crate) answer_late: bool,
+}
+
+/// A whole model of 2 ms a batch, whose requests are answered however late.
+pub(crate) fn whole() -> Served {
+    let profile = Profile::linear(0.1, 2.0, MAX_BATCH).unwrap();
+    let slo = Nanos::from_millis(200);
+    Served { name: "whole", walk: Walk::Whole, blocks: 1, longest: None, profile, slo, answer_late: true }
+}
+
+impl Served {
+    fn source(&self) -> ModelSource {
+        let shape = if self.longest.is_some() { vec![-1, -1] } else { vec![-1, 2] };
+        let spec = |name: &str| TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: shape.clone() };
+        let names = (0..self.blocks).map(|at| format!("block{at}"));
+        let block = |name: String| BlockSource { profile: Some(self.profile.clone()), ..BlockSource::new(name) };
+        let blocks = names.map(block).collect();
+        let mut source = ModelSource::new(self.name, blocks, MAX_BATCH);
+        (source.inputs, source.outputs) = (vec![spec("x")], vec![spec("x")]);
+        if let Some(longest) = self.longest {
+            let (tensor, dim) = ("x".to_owned(), 1);
+            source.lengths.inputs = vec![InputLength { tensor: tensor.clone(), dim, pad: 0.0 }];
+            source.lengths.outputs = vec![OutputLength { tensor, dim }];
+            source.max_length = longest;
+        }
+        source
+    }
+
+    fn model(&self) -> Model {
+        let blocks = (0..self.blocks).map(|at| Block::new(format!("block{at}"), self.profile.clone())).collect();
+        let drop = self.answer_late.then_some(DropRule::Never);
+        Model { blocks, walk: self.walk, drop, ..Model::whole(self.name, self.profile.clone(), self.slo) }
+    }
+
+    fn description(&self, loaded: &dyn Loaded) -> Description {
+        let specs = |specs: &[TensorSpec]| specs.iter().map(Spec::of).collect();
+        Description {
+            name: self.name.to_owned(),
+            version: "1".to_owned(),
+            platform: "emulated".to_owned(),
+            inputs: specs(loaded.inputs()),
+            outputs: specs(loaded.outputs()),
+            answers: vec!["x".to_owned()],
+            batched: loaded.batched(),
+            lengths: loaded.lengths().map(|lengths| (lengths.max, lengths.dims.clone())),
+            model: self.model(),
+            max_queue: 1 << 14,
+            answer_late: self.answer_late,
+            slo_origin: "slo_ms".to_owned(),
+            labels: Default::default(),
+        }
+    }
+}
+
+/// An engine of this policy for devices that come.
+pub(crate) fn starts(policy: &'static str, hang: HangBound) -> Start {
+    Box::new(move |_| {
+        let limits = find(policy).map_err(|error| error.to_string())?.needs(&Options::new()).served(8, 4096);
+        let limits = Limits { nodes: 0, ..limits };
+        let setup = Setup { models: Vec::new(), devices: 0, limits };
+        let scheduler = build(policy, &setup, &Options::new()).map_err(|error| error.to_string())?;
+        let config = EngineConfig { hang, ..EngineConfig::new(scheduler, setup, Vec::new()) };
+        let engine = Engine::start(config).map_err(|error| error.to_string())?;
+        Ok(Started { engine, depth: limits.depth })
+    })
+}
+
+pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: HangBound) -> Scheduler {
+    let begun = Instant::now();
+    loop {
+        match Scheduler::start(&Tcp, at, epoch, starts(policy, hang), Box::new(|_, _| {})) {
+            Ok(scheduler) => return scheduler,
+            // The one before may not have let go of the port.
+            Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn anywhere() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// A backend that runs.
+pub(crate) struct RunningBackend {
+    pub(crate) stop: Arc<Stop>,
+    pub(crate) thread: JoinHandle<()>,
+}
+
+pub(crate) fn backend(scheduler: SocketAddr, models: &[Served]) -> RunningBackend {
+    let executor = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
+    backend_of(scheduler, models, executor)
+}
+
+pub(crate) fn backend_of(scheduler: SocketAddr, models: &[Served], executor: Arc<dyn Executor>) -> RunningBackend {
+    let model = |served: &Served| {
+        let loaded = executor.load(&served.source()).unwrap();
+        BackendModel { description: served.description(&*loaded), loaded }
+    };
+    let models: Vec<BackendModel> = models.iter().map(model).collect();
+    let (transport, scheduler, depth, models) = (Arc::new(Tcp), scheduler.to_string(), DEPTH, models.into());
+    let backend = Backend { transport, scheduler, executor, depth, models };
+    let stop = Arc::new(Stop::default());
+    let told = Arc::clone(&stop);
+    RunningBackend { stop, thread: thread::spawn(move || backend.run(&told)) }
+}
+
+/// What a front end was told last.
+pub(crate) type Known = Arc<Mutex<Vec<(ModelId, Description)>>>;
+
+/// A front end, and a client of it.
+pub(crate) struct Client {
+    pub(crate) frontend: Frontend,
+    pub(crate) known: Known,
+    pub(crate) sender: Sender<(usize, Answer)>,
+    pub(crate) answers: Receiver<(usize, Answer)>,
+}
+
+pub(crate) fn client(scheduler: SocketAddr) -> Client {
+    let (known, (sender, answers)) = (Known::default(), channel());
+    let config =
+        FrontendConfig { scheduler: scheduler.to_string(), data: anywhere(), advertised: None, max_live: 4096 };
+    let tells = Arc::clone(&known);
+    let on_models = Box::new(move |models: &[_]| *tells.lock().unwrap() = models.to_vec());
+    let frontend = Frontend::start(Arc::new(Tcp), config, on_models).unwrap();
+    Client { frontend, known, sender, answers }
+}
+
+pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < SAFETY, "never: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Rows of `width` bytes that differ from one request to the next.
+pub(crate) fn rows(number: usize, rows: usize, width: usize) -> Arc<[Tensor]> {
+    let data: Vec<u8> = (0..rows * width).map(|at| (number * 7 + at * 3) as u8).collect();
+    let shape = vec![rows as i64, width as i64];
+    Arc::new([Tensor { name: "x".into(), datatype: DataType::Uint8, shape, data: Bytes::from(data) }])
+}
+
+impl Client {
+    pub(crate) fn ready(&self) -> &Client {
+        until("a device serves", || self.frontend.serves() && !self.known.lock().unwrap().is_empty());
+        self
+    }
+
+    pub(crate) fn model(&self, name: &str) -> ModelId {
+        self.known.lock().unwrap().iter().find(|(_, model)| model.name == name).expect("it is served").0
+    }
+
+    pub(crate) fn submit(&self, number: usize, model: ModelId, inputs: Arc<[Tensor]>) -> Result<u64, Refused> {
+        let sender = self.sender.clone();
+        // A test that has seen enough may be gone.
+        let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
+        let rows = inputs[0].shape[0] as usize;
+        let (timeout, client, priority, on_step) = (None, 0, 0, None);
+        self.frontend.submit(Job { model, inputs, rows, timeout, client, priority, on_step, on_answer })
+    }
+}
+
+/// The same models on an engine of this process.
+pub(crate) fn local(models: &[Served], policy: &'static str) -> (Engine, Vec<ModelId>) {
+    let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH));
+    let Started { engine, .. } = starts(policy, HangBound::default())(&[]).unwrap();
+    let load = |served: &Served| {
+        let (model, loaded) = (served.model(), executor.load(&served.source()).unwrap());
+        engine.load(ServedModel { model, loaded, max_queue: 1 << 14, answer_late: served.answer_late }).unwrap()
+    };
+    let ids = models.iter().map(load).collect();
+    engine.add_device_of(&*executor).unwrap();
+    (engine, ids)
+}

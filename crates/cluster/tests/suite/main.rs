@@ -1,0 +1,6 @@
+//! The tests of `ripieno-cluster` from outside, in one binary.
+
+mod answers;
+mod common;
+mod faults;
+mod hanging;
