@@ -25,7 +25,8 @@ pub(super) struct Election {
 
 impl Election {
     pub(super) fn new(now: Time, me: Process, timing: Timing) -> Election {
-        let ask_at = now + timing.silence;
+        // Longer than a silence: whom it has not yet heard may be there all the same.
+        let ask_at = now + timing.hello * 4;
         let none = Epoch::default();
         Election { me, timing, entry: None, known: none, own: none, ask_at, asking: false, fenced: 0 }
     }
@@ -120,6 +121,19 @@ mod tests {
         let mut election = Election::new(Time::ORIGIN, ME, TIMING);
         election.on_heartbeat(Time(5), OTHER, Epoch(4));
         (election, Time(5) + TIMING.silence)
+    }
+
+    #[test]
+    fn who_has_just_begun_gives_a_primary_time_to_be_heard() {
+        let mut election = Election::new(Time::ORIGIN, ME, TIMING);
+        let begun = Time::ORIGIN + TIMING.hello * 4;
+        assert_eq!(election.on_timer(Time(begun.0 - 1)), None);
+        assert_eq!(election.on_timer(begun), Some(Swap { expected: None, next: entry(1, ME) }));
+        assert_eq!(election.on_store(begun, entry(4, OTHER)), None);
+        assert_eq!(
+            election.on_timer(begun + TIMING.store),
+            Some(Swap { expected: Some(entry(4, OTHER)), next: entry(5, ME) })
+        );
     }
 
     #[test]

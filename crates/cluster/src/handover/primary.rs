@@ -333,6 +333,16 @@ mod tests {
     }
 
     #[test]
+    fn a_backend_is_claimed_until_it_reports() {
+        let mut primary = primary();
+        report(&mut primary, Time(1), ONE, &[]);
+        let again = Time::ORIGIN + TIMING.claim;
+        assert_eq!(out(&mut primary, |primary, out| primary.on_timer(Time(again.0 - 1), out)), []);
+        let claim = Send { to: TWO, message: Message { epoch: EPOCH, body: Body::Claim { number: 3 } } };
+        assert_eq!(out(&mut primary, |primary, out| primary.on_timer(again, out)), [claim]);
+    }
+
+    #[test]
     fn a_request_runs_twice_at_most() {
         let mut primary = primary();
         [ONE, TWO].iter().for_each(|&backend| drop(report(&mut primary, Time(1), backend, &[])));

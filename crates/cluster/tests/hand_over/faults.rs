@@ -38,14 +38,18 @@ pub(crate) enum Kind {
     Primaries,
     /// The same of backends.
     Backends,
+    /// The network loses messages; all else is well.
+    Losses,
     /// A primary that is cut off misses its successor, and the first whom it hears again are backends that began anew.
     Restarts,
 }
 
 pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
     let random = &mut stream(seed, 3);
-    if kind != Kind::All {
-        return Weather::CALM;
+    match kind {
+        Kind::All => {}
+        Kind::Losses => return Weather { lost: 20, ..Weather::CALM },
+        Kind::Primaries | Kind::Backends | Kind::Restarts => return Weather::CALM,
     }
     // A third of all runs has a good network, so that what other faults do is seen alone.
     if below(random, 3) == 0 {
@@ -63,11 +67,13 @@ pub(crate) fn weather(kind: Kind, seed: u64) -> Weather {
 /// The faults of a run, in order.
 pub(crate) fn plan(kind: Kind, seed: u64) -> Vec<(Time, Fault)> {
     let random = &mut stream(seed, 4);
-    if kind == Kind::Restarts {
-        return restarts(random);
-    }
-    if kind != Kind::All {
-        return (0..3).map(|nth| (FIRST_FAULT + APART * nth, draw_one(kind, random))).collect();
+    match kind {
+        Kind::All => {}
+        Kind::Losses => return Vec::new(),
+        Kind::Restarts => return restarts(random),
+        Kind::Primaries | Kind::Backends => {
+            return (0..3).map(|nth| (FIRST_FAULT + APART * nth, draw_one(kind, random))).collect();
+        }
     }
     let count = 2 + below(random, 12);
     let span = (FAULTS_END - FIRST_FAULT).0 as u64;

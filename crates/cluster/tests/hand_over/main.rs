@@ -91,6 +91,13 @@ fn a_backend_that_ends_or_hangs_costs_no_request() {
 }
 
 #[test]
+fn what_the_network_loses_is_said_again() {
+    let counts = run_all(Kind::Losses, 50);
+    // One message in fifty is lost. A batch that is lost twice is refused, and nothing else.
+    assert!(counts.retried * 500 < counts.ran, "{counts:?}");
+}
+
+#[test]
 fn a_backend_that_begins_anew_obeys_no_primary_of_the_past() {
     let counts = run_all(Kind::Restarts, 50);
     assert!(counts.stepped_down > 0, "no primary of the past was there: {counts:?}");

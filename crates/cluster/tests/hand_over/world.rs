@@ -303,7 +303,7 @@ impl World {
 
     fn submit(&mut self) {
         let last = recovered() + END - LONGEST;
-        let next = self.now + Nanos::from_micros(500 + below(&mut self.random, 5_000) as i64);
+        let next = self.now + Nanos::from_micros(500 + below(&mut self.random, 9_000) as i64);
         if next < last {
             self.post(next, Event::Submit);
         }
@@ -311,7 +311,7 @@ impl World {
         let patience = Nanos::from_millis(20 + below(&mut self.random, 280) as i64);
         // With one fault at a time all that has time enough runs.
         let calm = self.now >= recovered() || matches!(self.kind, Kind::Primaries | Kind::Backends);
-        let deadline = self.now + if calm { LONGEST } else { patience };
+        let deadline = self.now + if calm || self.kind == Kind::Losses { LONGEST } else { patience };
         let node = &mut self.nodes[place];
         let offset = node.offset;
         let Machine::Frontend(frontend) = &mut node.machine else { return };
