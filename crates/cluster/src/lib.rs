@@ -1,7 +1,8 @@
 //! Many machines as one server.
 //!
-//! The roles of docs/adr/0025: a [`Scheduler`] runs the engine of `ripieno-runtime` over devices elsewhere, a [`Backend`] is
-//! such a device, a [`Frontend`] stands where an engine would before clients. What they say to each other is in [`plane`].
+//! The roles of docs/adr/0025: a [`Scheduler`] runs the engine of `ripieno-runtime` over devices elsewhere, a
+//! [`Backend`] is such a device, a [`Frontend`] stands where an engine would before clients. What they say to each
+//! other is in [`plane`].
 //!
 //! The [`planner`] says how many devices a load needs, and which models share which. It decides every few minutes and
 //! never about a request, so it knows profiles, rates and sizes, and neither schedulers nor sockets.
