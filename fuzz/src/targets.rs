@@ -170,7 +170,8 @@ fn tree(input: &[u8]) -> bool {
     graph.is_ok()
 }
 
-/// What one role of a cluster says to another: a greeting, or messages one after the other. What is read is written again.
+/// What one role of a cluster says to another: a greeting, or messages one after the other. What is read is written
+/// again.
 fn plane(input: &[u8]) -> bool {
     let greets = input.first_chunk().is_some_and(|bytes| Greeting::from_bytes(bytes).is_ok());
     let mut reader = Reader::new(Arc::new(Said(Mutex::new(Bytes::copy_from_slice(input)))), Duration::ZERO);

@@ -1,4 +1,5 @@
-//! Flags of `serve`, and of the roles of a cluster, from the environment: `--max-live 500` is `RIPIENO_MAX_LIVE=500`, as images and unit files like it.
+//! Flags of `serve`, and of the roles of a cluster, from the environment: `--max-live 500` is `RIPIENO_MAX_LIVE=500`,
+//! as images and unit files like it.
 //!
 //! A flag on the command line goes before a variable. One rule names them all, so that no flag can be forgotten.
 

@@ -1,5 +1,5 @@
-//! `ripieno frontend`, `scheduler` and `backend` as processes: what they answer is what `serve` answers, and whoever is killed,
-//! each request has one answer.
+//! `ripieno frontend`, `scheduler` and `backend` as processes: what they answer is what `serve` answers, and whoever is
+//! killed, each request has one answer.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -40,10 +40,13 @@ impl Process {
         self.child.wait().unwrap();
     }
 
+    fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success());
+    }
+
     /// Ends as by an operator.
     fn end(&mut self) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.signal("-TERM");
         assert!(self.child.wait().unwrap().success());
     }
 }
@@ -120,7 +123,7 @@ fn until_ready(http: &str, is: bool) {
     let begun = Instant::now();
     while (call(http, "GET /v2/health/ready", "").0 == 200) != is {
         assert!(begun.elapsed() < SAFETY, "ready is never {is}");
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::yield_now();
     }
 }
 
@@ -141,6 +144,10 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     let mut front = frontend(scheduler.address("listen"));
     let (one, cluster) = (serve.address("http"), front.address("http"));
     [one, cluster].into_iter().for_each(|http| until_ready(http, true));
+    let begun = Instant::now();
+    while !call(scheduler.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{device=\"1\"} 1") {
+        assert!(begun.elapsed() < SAFETY, "the second backend never serves");
+    }
     for at in 0..40_i64 {
         // Of several widths, which share no batch, and more rows than a batch holds.
         let (rows, width) = (1 + at as usize % 9, 1 + at as usize % 3);
@@ -167,62 +174,101 @@ fn what_a_cluster_answers_is_what_serve_answers() {
     assert_eq!(metadata(cluster), metadata(one));
     assert_eq!(call(cluster, "POST /v2/repository/models/double/unload", "{}").0, 400);
     let numbers = call(scheduler.address("metrics"), "GET /metrics", "").2;
-    assert!(numbers.contains("ripieno_devices 2") && numbers.contains("model=\"double\""), "{numbers}");
+    assert!(numbers.contains("model=\"double\""), "{numbers}");
     front.end();
     backends.iter_mut().for_each(Process::end);
     scheduler.end();
     serve.end();
 }
 
-/// Asks over and over on some threads until it is told to stop: each call has one answer, right or to be tried again. How many
-/// there were of each.
-fn drive(http: &str, stop: &AtomicBool) -> (usize, usize) {
-    let (right, again) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        for thread in 0..4_i64 {
-            let (right, again) = (&right, &again);
-            scope.spawn(move || {
-                for at in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let number = thread * 1_000_000 + at;
-                    let (status, retry, body) = infer(http, "m", &fp32("x", &[1, 1], &[number]));
-                    match (status, retry) {
-                        (200, _) => {
-                            let answer: Value = serde_json::from_str(&body).unwrap();
-                            assert_eq!(answer["outputs"][0]["data"][0].as_f64(), Some(number as f64), "{body}");
-                            right.fetch_add(1, Ordering::Relaxed);
-                        }
-                        (503, true) => drop(again.fetch_add(1, Ordering::Relaxed)),
-                        _ => panic!("{status}: {body}"),
-                    }
-                }
-            });
-        }
-    });
-    (right.into_inner(), again.into_inner())
+/// The answers so far, right or to be tried again.
+#[derive(Default)]
+struct Counts {
+    right: AtomicUsize,
+    again: AtomicUsize,
+    over: AtomicBool,
 }
 
-/// Waits for so many more right answers.
-fn during(http: &str, act: impl FnOnce()) -> (usize, usize) {
-    let stop = AtomicBool::new(false);
+/// Asks over and over: each call has one answer, right or to be tried again.
+fn drive(http: &str, first: i64, counts: &Counts) {
+    for number in first.. {
+        if counts.over.load(Ordering::Relaxed) {
+            return;
+        }
+        let (status, retry, body) = infer(http, "m", &fp32("x", &[1, 1], &[number]));
+        let counted = match (status, retry) {
+            (200, _) => {
+                let answer: Value = serde_json::from_str(&body).unwrap();
+                assert_eq!(answer["outputs"][0]["data"][0].as_f64(), Some(number as f64), "{body}");
+                &counts.right
+            }
+            (503, true) => &counts.again,
+            _ => panic!("{status}: {body}"),
+        };
+        counted.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Does something under load, once there have been some answers, and waits for as many after it. How many had to be
+/// tried again.
+fn during(http: &str, act: impl FnOnce()) -> usize {
+    const SOME: usize = 100;
+    let counts = Counts::default();
+    let answers = || counts.right.load(Ordering::Relaxed) + counts.again.load(Ordering::Relaxed);
+    let wait = |most: usize| {
+        let begun = Instant::now();
+        while answers() < most && begun.elapsed() < SAFETY {
+            std::thread::yield_now();
+        }
+    };
     std::thread::scope(|scope| {
-        let driven = scope.spawn(|| drive(http, &stop));
-        std::thread::sleep(Duration::from_millis(200));
+        (0..4).for_each(|thread| {
+            drop(scope.spawn({
+                let counts = &counts;
+                move || drive(http, thread * 1_000_000, counts)
+            }))
+        });
+        wait(SOME);
         act();
-        std::thread::sleep(Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
-        driven.join().unwrap()
-    })
+        wait(answers() + SOME);
+        counts.over.store(true, Ordering::Relaxed);
+    });
+    assert!(counts.right.load(Ordering::Relaxed) > 0 && answers() >= 2 * SOME);
+    counts.again.load(Ordering::Relaxed)
+}
+
+/// A model whose answer is its input, at once late or not.
+fn echo(name: &str) -> Folder {
+    let models = Folder::new(name);
+    let tensor = |kind: &str| format!("[[{kind}]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 1]\n");
+    let settings = "alpha_ms = 0.1\nbeta_ms = 2\nslo_ms = 5000\nmax_batch = 4\nlate = \"answer\"\n";
+    models.add("m", None, &format!("{settings}{}{}", tensor("input"), tensor("output")));
+    models
+}
+
+#[test]
+fn whoever_stands_still_counts_as_gone_until_it_goes_on() {
+    let models = echo("stands-still");
+    let scheduler = scheduler(ANYWHERE);
+    let address = scheduler.address("listen");
+    let (_stays, stops) = (backend(&models, address, "emulated"), backend(&models, address, "emulated"));
+    let front = frontend(address);
+    let http = front.address("http");
+    until_ready(http, true);
+    assert_eq!(during(http, || stops.signal("-STOP")), 0, "its requests run elsewhere");
+    stops.signal("-CONT");
+    during(http, || {
+        scheduler.signal("-STOP");
+        until_ready(http, false);
+    });
+    scheduler.signal("-CONT");
+    until_ready(http, true);
+    assert_eq!(during(http, || {}), 0);
 }
 
 #[test]
 fn whoever_is_killed_each_request_has_one_answer() {
-    let models = Folder::new("faults");
-    let tensor = |kind: &str| format!("[[{kind}]]\nname = \"x\"\ndatatype = \"FP32\"\nshape = [-1, 1]\n");
-    let settings = "alpha_ms = 0.1\nbeta_ms = 2\nslo_ms = 5000\nmax_batch = 4\nlate = \"answer\"\n";
-    models.add("m", None, &format!("{settings}{}{}", tensor("input"), tensor("output")));
+    let models = echo("faults");
     let mut first = scheduler(ANYWHERE);
     let address = first.address("listen").to_owned();
     let stays = backend(&models, &address, "emulated");
@@ -231,21 +277,18 @@ fn whoever_is_killed_each_request_has_one_answer() {
     let http = front.address("http");
     [http, other.address("http")].into_iter().for_each(|http| until_ready(http, true));
 
-    let (right, _) = during(http, || dies.kill());
-    assert!(right > 0);
+    during(http, || dies.kill());
     until_ready(http, true);
 
-    let (right, again) = during(http, || other.kill());
-    assert!(right > 0 && again == 0, "what another frontend does is nothing to this one: {again}");
+    let again = during(http, || other.kill());
+    assert_eq!(again, 0, "what another frontend does is nothing to this one");
 
-    let (right, again) = during(http, || first.kill());
-    assert!(right > 0 && again > 0);
+    assert!(during(http, || first.kill()) > 0);
     until_ready(http, false);
 
     let _second = scheduler(&address);
     until_ready(http, true);
-    let (right, again) = during(http, || {});
-    assert!(right > 0 && again == 0);
+    assert_eq!(during(http, || {}), 0);
     drop(stays);
     until_ready(http, false);
 }

@@ -1,12 +1,14 @@
-//! How many requests a second the control plane carries: one frontend process, a scheduler process, backend processes, loopback.
+//! How many requests a second the control plane carries: one frontend process, a scheduler process, backend processes,
+//! loopback.
 //!
-//! `cargo run --release -p ripieno-cluster --example control_plane -- [--backends N] [--in-flight N] [--seconds S] [--model-us US]`
+//! `cargo run --release -p ripieno-cluster --example control_plane -- [--backends N] [--in-flight N] [--seconds S]
+//! [--model-us US]`
 //!
 //! The frontend asks and counts ends, without clients and tensors; backends say that a batch has ended when its time is
 //! over, without pulling: what is left is what a request's numbers cost. Three rows, each in processes of their own:
 //! `echo`, where a peer ends each request as it reads it (the connection alone); `engine`, where the scheduler's engine
-//! refuses each for want of a model (its door); `cluster`, all of it. Latency is from asking to the end; the processor time is
-//! that of the peer, or of the scheduler, for each request.
+//! refuses each for want of a model (its door); `cluster`, all of it. Latency is from asking to the end; the processor
+//! time is that of the peer, or of the scheduler, for each request.
 
 use parking_lot::Mutex;
 use ripieno_base::{ModelId, Nanos};

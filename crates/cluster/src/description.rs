@@ -134,7 +134,8 @@ impl Description {
     }
 }
 
-/// Whether a block's costs are such as the scheduler reckons with: they come as numbers, and anybody may have made them up.
+/// Whether a block's costs are such as the scheduler reckons with: they come as numbers, and anybody may have made them
+/// up.
 fn is_sound(block: &Block, max_batch: usize) -> bool {
     let is_profile = |profile: &Profile| {
         let table: Vec<Nanos> = (1..=profile.max_batch()).map(|rows| profile.latency(rows)).collect();

@@ -1,7 +1,8 @@
 //! Many machines as one server.
 //!
-//! The roles of docs/adr/0025: a [`Scheduler`] runs the engine of `ripieno-runtime` over devices elsewhere, a [`Backend`] is
-//! such a device, a [`Frontend`] stands where an engine would before clients. What they say to each other is in [`plane`].
+//! The roles of docs/adr/0025: a [`Scheduler`] runs the engine of `ripieno-runtime` over devices elsewhere, a
+//! [`Backend`] is such a device, a [`Frontend`] stands where an engine would before clients. What they say to each
+//! other is in [`plane`].
 //!
 //! [`handover`] keeps one central scheduler in command of all backends, and puts a spare in its place within milliseconds when it
 //! ends (docs/adr/0026). The [`planner`] says how many devices a load needs, and which models share which. It decides every few

@@ -47,8 +47,8 @@ pub struct Job {
     pub on_answer: Box<dyn FnOnce(Answer) + Send>,
 }
 
-/// A client call whose inputs lie with a front end elsewhere, which gets the outputs, too: what there is to know of it to decide
-/// when it runs and where.
+/// A client call whose inputs lie with a front end elsewhere, which gets the outputs, too: what there is to know of it
+/// to decide when it runs and where.
 pub struct RemoteJob {
     /// The model, whose walks do not unfold.
     pub model: ModelId,

@@ -325,10 +325,9 @@ impl Fleet {
                         // Where walks unfold, an end is not for the device to say: the driver withdraws the request.
                         self.ended.push(!call.model.unfolds);
                         self.skips.push(BlockId(flying.block.0 + 1));
-                        let first = failed(call, part, cause.0);
-                        call.lost = call.lost.or(progress.lost.filter(|_| first));
-                        if first && progress.lost.is_none() {
-                            self.culprits.push(slot);
+                        if failed(call, part, cause.0) {
+                            call.lost = call.lost.or(progress.lost);
+                            self.culprits.extend(progress.lost.is_none().then_some(slot));
                         }
                         continue;
                     }

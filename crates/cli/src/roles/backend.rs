@@ -23,14 +23,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler scheduler:8010\n\nStart the scheduler first \
-                    or later: a backend connects again until it is there.\n";
+const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler scheduler:8010\n\n\
+                    Start the scheduler first or later: a backend connects again until it is there.\n";
 
-/// Run batches for a cluster: load the models of a repository on this machine's devices and take the orders of a scheduler.
+/// Run batches for a cluster: load the models of a repository on this machine's devices and take the orders of a
+/// scheduler.
 ///
 /// Each device is one backend of the scheduler. It fetches inputs from frontends and sends them outputs, both directly.
-/// All backends of a scheduler serve the same models; the first one says which they are. SIGTERM has it leave: it ends what
-/// it holds and is sent nothing new.
+/// All backends of a scheduler serve the same models; the first one says which they are. SIGTERM has it leave: it ends
+/// what it holds and is sent nothing new.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct BackendArgs {

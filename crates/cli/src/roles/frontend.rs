@@ -27,8 +27,8 @@ const HELP: &str = "Example:\n  ripieno frontend --scheduler scheduler:8010 --ht
 
 /// Serve clients of a cluster over HTTP and gRPC: decode, check and keep requests, have a scheduler decide about them.
 ///
-/// Speaks what `ripieno serve` speaks. Inputs stay here until a backend fetches them from the data port, and outputs come
-/// back there. While no scheduler is there, requests are answered with 503 and when to try again.
+/// Speaks what `ripieno serve` speaks. Inputs stay here until a backend fetches them from the data port, and outputs
+/// come back there. While no scheduler is there, requests are answered with 503 and when to try again.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct FrontendArgs {

@@ -1,8 +1,8 @@
 //! The roles of a cluster on the command line: `ripieno frontend`, `ripieno scheduler`, `ripieno backend`.
 //!
-//! Each is what `serve` has of it, wired to the others by `ripieno-cluster` (docs/adr/0025): a frontend is the front end
-//! before an engine elsewhere, a scheduler an engine with metrics and nothing else in front, a backend a repository whose
-//! host is a device at somebody's orders.
+//! Each is what `serve` has of it, wired to the others by `ripieno-cluster` (docs/adr/0025): a frontend is the front
+//! end before an engine elsewhere, a scheduler an engine with metrics and nothing else in front, a backend a repository
+//! whose host is a device at somebody's orders.
 
 pub(crate) mod backend;
 pub(crate) mod frontend;

@@ -23,18 +23,19 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  ripieno frontend\n";
+const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  \
+                    ripieno frontend\n";
 
 /// Decide for a cluster: which requests run together, where and when.
 ///
 /// Frontends tell it of requests as numbers, never tensors; backends are its devices. It begins with nothing: the first
-/// backend says which models there are, and the policy that suits them is chosen then, unless --policy names one. One that
-/// is started anew is obeyed by all that obeyed the one before.
+/// backend says which models there are, and the policy that suits them is chosen then, unless --policy names one. One
+/// that is started anew is obeyed by all that obeyed the one before.
 #[derive(Args, Debug)]
 #[command(after_help = HELP, after_long_help = format!("{HELP}\n{}", catalogue()))]
 pub(crate) struct SchedulerArgs {
-    /// Where frontends and backends connect to: 8010 is on loopback, :8010 on every address. Not for clients, nor for a network
-    /// with strangers.
+    /// Where frontends and backends connect to: 8010 is on loopback, :8010 on every address. Not for clients, nor for a
+    /// network with strangers.
     #[arg(long, value_name = "ADDR", default_value = SCHEDULER, value_parser = listening)]
     listen: SocketAddr,
 
@@ -45,8 +46,8 @@ pub(crate) struct SchedulerArgs {
     #[command(flatten)]
     policy: PolicyArgs,
 
-    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as long as
-    /// that makes it cheaper, so that fewer devices do [default: latency].
+    /// latency: a device that falls free starts at once, unless device time is short. efficiency: a batch waits for as
+    /// long as that makes it cheaper, so that fewer devices do [default: latency].
     #[arg(long, value_enum)]
     objective: Option<Objective>,
 

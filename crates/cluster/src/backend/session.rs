@@ -1,8 +1,8 @@
 //! One connection to a scheduler: what it orders is done, what ends is told.
 //!
-//! Threads: one reads what the scheduler says; for each front end one reads rows; the device's own threads end tasks. What
-//! they share is one table of tasks under one lock, in which a task also goes to the device, so that the order of a
-//! lane is that of the table. Outputs go to the frontends before the scheduler hears of the end.
+//! Threads: one reads what the scheduler says; for each front end one reads rows; the device's own threads end tasks.
+//! What they share is one table of tasks under one lock, in which a task also goes to the device, so that the order of
+//! a lane is that of the table. Outputs go to the frontends before the scheduler hears of the end.
 
 use super::source::{Receiver, Source};
 use super::tasks::{Held, Inputs, Ready, Tasks};

@@ -1,7 +1,7 @@
 //! The tasks of a session until they are over: those that wait for rows, and those that run.
 //!
-//! A lane's tasks begin in the order in which they came, each once the rows of all its members are there, or are known not
-//! to come. Whose rows do not come, or are not what the model takes, is left out of the batch.
+//! A lane's tasks begin in the order in which they came, each once the rows of all its members are there, or are known
+//! not to come. Whose rows do not come, or are not what the model takes, is left out of the batch.
 
 use crate::plane::{MemberEnd, Run};
 use ripieno_base::{LaneId, RequestSlot, TaskId};

@@ -1,8 +1,8 @@
 //! The frontend's role: takes jobs as an engine does, and has them decided and run elsewhere.
 //!
-//! Threads: one keeps the connection to the scheduler and reads what it says; one takes connections of backends, each of
-//! which has one that reads; one looks after requests whose time is over. They share the table of requests. Nobody is
-//! answered with its lock held.
+//! Threads: one keeps the connection to the scheduler and reads what it says; one takes connections of backends, each
+//! of which has one that reads; one looks after requests whose time is over. They share the table of requests. Nobody
+//! is answered with its lock held.
 
 mod data;
 mod models;
@@ -106,8 +106,8 @@ impl Frontend {
         self.0.door.address()
     }
 
-    /// As [`Engine::submit`](ripieno_runtime::Engine::submit): accepts a job, which is answered exactly once, or refuses it.
-    /// Its number is for [`Frontend::withdraw`].
+    /// As [`Engine::submit`](ripieno_runtime::Engine::submit): accepts a job, which is answered exactly once, or
+    /// refuses it. Its number is for [`Frontend::withdraw`].
     pub fn submit(&self, job: Job) -> Result<u64, Refused> {
         let came = Instant::now();
         let model = self.0.models.read().get(job.model).ok_or(Refused::NotLoaded)?;
@@ -129,9 +129,9 @@ impl Frontend {
         let expires = model.expires(came, job.timeout);
         let (inputs, on_answer, live) = (job.inputs, job.on_answer, model.counts.enter());
         let pending = Pending { inputs, rows, came, expires, live, on_answer, ended: None, pieces: Vec::new() };
-        let accepted = self.0.table.lock().insert(pending);
-        let (request, scheduler) = accepted.inspect_err(|_| model.counts.metrics.on_refused())?;
-        scheduler.send(&Message::Ask(Ask { request, ..ask }));
+        let accepted = self.0.table.lock().insert(pending, &model.scheduler);
+        let request = accepted.inspect_err(|_| model.counts.metrics.on_refused())?;
+        model.scheduler.send(&Message::Ask(Ask { request, ..ask }));
         Ok(request)
     }
 
@@ -250,7 +250,7 @@ impl Shared {
             Message::Devices(serving) => self.devices.store(serving, Ordering::Relaxed),
             Message::Models(text) => {
                 let models = description::read_served(&text).map_err(Garbled)?;
-                let known = self.models.write().renew(models).map_err(Garbled)?;
+                let known = self.models.write().renew(models, link).map_err(Garbled)?;
                 (self.on_models)(&known);
                 // Only now: before, nobody could name them.
                 self.table.lock().scheduler = Some(Arc::clone(link));

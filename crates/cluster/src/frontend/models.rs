@@ -2,6 +2,7 @@
 
 use super::table::Counts;
 use crate::description::{Description, RemoteModel};
+use crate::plane::Link;
 use ripieno_base::ModelId;
 use ripieno_executor::Loaded;
 use ripieno_runtime::OpenDims;
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 pub(super) struct KnownModel {
     /// What the scheduler calls it.
     pub(super) id: ModelId,
+    /// Which scheduler.
+    pub(super) scheduler: Arc<Link>,
     description: Description,
     loaded: RemoteModel,
     pub(super) open: OpenDims,
@@ -44,8 +47,12 @@ impl Models {
         self.known.get(id.index())?.clone()
     }
 
-    /// These are served from now on, and no others; by the ids that they have here.
-    pub(super) fn renew(&mut self, models: Vec<(ModelId, Description)>) -> Result<Vec<(ModelId, Description)>, String> {
+    /// A scheduler serves these from now on, and no others; by the ids that they have here.
+    pub(super) fn renew(
+        &mut self,
+        models: Vec<(ModelId, Description)>,
+        scheduler: &Arc<Link>,
+    ) -> Result<Vec<(ModelId, Description)>, String> {
         let before = std::mem::take(&mut self.known);
         self.known = self.names.iter().map(|_| None).collect();
         let mut served = Vec::with_capacity(models.len());
@@ -56,7 +63,8 @@ impl Models {
             let loaded = RemoteModel::new(&description, 0)?;
             let open = OpenDims::of(&loaded, false);
             served.push((own, description.clone()));
-            self.known[own.index()] = Some(Arc::new(KnownModel { id, description, loaded, open, counts }));
+            self.known[own.index()] =
+                Some(Arc::new(KnownModel { id, scheduler: Arc::clone(scheduler), description, loaded, open, counts }));
         }
         Ok(served)
     }

@@ -1,9 +1,9 @@
 //! The requests of a front end until they are answered: each exactly once, whoever speaks of it when and how often.
 //!
 //! A request's number is its place in the table and how often the place was taken before, so that a number never comes
-//! again and what comes late meets nobody. It is answered when the scheduler has said how it ended and, if that was well,
-//! all rows have come; or when who owes something is gone; or a while after its time. Whoever takes it out of the table
-//! answers it, so nobody else can.
+//! again and what comes late meets nobody. It is answered when the scheduler has said how it ended and, if that was
+//! well, all rows have come; or when who owes something is gone; or a while after its time. Whoever takes it out of the
+//! table answers it, so nobody else can.
 
 use crate::plane::Link;
 use ripieno_base::Nanos;
@@ -103,20 +103,21 @@ impl Table {
         Table { slots, free: (0..most).rev().collect(), scheduler: None, connections: Vec::new(), closed: false }
     }
 
-    /// Takes a request in: its number, and where to send it.
-    pub(super) fn insert(&mut self, pending: Pending) -> Result<(u64, Arc<Link>), Refused> {
+    /// Takes a request in, for the scheduler that its model is of; its number.
+    pub(super) fn insert(&mut self, pending: Pending, of: &Arc<Link>) -> Result<u64, Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
         }
-        let Some(scheduler) = self.scheduler.clone() else {
+        // Another one may have another model under the same id.
+        if !self.scheduler.as_ref().is_some_and(|scheduler| Arc::ptr_eq(scheduler, of)) {
             return Err(Refused::Outage { cause: "no scheduler is there".to_owned(), retry_after: RETRY_AFTER });
-        };
+        }
         let bound = self.slots.len();
         let at = self.free.pop().ok_or(Refused::QueueFull { bound, retry_after: RETRY_AFTER })?;
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
         slot.pending = Some(Box::new(pending));
-        Ok((u64::from(slot.taken) << 32 | u64::from(at), scheduler))
+        Ok(u64::from(slot.taken) << 32 | u64::from(at))
     }
 
     /// How many wait.
@@ -259,16 +260,19 @@ impl Due {
     /// Answers and counts it.
     pub(super) fn answer(self) {
         let Due(pending, answer) = self;
-        let metrics = &pending.live.0.metrics;
-        let took = Nanos(i64::try_from(pending.came.elapsed().as_nanos()).unwrap_or(i64::MAX));
+        let Pending { rows, came, live, on_answer, .. } = *pending;
+        let metrics = &live.0.metrics;
+        let took = Nanos(i64::try_from(came.elapsed().as_nanos()).unwrap_or(i64::MAX));
         match &answer {
             Ok(Answered { queued, executed, late, .. }) => {
-                metrics.on_success(*late, pending.rows as usize, took, *queued, *executed);
+                metrics.on_success(*late, rows as usize, took, *queued, *executed);
             }
             Err(Failure::Refused(_)) => metrics.on_refused(),
             Err(failure) => metrics.on_failure(Ending::of(failure), took),
         }
-        (pending.on_answer)(answer);
+        // Whoever has the answer does not wait any more.
+        drop(live);
+        on_answer(answer);
     }
 }
 

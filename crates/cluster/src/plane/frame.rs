@@ -1,8 +1,8 @@
 //! A frame: a record of 64 bytes, a cache line, and for some kinds a tail of bytes behind it.
 //!
-//! The first eight bytes of each record are alike: its kind, two bytes of nothing, and how long its tail is. The others are
-//! the kind's own, little-endian. [`Put`] and [`Get`] write and read them in one order, so that a layout is said twice and
-//! no more.
+//! The first eight bytes of each record are alike: its kind, two bytes of nothing, and how long its tail is. The others
+//! are the kind's own, little-endian. [`Put`] and [`Get`] write and read them in one order, so that a layout is said
+//! twice and no more.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 //! The first bytes of each connection: who speaks, in which version, and in which epoch.
 //!
-//! Whoever connects greets first, with the highest epoch that it has seen of a scheduler. Whoever is connected to answers
-//! with its own greeting, also if it will not go on, so that the other side can say in words what is the matter.
+//! Whoever connects greets first, with the highest epoch that it has seen of a scheduler. Whoever is connected to
+//! answers with its own greeting, also if it will not go on, so that the other side can say in words what is the
+//! matter.
 
 use super::{Garbled, Stream};
 use std::io;
@@ -45,7 +46,8 @@ pub struct Greeting {
 pub enum Unwelcome {
     /// It speaks otherwise.
     #[error(
-        "the other side speaks version {theirs} of the protocol between roles, this program version {VERSION}; run one version of ripieno in all roles"
+        "the other side speaks version {theirs} of the protocol between roles, this program version {VERSION}; run one \
+         version of ripieno in all roles"
     )]
     Version {
         /// Its version.
@@ -104,8 +106,8 @@ pub fn greet(stream: &dyn Stream, own: Greeting, expected: Role) -> Result<Greet
     if theirs.role == expected { Ok(theirs) } else { Err(Unwelcome::Role(theirs.role)) }
 }
 
-/// Reads the greeting of whoever has connected, and answers it. A scheduler refuses who has seen a later one; others refuse
-/// who comes from an earlier one.
+/// Reads the greeting of whoever has connected, and answers it. A scheduler refuses who has seen a later one; others
+/// refuse who comes from an earlier one.
 pub fn welcome(stream: &dyn Stream, own: Greeting, expected: &[Role]) -> Result<Greeting, Unwelcome> {
     let theirs = read(stream)?;
     stream.write_all(&own.to_bytes())?;

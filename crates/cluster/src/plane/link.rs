@@ -1,8 +1,9 @@
 //! A connection as those who send on it see it: messages go into one buffer, and a thread writes what has gathered.
 //!
-//! So there is never one write for each request under load: while a write is under way the next gathers, and after it the
-//! thread waits until 50 µs have passed since the last or enough has come. A message after a rest goes at once. A peer that
-//! does not take what it is sent is given up when the buffer is full: nobody waits for it, and nothing is dropped in silence.
+//! So there is never one write for each request under load: while a write is under way the next gathers, and after it
+//! the thread waits until 50 µs have passed since the last or enough has come. A message after a rest goes at once. A
+//! peer that does not take what it is sent is given up when the buffer is full: nobody waits for it, and nothing is
+//! dropped in silence.
 
 use super::{Message, RECORD, Stream};
 use parking_lot::{Condvar, Mutex};

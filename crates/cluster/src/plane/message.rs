@@ -1,8 +1,8 @@
 //! The messages, and their layout.
 //!
-//! One type for all that roles say, so that a layout is in one place; whoever reads takes those that it expects and ends the
-//! connection at any other. Those of each request are one record: [`Ask`], [`End`], and of each batch [`Run`] with a record a
-//! member and [`Ended`] with eight bytes a member.
+//! One type for all that roles say, so that a layout is in one place; whoever reads takes those that it expects and
+//! ends the connection at any other. Those of each request are one record: [`Ask`], [`End`], and of each batch [`Run`]
+//! with a record a member and [`Ended`] with eight bytes a member.
 
 use super::frame::{Garbled, Get, Put, RECORD, head, set_tail};
 use super::tensors::{read_tensors, write_tensors};
@@ -171,7 +171,8 @@ pub struct Ended {
     pub took_ns: u64,
     /// In how many parts it was run again, if it was.
     pub again: u32,
-    /// After how many nanoseconds its members may be sent again, if a process was lost with it; and whether it was inside.
+    /// After how many nanoseconds its members may be sent again, if a process was lost with it; and whether it was
+    /// inside.
     pub lost: Option<(u64, bool)>,
     /// What it did for each member, or what befell all.
     pub members: Result<Vec<MemberEnd>, String>,

@@ -1,7 +1,7 @@
 //! What roles say to each other, and how it gets there: records, greetings, tensors, and connections that carry them.
 //!
-//! All that comes from a connection is a stranger's: each frame is bounded before it is read, each field is checked where it
-//! is decoded, and what cannot be read ends the connection with an error, never the process.
+//! All that comes from a connection is a stranger's: each frame is bounded before it is read, each field is checked
+//! where it is decoded, and what cannot be read ends the connection with an error, never the process.
 
 mod answers;
 mod frame;

@@ -1,7 +1,7 @@
 //! What carries bytes between machines: a trait, and TCP.
 //!
-//! One thread reads a stream while another writes to it, and whoever gives it up closes it for both, so all of it is done
-//! through shared references.
+//! One thread reads a stream while another writes to it, and whoever gives it up closes it for both, so all of it is
+//! done through shared references.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

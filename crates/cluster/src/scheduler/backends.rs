@@ -130,7 +130,8 @@ fn compare(served: &[&Description], offered: &[Description]) -> Result<(), Strin
             Some(model) if model.is_like(other) => {}
             Some(model) if model.name == other.name => {
                 return Err(format!(
-                    "its model {:?} is another than the one that is served: version, tensors, walk and max_batch must be equal",
+                    "its model {:?} is another than the one that is served: version, tensors, walk and max_batch must \
+                     be equal",
                     other.name
                 ));
             }

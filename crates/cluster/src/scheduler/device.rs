@@ -1,7 +1,7 @@
 //! A device that is elsewhere, as the engine sees it: tasks go out as records, and their ends come back.
 //!
-//! What a backend says is checked here, for the engine trusts its devices: a task that it does not hold has not ended, and
-//! one of three members has not ended for two. Nothing here waits for the network.
+//! What a backend says is checked here, for the engine trusts its devices: a task that it does not hold has not ended,
+//! and one of three members has not ended for two. Nothing here waits for the network.
 
 use crate::description::RemoteModel;
 use crate::plane::{Ended, Garbled, Link, MemberEnd, Message, Run, RunMember};

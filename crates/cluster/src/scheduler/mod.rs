@@ -1,9 +1,10 @@
-//! The scheduler's role: an engine whose devices are backends elsewhere, and whose requests come from frontends elsewhere.
+//! The scheduler's role: an engine whose devices are backends elsewhere, and whose requests come from frontends
+//! elsewhere.
 //!
-//! It begins with nothing. The first backend tells what models there are; then the engine starts, with the policy that suits
-//! them, and from then on each backend is a device that joins, and is lost when its connection ends. Each connection has a
-//! thread that reads; what is sent waits in its [`Link`]. One lock stands over who is there, so that a backend hears of each
-//! front end before it is given a request of it.
+//! It begins with nothing. The first backend tells what models there are; then the engine starts, with the policy that
+//! suits them, and from then on each backend is a device that joins, and is lost when its connection ends. Each
+//! connection has a thread that reads; what is sent waits in its [`Link`]. One lock stands over who is there, so that a
+//! backend hears of each front end before it is given a request of it.
 
 mod backends;
 mod device;

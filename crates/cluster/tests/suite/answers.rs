@@ -1,4 +1,5 @@
-//! What a cluster answers is what one process answers: whole models, chains, padded lengths, requests larger than a batch.
+//! What a cluster answers is what one process answers: whole models, chains, padded lengths, requests larger than a
+//! batch.
 
 use crate::common::{Client, MAX_BATCH, SAFETY, Served, anywhere, backend, client, local, rows, scheduler, whole};
 use ripieno_model::Walk;

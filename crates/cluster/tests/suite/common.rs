@@ -67,6 +67,12 @@ impl Served {
         Model { blocks, walk: self.walk, drop, ..Model::whole(self.name, self.profile.clone(), self.slo) }
     }
 
+    /// What a backend that has nothing else tells of it, in JSON.
+    pub(crate) fn offered(&self) -> String {
+        let loaded = EmulatedEngine::new(EmulatedOptions::default()).load(&self.source()).unwrap();
+        serde_json::to_string(&[self.description(&*loaded)]).unwrap()
+    }
+
     fn description(&self, loaded: &dyn Loaded) -> Description {
         let specs = |specs: &[TensorSpec]| specs.iter().map(Spec::of).collect();
         Description {
@@ -108,7 +114,7 @@ pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: 
             // The one before may not have let go of the port.
             Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
         }
-        thread::sleep(Duration::from_millis(10));
+        thread::yield_now();
     }
 }
 
@@ -165,7 +171,7 @@ pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is() {
         assert!(begun.elapsed() < SAFETY, "never: {what}");
-        thread::sleep(Duration::from_millis(2));
+        thread::yield_now();
     }
 }
 

@@ -1,25 +1,29 @@
-//! Whoever dies, and whenever: each request whose client waits has exactly one answer, the right one or one that says that it
-//! may be sent again.
+//! Whoever dies, and whenever: each request whose client waits has exactly one answer, the right one or one that says
+//! that it may be sent again.
 
 use crate::common::{
     Client, DEPTH, SAFETY, Served, anywhere, backend, backend_of, client, rows, scheduler, until, whole,
 };
 use crate::hanging::Hanging;
 use ripieno_base::Nanos;
+use ripieno_cluster::plane::{Greeting, Link, LinkBounds, Message, Reader, Role, Tcp, Transport, Unwelcome, greet};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions};
 use ripieno_model::Walk;
 use ripieno_runtime::{Answer, Failure, HangBound, Refused};
 use std::collections::BTreeMap;
-use std::thread;
-use std::time::Duration;
+use std::sync::Arc;
 
 const REQUESTS: usize = 400;
 
-/// Submits so many, some of them two rows, a few at a time, and does something after half of them. How many were taken.
+/// Submits so many, some of them two rows, and does something when half of them are under way and some have been
+/// answered. How many were taken.
 fn drive(client: &Client, model: &str, then: impl FnOnce()) -> usize {
     let (id, mut then, mut taken) = (client.model(model), Some(then), 0);
+    let answered = || client.frontend.model(id).map_or(0, |numbers| numbers.success.count);
+    let before = answered();
     for number in 0..REQUESTS {
         if number == REQUESTS / 2 {
+            until("some are answered", || answered() > before + REQUESTS as u64 / 8);
             then.take().into_iter().for_each(|then| then());
         }
         match client.submit(number, id, rows(number, 1 + number % 2, 2)) {
@@ -27,21 +31,18 @@ fn drive(client: &Client, model: &str, then: impl FnOnce()) -> usize {
             Err(Refused::Outage { .. }) => {}
             Err(other) => panic!("{other}"),
         }
-        if number % 8 == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
     }
     taken
 }
 
-/// Waits for the answers of so many: each has one, and those with outputs the right ones. How many were ok, and retryable.
+/// Waits for the answers of so many: each has one, and those with outputs the right ones. How many were ok, and
+/// retryable.
 fn count(client: &Client, taken: usize) -> (usize, usize) {
     let mut seen: BTreeMap<usize, Answer> = BTreeMap::new();
     for _ in 0..taken {
         let (number, answer) = client.answers.recv_timeout(SAFETY).expect("each has an answer");
         assert!(seen.insert(number, answer).is_none(), "request {number} was answered twice");
     }
-    thread::sleep(Duration::from_millis(50));
     assert!(client.answers.try_recv().is_err(), "more answers than requests");
     let (mut ok, mut again) = (0, 0);
     for (number, answer) in seen {
@@ -104,7 +105,7 @@ fn requests_of_a_backend_that_hangs_run_elsewhere_and_it_comes_again() {
     let models = served(1);
     let hang = HangBound { times: 1, least: Nanos::from_millis(100) };
     let scheduler = scheduler(1, anywhere(), "deferred", hang);
-    let engine = Hanging::over(std::sync::Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH)));
+    let engine = Hanging::over(Arc::new(EmulatedEngine::new(EmulatedOptions::default()).with_depth(DEPTH)));
     let (stays, hangs) =
         (backend(scheduler.address(), &models), backend_of(scheduler.address(), &models, engine.clone()));
     let client = client(scheduler.address());
@@ -183,7 +184,9 @@ fn without_the_scheduler_requests_are_told_to_come_again_and_a_later_one_is_obey
     assert!(ok > 0 && again > 0, "{ok} and {again}");
     assert!(matches!(client.submit(0, client.model("m"), rows(0, 1, 2)), Err(Refused::Outage { .. })));
     let earlier = scheduler(6, address, "deferred", HangBound::default());
-    thread::sleep(Duration::from_millis(500));
+    let stream = Tcp.connect(&address.to_string(), SAFETY).unwrap();
+    let refused = greet(&*stream, Greeting::new(Role::Backend, 7), Role::Scheduler).unwrap_err();
+    assert!(matches!(refused, Unwelcome::Epoch { theirs: 6, ours: 7 }), "{refused}");
     assert!(earlier.engine().is_none() && !client.frontend.serves(), "nobody obeys an earlier one");
     drop(earlier);
     let _later = scheduler(8, address, "deferred", HangBound::default());
@@ -201,12 +204,26 @@ fn a_backend_with_other_models_is_refused_by_name() {
     let first = backend(scheduler.address(), &served(1));
     let client = client(scheduler.address());
     client.ready();
-    let other = backend(scheduler.address(), &[Served { name: "other", ..whole() }]);
-    thread::sleep(Duration::from_millis(300));
-    assert_eq!(scheduler.engine().unwrap().device_metrics().len(), 1);
-    for backend in [first, other] {
-        backend.stop.cut();
-        backend.thread.join().unwrap();
+    let other = [Served { name: "other", ..whole() }];
+    let longer = [Served { name: "m", longest: Some(4), ..whole() }];
+    for (models, told) in [(other, "no model \"m\""), (longer, "model \"m\" is another")] {
+        let stream = Tcp.connect(&scheduler.address().to_string(), SAFETY).unwrap();
+        greet(&*stream, Greeting::new(Role::Backend, 0), Role::Scheduler).unwrap();
+        let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "test").unwrap();
+        link.send(&Message::Offer { depth: 64, models: models[0].offered() });
+        let mut reader = Reader::new(stream, SAFETY);
+        let refused = loop {
+            match reader.read().unwrap() {
+                Message::Refused(cause) => break cause,
+                Message::Here => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(refused.contains(told), "{refused}");
+        link.close();
     }
+    assert_eq!(scheduler.engine().unwrap().device_metrics().len(), 1);
+    first.stop.cut();
+    first.thread.join().unwrap();
     client.frontend.close();
 }

@@ -24,8 +24,17 @@ impl Stream for Nowhere {
 }
 
 fn table(most: u32) -> Table {
-    let scheduler = Some(Link::start(Arc::new(Nowhere), LinkBounds::CONTROL, "test").unwrap());
-    Table { scheduler, ..Table::new(most) }
+    Table { scheduler: Some(link()), ..Table::new(most) }
+}
+
+fn link() -> Arc<Link> {
+    Link::start(Arc::new(Nowhere), LinkBounds::CONTROL, "test").unwrap()
+}
+
+/// As a request of the scheduler that is there.
+fn insert(table: &mut Table, pending: Pending) -> Result<u64, Refused> {
+    let scheduler = table.scheduler.clone().unwrap_or_else(link);
+    table.insert(pending, &scheduler)
 }
 
 fn tensor(rows: i64, first: u8) -> Vec<Tensor> {
@@ -55,7 +64,7 @@ fn the_answer_waits_for_the_end_and_for_all_rows_in_whatever_order_they_come() {
         let mut table = table(4);
         table.connect(1);
         let (pending, answers) = pending(6, None);
-        let (request, _) = table.insert(pending).unwrap();
+        let request = insert(&mut table, pending).unwrap();
         let (inputs, rows) = table.pull(request, 0, 4, 1).unwrap();
         assert_eq!((inputs.len(), rows), (1, 6));
         assert!(table.pull(request, 4, 2, 1).is_some());
@@ -71,7 +80,7 @@ fn the_answer_waits_for_the_end_and_for_all_rows_in_whatever_order_they_come() {
         assert_eq!(outputs, tensor(6, 0));
         // All of it once more meets nobody, and the next one in its place is another.
         assert!(!answer(table.end(request, ok(), now)) && !answer(table.outputs(request, 0, 4, tensor(4, 0))));
-        let (other, _) = table.insert(super::tests::pending(1, None).0).unwrap();
+        let other = insert(&mut table, super::tests::pending(1, None).0).unwrap();
         assert_eq!((other as u32, other == request), (request as u32, false));
         assert!(!answer(table.end(request, Err(Failure::Expired), now)) && table.len() == 1);
     }
@@ -84,7 +93,7 @@ fn who_waits_for_a_backend_that_is_gone_may_ask_again_and_who_is_run_elsewhere_w
     (1..=2).for_each(|connection| table.connect(connection));
     let mut asked = |connection| {
         let (pending, answers) = pending(1, None);
-        let (request, _) = table.insert(pending).unwrap();
+        let request = insert(&mut table, pending).unwrap();
         table.pull(request, 0, 1, connection).unwrap();
         (request, answers)
     };
@@ -108,13 +117,13 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
     let mut table = table(4);
     table.connect(1);
     let ((first, told), (second, waits)) = (pending(1, None), pending(1, None));
-    let (first, second) = (table.insert(first).unwrap().0, table.insert(second).unwrap().0);
+    let (first, second) = (insert(&mut table, first).unwrap(), insert(&mut table, second).unwrap());
     assert!(table.get(first).is_some() && table.pull(second, 0, 1, 1).is_some());
     assert!(!answer(table.end(second, ok(), Instant::now())));
     table.lose_scheduler().into_iter().for_each(Due::answer);
     assert!(matches!(told.try_recv().unwrap(), Err(Failure::Outage { .. })));
     assert!(answer(table.outputs(second, 0, 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
-    assert!(matches!(table.insert(pending(1, None).0), Err(Refused::Outage { .. })));
+    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::Outage { .. })));
 }
 
 #[test]
@@ -125,8 +134,8 @@ fn nobody_waits_for_ever_and_nobody_is_taken_beyond_the_bound() {
     let soon = now.checked_add(Duration::from_millis(5));
     let [(expiring, expired), (owed, given_up), (patient, waits)] =
         [pending(1, soon), pending(1, soon), pending(1, None)];
-    let [_, owed, patient] = [expiring, owed, patient].map(|pending| table.insert(pending).unwrap().0);
-    assert!(matches!(table.insert(pending(1, None).0), Err(Refused::QueueFull { bound: 3, .. })));
+    let [_, owed, patient] = [expiring, owed, patient].map(|pending| insert(&mut table, pending).unwrap());
+    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::QueueFull { bound: 3, .. })));
     table.pull(owed, 0, 1, 1).unwrap();
     assert!(!answer(table.end(owed, ok(), now)));
     let expire = |table: &mut Table, after| table.expire(now + after).into_iter().map(Due::answer).count();
@@ -137,7 +146,9 @@ fn nobody_waits_for_ever_and_nobody_is_taken_beyond_the_bound() {
     assert!(matches!(given_up.try_recv().unwrap(), Err(Failure::Outage { .. })));
     assert_eq!(expire(&mut table, Duration::from_secs(1 << 20)), 0);
     table.closed = true;
-    assert!(matches!(table.insert(pending(1, None).0), Err(Refused::ShuttingDown)));
+    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::ShuttingDown)));
+    table.closed = false;
+    assert!(matches!(table.insert(pending(1, None).0, &link()), Err(Refused::Outage { .. })), "of another scheduler");
     assert!(table.get(patient).is_some());
     table.dismiss().into_iter().for_each(Due::answer);
     assert!(matches!(waits.try_recv().unwrap(), Err(Failure::ShuttingDown)) && table.len() == 0);
