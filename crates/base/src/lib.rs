@@ -6,10 +6,12 @@ mod heap;
 mod histogram;
 mod id;
 mod list;
+mod random;
 mod time;
 
 pub use heap::IndexedHeap;
 pub use histogram::{Histogram, HistogramError};
 pub use id::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId};
 pub use list::{Links, List};
+pub use random::Random;
 pub use time::{Nanos, Time};

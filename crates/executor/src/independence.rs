@@ -11,6 +11,7 @@
 use crate::profile::ExampleRunner;
 use crate::rows;
 use crate::{Engine, Entry, ExecError, Loaded, Tensor};
+use ripieno_base::Random;
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::Arc;
 
@@ -203,6 +204,7 @@ fn request(model: &dyn Loaded, draw: Draw) -> Option<Vec<Tensor>> {
         let row = spec.shape.iter().enumerate().skip(1).map(dim);
         let shape: Vec<i64> = [1].into_iter().chain(row).collect();
         let count = shape.iter().try_fold(1i64, |all, &size| all.checked_mul(size))?;
+        // The same requests at every load.
         let mut random = Random::new(draw.row as u64 * 1_000_003 + at as u64);
         let range = model.range(&spec.name);
         let elements = (0..count.min(MOST_ELEMENTS + 1)).flat_map(|_| element(spec, range, draw.style, &mut random));
@@ -213,39 +215,24 @@ fn request(model: &dyn Loaded, draw: Draw) -> Option<Vec<Tensor>> {
 }
 
 fn element(spec: &TensorSpec, range: Option<(i64, i64)>, style: Style, random: &mut Random) -> Vec<u8> {
-    let drawn = random.next();
     let number = match (spec.datatype, range, style) {
         (DataType::Bytes, ..) => {
-            let word = format!("w{}", drawn % 97);
+            let word = format!("w{}", random.below(97));
             return [&(word.len() as u32).to_le_bytes(), word.as_bytes()].concat();
         }
-        (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, ..) => (drawn % 4001) as f64 / 2000.0 - 1.0,
+        (DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64, ..) => {
+            random.below(4001) as f64 / 2000.0 - 1.0
+        }
         (_, Some((least, most)), _) => {
             let choices = u64::try_from(most.saturating_sub(least)).unwrap_or(0).min(1 << 20) + 1;
-            least.saturating_add((drawn % choices) as i64) as f64
+            least.saturating_add(random.below(choices) as i64) as f64
         }
-        (DataType::Uint8 | DataType::Int8, None, Style::Varied) => (drawn % 128) as f64,
-        (_, None, Style::Varied) => (drawn % 2) as f64,
+        (DataType::Uint8 | DataType::Int8, None, Style::Varied) => random.below(128) as f64,
+        (_, None, Style::Varied) => random.below(2) as f64,
         (_, None, Style::Ones) => 1.0,
         (_, None, Style::Zeros) => 0.0,
     };
     crate::buffer::bytes_of(spec.datatype, number).unwrap_or_else(|| vec![0; spec.datatype.size().unwrap_or(0)])
-}
-
-/// SplitMix64: the same requests at every load.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! At one instant, ends of tasks come first, then faults, then arrivals, then the scheduler settles once; so a decision
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
+mod arriving;
 mod expiry;
 mod faults;
 mod gather;
@@ -283,50 +284,6 @@ impl<'a> World<'a> {
         self.live.len() - self.free.len()
     }
 
-    fn arrive(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) {
-        self.arrived += 1;
-        self.last_arrival = self.now;
-        let loaded = self.loaded[arrival.model.index()];
-        let graph = arrival.graph.map(|graph| &self.graphs[graph as usize]);
-        let fits = graph.is_none_or(|graph| self.unfolded.as_ref().is_some_and(|unfolded| unfolded.has_room(graph)));
-        let queue = self.queues.as_ref().is_none_or(|queues| queues.has_room(arrival.model));
-        let Some(slot) = self.free.pop_if(|_| loaded && fits && queue) else {
-            each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
-            return;
-        };
-        let Arrival { arrived, model, rows, deadline, extent, class, .. } = *arrival;
-        let (_, request) = self.live[slot.index()]
-            .insert((self.arrived, Request { slot, model, arrived, deadline, rows, extent, class }));
-        if let Some(expiries) = &mut self.expiries {
-            expiries.set(self.now, request);
-        }
-        if let Some(queues) = &mut self.queues {
-            queues.enter(model);
-        }
-        if let Some(carried) = &mut self.carried {
-            carried.accept(slot, arrival);
-        }
-        if self.unfolded.is_some() {
-            each(observers, |observer| observer.unfolds(slot, arrival.output, graph));
-        }
-        each(observers, |observer| observer.accepted(self.arrived, request));
-        self.events += 1;
-        if let Some(unfolded) = &mut self.unfolded {
-            unfolded.output[slot.index()] = arrival.output;
-            if let Some(graph) = graph {
-                unfolded.hold(slot, graph);
-                self.scheduler.on_graph(slot, graph);
-            }
-        }
-        match &self.learning {
-            None => self.scheduler.on_request(self.now, request),
-            Some(learning) => {
-                let ahead = learning.ahead(model, self.scheduler.guess());
-                self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..*request });
-            }
-        }
-    }
-
     fn pop_end(&mut self) -> Option<(TaskId, u64)> {
         let &Reverse((at, serial, task)) = self.ends.peek()?;
         (at == self.now).then(|| {
@@ -400,7 +357,7 @@ impl<'a> World<'a> {
         let slots = self.scheduler.members(id).to_vec();
         let nodes = self.scheduler.nodes(id).to_vec();
         if let Some(unfolded) = &mut self.unfolded {
-            slots.iter().for_each(|slot| unfolded.flying[slot.index()] += 1);
+            slots.iter().for_each(|slot| unfolded.in_flight[slot.index()] += 1);
         }
         let request = |slot: &RequestSlot| self.live[slot.index()].as_ref().expect("members are live");
         let ids = slots.iter().map(|slot| request(slot).0).collect();
@@ -486,7 +443,7 @@ impl<'a> World<'a> {
             queues.leave(request.model);
         }
         // A slot whose request stands in tasks that were queued ahead is freed when they have ended.
-        if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.flying[slot.index()] == 0) {
+        if self.unfolded.as_ref().is_none_or(|unfolded| unfolded.in_flight[slot.index()] == 0) {
             if let Some(unfolded) = &mut self.unfolded {
                 unfolded.release(slot);
             }

@@ -9,6 +9,7 @@ use super::text::quoted;
 use crate::proto::{ModelProto, OperatorSetProto, elem};
 use crate::weights::int_tensor;
 use prost::Message;
+use ripieno_base::Random;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -134,19 +135,17 @@ fn settings(walk: &str, blocks: &[BlockText<'_>], (name, from, take): (&str, &st
 
 struct Cell {
     draft: CellDraft,
-    /// A linear congruential generator is as random as weights for measuring need to be.
-    state: u64,
+    random: Random,
 }
 
 impl Cell {
     fn new(name: &str, seed: u64) -> Cell {
-        Cell { draft: CellDraft::named(name, OPSET), state: seed.wrapping_mul(2).wrapping_add(1) }
+        Cell { draft: CellDraft::named(name, OPSET), random: Random::new(seed.wrapping_mul(2).wrapping_add(1)) }
     }
 
     /// Between -1 and 1.
     fn number(&mut self) -> f32 {
-        self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        (self.random.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
     /// A matrix whose products are about as large as what they are made of.

@@ -1,7 +1,7 @@
 //! The load on a shard: requests at fixed, evenly spaced moments for random models, and devices that cost nothing, whose
 //! batches end when their profile says so. What is left is the scheduler: queues, batches, mailboxes, clock.
 
-use ripieno_base::{BlockId, ModelId, Nanos, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, ModelId, Nanos, Random, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
 use ripieno_report::Latencies;
 use ripieno_sched::{Limits, Request, RequestClass};
@@ -44,7 +44,7 @@ pub(super) struct Tally {
 pub(super) struct Load {
     plan: Plan,
     next: Time,
-    random: u64,
+    random: Random,
     live: Vec<Request>,
     free: Vec<RequestSlot>,
     ends: BinaryHeap<Reverse<(Time, TaskId)>>,
@@ -64,7 +64,7 @@ impl Load {
         };
         Load {
             next: Time::ORIGIN,
-            random: 1 + u64::from(plan.own[0].0),
+            random: Random::new(1 + u64::from(plan.own[0].0)),
             live: vec![none; limits.requests],
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
             ends: BinaryHeap::with_capacity(limits.tasks()),
@@ -94,8 +94,7 @@ impl Load {
 
     /// None if no slot is free: the request counts as not answered.
     fn request(&mut self, now: Time, due: Time) -> Option<Request> {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let model = self.plan.own[(((self.random >> 32) * self.plan.own.len() as u64) >> 32) as usize];
+        let model = self.plan.own[self.random.below(self.plan.own.len() as u64) as usize];
         let counted = due >= self.plan.counted_from;
         self.tally.requests += u64::from(counted);
         if counted && self.tally.requests.is_multiple_of(64) {

@@ -4,6 +4,8 @@
 //! a few in a row to the same place, the more of them the likelier. Which frontend a request reaches, and where each begins,
 //! is drawn from a generator with a fixed seed, so that runs repeat.
 
+use ripieno_base::Random;
+
 /// Where each frontend stands in its round of each model.
 #[derive(Debug)]
 pub(crate) struct Frontends {
@@ -14,13 +16,13 @@ pub(crate) struct Frontends {
     credits: Vec<u64>,
     /// By frontend and model, whose turn it is, counted from the model's first place and to be taken modulo their number.
     next: Vec<u32>,
-    random: u64,
+    random: Random,
 }
 
 impl Frontends {
     pub(crate) fn new(count: usize, models: usize, places: usize) -> Frontends {
         let (credits, next) = (vec![0; count * places], vec![0; count * models]);
-        Frontends { count, models, places, credits, next, random: 1 }
+        Frontends { count, models, places, credits, next, random: Random::new(1) }
     }
 
     /// Begins anew with other places.
@@ -28,7 +30,7 @@ impl Frontends {
         self.credits.fill(0);
         // The first begins at the first place: with one frontend nothing is left to chance.
         for at in self.models..self.next.len() {
-            self.next[at] = self.draw(1 << 16) as u32;
+            self.next[at] = self.random.below(1 << 16) as u32;
         }
     }
 
@@ -41,7 +43,7 @@ impl Frontends {
         largest: u64,
         share: impl Fn(usize) -> u64,
     ) -> usize {
-        let frontend = if self.count == 1 { 0 } else { self.draw(self.count as u64) as usize };
+        let frontend = if self.count == 1 { 0 } else { self.random.below(self.count as u64) as usize };
         let next = &mut self.next[frontend * self.models + model];
         // Each visit earns a place its share; whoever has earned the largest share is taken. One with the largest share is
         // taken at every visit, so that one round is enough.
@@ -55,12 +57,6 @@ impl Frontends {
                 return place;
             }
         }
-    }
-
-    /// A number below `bound`.
-    fn draw(&mut self, bound: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((u128::from(self.random) * u128::from(bound)) >> 64) as u64
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct Pool {
     margin: Nanos,
     head_blocks: bool,
     /// By slot, the queue of a waiting request.
-    home: Vec<u32>,
+    queue_of: Vec<u32>,
     queues: Vec<Queue>,
     /// When each queue must be looked at although nothing happens.
     wakeups: IndexedHeap<Time>,
@@ -77,7 +77,7 @@ impl Pool {
             requests: Requests::new(limits.requests),
             margin,
             head_blocks,
-            home: vec![0; limits.requests],
+            queue_of: vec![0; limits.requests],
             queues: vec![Queue::default(); queues],
             wakeups: IndexedHeap::new(queues),
             overdue: IndexedHeap::new(queues),
@@ -141,7 +141,7 @@ impl Pool {
 
     /// Puts a request into a queue, by its deadline. The queue is looked at in the next [`Pool::wake`].
     pub(crate) fn push(&mut self, queue: usize, slot: u32) {
-        self.home[slot as usize] = queue as u32;
+        self.queue_of[slot as usize] = queue as u32;
         self.queues[queue].push(&mut self.requests, slot, Order::Deadline);
         if self.queues[queue].head() == Some(slot) {
             let sooner = self.wakeups.get(queue).unwrap_or(Time::NEVER).min(self.leaves_after(slot).next());
@@ -151,7 +151,7 @@ impl Pool {
 
     /// Puts back a request that was overdue.
     pub(crate) fn push_overdue(&mut self, queue: usize, slot: u32) {
-        self.home[slot as usize] = queue as u32;
+        self.queue_of[slot as usize] = queue as u32;
         self.queues[queue].push_overdue(&mut self.requests, slot);
         self.note_overdue(queue);
         let Request { deadline, model, .. } = *self.requests.get(slot);
@@ -177,7 +177,7 @@ impl Pool {
             self.requests.disown(slot.0);
             return None;
         }
-        let queue = self.home[slot.index()] as usize;
+        let queue = self.queue_of[slot.index()] as usize;
         self.queues[queue].remove(&mut self.requests, slot.0);
         self.requests.reject(slot.0, Why::Cancelled, out);
         self.rearm(now, queue, out);
@@ -274,10 +274,8 @@ impl Pool {
             // A request that is wider than the limit runs alone.
             profile.largest_within(span).min(aim.cap.max(request.rows as usize))
         };
-        (first, left) = self.queues[queue].skip(&self.requests, (first, left), aim.target, room);
-        let rows = self.queues[queue].fill(&self.requests, first, room(first), left);
-        let latest = self.requests.get(first).deadline - profile.latency(rows.max(1));
-        (rows > 0).then_some(Candidate { first, rows, latest })
+        let (first, rows, _) = self.queues[queue].gather(&self.requests, (first, left), aim.target, room)?;
+        Some(Candidate { first, rows, latest: self.requests.get(first).deadline - profile.latency(rows) })
     }
 
     /// Moves a candidate's members out of the queue and passes over who stood before them.

@@ -141,10 +141,25 @@ impl Queue {
         }
     }
 
+    /// The batch that begins with `first`, who has `left` rows from there to the end of the queue, or with who comes after those
+    /// that are passed over for it: the fewest that let it reach its `target`; 0 passes over nobody. `room` is the largest batch
+    /// that a head allows. Returns its first request, its rows, and whether the next request does not fit.
+    pub(crate) fn gather(
+        &self,
+        requests: &Requests,
+        from: (u32, u64),
+        target: usize,
+        room: impl Fn(u32) -> usize,
+    ) -> Option<(u32, usize, bool)> {
+        let (first, left) = self.skip(requests, from, target, &room);
+        let rows = self.fill(requests, first, room(first), left);
+        (rows > 0).then_some((first, rows, (rows as u64) < left))
+    }
+
     /// Passes over the fewest from `first` on, who has `left` rows from there to the end of the queue, that let the batch
     /// reach its target, or the largest size that any later head allows if that is smaller. `room` is the largest batch
     /// that a head allows. Returns the first request kept and the rows from it on.
-    pub(crate) fn skip(
+    fn skip(
         &self,
         requests: &Requests,
         (mut first, mut left): (u32, u64),

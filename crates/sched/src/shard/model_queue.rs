@@ -228,12 +228,12 @@ impl Served {
                 }
             }
         };
-        let (first, left) = match self.rule.gather {
-            Gather::Window | Gather::Spare => self.queue.skip(requests, (head, rows), self.goal(), largest),
-            Gather::Prefix | Gather::Fifo => (head, rows),
+        let target = match self.rule.gather {
+            Gather::Window | Gather::Spare => self.goal(),
+            Gather::Prefix | Gather::Fifo => 0,
         };
-        let rows = self.queue.fill(requests, first, largest(first), left);
-        (rows > 0).then_some(Candidate { first, rows, closed: (rows as u64) < left })
+        let (first, rows, closed) = self.queue.gather(requests, (head, rows), target, largest)?;
+        Some(Candidate { first, rows, closed })
     }
 
     /// How many rows of a candidate take at most `span`, no request in part.

@@ -238,7 +238,7 @@ impl Queues {
     /// A batch of this model has ended on a device.
     pub(crate) fn note_end(&mut self, now: Time, id: ModelId, device: DeviceId) {
         self.ends.remove(device.index());
-        self.scarcity.stir(now, self.models.get(id).target_cost());
+        self.scarcity.note_activity(now, self.models.get(id).target_cost());
     }
 
     /// What a model asks for may have changed.
@@ -396,7 +396,7 @@ impl Queues {
         let Queues { requests, models, scarcity, loads, .. } = self;
         let served = models.get_mut(grant.model);
         let batch = served.target_cost();
-        scarcity.stir(now, batch);
+        scarcity.note_activity(now, batch);
         let candidate = served.gather(requests, now, grant.percent)?;
         let others = loads.others(grant.model, devices, grant.idle);
         let rows = served.cut(requests, now, candidate, scarcity.price(now, batch), &others);

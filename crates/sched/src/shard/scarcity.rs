@@ -25,7 +25,7 @@ pub(crate) const WHOLE: u64 = 1 << 16;
 pub(crate) struct Scarcity {
     passed: Share,
     /// When a batch started or ended last.
-    stirred: Time,
+    last_activity: Time,
 }
 
 /// The share of rows that something happened to, as a moving average over the last [`Share::MEMORY`].
@@ -56,8 +56,8 @@ impl Scarcity {
     }
 
     /// A batch has started or ended; `batch` is how long one takes.
-    pub(crate) fn stir(&mut self, now: Time, batch: Nanos) {
-        (self.passed, self.stirred) = (Share(self.fade(now, batch, self.passed.0)), now);
+    pub(crate) fn note_activity(&mut self, now: Time, batch: Nanos) {
+        (self.passed, self.last_activity) = (Share(self.fade(now, batch, self.passed.0)), now);
     }
 
     /// The price by which batches are started.
@@ -66,7 +66,7 @@ impl Scarcity {
     }
 
     fn fade(&self, now: Time, batch: Nanos, price: u64) -> u64 {
-        let missed = (now - self.stirred).0 / batch.0.max(1);
+        let missed = (now - self.last_activity).0 / batch.0.max(1);
         price >> missed.clamp(0, 63)
     }
 }
@@ -106,7 +106,7 @@ mod tests {
         assert!(fallen < WHOLE / 8, "{fallen}");
         (0..4).for_each(|_| scarcity.observe(64, true));
         assert_eq!(scarcity.price(now(0), BATCH), WHOLE);
-        scarcity.stir(now(7), BATCH);
+        scarcity.note_activity(now(7), BATCH);
         assert!(scarcity.price(now(7), BATCH) < WHOLE / 2, "halved seven times");
         assert_eq!(scarcity.price(now(1_000), BATCH), 0);
     }

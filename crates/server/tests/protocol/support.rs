@@ -6,11 +6,16 @@ use http_body_util::{BodyExt, Full};
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use ripieno_executor::{CpuEngine, CpuOptions};
 use ripieno_repository::registry::{Registry, Repository};
+use ripieno_repository::{LiveRepository, ModelReport, Target};
+use ripieno_runtime::{Engine, EngineConfig};
+use ripieno_sched::{Limits, Setup, build};
 use ripieno_server::{Addresses, Backend, Server, ServerConfig};
 use ripieno_wire::proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -51,6 +56,21 @@ pub(crate) async fn scripted(config: ServerConfig) -> (Running, Arc<Scripted>, m
     let registry = registry();
     let repository = Arc::new(Shelf(registry.clone()));
     (run(config, backend.clone(), registry, repository).await, backend, events)
+}
+
+/// A server of the models in this folder, on the built-in engine, and what is said of each as it is loaded.
+pub(crate) async fn serving(config: ServerConfig, folder: &Path) -> (Running, Vec<ModelReport>) {
+    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
+    let setup = || Setup { models: vec![], devices: 1, limits };
+    let scheduler = build("eager", &setup(), &Default::default()).unwrap();
+    let executor = Arc::new(CpuEngine::new(CpuOptions::default()));
+    let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
+    let registry = Arc::new(Registry::new());
+    let target = Target { measure_for: Duration::ZERO, ..Target::new(executor) };
+    let host = Arc::new(engine.clone());
+    let repository = LiveRepository::new(folder.to_owned(), target, registry.clone(), host, Arc::new(|_, _, _| {}));
+    let reports = repository.load_all().unwrap();
+    (run(config, Arc::new(engine), registry, Arc::new(repository)).await, reports)
 }
 
 /// A server with the scripted backend and default bounds.

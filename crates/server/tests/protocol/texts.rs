@@ -1,17 +1,10 @@
 //! Models that read text, from their files to the calls of OpenAI's clients and of rerankers.
 
-use crate::support::{Running, config, run};
+use crate::support::{Running, config, serving};
 use hyper::StatusCode;
-use ripieno_executor::{CpuEngine, CpuOptions};
-use ripieno_repository::registry::Registry;
-use ripieno_repository::{LiveRepository, Target};
-use ripieno_runtime::{Engine, EngineConfig};
-use ripieno_sched::{Limits, Setup, build};
 use ripieno_server::ServerConfig;
 use serde_json::{Value, json};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
 const CLASSES: &str = r#"{"id2label": {"0": "bad", "1": "fine", "2": "good"}}"#;
 
@@ -36,20 +29,9 @@ fn folder() -> tempfile::TempDir {
 }
 
 async fn start(config: ServerConfig) -> Running {
-    let folder = folder();
-    let limits = Limits { requests: 256, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
-    let setup = || Setup { models: vec![], devices: 1, limits };
-    let scheduler = build("eager", &setup(), &Default::default()).unwrap();
-    let executor = Arc::new(CpuEngine::new(CpuOptions::default()));
-    let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
-    let registry = Arc::new(Registry::new());
-    let target = Target { measure_for: Duration::ZERO, ..Target::new(executor) };
-    let host = Arc::new(engine.clone());
-    let repository =
-        LiveRepository::new(folder.path().to_owned(), target, registry.clone(), host, Arc::new(|_, _, _| {}));
-    let reports = repository.load_all().unwrap();
+    let (server, reports) = serving(config, folder().path()).await;
     assert!(reports.iter().all(|report| report.error.is_none() && report.warnings.is_empty()), "{reports:?}");
-    run(config, Arc::new(engine), registry, Arc::new(repository)).await
+    server
 }
 
 async fn ask(server: &Running, path: &str, body: Value) -> (StatusCode, Value) {

@@ -1,60 +1,27 @@
 //! Models that take no batches, from their files to every protocol: a request's shape is that of the file.
 
-use crate::support::{Running, config, run};
+use crate::support::{Running, config, serving};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, StatusCode};
-use ripieno_executor::{CpuEngine, CpuOptions};
-use ripieno_repository::registry::Registry;
-use ripieno_repository::{LiveRepository, Target};
-use ripieno_runtime::{Engine, EngineConfig};
-use ripieno_sched::{Limits, Setup, build};
 use ripieno_wire::proto::inference::model_infer_request::InferInputTensor;
 use ripieno_wire::proto::inference::{ModelConfigRequest, ModelInferRequest, ModelMetadataRequest};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
 use tonic::Code;
 
 const FILES: [&str; 3] = ["two_rows", "scalars", "softmax_of_batch"];
 
-/// A repository of these files, removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        let path = std::env::temp_dir().join(format!("ripieno-whole-requests-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        for name in FILES {
-            let file = format!("{name}.onnx");
-            let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models").join(&file);
-            std::fs::copy(from, path.join(&file)).unwrap();
-            std::fs::write(path.join(format!("{name}.toml")), "slo_ms = 60000\n").unwrap();
-        }
-        Folder(path)
+/// A repository of these files.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in FILES {
+        let file = format!("{name}.onnx");
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models").join(&file);
+        std::fs::copy(from, folder.path().join(&file)).unwrap();
+        std::fs::write(folder.path().join(format!("{name}.toml")), "slo_ms = 60000\n").unwrap();
     }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-async fn start(folder: &Folder) -> Running {
-    let limits = Limits { requests: 64, models: 4, devices: 1, lanes: 1, depth: 2, batch: 64, nodes: 0 };
-    let setup = || Setup { models: vec![], devices: 1, limits };
-    let scheduler = build("eager", &setup(), &Default::default()).unwrap();
-    let executor = Arc::new(CpuEngine::new(CpuOptions::default()));
-    let engine = Engine::start(EngineConfig::new(scheduler, setup(), vec![executor.clone()])).unwrap();
-    let registry = Arc::new(Registry::new());
-    let target = Target { measure_for: Duration::ZERO, ..Target::new(executor) };
-    let host = Arc::new(engine.clone());
-    let repository = LiveRepository::new(folder.0.clone(), target, registry.clone(), host, Arc::new(|_, _, _| {}));
-    let reports = repository.load_all().unwrap();
-    assert!(reports.iter().all(|report| report.error.is_none() && report.unbatched.is_some()), "{reports:?}");
-    run(config(), Arc::new(engine), registry, Arc::new(repository)).await
+    folder
 }
 
 fn body(inputs: &[(&str, Value, Value)]) -> Value {
@@ -68,8 +35,9 @@ fn softmax(numbers: [f64; 2]) -> f64 {
 
 #[tokio::test]
 async fn shapes_are_those_of_the_file_on_every_protocol() {
-    let folder = Folder::new();
-    let server = start(&folder).await;
+    let folder = folder();
+    let (server, reports) = serving(config(), folder.path()).await;
+    assert!(reports.iter().all(|report| report.error.is_none() && report.unbatched.is_some()), "{reports:?}");
     let metadata = server.get("/v2/models/two_rows").await.json();
     assert_eq!((&metadata["inputs"][0]["shape"], &metadata["outputs"][0]["shape"]), (&json!([2, 3]), &json!([2, 3])));
     assert_eq!(server.get("/v2/models/scalars").await.json()["inputs"][0]["shape"], json!([]));

@@ -32,7 +32,7 @@ struct Walk {
     nodes: Vec<Progress>,
     /// By block, the device of the latest step.
     device: Vec<DeviceId>,
-    flying: u32,
+    in_flight: u32,
     lost: bool,
     /// A device has gone that ran steps of it: it may go on elsewhere, or start anew.
     stranded: bool,
@@ -74,11 +74,11 @@ impl Walk {
     /// A member is started.
     fn start(&mut self, model: &Model, run: &Run<'_>, node: u32, forbids_padding: bool) {
         let anew = (run.block, node) == (BlockId(0), 0) && self.lines[0].0 > 0;
-        if (self.lost || (std::mem::take(&mut self.stranded) && anew)) && self.flying == 0 {
+        if (self.lost || (std::mem::take(&mut self.stranded) && anew)) && self.in_flight == 0 {
             self.start_over();
         }
         assert!(!self.over && !self.lost, "a node was started after its request had ended or was lost: {run:?}");
-        self.flying += 1;
+        self.in_flight += 1;
         let (block, steps) = (run.block.index(), model.blocks[run.block.index()].steps);
         if steps == Steps::Nodes {
             self.start_node(run.block, node, run.device);
@@ -132,7 +132,7 @@ impl Walk {
     }
 
     fn land(&mut self, run: &Run<'_>, steps: Steps, node: u32, lost: bool) {
-        self.flying -= 1;
+        self.in_flight -= 1;
         self.lost |= lost && !self.over;
         match steps {
             Steps::Nodes => self.nodes[node as usize] = Progress::Done,
@@ -167,12 +167,12 @@ impl Observer for Unfolding {
             lines: vec![(0, 0); blocks],
             nodes,
             device: vec![DeviceId(0); blocks],
-            flying: 0,
+            in_flight: 0,
             lost: false,
             stranded: false,
             over: false,
         });
-        assert!(before.is_none_or(|walk| walk.over && walk.flying == 0), "a slot was reused while tasks name it");
+        assert!(before.is_none_or(|walk| walk.over && walk.in_flight == 0), "a slot was reused while tasks name it");
     }
 
     fn started(&mut self, now: Time, run: &Run<'_>) {

@@ -52,7 +52,7 @@ pub(super) struct Task {
 /// The devices of a recording.
 #[derive(Debug)]
 pub(super) struct Tasks {
-    flying: HashMap<TaskId, Task>,
+    in_flight: HashMap<TaskId, Task>,
     batches: Vec<Batch>,
     limits: Limits,
     /// When the latest task of each lane ended.
@@ -65,7 +65,7 @@ pub(super) struct Tasks {
 impl Tasks {
     pub(super) fn new(limits: &Limits) -> Tasks {
         Tasks {
-            flying: HashMap::new(),
+            in_flight: HashMap::new(),
             batches: Vec::new(),
             limits: *limits,
             free: HashMap::new(),
@@ -106,7 +106,7 @@ impl Tasks {
         }
         let rows = rows as u32;
         let task = Task { of, block, rows, device, lane, earliest, alone };
-        match self.flying.insert(id, task) {
+        match self.in_flight.insert(id, task) {
             Some(_) => Err(format!("{id:?} starts, but it has not ended")),
             None => Ok(()),
         }
@@ -117,7 +117,7 @@ impl Tasks {
         if self.batches.len() == MOST_TASKS {
             return Err(format!("there are more than {MOST_TASKS} batches; cut the recording off before this line"));
         }
-        let task = self.flying.remove(&id).ok_or_else(|| format!("{id:?} ends, but it has not begun"))?;
+        let task = self.in_flight.remove(&id).ok_or_else(|| format!("{id:?} ends, but it has not begun"))?;
         let free = self.free.entry((task.device, task.lane)).or_insert(Time(i64::MIN));
         let (began, due) = match self.shared.get_mut(&task.device) {
             Some(shared) => shared.end(now, id),

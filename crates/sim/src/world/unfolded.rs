@@ -10,7 +10,7 @@ pub(super) struct Unfolded {
     /// At which step of a block that runs until its end it ends.
     pub(super) output: Vec<u32>,
     /// In how many tasks it stands, once for each of its nodes.
-    pub(super) flying: Vec<u32>,
+    pub(super) in_flight: Vec<u32>,
     /// The flags of the task that is being reported.
     ended: Vec<bool>,
     /// Room for nodes and inputs of graphs, and what is left of it.
@@ -23,7 +23,13 @@ impl Unfolded {
         let (slots, room) = (setup.limits.requests, setup.limits.nodes);
         let ended = Vec::with_capacity(setup.limits.batch);
         let unfolds = setup.models.iter().any(|model| model.walk.is_unfolded());
-        unfolds.then(|| Unfolded { output: vec![0; slots], flying: vec![0; slots], ended, room, held: vec![0; slots] })
+        unfolds.then(|| Unfolded {
+            output: vec![0; slots],
+            in_flight: vec![0; slots],
+            ended,
+            room,
+            held: vec![0; slots],
+        })
     }
 
     pub(super) fn has_room(&self, graph: &Graph) -> bool {
@@ -55,8 +61,8 @@ impl Unfolded {
         for (at, slot) in running.slots.iter().map(|slot| slot.index()).enumerate() {
             let step = running.nodes.get(at).map_or(1, |node| node + 1);
             self.ended.push(until_end && step == self.output[slot]);
-            self.flying[slot] -= 1;
-            if self.flying[slot] == 0 && live[slot].is_none() {
+            self.in_flight[slot] -= 1;
+            if self.in_flight[slot] == 0 && live[slot].is_none() {
                 self.release(RequestSlot(slot as u32));
                 free.push(RequestSlot(slot as u32));
             }

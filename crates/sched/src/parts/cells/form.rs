@@ -126,11 +126,11 @@ impl Cells {
             }
         };
         subgraph.submitted += 1;
-        subgraph.flying += 1;
+        subgraph.in_flight += 1;
         subgraph.ready -= rows;
         self.places[task.index() * self.stride + self.tasks.members(task).len()] = (id, place);
         let walker = &mut self.walkers[slot.index()];
-        walker.flying += 1;
+        walker.in_flight += 1;
         if walker.state == State::Waiting {
             walker.state = State::Running;
             self.timers.disarm(slot);
@@ -139,7 +139,7 @@ impl Cells {
         match served.model.walk.is_unfolded() {
             true => self.tasks.push_node(task, slot, node),
             false => {
-                walker.home = Some(device);
+                walker.held_by = Some(device);
                 self.tasks.push(task, slot, walker.length);
             }
         }

@@ -135,11 +135,11 @@ struct Walker {
     /// Subgraphs of this stage that are not over.
     open: u32,
     /// Nodes in flight.
-    flying: u32,
+    in_flight: u32,
     /// A task of it was lost: it starts over once nothing of it is in flight.
     lost: bool,
     /// Of a chain that has begun: the device that has what its blocks left.
-    home: Option<DeviceId>,
+    held_by: Option<DeviceId>,
     /// Nobody waits for its answer: should its work be lost, it does not start over.
     unwanted: bool,
     /// What it was padded to in its first block; its own length before.
@@ -157,9 +157,9 @@ impl Walker {
             state: State::Waiting,
             stage: 0,
             open: 0,
-            flying: 0,
+            in_flight: 0,
             lost: false,
-            home: None,
+            held_by: None,
             unwanted: false,
             length: request.extent.length,
             going: false,

@@ -175,7 +175,7 @@ impl Cells {
     /// The device on which a request must go on, if there is one: that of its set, or where its chain has begun.
     pub(super) fn bound(&self, slot: RequestSlot) -> Option<DeviceId> {
         let of_set = self.sets.of(slot).and_then(|set| self.sets.get(set).own.device);
-        of_set.or(self.walkers[slot.index()].home)
+        of_set.or(self.walkers[slot.index()].held_by)
     }
 
     /// How many steps the sequence of a request takes with padding; else 0.
@@ -291,8 +291,8 @@ impl Cells {
             return;
         }
         for slot in (0..self.walkers.len() as u32).map(RequestSlot) {
-            let Walker { state, home, .. } = self.walkers[slot.index()];
-            if state == State::Running && home == Some(device) {
+            let Walker { state, held_by, .. } = self.walkers[slot.index()];
+            if state == State::Running && held_by == Some(device) {
                 self.stop(slot);
                 self.start_over(slot);
             }

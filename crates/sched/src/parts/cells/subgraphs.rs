@@ -37,7 +37,7 @@ pub(super) struct Subgraph {
     /// The device that its tasks in flight are on.
     pub(super) pinned: Option<DeviceId>,
     /// Nodes in flight.
-    pub(super) flying: u32,
+    pub(super) in_flight: u32,
     /// Rows that could be submitted now.
     pub(super) ready: u32,
     /// Steps or nodes submitted, and how many there are with padding.
@@ -159,7 +159,7 @@ impl Subgraph {
             queued: false,
             over: false,
             pinned: None,
-            flying: 0,
+            in_flight: 0,
             ready: 0,
             submitted: 0,
             total: 0,

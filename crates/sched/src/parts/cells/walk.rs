@@ -15,7 +15,7 @@ impl Cells {
         self.models.of_newcomer(request);
         let before = self.walkers[request.slot.index()];
         assert!(
-            before.state == State::Over && before.flying == 0,
+            before.state == State::Over && before.in_flight == 0,
             "the slot of a live request was reused: {request:?}"
         );
         self.arrivals += 1;
@@ -150,12 +150,12 @@ impl Cells {
     pub(super) fn land(&mut self, done: &TaskDone<'_>, at: usize) {
         let (slot, (id, place)) = (self.tasks.members(done.task)[at], self.place(done.task, at));
         let walker = self.walker(slot);
-        walker.flying -= 1;
+        walker.in_flight -= 1;
         if walker.state == State::Over {
             return self.forget(slot);
         }
         let lost = walker.lost;
-        self.subgraphs.at_mut(id).flying -= 1;
+        self.subgraphs.at_mut(id).in_flight -= 1;
         match done.outcome {
             Outcome::Ok if lost => {}
             Outcome::Ok => self.step(id, place, done.report_of(at)),
@@ -286,7 +286,7 @@ impl Cells {
 
     /// Gives back what a request that has ended held, once nothing of it is in flight.
     fn forget(&mut self, slot: RequestSlot) {
-        if self.walkers[slot.index()].flying == 0 {
+        if self.walkers[slot.index()].in_flight == 0 {
             self.subgraphs.close_all(slot);
             self.graphs.remove(slot);
         }
@@ -304,12 +304,12 @@ impl Cells {
 
     /// Frees or closes a subgraph without tasks in flight, or starts its request over.
     pub(super) fn tidy(&mut self, slot: RequestSlot, id: u32) {
-        let Walker { state, lost, flying, .. } = self.walkers[slot.index()];
+        let Walker { state, lost, in_flight, .. } = self.walkers[slot.index()];
         if state == State::Over {
             return;
         }
         if lost {
-            if flying == 0 {
+            if in_flight == 0 {
                 self.start_over(slot);
             }
             return;
@@ -319,7 +319,7 @@ impl Cells {
             // The last of a set to reach its end lets all of them move on, itself too.
             return;
         }
-        match (subgraph.flying, subgraph.over, subgraph.is_graph) {
+        match (subgraph.in_flight, subgraph.over, subgraph.is_graph) {
             (0, true, false) => self.subgraphs.close(id),
             (0, false, _) => self.pin(id, self.bound(slot)),
             _ => {}
@@ -331,7 +331,7 @@ impl Cells {
         self.subgraphs.start_over(slot);
         self.graphs.start_over(slot, &mut self.subgraphs);
         let walker = self.walker(slot);
-        (walker.state, walker.stage, walker.lost, walker.home) = (State::Waiting, 0, false, None);
+        (walker.state, walker.stage, walker.lost, walker.held_by) = (State::Waiting, 0, false, None);
         walker.length = walker.request.extent.length;
         let (model, unwanted) = (walker.request.model, walker.unwanted);
         let why = if unwanted { Some(Why::Cancelled) } else { self.served(model).retired.then_some(Why::Unloaded) };

@@ -10,7 +10,7 @@ use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 pub(super) const CROWD: usize = 8;
 /// A request is pressed that is answered after this part of its time. Our choice: with 9/10 useful answers under overload fall, with 7/10
 /// less is gained just below it.
-const PRESSED: (u64, u64) = (4, 5);
+const URGENT: (u64, u64) = (4, 5);
 
 impl DvaBatch {
     /// Forms batches of the model whose first request has waited longest, of those that may start one on a device. Whether it
@@ -74,7 +74,7 @@ impl DvaBatch {
         }
         if self.devices[device].is_idle() && self.queues.fifo.len(id) > count && self.served(id).plan.alike {
             let chosen = self.choose(id);
-            if !self.presses(now, device, id) {
+            if !self.oldest_is_urgent(now, device, id) {
                 return chosen;
             }
         }
@@ -85,7 +85,7 @@ impl DvaBatch {
             self.devices[device].has_room(plan.share(model, 0, rows, length))
         };
         if fits(count) {
-            return if self.devices[device].runs() && self.suits_later(now, device, id, count) { 0 } else { count };
+            return if self.devices[device].runs() && self.is_better_later(now, device, id, count) { 0 } else { count };
         }
         if !fits(1) {
             return 0;
@@ -95,7 +95,7 @@ impl DvaBatch {
             let middle = (low + high).div_ceil(2);
             if fits(middle) { low = middle } else { high = middle - 1 }
         }
-        if self.suits_later(now, device, id, low) { 0 } else { low }
+        if self.is_better_later(now, device, id, low) { 0 } else { low }
     }
 
     /// Chooses a batch around the oldest where more wait than it holds. It stands in [`DvaBatch::clusters`].
@@ -111,12 +111,12 @@ impl DvaBatch {
 
     /// Whether the oldest request has hardly time left if the batch that was chosen around it runs now. While batches are chosen by length
     /// some wait longer than others; under overload they would be late while others have time to spare.
-    fn presses(&self, now: Time, device: DeviceId, id: ModelId) -> bool {
+    fn oldest_is_urgent(&self, now: Time, device: DeviceId, id: ModelId) -> bool {
         let oldest = self.queues.fifo.head(id).expect("somebody waits");
         let Served { model, own: OfModel { plan, .. }, .. } = self.served(id);
         let (length, rows, _) = self.clusters.groups().next().expect("a batch was chosen");
         let end = now + self.devices[device].takes(plan.remaining(model, 0, rows, length));
-        end - oldest.arrived > (oldest.deadline - oldest.arrived).scale(PRESSED.0, PRESSED.1)
+        end - oldest.arrived > (oldest.deadline - oldest.arrived).scale(URGENT.0, URGENT.1)
     }
 
     /// Divides the first `count` requests of a model by length.
@@ -137,7 +137,7 @@ impl DvaBatch {
     /// them now and the others in such parts beside what runs. The parts stand divided in [`DvaBatch::clusters`] if not.
     /// What a play has promised must come true: if some of those who waited then still do when all should have ended, tasks
     /// side by side take longer than profiled, and parts would run for ever while the queue grew.
-    fn suits_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
+    fn is_better_later(&mut self, now: Time, device: DeviceId, id: ModelId, part: usize) -> bool {
         let oldest = self.queues.fifo.head(id).expect("somebody waits").arrived;
         let promise = &mut self.queues.models.get_mut(id).own.promise;
         *promise = promise.filter(|&(latest, _)| oldest <= latest);
@@ -166,7 +166,8 @@ impl DvaBatch {
                 }
             }
         }
-        let later = apart.waits(others) > together || self.outruns(now, id, all, (apart.end(), end), device);
+        let later =
+            apart.waits(others) > together || self.arrivals_outrun_parts(now, id, all, (apart.end(), end), device);
         if !later {
             let latest = self.queues.fifo.waiting(id).nth(all - 1).map_or(oldest, |latest| latest.arrived);
             let by = now + self.devices[device].takes(apart.end());
@@ -177,7 +178,14 @@ impl DvaBatch {
 
     /// Whether rows come faster than parts beside each other carry them, and all together would be done sooner: what is better for
     /// those who wait is then worse for whoever comes, for as long as the load lasts.
-    fn outruns(&self, now: Time, id: ModelId, all: usize, (apart, together): (Nanos, Nanos), device: DeviceId) -> bool {
+    fn arrivals_outrun_parts(
+        &self,
+        now: Time,
+        id: ModelId,
+        all: usize,
+        (apart, together): (Nanos, Nanos),
+        device: DeviceId,
+    ) -> bool {
         let span = self.devices[device].takes(apart);
         let come = self.served(id).own.meter.rate(now).map_or(0, |rate| rate.rows_in(span));
         let present = self.devices.iter().filter(|(_, device)| device.present).count();

@@ -1,0 +1,53 @@
+//! What becomes of a request that arrives: a slot and the scheduler's ear, or nothing.
+
+use super::{World, each};
+use crate::observer::Observer;
+use crate::route::Arrival;
+use ripieno_sched::Request;
+
+impl World<'_> {
+    /// Takes a request in and tells the scheduler of it, if there is room for it and its model is loaded.
+    pub(super) fn arrive(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) {
+        self.arrived += 1;
+        self.last_arrival = self.now;
+        let loaded = self.loaded[arrival.model.index()];
+        let graph = arrival.graph.map(|graph| &self.graphs[graph as usize]);
+        let fits = graph.is_none_or(|graph| self.unfolded.as_ref().is_some_and(|unfolded| unfolded.has_room(graph)));
+        let queue = self.queues.as_ref().is_none_or(|queues| queues.has_room(arrival.model));
+        let Some(slot) = self.free.pop_if(|_| loaded && fits && queue) else {
+            each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
+            return;
+        };
+        let Arrival { arrived, model, rows, deadline, extent, class, .. } = *arrival;
+        let (_, request) = self.live[slot.index()]
+            .insert((self.arrived, Request { slot, model, arrived, deadline, rows, extent, class }));
+        if let Some(expiries) = &mut self.expiries {
+            expiries.set(self.now, request);
+        }
+        if let Some(queues) = &mut self.queues {
+            queues.enter(model);
+        }
+        if let Some(carried) = &mut self.carried {
+            carried.accept(slot, arrival);
+        }
+        if self.unfolded.is_some() {
+            each(observers, |observer| observer.unfolds(slot, arrival.output, graph));
+        }
+        each(observers, |observer| observer.accepted(self.arrived, request));
+        self.events += 1;
+        if let Some(unfolded) = &mut self.unfolded {
+            unfolded.output[slot.index()] = arrival.output;
+            if let Some(graph) = graph {
+                unfolded.hold(slot, graph);
+                self.scheduler.on_graph(slot, graph);
+            }
+        }
+        match &self.learning {
+            None => self.scheduler.on_request(self.now, request),
+            Some(learning) => {
+                let ahead = learning.ahead(model, self.scheduler.guess());
+                self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..*request });
+            }
+        }
+    }
+}
