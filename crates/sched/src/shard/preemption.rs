@@ -144,11 +144,11 @@ mod tests {
         fn settle(&mut self, now: i64) -> Started {
             self.out.clear();
             self.scheduler.settle(ms(now), &mut self.out);
-            let started = self.out.actions().iter().filter_map(|action| match *action {
+            let mut started = self.out.actions().iter().filter_map(|action| match *action {
                 Action::Start { task, model, block, .. } => Some((task, model.0, block.0)),
                 _ => None,
             });
-            started.last()
+            started.next_back()
         }
 
         fn arrive(&mut self, now: i64, slot: u32, model: u16, slo: i64) -> Started {
