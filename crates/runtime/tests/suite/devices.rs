@@ -195,6 +195,16 @@ fn all_hang(devices: usize, ms: f64, shards: usize) -> (Arc<Hanging>, Engine, Cl
     (executor, engine, client)
 }
 
+/// Two devices, of which the first hangs; it is found out after a tenth of a second.
+fn one_hangs(shards: usize) -> (Arc<Hanging>, Engine, Client) {
+    let executor = hanging();
+    let hang = HangBound { times: 1, least: Nanos::from_millis(100) };
+    let engine = Engine::start(EngineConfig { hang, ..config("eager", &executor, 2, shards) }).unwrap();
+    let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
+    executor.device(0).hang();
+    (executor, engine, client)
+}
+
 /// The device that holds the only task, but for those that were lost.
 fn holder(executor: &Hanging, lost: &[usize]) -> usize {
     let holds = |at: &usize| !lost.contains(at) && executor.device(*at).tasks() > 0;
@@ -298,12 +308,7 @@ in_one_piece_and_in_shards! {
     }
 
     fn a_device_that_hangs_is_found_out_and_comes_again_once_it_has_ended(shards: usize) {
-        let executor = hanging();
-        let mut config = config("eager", &executor, 2, shards);
-        config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
-        let engine = Engine::start(config).unwrap();
-        let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
-        executor.device(0).hang();
+        let (executor, engine, client) = one_hangs(shards);
         // By the clock of a slow machine the other one may seem to hang, too; but everybody is answered.
         let ask = |numbers: std::ops::Range<usize>| {
             numbers.clone().for_each(|number| drop(client.submit(number, 1, None).unwrap()));
@@ -318,12 +323,7 @@ in_one_piece_and_in_shards! {
     }
 
     fn a_device_that_hangs_while_it_leaves_does_not_come_again(shards: usize) {
-        let executor = hanging();
-        let mut config = config("eager", &executor, 2, shards);
-        config.hang = HangBound { times: 1, least: Nanos::from_millis(100) };
-        let engine = Engine::start(config).unwrap();
-        let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.1)).unwrap());
-        executor.device(0).hang();
+        let (executor, engine, client) = one_hangs(shards);
         client.submit(1, 1, None).unwrap();
         executor.device(0).await_tasks(1);
         // The device may have been found out already, or the other one, by the clock of a slow machine.
