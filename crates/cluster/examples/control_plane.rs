@@ -18,7 +18,7 @@ use ripieno_cluster::plane::{
 use ripieno_cluster::{Description, Scheduler, Spec, Started};
 use ripieno_model::{DataType, DropRule, Model, Profile, TensorSpec};
 use ripieno_runtime::{Answered, Engine, EngineConfig, Failure};
-use ripieno_sched::{Options, Setup, build, find};
+use ripieno_sched::{Objective, Options, Setup, build, find, served_options};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -111,9 +111,11 @@ fn echo() -> Outcome<()> {
 
 fn scheduler() -> Outcome<()> {
     let start = |_: &[Description]| {
-        let limits = find("deferred").map_err(|error| error.to_string())?.needs(&Options::new()).served(64, LIVE);
+        let policy = find("deferred").map_err(|error| error.to_string())?;
+        let options = served_options(policy, Options::new(), Objective::Latency);
+        let limits = policy.needs(&options).served(64, LIVE);
         let setup = Setup { models: Vec::new(), devices: 0, limits };
-        let scheduler = build("deferred", &setup, &Options::new()).map_err(|error| error.to_string())?;
+        let scheduler = build("deferred", &setup, &options).map_err(|error| error.to_string())?;
         let engine =
             Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).map_err(|error| error.to_string())?;
         Ok(Started { engine, depth: limits.depth })

@@ -1,6 +1,6 @@
 //! Requests whose inputs lie with a front end elsewhere, on devices that join an engine which began without any.
 
-use crate::common::{SAFETY, limits, policy, served, setup};
+use crate::common::{SAFETY, eager, limits, policy, served, setup};
 use ripieno_base::ModelId;
 use ripieno_executor::{
     Device, Engine as Executor, ExecError, LoadError, Loaded, Loss, Member, ModelSource, Origin, Payload, Progress,
@@ -8,7 +8,6 @@ use ripieno_executor::{
 };
 use ripieno_model::Extent;
 use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Refused, RemoteJob};
-use ripieno_sched::Options;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -78,7 +77,7 @@ struct Bench {
 /// An engine that began without devices, and has one now.
 fn bench(does: fn(&Member) -> Progress) -> Bench {
     let setup = setup(0, limits(8));
-    let scheduler = policy("deferred", &setup, &Options::new(), 1);
+    let scheduler = policy("eager", &setup, &eager(), 1);
     let engine = Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).unwrap();
     let model = engine.load(served(1, Duration::from_secs(30))).unwrap();
     let (seen, received) = channel();

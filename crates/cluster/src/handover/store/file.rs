@@ -1,4 +1,6 @@
 //! The epoch of schedulers on one machine, in a file: what stands in for etcd where there are no other machines.
+//!
+//! It is not forced to the disk, which may take long: who ends with the machine takes along all who knew the epoch.
 
 use super::{Entry, EpochStore, Swap, Unreachable};
 use std::fs::{self, File};
@@ -35,7 +37,6 @@ impl FileStore {
         let next = self.beside("next");
         let mut file = File::create(&next)?;
         writeln!(file, "{entry}")?;
-        file.sync_data()?;
         fs::rename(next, &self.path)
     }
 }
@@ -53,6 +54,8 @@ impl EpochStore for FileStore {
 
     fn read(&mut self) -> Result<Option<Entry>, Unreachable> {
         match fs::read_to_string(&self.path) {
+            // As a machine that ended may leave it.
+            Ok(text) if text.is_empty() => Ok(None),
             Ok(text) => text.parse().map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.unreachable(&error)),

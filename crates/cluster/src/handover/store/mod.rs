@@ -126,12 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_decides_nothing() {
+    fn a_file_that_cannot_be_read_decides_nothing_and_an_empty_one_is_new() {
         let folder = tempfile::tempdir().unwrap();
         let swap = Swap { expected: None, next: entry(1, 7) };
         assert!(FileStore::new(folder.path().join("no/such/folder")).swap(&swap).is_err());
         std::fs::write(folder.path().join("epoch"), "seven").unwrap();
         assert!(FileStore::new(folder.path().join("epoch")).swap(&swap).is_err());
+        std::fs::write(folder.path().join("epoch"), "").unwrap();
+        assert_eq!(FileStore::new(folder.path().join("epoch")).swap(&swap), Ok(entry(1, 7)));
     }
 
     #[test]
