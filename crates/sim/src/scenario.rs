@@ -202,6 +202,11 @@ impl Scenario {
         limits.nodes = limits.nodes.min(Limits::SERVED_NODES);
         self.queues.iter_mut().for_each(|queue| *queue = queue.or(Some(Limits::SERVED_QUEUE)));
         self.setup.models.iter_mut().for_each(|model| fit_batches(model, policy));
+        // A server cuts what is wider than a batch; what a file lists is never cut.
+        for arrival in self.requests.iter().flatten() {
+            let largest = &mut self.setup.models[arrival.model.index()].max_batch;
+            *largest = (*largest).max(arrival.rows as usize);
+        }
     }
 
     /// The policy's options, with the estimates of the network where the policy takes them and none are given.

@@ -59,7 +59,9 @@ fn texts_become_tokens_and_what_is_too_long_is_refused_or_cut() {
     let cut = model.encode(&long, None, true).unwrap();
     assert_eq!((cut.ids.len(), cut.ids[7]), (8, 3), "the end keeps its mark");
     assert_eq!(model.encode("", None, false).unwrap().ids, [2, 3]);
-    assert_eq!((model.check(vec![]), model.check(vec![1; 9])), (Err(TextError::Empty), Err(TextError::TooLong(8))));
+    let refused = (model.check(vec![], true), model.check(vec![1; 9], false));
+    assert_eq!(refused, (Err(TextError::Empty), Err(TextError::TooLong(8))));
+    assert_eq!(model.check((0..9).collect(), true).unwrap().ids, (0..8).collect::<Vec<_>>());
 }
 
 #[test]

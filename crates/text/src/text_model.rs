@@ -208,7 +208,10 @@ impl TextModel {
     }
 
     /// Tokens that a client brings itself.
-    pub fn check(&self, ids: Vec<u32>) -> Result<Tokens, TextError> {
+    pub fn check(&self, mut ids: Vec<u32>, truncate: bool) -> Result<Tokens, TextError> {
+        if truncate {
+            ids.truncate(self.max_length);
+        }
         match ids.len() {
             0 => Err(TextError::Empty),
             count if count > self.max_length => Err(TextError::TooLong(self.max_length)),

@@ -30,6 +30,8 @@ const LONGEST_PAUSE: Nanos = Nanos::from_millis(64_000);
 const REST: i64 = 4;
 /// Requests in a row that were given up, none having run, before the profile that says so is put to the test.
 const GIVEN_UP: u32 = 8;
+/// A task that takes this part of what a profile says, in hundredths, confirms it.
+const CONFIRMS: i128 = 90;
 /// A profile under test says that a lone request takes this part of the SLO.
 const TESTED: i64 = 8;
 
@@ -157,8 +159,9 @@ impl Drift {
 ///
 /// One that has become far too long makes every request hopeless, so no task runs that could correct it. After some such
 /// losses in a row the model is given the benefit of the doubt: its profile is scaled down until a lone request fits its
-/// SLO with room to spare, and what then runs tells the truth. Should the profile have been right, the first task restores it, at
-/// the price of that task and of a few late answers, ever more seldom.
+/// SLO with room to spare, and the first task that then runs tells the truth. Should the profile have been right it is restored, at
+/// the price of that task and of a few late answers, ever more seldom. Should it have been too long by a little only, that is what
+/// may keep everything from running, together with the margin: the task's own time takes its place.
 #[derive(Debug)]
 pub(crate) struct Doubt {
     given_up: u32,
@@ -187,22 +190,22 @@ impl Doubt {
     }
 }
 
-/// Whether a task took rather what the profile `before` says of it than what the one under test does, which has `profiled`.
-pub(crate) fn stands(before: &Profile, tested: &Profile, profiled: Nanos, took: Nanos) -> bool {
-    let ratio = i128::from(before.latency(1).0) * 100 / i128::from(tested.latency(1).0.max(1));
-    let before = i128::from(profiled.0) * ratio / 100;
-    // Nearer to the old one, by factors.
-    i128::from(took.0) * i128::from(took.0) > before * i128::from(profiled.0)
+/// What to make of the profile `before` after a task that took so long, where the one under test has `profiled`.
+pub(crate) fn judged(before: &Profile, tested: &Profile, profiled: Nanos, took: Nanos) -> Option<Profile> {
+    let (first, instead) = (i128::from(before.latency(1).0), i128::from(tested.latency(1).0.max(1)));
+    let thought = (i128::from(profiled.0) * first / instead).max(1);
+    let took = i128::from(took.0.max(1));
+    if took * 100 >= thought * CONFIRMS { Some(before.clone()) } else { scaled(before, took, thought) }
+}
+
+fn scaled(profile: &Profile, by: i128, of: i128) -> Option<Profile> {
+    let scaled = |latency: &Nanos| Nanos((i128::from(latency.0) * by / of).clamp(1, i128::from(latency.0)) as i64);
+    Profile::from_table(&profile.table().iter().map(scaled).collect::<Vec<_>>()).ok()
 }
 
 /// The profile of a block of a model that is given the benefit of the doubt.
 pub(crate) fn doubted(profile: &Profile, alone: Nanos, slo: Nanos) -> Option<Profile> {
-    let to = Nanos((slo.0 / TESTED).max(1));
-    let scaled = |latency: &Nanos| {
-        Nanos((i128::from(latency.0) * i128::from(to.0) / i128::from(alone.0.max(1))).clamp(1, i128::from(latency.0))
-            as i64)
-    };
-    Profile::from_table(&profile.table().iter().map(scaled).collect::<Vec<_>>()).ok()
+    scaled(profile, i128::from((slo.0 / TESTED).max(1)), i128::from(alone.0.max(1)))
 }
 
 #[cfg(test)]

@@ -316,12 +316,8 @@ impl Served {
         let rank = match (self.rule.gather, self.rule.start) {
             (Gather::Fifo, _) => first.arrived,
             // Who would be late behind all others goes before them; the others go in the order of their arrival. Where device time
-            // is short deadlines alone decide: nobody has time to spare.
-            (_, Start::Priced(Price::Measured))
-                if terms.price == 0 && self.urgent_from(latest, terms) > exec.max(now) =>
-            {
-                first.arrived
-            }
+            // is short so much waits that nobody has time to spare.
+            (_, Start::Priced(Price::Measured)) if self.urgent_from(latest, terms) > exec.max(now) => first.arrived,
             (_, Start::Priced(Price::Measured)) => latest - terms.ahead - BEFORE_OTHERS,
             // A light model finds no free device later where others hold them for long. Among the others nobody goes ahead: beyond
             // the peak whoever came after would have all of the losses.

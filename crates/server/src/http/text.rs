@@ -71,7 +71,7 @@ pub(super) async fn embeddings(state: &State, request: &mut Request<Incoming>) -
         call.text.answer(tokens).await?.into_iter().map(|vector| shortened(vector, asked.dimensions, is_normal));
     let vectors = vectors.collect::<Result<Vec<_>, _>>()?;
     let size = Size { rows: vectors.len(), numbers: vectors.iter().map(Vec::len).sum(), bytes: 0 };
-    let format = asked.encoding_format;
+    let format = asked.encoding_format.unwrap_or_default();
     let row = move |(index, vector): (usize, Vec<f32>)| {
         let embedding = match format {
             EncodingFormat::Float => Numbers::Float(vector),
@@ -219,8 +219,8 @@ impl<'a> Call<'a> {
     /// The tokens of an input, which a client may bring itself.
     async fn tokens(&mut self, input: TextInput, truncate: Option<bool>) -> Result<Vec<Tokens>, Problem> {
         let texts = match input {
-            TextInput::Ids(ids) => return self.check(vec![ids]),
-            TextInput::ManyIds(many) => return self.check(many),
+            TextInput::Ids(ids) => return self.check(vec![ids], truncate),
+            TextInput::ManyIds(many) => return self.check(many, truncate),
             TextInput::Text(text) => vec![text],
             TextInput::Texts(texts) => texts,
         };
@@ -228,11 +228,12 @@ impl<'a> Call<'a> {
         self.tokenised(count, bytes, truncate, move |text, truncate, at| text.encode(&texts[at], None, truncate)).await
     }
 
-    fn check(&mut self, many: Vec<Vec<u32>>) -> Result<Vec<Tokens>, Problem> {
+    fn check(&mut self, many: Vec<Vec<u32>>, truncate: Option<bool>) -> Result<Vec<Tokens>, Problem> {
         self.check_count(many.len())?;
         let text = self.text.text.clone();
-        let tokens = many.into_iter().enumerate().map(|(at, ids)| text.check(ids).map_err(|error| wrong(at, &error)));
-        self.keep(tokens.collect::<Result<Vec<_>, _>>()?)
+        let truncate = truncate.unwrap_or(text.truncate);
+        let one = |(at, ids)| text.check(ids, truncate).map_err(|error| wrong(at, &error));
+        self.keep(many.into_iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()?)
     }
 
     /// The tokens of a query beside each document.

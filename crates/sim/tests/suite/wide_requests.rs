@@ -3,9 +3,9 @@
 use expect_test::expect;
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::{Model, Profile};
-use ripieno_sched::{Limits, Options, Setup, build};
+use ripieno_sched::{Limits, Options, Setup, build, find};
 use ripieno_sim::checkers::Checkers;
-use ripieno_sim::{Arrival, Trace, World};
+use ripieno_sim::{Arrival, Scenario, Trace, World, simulate};
 
 #[test]
 fn a_batch_that_cannot_grow_starts_at_once() {
@@ -27,4 +27,19 @@ fn a_batch_that_cannot_grow_starts_at_once() {
         991,1002,0,m,m,4
     "#]]
     .assert_eq(&trace.tasks_csv());
+}
+
+/// A server would cut it: its batches are fitted to the SLO. What a file lists is not cut.
+#[test]
+fn a_request_that_a_file_lists_may_be_wider_than_the_batches_of_a_server() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = folder.join("wide.toml");
+    std::fs::write(folder.join("wide.csv"), "arrival_ms,model,rows\n1,m,4\n2,m,1\n").unwrap();
+    let model = "[[model]]\nname = \"m\"\nalpha_ms = 1\nbeta_ms = 5\nmax_batch = 8\nslo_ms = 16\n";
+    std::fs::write(&file, format!("requests_file = \"wide.csv\"\n{model}")).unwrap();
+    for policy in ["cellular", "late", "deferred"] {
+        let mut scenario = Scenario::read(&file).unwrap();
+        scenario.serve_under(find(policy).unwrap(), Options::new());
+        assert_eq!(simulate(&scenario, None).unwrap().total.requests, 2, "{policy}");
+    }
 }

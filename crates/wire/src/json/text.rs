@@ -33,8 +33,7 @@ pub enum EncodingFormat {
 pub struct EmbeddingsBody {
     pub model: String,
     pub input: TextInput,
-    #[serde(default)]
-    pub encoding_format: EncodingFormat,
+    pub encoding_format: Option<EncodingFormat>,
     /// The first so many numbers of each vector.
     pub dimensions: Option<usize>,
     /// Whether texts that are too long are cut.
@@ -203,6 +202,8 @@ mod tests {
         assert_eq!(input(r#"["a", "b"]"#), Ok(TextInput::Texts(vec!["a".into(), "b".into()])));
         assert_eq!(input("[1, 2]"), Ok(TextInput::Ids(vec![1, 2])));
         assert_eq!(input("[[1], [2, 3]]"), Ok(TextInput::ManyIds(vec![vec![1], vec![2, 3]])));
+        let null = serde_json::from_str::<EmbeddingsBody>(r#"{"model": "m", "input": "a", "encoding_format": null}"#);
+        assert_eq!(null.unwrap().encoding_format.unwrap_or_default(), EncodingFormat::Float);
         for odd in ["1", "[-1]", "[[\"a\"]]", "null", "[1, \"a\"]"] {
             assert!(input(odd).unwrap_err().starts_with("input must be a text"), "{odd}");
         }
