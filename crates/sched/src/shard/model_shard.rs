@@ -6,7 +6,7 @@
 //! a batch of another model that could not wait, and goes on after that (`preemption.rs`).
 
 use super::messages::{DeviceToken, GrantNumber};
-use super::preemption::Border;
+use super::preemption::{Border, Preempting};
 use super::{Epoch, Grant, Holding, Loaded, Offer, Queues, Release, Rules, Sent, Standing, ToMatchmaker};
 use crate::parts::tasks::{Preempted, Task, Tasks};
 use crate::{Action, Control, Limits, Outbox, Outcome, Request, Scheduler, TaskDone, Why};
@@ -157,23 +157,23 @@ impl ModelShard {
 
     /// Goes on with the next block of a batch, or lets another batch run before that.
     fn go_on(&mut self, now: Time, id: TaskId, out: &mut Outbox, tell: &mut impl Tell) {
-        let task = self.tasks.get(id);
-        let border = Border {
-            batch: &task,
-            members: self.tasks.all_members(id),
-            percent: self.stands[task.device.index()].unwrap_or(100),
-            devices: self.devices,
-        };
-        // Who preempts others is not preempted, and nobody who takes time to reach the device preempts anybody.
-        let may_be = !self.sends_ahead && self.preempted.get(id).is_none();
-        match self.queues.preempting(now, &border).filter(|_| may_be) {
-            Some(preempting) => {
-                self.tasks.preempt(id, preempting.model, &mut self.preempted);
-                self.queues.form_preempting(now, &preempting, id, &mut self.tasks, out);
-            }
-            None => self.queues.note_resumption(now, &border),
+        if let Some(preempting) = self.preempting(now, id) {
+            self.tasks.preempt(id, preempting.model, &mut self.preempted);
+            self.queues.form_preempting(now, &preempting, id, &mut self.tasks, out);
         }
         self.start(now, id, out, tell);
+    }
+
+    /// Who preempts a batch before its next block. Nobody preempts who preempts others, takes time to reach the device, or would
+    /// begin on a device that is to begin nothing more.
+    fn preempting(&mut self, now: Time, id: TaskId) -> Option<Preempting> {
+        let batch = self.tasks.get(id);
+        let percent = self.stands[batch.device.index()].filter(|_| !self.sends_ahead)?;
+        if self.preempted.get(id).is_some() {
+            return None;
+        }
+        let (members, devices) = (self.tasks.all_members(id), self.devices);
+        self.queues.at_border(now, &Border { batch: &batch, members, percent, devices })
     }
 
     /// Forms a batch for a device. One that has gone while the grant was on its way goes back.

@@ -45,11 +45,23 @@ impl Border<'_> {
 }
 
 impl Queues {
-    /// Who is to run before the next block.
-    pub(super) fn preempting(&self, now: Time, border: &Border<'_>) -> Option<Preempting> {
+    /// Who is to run before the next block, where rules weigh device time. If nobody, it is known anew when the device falls free.
+    pub(super) fn at_border(&mut self, now: Time, border: &Border<'_>) -> Option<Preempting> {
+        let host = self.models.get(border.batch.model);
+        if !host.rule.start.is_priced() {
+            return None;
+        }
+        let (next, left) = border.left(host, self.requests.rows(border.members));
+        let preempting = self.preempting(now, border, (next, left));
+        if preempting.is_none() {
+            self.ends.set(border.batch.device.index(), now + left);
+        }
+        preempting
+    }
+
+    fn preempting(&self, now: Time, border: &Border<'_>, (next, left): (Nanos, Nanos)) -> Option<Preempting> {
         let Border { batch, members, percent, devices } = *border;
         let (latest, model) = self.most_urgent_but(batch.model)?;
-        let (next, left) = border.left(self.models.get(batch.model), self.requests.rows(members));
         let served = self.models.get(model);
         if latest >= now + next || self.another_is_free_by(latest, batch.device, devices) {
             return None;
@@ -96,13 +108,6 @@ impl Queues {
         self.mark(*model);
         self.fill(now, (*model, candidate.first, candidate.rows), id, tasks, out);
         self.ends.set(tasks.get(id).device.index(), *ends);
-    }
-
-    /// A batch that was preempted goes on.
-    pub(super) fn note_resumption(&mut self, now: Time, border: &Border<'_>) {
-        let rows = self.requests.rows(border.members);
-        let (_, left) = border.left(self.models.get(border.batch.model), rows);
-        self.ends.set(border.batch.device.index(), now + left);
     }
 }
 
@@ -184,6 +189,15 @@ mod tests {
         assert_eq!(driver.arrive(20, 2, 1, 15), None);
         assert_eq!(driver.end(22, task, Outcome::Ok), Some((task, 0, 2)));
         assert_eq!(driver.end(32, task, Outcome::Ok).map(|(_, model, _)| model), Some(1));
+    }
+
+    #[test]
+    fn nothing_begins_on_a_device_that_is_to_go() {
+        let mut driver = Driver::new();
+        let (task, ..) = driver.arrive(0, 0, 0, 200).unwrap();
+        assert_eq!(driver.arrive(5, 1, 1, 15), None);
+        driver.scheduler.on_control(ms(6), Control::DeviceLeft(DeviceId(0)));
+        assert_eq!(driver.end(10, task, Outcome::Ok), Some((task, 0, 1)), "what has begun goes on");
     }
 
     #[test]
