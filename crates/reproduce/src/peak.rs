@@ -2,8 +2,8 @@
 //!
 //! A short run flatters and slanders. Over a few seconds a queue that grows without end still looks short, and a policy whose
 //! queues fill slowly has not begun to form its large batches. So a rate counts as sustained only if the queue does not grow over
-//! the second half of the run, and the 90th percentile there stays within half a second; and a peak is believed only once a
-//! run of twice the length confirms it. What no run that we can afford confirms is not known.
+//! the second half of the run, and the 90th percentile there stays within half a second; and a peak is believed only once runs
+//! of twice and of four times the length confirm it. What no run that we can afford confirms is not known.
 //!
 //! When saturated, answers in a span of time say little: a policy that takes the short requests for some seconds and then the
 //! long ones answers at two rates, and a span holds more of the one or of the other. So the run goes on until all that was
@@ -41,25 +41,18 @@ const GROWTH_MS: f64 = 100.0;
 const RESOLUTION: f64 = 0.004;
 /// How closely a run of twice the length has to agree. Half of what is promised, since the next doubling may differ, too.
 const AGREEMENT: f64 = 0.01;
-/// A sustained rate is sought again at each length, which takes many runs, and one agreement tells enough. What is answered when
-/// saturated is one figure a length, and while it still climbs two of them may agree by chance.
-const SUSTAINED: Settling = Settling { agreements: 1, longest: 3_200_000 };
-const SATURATED: Settling = Settling { agreements: 2, longest: 12_800_000 };
+/// How often in a row that is asked for: while a rate still climbs or falls, two lengths may agree by chance.
+const AGREEMENTS: u32 = 2;
+/// The longest runs that we can afford. A sustained rate is sought anew at each length, which takes many runs; what is answered
+/// when saturated is one run a length.
+const LONGEST_SUSTAINED: u64 = 6_400_000;
+const LONGEST_SATURATED: u64 = 12_800_000;
 /// The shortest run.
 const FIRST: u64 = 50_000;
 /// A search that takes more runs has lost its way.
 const MOST_RUNS: usize = 40;
 /// How much is offered for saturation, over the bound.
 const FLOOD: f64 = 1.5;
-
-/// When a rate is believed.
-#[derive(Clone, Copy, Debug)]
-struct Settling {
-    /// How often in a row runs of twice the length have to agree.
-    agreements: u32,
-    /// The longest run that we can afford.
-    longest: u64,
-}
 
 impl Known {
     /// Not a number where it is not known.
@@ -71,7 +64,7 @@ impl Known {
 /// From runs of growing length, and so many doublings beyond the one that settles the matter.
 pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> {
     let (mut guess, mut width, mut p90_ms) = (scenario.bound_rps(), 0.1, 0.0);
-    let sustained = settle(SUSTAINED, doublings, |requests| {
+    let sustained = settle(LONGEST_SUSTAINED, doublings, |requests| {
         let Some((rate, p90)) = highest(guess, width, |rate| sustains(scenario, rate, requests))? else {
             return Ok(None);
         };
@@ -79,7 +72,7 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
         Ok(Some(rate))
     })?;
     let mut before = worked_off(scenario, FIRST / 2)?;
-    let saturated = settle(SATURATED, doublings, |requests| {
+    let saturated = settle(LONGEST_SATURATED, doublings, |requests| {
         let now = worked_off(scenario, requests)?;
         let rate = (now.answered - before.answered) / (now.seconds - before.seconds);
         before = now;
@@ -90,7 +83,7 @@ pub(super) fn peak(scenario: &Scenario, doublings: u32) -> anyhow::Result<Peak> 
 
 /// Doubles the length until rates agree with the ones before so often in a row.
 fn settle(
-    Settling { agreements, longest }: Settling,
+    longest: u64,
     doublings: u32,
     mut find: impl FnMut(u64) -> anyhow::Result<Option<f64>>,
 ) -> anyhow::Result<Known> {
@@ -100,7 +93,7 @@ fn settle(
         let mut now = find(requests)?;
         let agrees = |(now, before): (f64, f64)| (now / before - 1.0).abs() <= AGREEMENT;
         in_a_row = if now.zip(before).is_some_and(agrees) { in_a_row + 1 } else { 0 };
-        if in_a_row == agreements {
+        if in_a_row == AGREEMENTS {
             for _ in 0..doublings {
                 requests *= 2;
                 now = find(requests)?;
@@ -167,32 +160,25 @@ mod tests {
     use super::*;
 
     /// What is looked for, as it comes out of runs of growing length, and the lengths.
-    fn settled(agreements: u32, doublings: u32, rates: &[f64]) -> (Known, usize) {
+    fn settled(doublings: u32, rates: &[f64]) -> (Known, usize) {
         let mut rates_left = rates.iter().copied();
-        let settling = Settling { agreements, ..SUSTAINED };
-        let known = settle(settling, doublings, |_| Ok(rates_left.next())).unwrap();
+        let known = settle(LONGEST_SUSTAINED, doublings, |_| Ok(rates_left.next())).unwrap();
         (known, rates.len() - rates_left.len())
     }
 
     #[test]
-    fn a_rate_is_known_once_twice_the_length_agrees() {
-        let rates = [15.0, 18.0, 19.0, 19.1, 19.2, 30.0];
-        assert_eq!(settled(1, 0, &rates), (Known { rps: Some(19.1), requests: 8 * FIRST }, 4));
-        assert_eq!(settled(1, 1, &rates), (Known { rps: Some(19.2), requests: 16 * FIRST }, 5));
-    }
-
-    #[test]
-    fn two_agreements_have_to_be_in_a_row() {
-        let rates = [15.0, 15.1, 18.0, 18.1, 18.2, 30.0];
-        assert_eq!(settled(2, 0, &rates), (Known { rps: Some(18.2), requests: 16 * FIRST }, 5));
+    fn a_rate_is_known_once_two_doublings_in_a_row_agree() {
+        let rates = [15.0, 15.1, 18.0, 18.1, 18.2, 18.3, 30.0];
+        assert_eq!(settled(0, &rates), (Known { rps: Some(18.2), requests: 16 * FIRST }, 5));
+        assert_eq!(settled(1, &rates), (Known { rps: Some(18.3), requests: 32 * FIRST }, 6));
     }
 
     #[test]
     fn a_rate_that_never_settles_is_not_known() {
         let rates: Vec<f64> = (0..20).map(|doubling| 1.05_f64.powi(doubling)).collect();
-        let (known, runs) = settled(1, 0, &rates);
+        let (known, runs) = settled(0, &rates);
         assert!(known.rps.is_none() && known.rps().is_nan() && runs < rates.len());
-        assert!(settled(1, 0, &[]).0.rps.is_none());
+        assert!(settled(0, &[]).0.rps.is_none());
     }
 
     #[test]
