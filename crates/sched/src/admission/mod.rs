@@ -338,6 +338,16 @@ impl Admission {
         let devices = self.devices.present().max(1);
         self.models.iter_mut().flatten().for_each(|served| served.cost.reckon(devices));
     }
+
+    /// A device is faster or slower than was known: what was learnt took that for an error of the profiles.
+    fn unlearn(&mut self) {
+        self.tasks.iter_mut().for_each(|note| note.thought = None);
+        let devices = self.devices.present();
+        for served in self.models.iter_mut().flatten() {
+            served.cost.unlearn();
+            self.backlog += served.recount(devices);
+        }
+    }
 }
 
 /// A device worked for a model.
@@ -353,11 +363,11 @@ impl Scheduler for Admission {
     }
 
     fn on_request(&mut self, now: Time, request: &Request) {
-        let divided = self.shares.tick(now, self.devices.present());
+        let divided = self.shares.tick(now, &self.devices);
         let served = self.models[request.model.index()].as_mut();
         let served = served.expect("the driver sends requests of loaded models only");
         let flow = Shares::flow(request.model, request.class.client);
-        let ask = Ask { flow, work: served.cost.work(request), futile: served.is_futile(now, request) };
+        let ask = Ask { flow, work: served.cost.work(request), futile: served.is_futile(now, request, &self.devices) };
         served.asked = Some(now);
         let brings_graph = served.cost.model().walk.brings_graph();
         self.tightest = self.tightest.min(served.cost.model().slo);
@@ -406,8 +416,18 @@ impl Scheduler for Admission {
     fn on_control(&mut self, now: Time, control: Control) {
         match &control {
             Control::DeviceJoined(device) | Control::DeviceLeft(device) => {
-                self.devices.set_present(*device, matches!(control, Control::DeviceJoined(_)));
+                let present = matches!(control, Control::DeviceJoined(_));
+                let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
+                let spend = |model, time| spend(models, backlog, devices, model, time);
+                self.devices.set_present(now, *device, present, spend);
                 self.reckon();
+            }
+            Control::DeviceSlowed { device, percent } => {
+                let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
+                let spend = |model, time| spend(models, backlog, devices, model, time);
+                if self.devices.set_percent(now, *device, *percent, spend) {
+                    self.unlearn();
+                }
             }
             Control::ModelLoaded(id, model) => self.load(*id, model.clone()),
             Control::ProfileReplaced { model, block, profile } => {
@@ -419,7 +439,7 @@ impl Scheduler for Admission {
                 self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.thought = None);
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != State::Inside => return,
-            Control::DeviceSlowed { .. } | Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
+            Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
         }
         self.policy.on_control(now, control);
     }
