@@ -23,6 +23,7 @@
 
 mod cost;
 mod devices;
+mod entry;
 mod judge;
 mod served;
 mod shapes;
@@ -37,6 +38,7 @@ use crate::{
     Action, Control, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
 };
 use devices::DeviceTimes;
+use entry::{ABSENT, Entry, State};
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 use served::Served;
@@ -82,52 +84,6 @@ struct Ask {
     work: i64,
     futile: bool,
 }
-
-/// What is kept of a request.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    model: ModelId,
-    flow: u32,
-    rows: u32,
-    length: u32,
-    work: i64,
-    /// Work that is not done, and the work of the blocks that it ran.
-    left: i64,
-    ran: i64,
-    entered: Time,
-    deadline: Time,
-    state: State,
-    /// Whether it has not been started.
-    waits: bool,
-    /// Whether it could not be in time from the first.
-    futile: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Absent,
-    /// The policy has it.
-    Inside,
-    /// Refused; told in the next settle.
-    Refused,
-    /// Refused, and being withdrawn from a policy that knows its graph.
-    Withdrawn(Why),
-}
-
-const ABSENT: Entry = Entry {
-    model: ModelId(0),
-    flow: 0,
-    rows: 0,
-    length: 0,
-    work: 0,
-    left: 0,
-    ran: 0,
-    entered: Time::ORIGIN,
-    deadline: Time::ORIGIN,
-    state: State::Absent,
-    waits: false,
-    futile: false,
-};
 
 /// A model counts as in use for so long after its last request.
 const IN_USE: Nanos = Nanos::from_millis(10_000);
