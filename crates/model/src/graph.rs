@@ -87,6 +87,13 @@ pub enum Steps {
     Nodes,
 }
 
+impl Steps {
+    /// Whether a step's report ends the block.
+    pub fn ends_by_report(self) -> bool {
+        self == Steps::UntilEnd
+    }
+}
+
 /// How far a request walks: plain numbers that the client's input shows before anything has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -109,6 +116,11 @@ impl Extent {
             Steps::Length | Steps::Nodes => self.length,
             Steps::UntilEnd => self.limit,
         }
+    }
+
+    /// Whether a request does not run this step of a block, or not any more once that has reported its end: `over`.
+    pub fn leaves_out(self, steps: Steps, step: u32, over: bool) -> bool {
+        (over && steps.ends_by_report()) || step >= self.steps(steps)
     }
 }
 

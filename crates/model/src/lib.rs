@@ -5,6 +5,7 @@
 pub mod bounds;
 mod graph;
 mod lanes;
+mod latency;
 mod lengths;
 mod position;
 mod profile;
@@ -13,6 +14,7 @@ mod unfolded;
 
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
 pub use lanes::{Due, Job, Lanes};
+pub use latency::{Latency, LatencyError};
 pub use lengths::{Lengths, LengthsError};
 pub use position::{Onward, Position, StepReport};
 pub use profile::{Fit, Profile, ProfileError};

@@ -24,6 +24,14 @@ pub struct StepReport {
     pub skip: Option<BlockId>,
 }
 
+impl StepReport {
+    /// What of a device's word about a step the core has to hear. Where walks unfold, it works out by itself when one is over, but not
+    /// when a block that runs until its end has come to it.
+    pub fn heard(ended: bool, skip: Option<BlockId>, steps: Steps, unfolds: bool) -> StepReport {
+        StepReport { ended: ended && (!unfolds || steps.ends_by_report()), skip }
+    }
+}
+
 /// What a request does after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Onward {
@@ -48,9 +56,20 @@ impl Position {
             return Onward::Step;
         }
         // The end of a block that runs until its end is not yet that of the walk.
-        let exits = report.ended && steps != Steps::UntilEnd;
-        let next = report.skip.unwrap_or(BlockId(self.block.0 + 1));
+        let exits = report.ended && !steps.ends_by_report();
+        let next = self.next_block(report);
         if exits || next.index() >= blocks { Onward::End } else { Onward::Block(next) }
+    }
+
+    /// The block that follows when this one is over, or the first number behind the last block.
+    pub fn next_block(self, report: StepReport) -> BlockId {
+        report.skip.unwrap_or(BlockId(self.block.0 + 1))
+    }
+
+    /// Whether a report ends the walk before all its steps have been run.
+    pub fn exits_early(self, steps: Steps, blocks: usize, extent: Extent, report: StepReport) -> bool {
+        let onward = |report| self.advance(steps, blocks, extent, report);
+        report.ended && onward(report) == Onward::End && onward(StepReport::default()) != Onward::End
     }
 }
 
@@ -86,6 +105,33 @@ mod tests {
         assert_eq!(after(1, 0, Steps::Once, ended), Onward::End);
         assert_eq!(after(1, 0, Steps::UntilEnd, ended), Onward::Block(BlockId(2)));
         assert_eq!(after(3, 0, Steps::UntilEnd, ended), Onward::End);
+    }
+
+    #[test]
+    fn only_an_end_that_leaves_steps_out_is_early() {
+        let early = |block, step, steps, ended| {
+            let report = StepReport { ended, skip: None };
+            Position { block: BlockId(block), step }.exits_early(steps, 4, EXTENT, report)
+        };
+        assert_eq!([0, 2, 3].map(|block| early(block, 0, Steps::Once, true)), [true, true, false]);
+        assert!(!early(0, 0, Steps::Once, false) && !early(1, 0, Steps::UntilEnd, true));
+        assert_eq!([0, 2].map(|step| early(3, step, Steps::Length, true)), [true, false]);
+    }
+
+    #[test]
+    fn where_walks_unfold_only_end_tokens_are_heard() {
+        let heard = |steps, unfolds| StepReport::heard(true, None, steps, unfolds).ended;
+        assert!(heard(Steps::Once, false) && heard(Steps::UntilEnd, true));
+        assert!(!heard(Steps::Length, true) && !heard(Steps::Nodes, true));
+        assert!(!StepReport::heard(false, None, Steps::UntilEnd, true).ended);
+    }
+
+    #[test]
+    fn a_step_is_left_out_behind_the_last_one_or_behind_a_reported_end() {
+        let out = |steps, step, over| EXTENT.leaves_out(steps, step, over);
+        assert_eq!([2, 3].map(|step| out(Steps::Length, step, false)), [false, true]);
+        assert_eq!([4, 5].map(|step| out(Steps::UntilEnd, step, false)), [false, true]);
+        assert!(out(Steps::UntilEnd, 1, true) && !out(Steps::Length, 2, true));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 
 use super::borders;
 use super::config::{
-    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, Latency, LengthsConfig, ModelConfig,
-    ProcessConfig, nearest,
+    Batching, BlockConditions, BlockConfig, CellsConfig, DEFAULT_MAX_BATCH, LengthsConfig, ModelConfig, ProcessConfig,
+    nearest,
 };
 use super::found::Found;
 use super::scan::{CONFIG_FILE, MODEL_FILE};
@@ -15,7 +15,7 @@ use super::slo::{Origin, Wanted};
 use super::triton::TritonConfig;
 use ripieno_base::Nanos;
 use ripieno_executor::{BlockProfile, BlockSource, Engine, Isolation, Loaded, ModelSource};
-use ripieno_model::{Lengths, Profile, TensorSpec};
+use ripieno_model::{Latency, Lengths, Profile, TensorSpec};
 use ripieno_workload::zoo::{ZooDevice, ZooModel};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use crate::seats::Seats;
 use crate::{Clock, Step, admission::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_executor::{Again, Loss, Member, Progress, Task, TaskResult};
-use ripieno_model::{Block, Due, Job, Steps};
+use ripieno_model::{Block, Due, Job, Position, StepReport, Steps};
 use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -318,28 +318,27 @@ impl Fleet {
         });
         match outcome {
             Ok(progress) => {
+                let at = Position::before(flying.block);
                 let all_failed = progress.iter().all(|progress| progress.failed.is_some());
                 for (&slot, progress) in members.iter().zip(progress) {
                     let (call, part) = complete_member(slot, times, jobs);
+                    // Where walks unfold, who failed is withdrawn by the driver.
+                    let ended = if progress.failed.is_some() { !call.model.unfolds } else { progress.ended };
+                    let report = StepReport::heard(ended, progress.skip, flying.steps, call.model.unfolds);
+                    self.ended.push(report.ended);
+                    self.skips.push(at.next_block(report));
                     if let Some(cause) = progress.failed {
-                        // Where walks unfold, an end is not for the device to say: the driver withdraws the request.
-                        self.ended.push(!call.model.unfolds);
-                        self.skips.push(BlockId(flying.block.0 + 1));
                         if failed(call, part, cause.0) {
                             call.lost = call.lost.or(progress.lost);
                             self.culprits.extend(progress.lost.is_none().then_some(slot));
                         }
                         continue;
                     }
-                    // The end of a walk is news only where the core cannot know it: an early exit, or an end token.
-                    let told = progress.ended && (!call.model.unfolds || flying.steps == Steps::UntilEnd);
-                    self.ended.push(told);
-                    let next = BlockId(flying.block.0 + 1);
-                    self.skips.push(progress.skip.unwrap_or(next));
-                    self.skipped |= progress.skip.is_some();
-                    let early = told && !call.model.unfolds && next.index() < call.model.blocks;
-                    call.model.metrics.on_leaving(early, progress.skip.is_some());
-                    progressed(call, part, told, progress);
+                    self.skipped |= report.skip.is_some();
+                    let extent = call.parts[part].entry.extent;
+                    let early = at.exits_early(flying.steps, call.model.blocks, extent, report);
+                    call.model.metrics.on_leaving(early, report.skip.is_some());
+                    progressed(call, part, report.ended, progress);
                 }
                 if all_failed {
                     self.ended.clear();
@@ -439,10 +438,10 @@ fn count_lost(flying: &InFlight, jobs: &mut JobTable) {
     for (at, &slot) in flying.members.iter().enumerate() {
         let (_, call, part) = jobs.owner(slot);
         let part = &call.parts[part];
-        let over = part.result.is_some() || (part.over && flying.steps == Steps::UntilEnd);
+        let over = part.result.is_some() || (part.over && flying.steps.ends_by_report());
         if call.answerer.is_none() || over {
             wasted += part.rows;
-        } else if flying.nodes.get(at).is_some_and(|&node| node >= part.entry.extent.steps(flying.steps)) {
+        } else if flying.nodes.get(at).is_some_and(|&node| part.entry.extent.leaves_out(flying.steps, node, false)) {
             padding += part.rows;
         }
     }

@@ -175,10 +175,7 @@ impl Walk {
     pub(crate) fn is_padding(&self, wiring: &Wiring, block: usize, node: u32) -> bool {
         let Some(extent) = self.extent.filter(|_| !self.over) else { return true };
         let track = &self.blocks[block];
-        match wiring.cells[block].steps {
-            Steps::UntilEnd => track.over || node >= extent.limit,
-            steps => node >= extent.steps(steps),
-        }
+        extent.leaves_out(wiring.cells[block].steps, node, track.over)
     }
 
     /// Whether the step or node is in its turn.
@@ -286,12 +283,12 @@ impl Walk {
         }
         if cell.steps != Steps::Nodes {
             let at = Position { block: BlockId(block as u16), step: node };
-            let ends = cell.end.filter(|_| cell.steps == Steps::UntilEnd);
+            let ends = cell.end.filter(|_| cell.steps.ends_by_report());
             let ended = ends.is_some_and(|end| of(end).bytes().iter().any(|&byte| byte != 0));
             let report = StepReport { ended, skip: None };
             let over = at.advance(cell.steps, wiring.cells.len(), extent, report) != Onward::Step;
             self.blocks[block].over = over;
-            progress.ended = over && cell.steps == Steps::UntilEnd;
+            progress.ended = over && cell.steps.ends_by_report();
         }
         if self.is_complete(wiring) {
             progress.ended = true;

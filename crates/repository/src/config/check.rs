@@ -1,8 +1,8 @@
 //! What must hold between the keys of a `model.toml`.
 
 use super::keys::Keys;
-use super::{Granularity, Latency, MOST_BLOCKS, ModelConfig};
-use ripieno_model::Walk;
+use super::{Granularity, MOST_BLOCKS, ModelConfig};
+use ripieno_model::{Latency, Walk};
 use std::collections::BTreeSet;
 
 /// Checks what was read.

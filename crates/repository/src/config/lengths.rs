@@ -1,8 +1,8 @@
 //! The part of `model.toml` that says where the length of a request stands in its tensors, and how they are padded.
 
-use super::Latency;
 use super::keys::Keys;
 use ripieno_executor::{InputLength, LengthDims, OutputLength};
+use ripieno_model::Latency;
 
 /// The longest request that can be asked for.
 const LONGEST: usize = 1_000_000;

@@ -103,8 +103,14 @@ impl Cost {
         let most = self.batches.iter().copied().max().unwrap_or(1);
         self.scales = (1..=most).map(|rows| self.scale_of(rows)).collect();
         let prior = self.each_ns().max(1) * PRIOR;
-        (self.used, self.thought) = (prior, prior);
         (self.ran, self.whole) = (prior, prior);
+        self.unlearn();
+    }
+
+    /// Forgets how far profiles were wrong.
+    pub(crate) fn unlearn(&mut self) {
+        let prior = self.each_ns().max(1) * PRIOR;
+        (self.used, self.thought) = (prior, prior);
     }
 
     /// A profile has changed: what was learnt was the old one's error.

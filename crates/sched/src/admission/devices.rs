@@ -2,8 +2,13 @@
 //!
 //! Tasks of a lane run one after the other, lanes of a device side by side; a device with several running tasks is shared
 //! equally between them. Nothing here is read while a task runs but for one sum over all devices.
+//!
+//! Device time is *nominal*: that of a device which is as fast as the profiles say. One that needs 300 % of them does a third of it
+//! in the same time. So what tasks took is learnt as an error of the profile only as far as the device's speed does not explain it, and
+//! a slow device counts once: in how much the devices do together.
 
 use crate::Limits;
+use crate::parts::devices::takes;
 use ripieno_base::{DeviceId, LaneId, ModelId, Nanos, TaskId, Time};
 
 /// Device time in use.
@@ -17,11 +22,17 @@ pub(crate) struct DeviceTimes {
     rings: Vec<Ring>,
     /// Where each task in flight runs.
     places: Vec<Option<u32>>,
-    /// Devices with a task, and the sum of the instants since when they have not been accounted for.
+    /// The speeds of devices with a task, and the sum of the instants since when they have not been accounted for, each times its
+    /// speed.
     busy: i64,
     since: i128,
     present: usize,
+    /// Of all that are present.
+    speed: i64,
 }
+
+/// The speed of a device that is as fast as the profiles say.
+const NOMINAL: i64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
 struct Device {
@@ -30,6 +41,14 @@ struct Device {
     /// Lanes with a task.
     active: u32,
     present: bool,
+    /// Its latency relative to the profiles, in percent.
+    percent: u32,
+}
+
+impl Device {
+    fn speed(&self) -> i64 {
+        NOMINAL * 100 / i64::from(self.percent)
+    }
 }
 
 /// A task in flight: its model, and the device time that it has taken; how long its lane is going to be taken for its members, and since
@@ -53,7 +72,7 @@ struct Ring {
 impl DeviceTimes {
     pub(crate) fn new(limits: &Limits, present: usize) -> DeviceTimes {
         let lanes = limits.devices * limits.lanes;
-        let device = |at: usize| Device { since: Time::ORIGIN, active: 0, present: at < present };
+        let device = |at: usize| Device { since: Time::ORIGIN, active: 0, present: at < present, percent: 100 };
         DeviceTimes {
             lanes: limits.lanes,
             depth: limits.depth,
@@ -64,6 +83,7 @@ impl DeviceTimes {
             busy: 0,
             since: 0,
             present,
+            speed: NOMINAL * present as i64,
         }
     }
 
@@ -72,26 +92,75 @@ impl DeviceTimes {
         self.present
     }
 
-    pub(crate) fn set_present(&mut self, device: DeviceId, present: bool) {
-        let known = &mut self.devices[device.index()].present;
-        self.present = self.present + usize::from(present) - usize::from(*known);
-        *known = present;
+    /// A device comes, as fast as the profiles say, or goes; `spend` learns what it did until now.
+    pub(crate) fn set_present(
+        &mut self,
+        now: Time,
+        device: DeviceId,
+        present: bool,
+        spend: impl FnMut(ModelId, Nanos),
+    ) {
+        if present {
+            self.set_percent(now, device, 100, spend);
+        }
+        let known = &mut self.devices[device.index()];
+        let was = std::mem::replace(&mut known.present, present);
+        self.present = self.present + usize::from(present) - usize::from(was);
+        self.speed += known.speed() * (i64::from(present) - i64::from(was));
+    }
+
+    /// The latency of a device relative to the profiles has changed. Whether it has; `spend` learns what it did until now.
+    pub(crate) fn set_percent(
+        &mut self,
+        now: Time,
+        device: DeviceId,
+        percent: u32,
+        spend: impl FnMut(ModelId, Nanos),
+    ) -> bool {
+        self.advance(now, device, spend);
+        let known = &mut self.devices[device.index()];
+        let (before, was) = (known.speed(), std::mem::replace(&mut known.percent, percent.max(1)));
+        let faster = known.speed() - before;
+        if known.active > 0 {
+            (self.busy, self.since) = (self.busy + faster, self.since + i128::from(faster) * i128::from(now.0));
+        }
+        self.speed += if known.present { faster } else { 0 };
+        known.percent != was
+    }
+
+    /// How long the devices take together for so much device time, as if one of them were there at least.
+    pub(crate) fn together(&self, work: i64) -> i64 {
+        let speed = i128::from(if self.present == 0 { NOMINAL } else { self.speed });
+        (i128::from(work) * i128::from(NOMINAL) / speed).clamp(0, i128::from(i64::MAX)) as i64
+    }
+
+    /// How much device time they give in a span.
+    pub(crate) fn within(&self, span: Nanos) -> i64 {
+        (i128::from(span.0) * i128::from(self.speed) / i128::from(NOMINAL)).min(i128::from(i64::MAX)) as i64
+    }
+
+    /// How long the fastest of them takes for what costs so much by the profiles.
+    pub(crate) fn at_best(&self, cost: Nanos) -> Nanos {
+        let present = self.devices.iter().filter(|device| device.present);
+        takes(present.map(|device| device.percent).min().unwrap_or(100), cost)
     }
 
     /// Device time of tasks that run, not yet given to `spend`.
     pub(crate) fn running(&self, now: Time) -> Nanos {
-        Nanos((i128::from(now.0) * i128::from(self.busy) - self.since).clamp(0, i128::from(i64::MAX)) as i64)
+        let running = (i128::from(now.0) * i128::from(self.busy) - self.since) / i128::from(NOMINAL);
+        Nanos(running.clamp(0, i128::from(i64::MAX)) as i64)
     }
 
-    /// A task has been started; `spend` learns what the device did until now.
+    /// A task that costs so much has been started; `spend` learns what the device did until now.
     pub(crate) fn start(
         &mut self,
         now: Time,
-        (task, model, takes): (TaskId, ModelId, Nanos),
+        (task, model, cost): (TaskId, ModelId, Nanos),
         (device, lane): (DeviceId, LaneId),
         spend: impl FnMut(ModelId, Nanos),
     ) {
         self.advance(now, device, spend);
+        let takes = takes(self.devices[device.index()].percent, cost);
         let at = device.index() * self.lanes + lane.index();
         let ring = &mut self.rings[at];
         assert!(ring.len < self.depth, "a policy exceeded the depth of {} on {device:?}", self.depth);
@@ -125,16 +194,17 @@ impl DeviceTimes {
     /// How long until so much work that waits will have been begun, each device taking its part once a lane of it is free: what is left
     /// of the longest tasks delays nobody whom another device takes.
     pub(crate) fn begun_after(&self, now: Time, work: i64) -> Nanos {
-        let free =
-            || (0..self.devices.len()).filter(|&at| self.devices[at].present).map(|at| self.free_after(now, at).0);
+        let present = || self.devices.iter().enumerate().filter(|(_, device)| device.present);
+        let free = || present().map(|(at, device)| (self.free_after(now, at).0, i128::from(device.speed())));
+        let work = i128::from(work) * i128::from(NOMINAL);
         let mut after = i64::MAX;
         loop {
             let (taking, sum) = free()
-                .filter(|&free| free < after)
-                .fold((0, work), |(taking, sum), free| (taking + 1, free.saturating_add(sum)));
-            let evened = sum / i64::max(taking, 1);
+                .filter(|&(free, _)| free < after)
+                .fold((0, work), |(taking, sum), (free, speed)| (taking + speed, sum + speed * i128::from(free)));
+            let evened = (sum / taking.max(1)).min(i128::from(i64::MAX)) as i64;
             if taking == 0 || evened >= after {
-                return Nanos(if taking == 0 { free().min().unwrap_or(0) } else { after });
+                return Nanos(if taking == 0 { free().map(|(free, _)| free).min().unwrap_or(0) } else { after });
             }
             after = evened;
         }
@@ -154,11 +224,12 @@ impl DeviceTimes {
 
     /// Accounts for what a device did until `now`.
     fn advance(&mut self, now: Time, device: DeviceId, mut spend: impl FnMut(ModelId, Nanos)) {
-        let Device { since, active, .. } = self.devices[device.index()];
+        let known = self.devices[device.index()];
+        let Device { since, active, percent, .. } = known;
         if active == 0 {
             return;
         }
-        let each = Nanos((now - since).0 / i64::from(active));
+        let each = Nanos((now - since).scale(100, u64::from(percent)).0 / i64::from(active));
         let first = device.index() * self.lanes;
         for at in first..first + self.lanes {
             let Ring { first, len } = self.rings[at];
@@ -168,7 +239,7 @@ impl DeviceTimes {
                 spend(task.model, each);
             }
         }
-        self.since += i128::from(now.0 - since.0);
+        self.since += i128::from(known.speed()) * i128::from(now.0 - since.0);
         self.devices[device.index()].since = now;
     }
 
@@ -179,10 +250,9 @@ impl DeviceTimes {
         let is = known.active > 0;
         if is && !was {
             known.since = now;
-            (self.busy, self.since) = (self.busy + 1, self.since + i128::from(now.0));
-        } else if was && !is {
-            (self.busy, self.since) = (self.busy - 1, self.since - i128::from(now.0));
         }
+        let speed = known.speed() * (i64::from(is) - i64::from(was));
+        (self.busy, self.since) = (self.busy + speed, self.since + i128::from(speed) * i128::from(now.0));
     }
 }
 
@@ -211,7 +281,7 @@ mod tests {
         // Later by five than thought.
         times.end(at(15), TaskId(2), |_, _| {});
         assert_eq!([times.begun_after(at(15), 0).0, times.begun_after(at(15), 21).0], [30, 48]);
-        times.set_present(DeviceId(1), false);
+        times.set_present(at(15), DeviceId(1), false, |_, _| {});
         assert_eq!(times.begun_after(at(15), 5), Nanos(50));
         assert_eq!(times.begun_after(at(15), i64::MAX), Nanos(i64::MAX), "what never ends");
     }
@@ -232,7 +302,33 @@ mod tests {
         assert_eq!(times.running(at(90)), Nanos::ZERO);
         assert_eq!(spent, [20, 25]);
         assert_eq!(times.present(), 2);
-        times.set_present(DeviceId(1), false);
+        times.set_present(at(90), DeviceId(1), false, |_, _| {});
         assert_eq!(times.present(), 1);
+    }
+
+    #[test]
+    fn time_on_a_slow_device_counts_as_what_it_does() {
+        let mut times = DeviceTimes::new(&Limits { lanes: 1, ..LIMITS }, 2);
+        let at = |at| Time::ORIGIN + Nanos(at);
+        let mut spent = 0;
+        let mut spend = |_, time: Nanos| spent += time.0;
+        let lane = |device| (DeviceId(device), LaneId(0));
+        times.start(at(0), (TaskId(0), ModelId(0), Nanos(200)), lane(1), &mut spend);
+        assert!(times.set_percent(at(40), DeviceId(1), 400, &mut spend));
+        assert!(!times.set_percent(at(40), DeviceId(1), 400, &mut spend));
+        assert_eq!(times.running(at(80)), Nanos(10), "a quarter of what has passed since");
+        assert_eq!([times.together(100), times.within(Nanos(100))], [80, 125]);
+        assert_eq!(times.end(at(240), TaskId(0), &mut spend), Nanos(90));
+        // What is started from now on takes four times as long as it costs; the devices are free from 40 and 60 on.
+        times.start(at(240), (TaskId(1), ModelId(0), Nanos(10)), lane(1), &mut spend);
+        times.start(at(240), (TaskId(2), ModelId(0), Nanos(60)), lane(0), &mut spend);
+        let begun = |times: &DeviceTimes, work| times.begun_after(at(240), work);
+        assert_eq!([0, 5, 15].map(|work| begun(&times, work)), [40, 60, 68].map(Nanos));
+        assert_eq!(times.at_best(Nanos(7)), Nanos(7));
+        times.set_present(at(240), DeviceId(0), false, &mut spend);
+        assert_eq!((times.at_best(Nanos(7)), times.together(100)), (Nanos(28), 400));
+        times.set_present(at(250), DeviceId(1), false, &mut spend);
+        times.set_present(at(250), DeviceId(1), true, &mut spend);
+        assert_eq!((times.together(100), spent), (100, 92), "who comes again is as fast as the profiles say");
     }
 }

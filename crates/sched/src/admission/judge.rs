@@ -47,7 +47,7 @@ impl Admission {
             (YieldsTo::Clients, true) => self.served(request.model).cost.model().slo,
             (YieldsTo::Models | YieldsTo::Clients, false) => self.tightest,
         };
-        let each = self.waiting_with(now, request, work) / self.devices.present().max(1) as i64;
+        let each = self.devices.together(self.waiting_with(now, request, work));
         each > target.scale(100 - LEFT_TO_OTHERS, 100).0
     }
 
@@ -56,23 +56,24 @@ impl Admission {
     fn delays(&self, now: Time, request: &Request, work: i64, yields: YieldsTo) -> Option<Why> {
         let (served, devices) = (self.served(request.model), self.devices.present().max(1));
         let waiting = self.waiting_with(now, request, work);
-        let alone = served.cost.alone(request, served.together(devices) + request.rows as usize);
+        let own = served.cost.alone(request, served.together(devices) + request.rows as usize);
+        let alone = self.devices.at_best(own);
         // Cells: it waits for those before it to be started, then shares each step with those that were.
         let before = if served.cost.model().walk.is_unfolded() { self.waiting(now) - served.begun(devices) } else { 0 };
-        let end = now + alone + Nanos((waiting - alone.0).max(before).max(0) / devices as i64);
+        let end = now + alone + Nanos(self.devices.together((waiting - own.0).max(before).max(0)));
         let to_clients = yields == YieldsTo::Clients;
         let left = if to_clients { served.cost.model().slo.scale(LEFT_TO_CLIENTS, 100) } else { Nanos::ZERO };
         let due = served.cost.due(request) - left;
         if self.take_turns(request) {
-            let late = self.end_in_turns(now, request, work, alone) > due;
+            let late = self.end_in_turns(now, request, work, own) > due;
             return late.then_some(if to_clients { Why::Share } else { Why::Hopeless });
         }
-        let late = (end > due && self.begins(now, request, work, alone) > due - alone)
-            || self.grown_batch(now, served, request);
+        let late =
+            (end > due && self.begins(now, request, work, own) > due - alone) || self.grown_batch(now, served, request);
         late.then_some(if to_clients { Why::Share } else { Why::Hopeless })
     }
 
-    /// When a request begins to run that shares a batch which takes `alone`, if those before it go in order. To divide all that is to be
+    /// When a request begins to run that shares a batch which costs `alone`, if those before it go in order. To divide all that is to be
     /// done by the devices is the same where much waits; where little does, long tasks of another model may delay nobody.
     fn begins(&self, now: Time, request: &Request, work: i64, alone: Nanos) -> Time {
         let models = || self.models.iter().flatten().filter(|served| served.rows > 0);
@@ -108,8 +109,9 @@ impl Admission {
         let others = (self.waiting(now)
             - served.cost.corrected(served.cost.in_batches_of(served.waiting_work, served.waiting_rows)))
         .max(0);
-        let begin = now + Nanos(others / self.devices.present().max(1) as i64);
-        let (before, after) = (served.cost.alone(request, served.waiting_rows), served.cost.alone(request, rows));
+        let begin = now + Nanos(self.devices.together(others));
+        let alone = |rows| self.devices.at_best(served.cost.alone(request, rows));
+        let (before, after) = (alone(served.waiting_rows), alone(rows));
         let (deadline, slo) = (self.entries[head as usize].deadline, served.cost.model().slo);
         let limits = [deadline - served.cost.margin(), deadline];
         if rows > served.cost.largest() {

@@ -23,6 +23,7 @@
 
 mod cost;
 mod devices;
+mod entry;
 mod judge;
 mod served;
 mod shapes;
@@ -37,6 +38,7 @@ use crate::{
     Action, Control, Grant, Guess, Limits, Needs, Outbox, Outcome, Prediction, Request, Scheduler, Setup, TaskDone, Why,
 };
 use devices::DeviceTimes;
+use entry::{ABSENT, Entry, State};
 use ripieno_base::{BlockId, DeviceId, LaneId, Links, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Graph, Model};
 use served::Served;
@@ -82,52 +84,6 @@ struct Ask {
     work: i64,
     futile: bool,
 }
-
-/// What is kept of a request.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    model: ModelId,
-    flow: u32,
-    rows: u32,
-    length: u32,
-    work: i64,
-    /// Work that is not done, and the work of the blocks that it ran.
-    left: i64,
-    ran: i64,
-    entered: Time,
-    deadline: Time,
-    state: State,
-    /// Whether it has not been started.
-    waits: bool,
-    /// Whether it could not be in time from the first.
-    futile: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Absent,
-    /// The policy has it.
-    Inside,
-    /// Refused; told in the next settle.
-    Refused,
-    /// Refused, and being withdrawn from a policy that knows its graph.
-    Withdrawn(Why),
-}
-
-const ABSENT: Entry = Entry {
-    model: ModelId(0),
-    flow: 0,
-    rows: 0,
-    length: 0,
-    work: 0,
-    left: 0,
-    ran: 0,
-    entered: Time::ORIGIN,
-    deadline: Time::ORIGIN,
-    state: State::Absent,
-    waits: false,
-    futile: false,
-};
 
 /// A model counts as in use for so long after its last request.
 const IN_USE: Nanos = Nanos::from_millis(10_000);
@@ -338,6 +294,16 @@ impl Admission {
         let devices = self.devices.present().max(1);
         self.models.iter_mut().flatten().for_each(|served| served.cost.reckon(devices));
     }
+
+    /// A device is faster or slower than was known: what was learnt took that for an error of the profiles.
+    fn unlearn(&mut self) {
+        self.tasks.iter_mut().for_each(|note| note.thought = None);
+        let devices = self.devices.present();
+        for served in self.models.iter_mut().flatten() {
+            served.cost.unlearn();
+            self.backlog += served.recount(devices);
+        }
+    }
 }
 
 /// A device worked for a model.
@@ -353,11 +319,11 @@ impl Scheduler for Admission {
     }
 
     fn on_request(&mut self, now: Time, request: &Request) {
-        let divided = self.shares.tick(now, self.devices.present());
+        let divided = self.shares.tick(now, &self.devices);
         let served = self.models[request.model.index()].as_mut();
         let served = served.expect("the driver sends requests of loaded models only");
         let flow = Shares::flow(request.model, request.class.client);
-        let ask = Ask { flow, work: served.cost.work(request), futile: served.is_futile(now, request) };
+        let ask = Ask { flow, work: served.cost.work(request), futile: served.is_futile(now, request, &self.devices) };
         served.asked = Some(now);
         let brings_graph = served.cost.model().walk.brings_graph();
         self.tightest = self.tightest.min(served.cost.model().slo);
@@ -406,8 +372,18 @@ impl Scheduler for Admission {
     fn on_control(&mut self, now: Time, control: Control) {
         match &control {
             Control::DeviceJoined(device) | Control::DeviceLeft(device) => {
-                self.devices.set_present(*device, matches!(control, Control::DeviceJoined(_)));
+                let present = matches!(control, Control::DeviceJoined(_));
+                let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
+                let spend = |model, time| spend(models, backlog, devices, model, time);
+                self.devices.set_present(now, *device, present, spend);
                 self.reckon();
+            }
+            Control::DeviceSlowed { device, percent } => {
+                let (models, backlog, devices) = (&mut self.models, &mut self.backlog, self.devices.present());
+                let spend = |model, time| spend(models, backlog, devices, model, time);
+                if self.devices.set_percent(now, *device, *percent, spend) {
+                    self.unlearn();
+                }
             }
             Control::ModelLoaded(id, model) => self.load(*id, model.clone()),
             Control::ProfileReplaced { model, block, profile } => {
@@ -419,7 +395,7 @@ impl Scheduler for Admission {
                 self.tasks.iter_mut().filter(|note| note.model == *model).for_each(|note| note.thought = None);
             }
             Control::Cancelled(slot) if self.entries[slot.index()].state != State::Inside => return,
-            Control::DeviceSlowed { .. } | Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
+            Control::ModelUnloaded(_) | Control::Cancelled(_) => {}
         }
         self.policy.on_control(now, control);
     }

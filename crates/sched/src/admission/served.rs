@@ -1,6 +1,7 @@
 //! What is kept of a model: its costs, and what of it is in the policy.
 
 use super::cost::Cost;
+use super::devices::DeviceTimes;
 use crate::Request;
 use ripieno_base::{List, Time};
 use ripieno_model::{DropRule, Model};
@@ -47,9 +48,10 @@ impl Served {
         matches!(self.drop, Some(DropRule::Never | DropRule::Expired))
     }
 
-    /// Whether a request would be late on an idle device.
-    pub(super) fn is_futile(&self, now: Time, request: &Request) -> bool {
-        !self.may_be_late() && now + self.cost.alone(request, request.rows as usize) > request.deadline
+    /// Whether a request would be late on the fastest device, were it idle.
+    pub(super) fn is_futile(&self, now: Time, request: &Request, devices: &DeviceTimes) -> bool {
+        let alone = devices.at_best(self.cost.alone(request, request.rows as usize));
+        !self.may_be_late() && now + alone > request.deadline
     }
 
     /// Rows with which a request that comes now is likely to share a batch: who has not been started, or where requests join on

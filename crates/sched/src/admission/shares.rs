@@ -14,8 +14,9 @@
 //! Rejected: fair queueing in front of the policy. It would hold requests back from policies that choose batches by what waits, and
 //! a wait there is time that the request lacks later. Fair shares of each policy's own queues: there are a dozen.
 
+use super::devices::DeviceTimes;
 use crate::Limits;
-use ripieno_base::{ModelId, Time};
+use ripieno_base::{ModelId, Nanos, Time};
 
 /// Clients of a model that are told apart; further ones share with one of these.
 pub(crate) const CLIENTS: usize = 64;
@@ -28,7 +29,7 @@ const REMEMBERED: i64 = 480;
 const LONGEST: i64 = 60 * REMEMBERED;
 /// So many lost requests hurt; one in a second is forgiven.
 const HURT: u16 = 8;
-const SECOND_NS: i128 = 1_000_000_000;
+const SECOND: Nanos = Nanos(1_000_000_000);
 /// The part of the devices that is divided, in parts of 1024: at most all, at least half.
 const ALL: i64 = 1024;
 const LEAST: i64 = 512;
@@ -203,7 +204,7 @@ impl Shares {
     }
 
     /// Divides anew if it is time; whether it was.
-    pub(crate) fn tick(&mut self, now: Time, devices: usize) -> bool {
+    pub(crate) fn tick(&mut self, now: Time, devices: &DeviceTimes) -> bool {
         let tick = now.0.div_euclid(TICK_NS);
         let passed = tick - self.tick;
         if passed <= 0 {
@@ -213,7 +214,8 @@ impl Shares {
         if !self.active.is_empty() {
             self.grow(passed.min(64));
             self.adapt();
-            self.divide(now, devices as i64);
+            self.capacity = devices.within(SECOND);
+            self.divide(now);
             self.fade(passed.min(64));
         }
         true
@@ -241,8 +243,7 @@ impl Shares {
     }
 
     /// Max-min fair shares: between models by weight, then between the clients of each model that asks for more.
-    fn divide(&mut self, now: Time, devices: i64) {
-        self.capacity = (i128::from(devices) * SECOND_NS) as i64;
+    fn divide(&mut self, now: Time) {
         let flows = || self.active.iter().map(|&flow| &self.flows[flow as usize]);
         let (several, mixed) = (self.active.len() > 1, flows().any(|flow| flow.mixed));
         let contended = mixed || (several && self.tick < self.hurt_until);
@@ -366,7 +367,7 @@ impl Flow {
     fn take(&mut self, now: Time, work: i64, priority: u8) -> bool {
         let Some(rate) = self.allowed else { return true };
         let (burst, passed) = ((rate / 4).max(work), now - self.filled);
-        let more = (i128::from(rate) * i128::from(passed.0) / SECOND_NS).min(i128::from(burst)) as i64;
+        let more = (i128::from(rate) * i128::from(passed.0) / i128::from(SECOND.0)).min(i128::from(burst)) as i64;
         // Small steps are kept for later, so that rounding takes nothing away.
         if more > 0 {
             (self.tokens, self.filled) = ((self.tokens + more).min(burst), now);
@@ -426,7 +427,7 @@ mod tests {
         let mut passed = vec![0; flows.len()];
         for at in 0..20_000 {
             let now = Time(at * MS);
-            shares.tick(now, 1);
+            shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
             if flows.len() > 1 {
                 shares.on_loss(now, flows[0].0, 0);
             }
@@ -461,7 +462,7 @@ mod tests {
         let mut shares = Shares::new(&LIMITS);
         let mut asks = |at: i64, lose: bool| {
             let now = Time(at * MS);
-            shares.tick(now, 1);
+            shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
             let little = shares.ask(now, 0, MS / 100, 0);
             if lose {
                 shares.on_loss(now, 0, MS / 100);
@@ -482,7 +483,7 @@ mod tests {
         let mut shares = Shares::new(&LIMITS);
         for at in 0..60_000 {
             let now = Time(at * MS);
-            shares.tick(now, 1);
+            shares.tick(now, &DeviceTimes::new(&LIMITS, 1));
             if at % 50 == 0 {
                 assert!(shares.ask(now, 0, MS / 100, 0));
             }

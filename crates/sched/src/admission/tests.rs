@@ -1,7 +1,9 @@
 //! The door in front of a real policy, on one device that is slower than its profile says.
 
-use crate::{Action, Limits, Options, Outbox, Request, RequestClass, Scheduler, Setup, build_served};
-use ripieno_base::{ModelId, Nanos, RequestSlot, Time};
+use crate::{
+    Action, Control, Limits, Options, Outbox, Outcome, Request, RequestClass, Scheduler, Setup, TaskDone, build_served,
+};
+use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model, Profile};
 
 const MODELS: [(&str, i64, i64); 3] = [("long", 200_000, 0), ("light", 100, 10), ("medium", 20_000, 20_000)];
@@ -52,4 +54,89 @@ fn a_batch_does_not_grow_until_its_oldest_request_is_late_unless_it_is() {
     // 20 ms more for each row: with this one, it would be late.
     assert!(!is_let_in(&mut *door, 265, 2, 2, 400));
     assert!(is_let_in(&mut *door, 301, 3, 2, 400), "now it is late");
+}
+
+/// Two devices that serve one request of 10 ms at a time, of which one comes to take four times as long.
+struct Uneven {
+    door: Box<dyn Scheduler>,
+    free: Vec<RequestSlot>,
+    /// Tasks in flight: their ends, ids, and who is in them.
+    running: Vec<(Time, TaskId, RequestSlot)>,
+    arrived: Vec<Time>,
+    /// Latencies of those that were answered in each second.
+    answered: Vec<Vec<Nanos>>,
+}
+
+const UNEVEN: Limits = Limits { requests: 256, models: 1, devices: 2, lanes: 1, depth: 1, batch: 1, nodes: 0 };
+
+impl Uneven {
+    fn new() -> Uneven {
+        let profile = Profile::from_table(&[Nanos::from_millis(10)]).unwrap();
+        let models = vec![Model::whole("m", profile, Nanos::from_millis(200))];
+        let setup = Setup { models, devices: 2, limits: UNEVEN };
+        let door = build_served("serial", &setup, &Options::default()).unwrap();
+        let free = (0..UNEVEN.requests as u32).map(RequestSlot).collect();
+        Uneven { door, free, running: Vec::new(), arrived: vec![Time::ORIGIN; 256], answered: vec![Vec::new(); 10] }
+    }
+
+    /// Ten seconds of 250 requests/s, twice of what the devices do; from the third on one device is slow, which is told after so
+    /// many seconds.
+    fn run(mut self, told_after: i64) -> Vec<Vec<Nanos>> {
+        for millis in 0..10_000 {
+            let now = ms(millis);
+            if millis == told_after * 1_000 {
+                self.door.on_control(now, Control::DeviceSlowed { device: DeviceId(1), percent: 400 });
+            }
+            while let Some(at) = self.running.iter().position(|(end, ..)| *end <= now) {
+                let (_, task, _) = self.running.swap_remove(at);
+                self.door.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] });
+            }
+            if millis % 4 == 0 {
+                let (slot, class) = (self.free.pop().expect("the door keeps the queue short"), RequestClass::default());
+                self.arrived[slot.index()] = now;
+                let deadline = now + Nanos::from_millis(200);
+                let (model, extent) = (ModelId(0), Extent::ONE);
+                let request = Request { slot, model, arrived: now, deadline, rows: 1, extent, class };
+                self.door.on_request(now, &request);
+            }
+            self.settle(now);
+        }
+        self.answered
+    }
+
+    fn settle(&mut self, now: Time) {
+        let mut out = Outbox::new(&UNEVEN);
+        self.door.settle(now, &mut out);
+        for action in out.actions() {
+            match *action {
+                Action::Start { task, device, .. } => {
+                    let slow = device == DeviceId(1) && now >= ms(2_000);
+                    let end = now + Nanos::from_millis(if slow { 40 } else { 10 });
+                    self.running.push((end, task, self.door.members(task)[0]));
+                }
+                Action::Finish { request } => {
+                    let second = (now - Time::ORIGIN).0 / 1_000_000_000;
+                    self.answered[second as usize].push(now - self.arrived[request.index()]);
+                    self.free.push(request);
+                }
+                Action::Reject { request, .. } => self.free.push(request),
+                Action::Cancel { .. } => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_slower_counts_once_whether_announced_or_learnt_before() {
+    let slo = Nanos::from_millis(200);
+    let late = |seconds: &[Vec<Nanos>]| seconds.iter().flatten().filter(|latency| **latency > slo).count();
+    let [at_once, later, never] = [2, 4, 10].map(|told_after| Uneven::new().run(told_after));
+    // Who was let in before has bad luck; who comes later is not let in to be late.
+    assert!(late(&at_once[..3]) * 2 < late(&never[..3]), "{} of {}", late(&at_once[..3]), late(&never[..3]));
+    assert!(late(&at_once[3..]) <= 25 && late(&later[5..]) <= 25, "a margin is tried out");
+    // If the devices were thought to do less than they do, the queue would be kept shorter. A margin for what was wrong before stays.
+    for (answered, least) in at_once[3..].iter().map(|of| (of, 190)).chain(later[5..].iter().map(|of| (of, 160))) {
+        let longest = answered.iter().max().expect("something was answered");
+        assert!(answered.len() >= 124 && *longest > Nanos::from_millis(least), "{} in {longest:?}", answered.len());
+    }
 }

@@ -17,7 +17,7 @@ impl Admission {
                 || self.models.iter().flatten().any(|served| served.rows > 0 && unfolds(served)))
     }
 
-    /// When a request would be answered that takes `alone` with those that it shares batches with.
+    /// When a request would be answered that costs `alone` with those that it shares batches with.
     pub(super) fn end_in_turns(&self, now: Time, request: &Request, work: i64, alone: Nanos) -> Time {
         let (served, devices) = (self.served(request.model), self.devices.present().max(1));
         let rows = request.rows as usize;
@@ -26,13 +26,13 @@ impl Admission {
             let beyond = served.beyond(devices, rows, work);
             // Where its batches are not full, nobody else has a turn that would make it late.
             let turns = if beyond > 0 { served.cost.turns(request, self.depth) } else { 1 };
-            let others = self.between(request.model, turns, devices as i64) / devices as i64;
-            let together = alone.0.max(own / devices as i64);
+            let others = self.devices.together(self.between(request.model, turns, devices as i64));
+            let together = self.devices.at_best(alone).0.max(self.devices.together(own));
             return now + self.devices.begun_after(now, beyond) + Nanos(together + others);
         }
         let others = self.between(request.model, batches(served, rows), 1);
         let before = served.unbegun(rows, work).saturating_sub(alone.0).max(0).saturating_add(others);
-        now + self.devices.begun_after(now, before) + alone
+        now + self.devices.begun_after(now, before) + self.devices.at_best(alone)
     }
 
     /// Device time that other models take between so many turns of one. Before the first, whoever is free turns to it at the latest when

@@ -16,15 +16,20 @@ use crate::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDon
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model};
 
-/// The rule of a policy.
+/// The rule of a policy. Unless it says otherwise, each model has one queue.
 pub(crate) trait Placement: Send {
     /// How many queues it wants.
     fn queues(setup: &Setup) -> usize
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        setup.limits.models
+    }
 
     /// The queue that a request joins, on arrival and when its batch was lost.
-    fn route(&mut self, now: Time, request: &Request, table: &DeviceTable) -> usize;
+    fn route(&mut self, request: &Request) -> usize {
+        request.model.index()
+    }
 
     /// A queue may offer other batches than before.
     fn touched(&mut self, queue: usize);
@@ -42,7 +47,9 @@ pub(crate) trait Placement: Send {
     fn place(&mut self, now: Time, table: &mut DeviceTable, out: &mut Outbox);
 
     /// When to place again although nothing happens.
-    fn next_wakeup(&self) -> Time;
+    fn next_wakeup(&self) -> Time {
+        Time::NEVER
+    }
 }
 
 /// All that is the same for every placement.
@@ -309,12 +316,12 @@ impl<P: Placement> PlacementScheduler<P> {
     }
 
     /// Routes the members of lost batches anew.
-    fn take_back(&mut self, now: Time, out: &mut Outbox) {
+    fn take_back(&mut self, out: &mut Outbox) {
         for at in 0..self.table.returned.len() {
             let slot = self.table.returned[at];
             if self.table.pool.may_return(slot, out) {
                 let request = *self.table.pool.request(slot.0);
-                let queue = self.placement.route(now, &request, &self.table);
+                let queue = self.placement.route(&request);
                 self.table.pool.push(queue, slot.0);
                 self.placement.touched(queue);
             }
@@ -327,7 +334,7 @@ impl<P: Placement> Scheduler for PlacementScheduler<P> {
     fn on_request(&mut self, now: Time, request: &Request) {
         self.table.pool.accept(request);
         self.placement.arrived(now, request);
-        let queue = self.placement.route(now, request, &self.table);
+        let queue = self.placement.route(request);
         self.table.pool.push(queue, request.slot.0);
         self.placement.touched(queue);
     }
@@ -374,7 +381,7 @@ impl<P: Placement> Scheduler for PlacementScheduler<P> {
         }
         // Placing may bring a hopeless request to the head of a queue, and dropping it may allow another batch.
         loop {
-            self.take_back(now, out);
+            self.take_back(out);
             while let Some(queue) = self.table.pool.wake(now, out) {
                 self.placement.touched(queue);
             }

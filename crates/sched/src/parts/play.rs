@@ -1,8 +1,8 @@
-//! Does joining pay? What becomes of batches that stand, and of newcomers, played to the end by the profiles.
+//! Does joining pay? Forecasts when the requests on a device end, with and without newcomers, by the latency profiles.
 //!
-//! Batches are a stack of cohorts: the top one runs block by block, and becomes one with the cohort below where both are before the same
-//! block. One cohort that newcomers catch up with is the shortest such stack. Nobody knows who will leave early, so the play
-//! reckons with full walks, and with a predicted number of steps where a block runs until its end.
+//! The batches of a device are a stack of cohorts. The top cohort runs block by block, and merges with the one below it as soon as both
+//! are before the same block. One cohort that newcomers catch up with is the shortest such stack. Early exits cannot be foreseen, so
+//! the forecast assumes that every request runs all blocks, and a predicted number of steps of a block that runs until its end.
 
 use super::cohorts::{CohortId, Cohorts};
 use super::cost;
@@ -13,7 +13,7 @@ use crate::{Limits, Request};
 use ripieno_base::{ModelId, RequestSlot, Time};
 use ripieno_model::Block;
 
-/// What a play looks at: a scheduler's tables at one instant.
+/// The state that a forecast starts from: a scheduler's tables at one instant.
 #[derive(Debug)]
 pub(crate) struct Scene<'a, T, C> {
     pub(crate) now: Time,
@@ -24,7 +24,7 @@ pub(crate) struct Scene<'a, T, C> {
     pub(crate) until_end: fn(&T) -> u32,
     pub(crate) requests: &'a Requests,
     pub(crate) cohorts: &'a Cohorts<C>,
-    /// The top one last.
+    /// The cohorts on the device; the top one is the last.
     pub(crate) stack: &'a [CohortId],
 }
 
@@ -36,26 +36,26 @@ impl<T, C> Clone for Scene<'_, T, C> {
 
 impl<T, C> Copy for Scene<'_, T, C> {}
 
-/// What comes of newcomers that join.
+/// The forecast for newcomers that join.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joining {
-    /// Whether all, those who stand and the newcomers, are answered sooner in sum.
+    /// Whether the sum of all latencies, of requests on the device and of newcomers, is smaller if they join.
     pub(crate) pays: bool,
-    /// When those who stand have ended if newcomers join, the newcomers too, and if not.
+    /// When the last request on the device ends: if newcomers join, these among them, and if they do not.
     pub(crate) ends: [Time; 2],
 }
 
-/// Plays; the vectors are scratch room.
+/// Makes forecasts. The vectors are scratch memory.
 #[derive(Debug)]
 pub(crate) struct Play {
     played: Vec<Played>,
-    /// Batches: model, block, and where their members begin among those played.
+    /// The batches: model, next block, and the index in `played` of their first member.
     entries: Vec<(ModelId, usize, usize)>,
-    /// When who ended in it.
+    /// The requests that have ended so far, and when.
     ends: Vec<(RequestSlot, Time)>,
 }
 
-/// A request in a play.
+/// A request in a forecast.
 #[derive(Clone, Copy, Debug)]
 struct Played {
     slot: RequestSlot,
@@ -72,8 +72,8 @@ impl Play {
         }
     }
 
-    /// What comes of newcomers, of model `id`, that go first and catch up with those who stand, beside newcomers that run by themselves once
-    /// the stack has ended or there is room for them elsewhere.
+    /// Compares two ways for newcomers of model `id`: they run first and catch up with the stack, or they run by themselves once the
+    /// stack has ended, or from `elsewhere` on, when another device has room for them.
     pub(crate) fn join<T, C>(
         &mut self,
         scene: Scene<'_, T, C>,
@@ -96,7 +96,7 @@ impl Play {
         self.ends.iter().map(|&(_, end)| i128::from((end - now).0)).sum()
     }
 
-    /// Whether nobody is late if newcomers go first.
+    /// Whether all meet their deadlines if newcomers run first.
     pub(crate) fn all_punctual<T, C>(
         &mut self,
         scene: Scene<'_, T, C>,
@@ -115,14 +115,14 @@ impl Play {
         true
     }
 
-    /// When each of those who stand ends.
+    /// When each request of the stack ends.
     pub(crate) fn ends<T, C>(&mut self, scene: Scene<'_, T, C>) -> &[(RequestSlot, Time)] {
         self.set_up(scene);
         self.play_out(scene, scene.now);
         &self.ends
     }
 
-    /// Begins with the stack.
+    /// Starts a forecast with the stack.
     fn set_up<T, C>(&mut self, Scene { cohorts, stack, .. }: Scene<'_, T, C>) {
         self.played.clear();
         self.entries.clear();
@@ -143,7 +143,7 @@ impl Play {
         self.played.extend(newcomers.map(|slot| Played { slot, step: 0, rests: false }));
     }
 
-    /// Plays to the end, and says when that is.
+    /// Runs all batches to their end, and returns when that is.
     fn play_out<T, C>(&mut self, scene: Scene<'_, T, C>, from: Time) -> Time {
         let mut at = from;
         while let Some((_, then)) = self.play(scene, at) {
@@ -152,7 +152,7 @@ impl Play {
         at
     }
 
-    /// Runs the top batch until somebody is done with its block. Whether somebody ended late, and when it is then.
+    /// Runs the top batch until a member is done with its block. Returns whether one ended late, and the time after it.
     fn play<T, C>(&mut self, scene: Scene<'_, T, C>, at: Time) -> Option<(bool, Time)> {
         while let [.., below, top] = self.entries.as_slice()
             && (below.0, below.1) == (top.0, top.1)

@@ -26,7 +26,7 @@ use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::Terms;
 use crate::policy::{Chains, Form, Needs, Policy};
-use crate::{Outbox, Request, Scheduler, Setup};
+use crate::{Outbox, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::DropRule;
 
@@ -105,14 +105,6 @@ impl Clockwork {
 }
 
 impl Placement for Clockwork {
-    fn queues(setup: &Setup) -> usize {
-        setup.limits.models
-    }
-
-    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
-        request.model.index()
-    }
-
     fn touched(&mut self, queue: usize) {
         self.central.touch(queue);
     }

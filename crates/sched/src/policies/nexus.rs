@@ -302,7 +302,7 @@ impl Placement for Nexus {
         }
     }
 
-    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
+    fn route(&mut self, request: &Request) -> usize {
         self.choose(request.model)
     }
 

@@ -26,7 +26,7 @@ use crate::parts::models::BatchOptions;
 use crate::parts::placement::{DeviceTable, Placement, PlacementScheduler};
 use crate::parts::pool::{Candidate, Terms};
 use crate::policy::{Chains, Form, Needs, Policy};
-use crate::{Outbox, Request, Scheduler, Setup};
+use crate::{Outbox, Scheduler, Setup};
 use ripieno_base::{DeviceId, ModelId, Nanos, Time};
 use ripieno_model::DropRule;
 use std::cmp::Reverse;
@@ -106,14 +106,6 @@ impl Shepherd {
 }
 
 impl Placement for Shepherd {
-    fn queues(setup: &Setup) -> usize {
-        setup.limits.models
-    }
-
-    fn route(&mut self, _now: Time, request: &Request, _floor: &DeviceTable) -> usize {
-        request.model.index()
-    }
-
     fn touched(&mut self, queue: usize) {
         self.central.touch(queue);
     }
@@ -134,9 +126,5 @@ impl Placement for Shepherd {
         }
         while table.free_device().is_none() && self.preempt(now, table, out) {}
         self.central.end_round(now, table);
-    }
-
-    fn next_wakeup(&self) -> Time {
-        Time::NEVER
     }
 }

@@ -1,4 +1,4 @@
-//! The queues of a group of models: drops and batch building.
+//! The queues of the models of one shard: which requests are dropped, and which form a batch.
 
 use super::cut::Others;
 use super::model_queue::{Demand, ModelQueue, Served};
@@ -11,26 +11,26 @@ use crate::{Limits, Outbox, Request, Why};
 use ripieno_base::{BlockId, DeviceId, IndexedHeap, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{DropRule, Model, Profile};
 
-/// What the models keep busy, as far as it is known.
+/// How much device time the models need, as far as it is known.
 #[derive(Debug)]
 struct Loads {
-    /// By model, thousandths of a device that its load needs in batches of its target size, and how long such a batch takes.
+    /// By model: the load in thousandths of a device, in batches of its target size, and the latency of such a batch.
     loads: Vec<(u64, Nanos)>,
-    /// Models that have any, the sum of the loads, and of each load times its batch, in microseconds.
+    /// The number of models with a load, the sum of their loads, and the sum of each load times its batch's latency in microseconds.
     asking: u64,
     total: u64,
     weighted: u64,
-    /// Whose load is looked at next.
+    /// The model whose load is brought up to date next.
     turn: usize,
-    /// By model, what it asks for now, and the sum of all.
+    /// By model: its demand now; and the sum of all demands.
     demands: Vec<Demand>,
     demanded: Demand,
-    /// How long each model that is asked for can wait for a device, and who can wait least.
+    /// How long each model with requests can wait for a device, and the two that can wait least.
     patience: Vec<Nanos>,
     tightest: [(Nanos, usize); 2],
 }
 
-/// Of a model that nobody asks for.
+/// An entry of [`Loads::tightest`] without a model.
 const ANY: (Nanos, usize) = (Nanos::MAX, usize::MAX);
 
 impl Loads {
@@ -62,7 +62,7 @@ impl Loads {
         ModelId(self.turn as u16)
     }
 
-    /// Whether a model keeps less busy than half of what each would if all kept the same.
+    /// Whether a model's load is below half of the mean.
     fn is_light(&self, id: ModelId) -> bool {
         2 * self.loads[id.index()].0 * self.asking < self.total
     }
@@ -77,7 +77,7 @@ impl Loads {
         all.held = all.held - old.held + demand.held;
     }
 
-    /// What the others leave of so many devices.
+    /// What the other models leave of so many devices.
     fn others(&self, id: ModelId, devices: usize, idle: usize) -> Others {
         let (all, own) = (&self.demanded, &self.demands[id.index()]);
         Others {
@@ -90,8 +90,8 @@ impl Loads {
         }
     }
 
-    /// How long a batch waits at most that goes behind all that other models have waiting: until a device falls free twice, and
-    /// for their batches.
+    /// The longest wait of a batch that is started after everything that waits of other models: until a device falls free
+    /// twice, and while their batches run.
     fn behind(&self, id: ModelId, devices: usize) -> Nanos {
         let (all, own) = (&self.demanded, &self.demands[id.index()]);
         if self.asking <= 1 {
@@ -101,7 +101,7 @@ impl Loads {
         Nanos((free + all.work - own.work).0 / devices.max(1) as i64)
     }
 
-    /// Takes note of how long a model can wait for a device, if it is asked for.
+    /// Notes how long a model can wait for a device, if it has requests.
     fn note_patience(&mut self, id: ModelId, patience: Nanos) {
         let patience = if self.loads[id.index()].0 > 0 { patience } else { Nanos::MAX };
         if self.patience[id.index()] == patience {
@@ -118,7 +118,7 @@ impl Loads {
         }
     }
 
-    /// How long the tightest of the other models can wait.
+    /// The shortest time that any other model can wait.
     fn tightest_but(&self, id: ModelId) -> Nanos {
         let [first, second] = self.tightest;
         if first.1 == id.index() { second.0 } else { first.0 }
@@ -132,7 +132,7 @@ impl Loads {
     }
 }
 
-/// The queues of a group of models.
+/// The queues of the models of one shard.
 #[derive(Debug)]
 pub(crate) struct Queues {
     pub(super) requests: Requests,
@@ -241,14 +241,14 @@ impl Queues {
         self.scarcity.note_activity(now, self.models.get(id).target_cost());
     }
 
-    /// What a model asks for may have changed.
+    /// The demand of a model may have changed.
     pub(crate) fn mark(&mut self, id: ModelId) {
         if !std::mem::replace(&mut self.is_changed[id.index()], true) {
             self.changed.push(id);
         }
     }
 
-    /// What every model asks for is to be said anew.
+    /// The demands of all models are to be announced again.
     pub(crate) fn mark_all(&mut self) {
         let known: Vec<ModelId> = self.models.iter().map(|(id, _)| id).collect();
         known.into_iter().for_each(|id| self.mark(id));
@@ -291,7 +291,7 @@ impl Queues {
         let exec = window.map_or(Time::NEVER, |window| window.exec);
         let mut wakeup = queue.wakeup(&self.requests, window);
         if let (Start::Priced(Price::Measured), Some(window)) = (queue.rule.start, window) {
-            // In silence the price falls by then.
+            // If nothing happens, the price falls by then.
             wakeup = if exec > now { wakeup.min(now + queue.target_cost()) } else { wakeup };
             let urgent = queue.urgent_from(window.latest, &terms);
             wakeup = if urgent > exec && terms.behind > Nanos::ZERO { wakeup.min(urgent) } else { wakeup };
@@ -308,7 +308,7 @@ impl Queues {
         Candidates { punctual: window, overdue_since }
     }
 
-    /// What a candidate of this model is weighed by. Published rules weigh nothing.
+    /// The price that candidates of this model are compared by. Published rules have none.
     fn terms(&mut self, now: Time, id: ModelId, devices: usize) -> Terms {
         let queue = self.models.get_mut(id);
         let (cost, rule) = (queue.target_cost(), queue.rule);
@@ -318,7 +318,7 @@ impl Queues {
         self.loads.set(id, queue.load(now));
         self.loads.note_demand(id, queue.demand(now));
         self.loads.note_patience(id, queue.patience());
-        // Loads fall while nobody asks for their model, so each time another one is looked at, too.
+        // The load of a model without requests falls, and no event tells; so each time one further model is brought up to date.
         let other = self.loads.next();
         if let Some(served) = self.models.find_mut(other) {
             self.loads.set(other, served.load(now));
@@ -377,7 +377,7 @@ impl Queues {
         tasks: &mut Tasks,
         out: &mut Outbox,
     ) -> Option<TaskId> {
-        // The model asks anew whatever comes of this: the matchmaker forgot its candidates with the grant.
+        // The matchmaker forgot the model's candidates when it granted; they are announced again, whatever comes of the grant.
         self.mark(grant.model);
         match grant.class {
             Class::Punctual => self.form_punctual(now, grant, devices, tasks, out),
@@ -436,7 +436,7 @@ impl Queues {
         let Queues { requests, models, ends, .. } = self;
         let served = models.get_mut(grant.model);
         let head = requests.get(served.queue.overdue()?);
-        // Who was only passed over is to be in time.
+        // Where hopeless requests are dropped, one that is here was only passed over, and must meet its deadline.
         let span = if served.drop == DropRule::Hopeless { span.min(head.deadline - now) } else { span };
         let room = served.largest_within(span.scale(100, u64::from(grant.percent)));
         let first = head.rows as usize;

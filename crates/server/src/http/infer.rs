@@ -74,7 +74,7 @@ async fn parse(
     let Target { name, version } = target;
     let length = json_length.unwrap_or(body.len()).min(body.len());
     let room = budget.reserve(json::decoded_size(&body[..length]))?;
-    let work = move || Ok(json::parse_infer(&name, &version, &body, json_length)?);
+    let work = move || Ok(json::parse_infer(name, version, &body, json_length)?);
     let parsed: Result<InferRequest, Problem> =
         if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
     decoded::keep(parsed?, room)

@@ -48,6 +48,8 @@ pub(crate) async fn handle(state: Arc<State>, mut request: Request<Incoming>) ->
 async fn answer(state: &Arc<State>, request: &mut Request<Incoming>) -> Answer {
     let is_infer = request.uri().path().ends_with("/infer");
     let answered = tokio::select! {
+        // First: who has an answer need not ask whether the server goes down.
+        biased;
         answered = dispatch(state, request) => answered,
         problem = state.dismissed() => Err(problem),
     };

@@ -6,6 +6,9 @@ use hyper::Method;
 use ripieno_base::DeviceId;
 use std::borrow::Cow;
 
+/// No path that means something has more.
+const MOST_SEGMENTS: usize = 8;
+
 /// A model in a path; an empty version leaves the choice to the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Target {
@@ -83,9 +86,14 @@ impl Call {
 pub(super) fn parse(path: &str) -> Option<Call> {
     let path = path.strip_prefix('/')?;
     let path = path.strip_suffix('/').unwrap_or(path);
-    let segments: Vec<Cow<'_, str>> = path.split('/').map(decode).collect::<Option<_>>()?;
-    let segments: Vec<&str> = segments.iter().map(|segment| &**segment).collect();
-    match segments.as_slice() {
+    let mut decoded: [Cow<'_, str>; MOST_SEGMENTS] = Default::default();
+    let mut count = 0;
+    for segment in path.split('/') {
+        *decoded.get_mut(count)? = decode(segment)?;
+        count += 1;
+    }
+    let segments: [&str; MOST_SEGMENTS] = std::array::from_fn(|at| &*decoded[at]);
+    match &segments[..count] {
         ["v2"] => Some(Call::Server),
         ["v2", "health", "live"] => Some(Call::Live),
         ["v2", "health", "ready"] => Some(Call::Ready),

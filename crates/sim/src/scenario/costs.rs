@@ -2,7 +2,7 @@
 
 use super::Checked;
 use ripieno_base::Nanos;
-use ripieno_model::{Lengths, Profile};
+use ripieno_model::{Latency, Lengths, Profile};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 
@@ -68,22 +68,26 @@ impl Costs<'_> {
         Profile::from_table(&table).map_err(|error| error.to_string())
     }
 
+    /// What stands in `model.toml`, too.
+    fn latency(&self) -> Checked<Option<Latency>> {
+        let numbers = [("alpha_ms", self.alpha_ms), ("beta_ms", self.beta_ms)];
+        numbers.into_iter().try_for_each(|(key, ms)| ms.map_or(Ok(()), |ms| milliseconds(key, ms).map(drop)))?;
+        for (at, &ms) in self.latency_ms.unwrap_or_default().iter().enumerate() {
+            milliseconds(&format!("latency_ms[{at}]"), ms)?;
+        }
+        Latency::of(self.latency_ms, self.alpha_ms, self.beta_ms).map_err(|error| error.to_string())
+    }
+
     /// ℓ(b).
     fn profile(&self, slo: Nanos) -> Checked<Profile> {
-        let (keys, profile) = match (self.alpha_ms, self.beta_ms, self.latency_ms, self.latency_points, self.alone_ms) {
-            (None, None, Some(table), None, None) => {
-                let latency = |(batch, &ms): (usize, &f64)| milliseconds(&format!("latency_ms[{batch}]"), ms);
-                let table = table.iter().enumerate().map(latency).collect::<Checked<Vec<_>>>()?;
-                ("latency_ms", Profile::from_table(&table))
-            }
-            (Some(alpha), Some(beta), None, None, None) => {
-                milliseconds("alpha_ms", alpha)?;
-                milliseconds("beta_ms", beta)?;
+        let (keys, profile) = match (self.latency()?, self.latency_points, self.alone_ms) {
+            (Some(latency @ Latency::Table(_)), None, None) => ("latency_ms", latency.profile(Profile::MAX_BATCH)),
+            (Some(latency @ Latency::Line { alpha_ms, beta_ms }), None, None) => {
                 // Batches beyond the SLO could never be punctual.
-                let useful = ((slo.as_millis_f64() - beta) / alpha).clamp(1.0, 1024.0) as usize;
-                ("alpha_ms and beta_ms", Profile::linear(alpha, beta, self.max_batch.unwrap_or(useful)))
+                let useful = ((slo.as_millis_f64() - beta_ms) / alpha_ms).clamp(1.0, 1024.0) as usize;
+                ("alpha_ms and beta_ms", latency.profile(self.max_batch.unwrap_or(useful)))
             }
-            (None, None, None, Some(points), None) => {
+            (None, Some(points), None) => {
                 let ascending = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
                 if !ascending || points.first().is_none_or(|&(batch, _)| batch == 0) {
                     return Err(
@@ -93,7 +97,7 @@ impl Costs<'_> {
                 let point = |&(batch, ms): &(usize, f64)| Ok((batch, milliseconds("latency_points", ms)?));
                 ("latency_points", Profile::interpolate(&points.iter().map(point).collect::<Checked<Vec<_>>>()?))
             }
-            (None, None, None, None, Some(alone)) => {
+            (None, None, Some(alone)) => {
                 let preferred = self.preferred_batch.ok_or("alone_ms needs preferred_batch or preferred_tokens")?;
                 return self.saturated(alone, preferred as f64);
             }

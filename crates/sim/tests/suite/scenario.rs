@@ -103,7 +103,7 @@ fn mistakes_are_named() {
     );
     check_error(
         &format!("rate = 1\n{MODEL}latency_ms = [1.0]"),
-        expect![[r#"s.toml: model "m": give either alpha_ms and beta_ms, or latency_ms = [l(1), l(2), …]"#]],
+        expect![[r#"s.toml: model "m": latency_ms stands beside alpha_ms or beta_ms; give the table or the line"#]],
     );
     check_error(
         &format!("rate = 1\n{MODEL}arrival = {{ kind = \"gamma\" }}"),
@@ -188,7 +188,7 @@ fn numbers_out_of_range_are_named() {
     );
     check(
         &model("slo_ms = 9\nalpha_ms = 0.0\nbeta_ms = 0.0"),
-        expect![[r#"s.toml: model "m": alpha_ms and beta_ms: the latency of batch size 1 must be a positive number"#]],
+        expect![[r#"s.toml: model "m": alpha_ms must be above 0 where beta_ms is 0"#]],
     );
     check(
         &model("slo_ms = 9\nlatency_ms = [1.0, nan]"),

@@ -10,6 +10,7 @@ use crate::{
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::borrow::Cow;
 
 #[derive(Deserialize)]
 struct Request<'a> {
@@ -27,7 +28,8 @@ struct Request<'a> {
 struct Input<'a> {
     name: String,
     shape: Bounded<i64, MAX_DIMENSIONS>,
-    datatype: String,
+    #[serde(borrow)]
+    datatype: Cow<'a, str>,
     #[serde(default)]
     parameters: Parameters,
     #[serde(default, borrow)]
@@ -44,12 +46,12 @@ struct Output {
 /// Decodes a request for `model`. `json_length` is the header Inference-Header-Content-Length, if there was one: how much
 /// of the body is JSON; 0 announces a raw binary request.
 pub fn parse_infer(
-    model: &str,
-    version: &str,
+    model: impl Into<String>,
+    version: impl Into<String>,
     body: &Bytes,
     json_length: Option<usize>,
 ) -> Result<InferRequest, WireError> {
-    let request = InferRequest { model: model.to_owned(), version: version.to_owned(), ..InferRequest::default() };
+    let request = InferRequest { model: model.into(), version: version.into(), ..InferRequest::default() };
     if json_length == Some(0) {
         return Ok(InferRequest { raw_input: Some(body.clone()), binary_outputs: true, ..request });
     }

@@ -1,0 +1,50 @@
+//! What the door keeps of each request.
+
+use crate::Why;
+use ripieno_base::{ModelId, Time};
+
+/// What is kept of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) model: ModelId,
+    pub(super) flow: u32,
+    pub(super) rows: u32,
+    pub(super) length: u32,
+    pub(super) work: i64,
+    /// Work that is not done, and the work of the blocks that it ran.
+    pub(super) left: i64,
+    pub(super) ran: i64,
+    pub(super) entered: Time,
+    pub(super) deadline: Time,
+    pub(super) state: State,
+    /// Whether it has not been started.
+    pub(super) waits: bool,
+    /// Whether it could not be in time from the first.
+    pub(super) futile: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Absent,
+    /// The policy has it.
+    Inside,
+    /// Refused; told in the next settle.
+    Refused,
+    /// Refused, and being withdrawn from a policy that knows its graph.
+    Withdrawn(Why),
+}
+
+pub(super) const ABSENT: Entry = Entry {
+    model: ModelId(0),
+    flow: 0,
+    rows: 0,
+    length: 0,
+    work: 0,
+    left: 0,
+    ran: 0,
+    entered: Time::ORIGIN,
+    deadline: Time::ORIGIN,
+    state: State::Absent,
+    waits: false,
+    futile: false,
+};
