@@ -5,6 +5,7 @@
 //! matter.
 
 use super::{Garbled, Stream};
+use crate::handover::Role;
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
@@ -17,18 +18,6 @@ const BYTES: usize = 24;
 
 /// How long a peer may take for its greeting.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
-pub enum Role {
-    /// Takes requests of clients.
-    Frontend = 1,
-    /// Decides.
-    Scheduler,
-    /// Runs batches.
-    Backend,
-}
 
 /// Who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

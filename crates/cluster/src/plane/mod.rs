@@ -13,7 +13,8 @@ mod tensors;
 mod transport;
 
 pub use frame::{Garbled, RECORD};
-pub use greeting::{Greeting, Role, Unwelcome, VERSION, greet, welcome};
+pub use crate::handover::Role;
+pub use greeting::{Greeting, Unwelcome, VERSION, greet, welcome};
 pub use link::{Link, LinkBounds};
 pub use message::{Ask, End, Ended, MemberEnd, Message, Run, RunMember};
 pub use reader::Reader;
