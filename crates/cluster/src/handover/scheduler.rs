@@ -64,9 +64,14 @@ impl Scheduler {
         }
     }
 
+    /// The connection broke on which another scheduler would be heard.
+    pub fn on_unheard(&mut self, now: Time, who: Process) {
+        self.election.on_lost(now, who);
+    }
+
     /// The connection to somebody broke.
     pub fn on_lost(&mut self, now: Time, who: Process, out: &mut Vec<SchedulerAction>) {
-        self.election.on_lost(now, who);
+        self.on_unheard(now, who);
         let role = self.members.remove(&who);
         let Some(primary) = &mut self.primary else { return };
         match role {

@@ -5,7 +5,9 @@
 //! with a record a member and [`Ended`] with eight bytes a member.
 
 use super::frame::{Garbled, Get, Put, RECORD, head, set_tail};
+use super::report::{HELD, MOST_HELD, Report};
 use super::tensors::{read_tensors, write_tensors};
+use crate::handover::{Epoch, Process, Stamp};
 use bytes::{Buf, Bytes};
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Origin, Tensor};
@@ -45,12 +47,27 @@ pub enum Message {
     Run(Run),
     /// To a backend: stop a task, if you can.
     Cancel(TaskId),
+    /// To a backend: obey me, and say what you run of earlier reigns.
+    Claim {
+        /// Greater than that of each claim before.
+        stamp: Stamp,
+        /// Whose reign it is.
+        holder: Process,
+    },
+    /// A backend: what I run of earlier reigns.
+    Report(Report),
+    /// A scheduler to schedulers and front ends: this is my reign.
+    Lead(Epoch, Process),
+    /// To a scheduler: a later reign is known.
+    Fenced(Epoch),
+    /// A scheduler to another: I listen to you.
+    Peer(Process),
     /// To a backend: a front end has come, whose inputs are at this address.
     Frontend(u32, String),
     /// To a backend: it has gone.
     FrontendGone(u32),
-    /// A front end: inputs are at this address.
-    DataAt(String),
+    /// A front end: this is my number, the same for each scheduler, and my inputs are at this address.
+    DataAt(u32, String),
     /// A front end: a request.
     Ask(Ask),
     /// A front end: nobody waits for this request any more.
@@ -216,6 +233,11 @@ mod kind {
     pub(super) const NO_ROWS: u16 = 21;
     pub(super) const OUTPUTS: u16 = 22;
     pub(super) const INVALID: u16 = 23;
+    pub(super) const CLAIM: u16 = 24;
+    pub(super) const REPORT: u16 = 25;
+    pub(super) const LEAD: u16 = 26;
+    pub(super) const FENCED: u16 = 27;
+    pub(super) const PEER: u16 = 28;
 }
 
 /// The longest tail of a kind; none of no kind.
@@ -226,7 +248,8 @@ pub(super) fn most_tail(kind: u16) -> Option<usize> {
         kind::RUN => MOST_MEMBERS * RECORD,
         kind::ENDED => MOST_MEMBERS * MEMBER_END + MOST_TEXT,
         kind::ROWS | kind::OUTPUTS => MOST_TENSOR_BYTES,
-        kind::HERE..=kind::INVALID => 0,
+        kind::REPORT => MOST_HELD * HELD,
+        kind::HERE..=kind::PEER => 0,
         _ => return None,
     })
 }
@@ -256,7 +279,7 @@ impl Message {
             Message::Cancel(task) => Put::new(kind::CANCEL).u32(task.0),
             Message::Frontend(id, _) => Put::new(kind::FRONTEND).u32(*id),
             Message::FrontendGone(id) => Put::new(kind::FRONTEND_GONE).u32(*id),
-            Message::DataAt(_) => Put::new(kind::DATA_AT),
+            Message::DataAt(id, _) => Put::new(kind::DATA_AT).u32(*id),
             Message::Ask(ask) => ask.put(Put::new(kind::ASK)),
             Message::Withdraw(request) => Put::new(kind::WITHDRAW).u64(*request),
             Message::Models(_) => Put::new(kind::MODELS),
@@ -267,6 +290,13 @@ impl Message {
             }
             Message::Rows { tag, inputs: Some(_) } => Put::new(kind::ROWS).u64(*tag),
             Message::Rows { tag, inputs: None } => Put::new(kind::NO_ROWS).u64(*tag),
+            Message::Claim { stamp, holder } => {
+                Put::new(kind::CLAIM).u64(stamp.epoch.0).u64(stamp.number).u64(holder.0)
+            }
+            Message::Report(report) => report.put(Put::new(kind::REPORT)),
+            Message::Lead(epoch, holder) => Put::new(kind::LEAD).u64(epoch.0).u64(holder.0),
+            Message::Fenced(epoch) => Put::new(kind::FENCED).u64(epoch.0),
+            Message::Peer(process) => Put::new(kind::PEER).u64(process.0),
             Message::Outputs { request, first_row, rows, outputs } => {
                 let kind = if outputs.is_ok() { kind::OUTPUTS } else { kind::INVALID };
                 Put::new(kind).u64(*request).u32(*first_row).u32(*rows)
@@ -278,13 +308,14 @@ impl Message {
     fn write_tail(&self, into: &mut Vec<u8>) {
         match self {
             Message::Offer { models: text, .. } | Message::Models(text) => into.extend_from_slice(text.as_bytes()),
-            Message::Refused(text) | Message::Frontend(_, text) | Message::DataAt(text) => write_text(text, into),
+            Message::Refused(text) | Message::Frontend(_, text) | Message::DataAt(_, text) => write_text(text, into),
             Message::Outputs { outputs: Err(text), .. } => write_text(text, into),
             Message::Rows { inputs: Some(tensors), .. } | Message::Outputs { outputs: Ok(tensors), .. } => {
                 write_tensors(tensors, into);
             }
             Message::Run(run) => run.members.iter().for_each(|member| into.extend_from_slice(&member.record())),
             Message::Ended(ended) => ended.write_members(into),
+            Message::Report(report) => report.write_held(into),
             Message::End(End { answer: Err(failure), .. }) => write_text(super::answers::text(failure), into),
             _ => {}
         }
@@ -306,7 +337,7 @@ impl Message {
             kind::CANCEL => Message::Cancel(TaskId(get.u32())),
             kind::FRONTEND => Message::Frontend(get.u32(), text(&tail)?),
             kind::FRONTEND_GONE => Message::FrontendGone(get.u32()),
-            kind::DATA_AT => Message::DataAt(text(&tail)?),
+            kind::DATA_AT => Message::DataAt(get.u32(), text(&tail)?),
             kind::ASK => Message::Ask(Ask::get(&mut get)?),
             kind::WITHDRAW => Message::Withdraw(get.u64()),
             kind::MODELS => Message::Models(text(&tail)?),
@@ -315,6 +346,14 @@ impl Message {
             kind::PULL => Message::Pull { tag: get.u64(), request: get.u64(), first_row: get.u32(), rows: get.u32() },
             kind::ROWS => Message::Rows { tag: get.u64(), inputs: Some(read_tensors(tail)?) },
             kind::NO_ROWS => Message::Rows { tag: get.u64(), inputs: None },
+            kind::CLAIM => {
+                let stamp = Stamp { epoch: Epoch(get.u64()), number: get.u64() };
+                Message::Claim { stamp, holder: Process(get.u64()) }
+            }
+            kind::REPORT => Message::Report(Report::get(&mut get, &tail)?),
+            kind::LEAD => Message::Lead(Epoch(get.u64()), Process(get.u64())),
+            kind::FENCED => Message::Fenced(Epoch(get.u64())),
+            kind::PEER => Message::Peer(Process(get.u64())),
             kind::OUTPUTS | kind::INVALID => {
                 let (request, first_row, rows) = (get.u64(), get.u32(), get.u32());
                 let outputs = if kind == kind::OUTPUTS { Ok(read_tensors(tail)?) } else { Err(text(&tail)?) };

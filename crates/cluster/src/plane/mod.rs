@@ -9,15 +9,17 @@ mod greeting;
 mod link;
 mod message;
 mod reader;
+mod report;
 mod tensors;
 mod transport;
 
-pub use frame::{Garbled, RECORD};
 pub use crate::handover::Role;
+pub use frame::{Garbled, RECORD};
 pub use greeting::{Greeting, Unwelcome, VERSION, greet, welcome};
 pub use link::{Link, LinkBounds};
 pub use message::{Ask, End, Ended, MemberEnd, Message, Run, RunMember};
 pub use reader::Reader;
+pub use report::Report;
 pub use transport::{Listener, Stream, Tcp, Transport};
 
 pub use tensors::{read_tensors, write_tensors};

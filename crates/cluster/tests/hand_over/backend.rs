@@ -62,7 +62,12 @@ impl Backend {
     }
 
     /// Somebody says something. The order that is obeyed, if it was one.
-    pub(crate) fn on_message(&mut self, from: Process, message: &Message, out: &mut Vec<BackendAction>) -> Option<Batch> {
+    pub(crate) fn on_message(
+        &mut self,
+        from: Process,
+        message: &Message,
+        out: &mut Vec<BackendAction>,
+    ) -> Option<Batch> {
         match &message.body {
             Body::Claim { number } => {
                 let stamp = Stamp { epoch: message.epoch, number: *number };

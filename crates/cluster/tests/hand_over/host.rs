@@ -99,7 +99,9 @@ impl Host {
     pub(crate) fn part(&mut self, backend: Process, said: &mut Vec<Said>) {
         let parted = self.backends.remove(&backend).expect("it had joined");
         for request in parted.batches.into_values().flat_map(|(members, _)| members) {
-            let Some(known) = self.requests.get_mut(&request).filter(|known| known.stage == Stage::Runs) else { continue };
+            let Some(known) = self.requests.get_mut(&request).filter(|known| known.stage == Stage::Runs) else {
+                continue;
+            };
             if known.runs < MOST_RUNS {
                 known.stage = Stage::Waits;
                 self.queue.push_back(request);

@@ -1,9 +1,11 @@
 //! The one value that decides who commands: which reign it is, and whose.
 
+mod alone;
 mod etcd;
 mod file;
 mod memory;
 
+pub use alone::AloneStore;
 pub use etcd::{EtcdStore, Inventory, Member};
 pub use file::FileStore;
 pub use memory::MemoryStore;

@@ -1,5 +1,6 @@
 use super::super::{Reader, Stream};
 use super::*;
+use crate::handover::{Held, RequestId};
 use ripieno_base::Nanos;
 use ripieno_model::DataType;
 use ripieno_runtime::{Answered, Failure, Refused};
@@ -94,6 +95,9 @@ fn messages() -> Vec<Message> {
     ];
     let ended = Ended { task: TaskId(8), ago_ns: 1, took_ns: 2, again: 3, lost: None, members: Ok(ends) };
     let failed = Ended { lost: Some((5, true)), members: Err(text()), ..ended.clone() };
+    let stamp = Stamp { epoch: Epoch(u64::MAX), number: 2 };
+    let request = RequestId { frontend: Process(6), number: u64::MAX };
+    let held = Held { request, rows: u32::MAX, failed: false };
     let outputs = |outputs| Message::Outputs { request: 4, first_row: 2, rows: 1, outputs };
     let mut all = vec![
         Message::Here,
@@ -109,7 +113,12 @@ fn messages() -> Vec<Message> {
         Message::Cancel(TaskId(5)),
         Message::Frontend(6, text()),
         Message::FrontendGone(6),
-        Message::DataAt(text()),
+        Message::DataAt(6, text()),
+        Message::Claim { stamp, holder: Process(7) },
+        Message::Report(Report { stamp, revision: 3, held: vec![held, Held { failed: true, ..held }] }),
+        Message::Lead(Epoch(8), Process(9)),
+        Message::Fenced(Epoch(10)),
+        Message::Peer(Process(11)),
         Message::Ask(ask),
         Message::Ask(Ask { left_ns: None, sizes: None, ..ask }),
         Message::Withdraw(11),
