@@ -58,7 +58,7 @@ fn stored(text: &str) -> Result<Stored, String> {
 const SCHEDULER: &str = "127.0.0.1:8010";
 
 /// Returns once an operator wants this to end.
-async fn told_to_end() -> std::io::Result<()> {
+pub(crate) async fn told_to_end() -> std::io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminate.recv() => {}

@@ -131,7 +131,7 @@ async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
     let (later, told) = (Arc::new(Later(Arc::clone(&engine))), Arc::new(Told(Arc::clone(&registry))));
     let server = Server::bind(config, later, registry, told);
     let server = front.runtimes()[0].spawn(server).await??;
-    announce(args, scheduler.address(), server.addresses().metrics)?;
+    announce(args, &scheduler, server.addresses().metrics)?;
     let shutdown = async {
         if let Err(error) = told_to_end().await {
             tracing::error!(%error, "no signals can be waited for");
@@ -206,9 +206,10 @@ fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) ->
     Ok(Started { engine, depth: limits.depth })
 }
 
-fn announce(args: &SchedulerArgs, listen: SocketAddr, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+fn announce(args: &SchedulerArgs, scheduler: &Scheduler, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+    let (listen, process) = (scheduler.address(), format!("{:?}", scheduler.process()));
     if args.format == Format::Json {
-        return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics }));
+        return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics, "process": process }));
     }
     output::print(format!("scheduler  {listen}"))?;
     let shown = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/metrics"));

@@ -131,6 +131,11 @@ impl Scheduler {
         self.shared.peers.lock().served.as_ref().map(|served| served.engine.clone())
     }
 
+    /// What others call it.
+    pub fn process(&self) -> Process {
+        self.shared.reign.me
+    }
+
     /// Whether it is the primary.
     pub fn reigns(&self) -> bool {
         self.shared.reign.reigns()
