@@ -61,7 +61,7 @@ impl Cluster {
         etcd: Option<&Path>,
         interrupted: Arc<AtomicBool>,
     ) -> anyhow::Result<Cluster> {
-        let folder = Folder::new()?;
+        let folder = Folder::new(args.keep.as_deref())?;
         fs::create_dir_all(folder.0.join("models/echo/1"))?;
         fs::write(folder.0.join("models/echo/model.toml"), MODEL)?;
         let etcd = etcd.map(|program| Etcd::start(program, &folder.0)).transpose()?;
@@ -72,15 +72,14 @@ impl Cluster {
         if let Some(etcd) = &etcd {
             let answers = |url: &String| TcpStream::connect(url.trim_start_matches("http://")).is_ok();
             until("etcd listens", || Ok(etcd.urls.iter().all(answers)))?;
-            // Its nodes choose a leader.
-            thread::sleep(Duration::from_millis(1_000));
         }
         let listen: Vec<String> = free(args.schedulers.into())?.iter().map(SocketAddr::to_string).collect();
         let all = listen.join(",");
         let most = args.backends.max(64).to_string();
         let scheduler = |listen: &String| {
             let words = ["--listen", listen, "--metrics", "127.0.0.1:0", "--epoch", &epoch, "--schedulers", &all];
-            Process::role(&[&["scheduler", "--max-devices", &most], &words[..]].concat())
+            let log = folder.at(&format!("scheduler-{}.log", listen.replace(':', "-")));
+            Process::role(&[&["scheduler", "--max-devices", &most], &words[..]].concat(), log)
         };
         let schedulers = listen.iter().map(scheduler).collect::<anyhow::Result<_>>()?;
         let (mut orders, mut backends, mut left) = (Orders::default(), Vec::new(), args.backends);
@@ -90,7 +89,9 @@ impl Cluster {
             let (path, devices) = (folder.at(&format!("orders-{at}")), devices.to_string());
             let words = ["--scheduler", &all, "--epoch", &epoch, "--orders", &path];
             let device = ["--device", "emulated", "--devices", &devices];
-            backends.push(Process::role(&[&["backend", &folder.at("models")], &words[..], &device[..]].concat())?);
+            let models = folder.at("models");
+            let words = [&["backend", &models], &words[..], &device[..]].concat();
+            backends.push(Process::role(&words, folder.at(&format!("backend-{at}.log")))?);
             orders.add(&path)?;
         }
         let ports = free(2 * usize::from(args.frontends))?;
@@ -98,7 +99,8 @@ impl Cluster {
         let frontend = |(http, data): (&SocketAddr, &SocketAddr)| {
             let (http, data) = (http.to_string(), data.to_string());
             let ports = ["--http", &http, "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--data", &data];
-            Process::role(&[&["frontend", "--scheduler", &all], &ports[..]].concat())
+            let log = folder.at(&format!("frontend-{}.log", http.replace(':', "-")));
+            Process::role(&[&["frontend", "--scheduler", &all], &ports[..]].concat(), log)
         };
         let frontends = http.iter().zip(data).map(frontend).collect::<anyhow::Result<_>>()?;
         let (http, devices) = (http.to_vec(), usize::from(args.backends));

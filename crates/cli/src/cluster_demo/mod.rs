@@ -76,6 +76,10 @@ pub(crate) struct ClusterDemoArgs {
     #[arg(long, value_name = "FILE")]
     etcd: Option<PathBuf>,
 
+    /// Keep what the processes log, and what backends obeyed, in this folder.
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+
     /// How to print the results.
     #[arg(long, default_value_t, value_name = "table|json")]
     format: Format,

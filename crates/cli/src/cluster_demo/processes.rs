@@ -5,7 +5,7 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A process, and what it takes to start it again.
 pub(super) struct Process {
     words: Vec<String>,
+    log: Option<String>,
     speaks: bool,
     guard: Child,
     pid: Pid,
@@ -31,17 +32,20 @@ pub(super) struct Process {
 
 impl Process {
     /// One of our own, which says in JSON that it is ready.
-    pub(super) fn role(words: &[&str]) -> anyhow::Result<Process> {
+    pub(super) fn role(words: &[&str], log: String) -> anyhow::Result<Process> {
         let own = std::env::current_exe().context("cannot find this program")?;
         let own = own.to_str().context("the path of this program is no text")?;
         let words = [own].iter().chain(words).chain(&["--format", "json"]).map(|word| (*word).to_owned()).collect();
-        Process::start(words, true)
+        Process::start(words, Some(log), true)
     }
 
-    fn start(words: Vec<String>, speaks: bool) -> anyhow::Result<Process> {
+    fn start(words: Vec<String>, log: Option<String>, speaks: bool) -> anyhow::Result<Process> {
         let mut command = Command::new("sh");
         command.args(["-c", GUARD, "sh"]).args(&words).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut guard = command.stderr(Stdio::null()).spawn().context("cannot start sh")?;
+        let append = |path: &String| File::options().append(true).create(true).open(path);
+        let stderr = log.as_ref().map(append).transpose().context("cannot write a log")?;
+        command.stderr(stderr.map_or(Stdio::null(), Stdio::from));
+        let mut guard = command.spawn().context("cannot start sh")?;
         let mut lines = BufReader::new(guard.stdout.take().context("it has an output")?);
         let mut line = String::new();
         lines.read_line(&mut line)?;
@@ -53,7 +57,7 @@ impl Process {
         // Nobody waits for the rest.
         thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
         let ready = if speaks { serde_json::from_str(&line) } else { Ok(Value::Null) };
-        let mut process = Process { words, speaks, guard, pid, ready: Value::Null };
+        let mut process = Process { words, log, speaks, guard, pid, ready: Value::Null };
         process.ready = ready.with_context(|| format!("{} did not start", process.words.join(" ")))?;
         Ok(process)
     }
@@ -71,7 +75,7 @@ impl Process {
     /// Another life of the same.
     pub(super) fn restart(&mut self) -> anyhow::Result<()> {
         self.end();
-        *self = Process::start(self.words.clone(), self.speaks)?;
+        *self = Process::start(self.words.clone(), self.log.clone(), self.speaks)?;
         Ok(())
     }
 
@@ -130,21 +134,23 @@ impl Etcd {
                 ("--election-timeout", "200".to_owned()),
             ];
             words.extend(settings.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
-            Process::start(words, false)
+            Process::start(words, None, false)
         };
         let nodes = (0..3).map(start).collect::<anyhow::Result<_>>()?;
         Ok(Etcd { nodes, urls: clients.iter().map(url).collect() })
     }
 }
 
-/// A folder that is removed at the end.
-pub(super) struct Folder(pub(super) PathBuf);
+/// A folder, and whether it stays at the end.
+pub(super) struct Folder(pub(super) PathBuf, bool);
 
 impl Folder {
-    pub(super) fn new() -> anyhow::Result<Folder> {
-        let path = std::env::temp_dir().join(format!("ripieno-cluster-demo-{}", std::process::id()));
+    /// The one that is to be kept, or one that is not.
+    pub(super) fn new(keep: Option<&Path>) -> anyhow::Result<Folder> {
+        let own = || std::env::temp_dir().join(format!("ripieno-cluster-demo-{}", std::process::id()));
+        let path = keep.map_or_else(own, Path::to_owned);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(Folder(path))
+        Ok(Folder(path, keep.is_some()))
     }
 
     pub(super) fn at(&self, name: &str) -> String {
@@ -154,7 +160,9 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        if !self.1 {
+            let _ = fs::remove_dir_all(&self.0);
+        }
     }
 }
 

@@ -165,11 +165,19 @@ fn announce(args: &BackendArgs, models: &[ModelReport]) -> anyhow::Result<()> {
     output::print(format!("schedulers {}", args.scheduler.join(", ")))
 }
 
-/// The latest reign, which a life before may have obeyed.
+/// The latest reign, which a life before may have obeyed. Until the store says it, nobody is.
 fn latest(args: &EpochArgs) -> anyhow::Result<Epoch> {
     let Some(mut store) = args.store()? else { return Ok(Epoch::default()) };
-    let held = store.read().context("--epoch: start the store first")?;
-    Ok(held.map_or(Epoch::default(), |held| held.epoch))
+    let mut said = false;
+    loop {
+        match store.read() {
+            Ok(held) => return Ok(held.map_or(Epoch::default(), |held| held.epoch)),
+            Err(error) if !said => tracing::warn!("{error}; asking again"),
+            Err(_) => {}
+        }
+        said = true;
+        thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Writes down what a device obeys.
