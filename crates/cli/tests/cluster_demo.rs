@@ -42,7 +42,7 @@ fn its_processes_end_with_it_even_if_it_is_killed() {
     let until = |what: &str, is: &dyn Fn() -> bool| {
         while !is() {
             assert!(begun.elapsed() < SAFETY, "never: {what}");
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::yield_now();
         }
     };
     // A scheduler's log bears its address, and a backend's is there once both schedulers are.

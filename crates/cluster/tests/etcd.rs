@@ -164,8 +164,8 @@ fn one_of_two_gets_the_epoch(etcd: &Etcd, store: &mut EtcdStore) {
 }
 
 fn members_are_listed_until_their_lease_ends(etcd: &Etcd) {
-    let member = |role, ordinal, port| {
-        let process = Process(u64::from(ordinal) + 77);
+    let member = |role, ordinal: u64, port| {
+        let process = Process(ordinal + 77);
         Member { role, process, address: format!("127.0.0.1:{port}") }
     };
     let (backend, frontend) = (member(Role::Backend, 3, 1_003), member(Role::Frontend, 4, 1_004));

@@ -3,7 +3,7 @@
 //! Locks are taken in this order: the command, the work of a session, the frontends.
 
 use super::Backend;
-use super::session::Session;
+use super::session::{Session, Shared};
 use super::source::{Receiver, Source};
 use crate::handover::{Claimed, Epoch, Fence, Held, Process, RequestId, Stamp};
 use crate::plane::{Garbled, Link, Message, Reader, Report};
@@ -120,13 +120,6 @@ impl Crew {
         }
     }
 
-    /// A task of a session that is over has ended, and these rows of it not well: they are to be run again.
-    pub(super) fn on_earlier_end(&self, failed: &[Held]) {
-        let mut command = self.command.lock();
-        command.revision += 1;
-        self.report(&command, failed);
-    }
-
     /// Tells whoever is obeyed what earlier sessions run.
     fn report(&self, command: &Command, failed: &[Held]) {
         let Some(current) = &command.current else { return };
@@ -170,8 +163,17 @@ impl Crew {
         source.iter().for_each(|source| source.close());
     }
 
-    /// Asks a frontend for rows; false if that is not possible.
-    pub(super) fn pull(&self, tag: u64, Origin { frontend, request, first_row }: Origin, rows: u32) -> bool {
+    fn current(&self) -> Option<Arc<Session>> {
+        self.command.lock().current.clone()
+    }
+}
+
+impl Shared for Crew {
+    fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    fn pull(&self, tag: u64, Origin { frontend, request, first_row }: Origin, rows: u32) -> bool {
         let message = || Message::Pull { tag, request, first_row, rows };
         let source = self.sources.lock().get(&frontend).cloned();
         let Some(source) = source else { return false };
@@ -185,7 +187,7 @@ impl Crew {
     }
 
     /// Without its front end nobody waits for outputs.
-    pub(super) fn send_outputs(&self, origin: Origin, rows: u32, outputs: Result<Vec<Tensor>, String>) {
+    fn send_outputs(&self, origin: Origin, rows: u32, outputs: Result<Vec<Tensor>, String>) {
         let Origin { frontend, request, first_row } = origin;
         let source = self.sources.lock().get(&frontend).cloned();
         source.iter().for_each(|source| {
@@ -193,8 +195,10 @@ impl Crew {
         });
     }
 
-    fn current(&self) -> Option<Arc<Session>> {
-        self.command.lock().current.clone()
+    fn on_earlier_end(&self, failed: &[Held]) {
+        let mut command = self.command.lock();
+        command.revision += 1;
+        self.report(&command, failed);
     }
 }
 

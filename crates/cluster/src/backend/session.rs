@@ -4,7 +4,7 @@
 //! lock, in which a task also goes to the device, so that the order of a lane is that of the table. Outputs go to the
 //! frontends before the scheduler hears of the end. Once the session is over nothing begins; what the device has runs on.
 
-use super::crew::Crew;
+use super::Backend;
 use super::tasks::{Held, Inputs, Ready, Tasks};
 use crate::handover::{Held as HeldRows, Process, RequestId, Stamp};
 use crate::plane::{Ended, Garbled, Link, MemberEnd, Message, Run};
@@ -18,10 +18,23 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+/// What all sessions of a backend share.
+pub(super) trait Shared: Send + Sync {
+    fn backend(&self) -> &Backend;
+
+    /// Asks a frontend for rows; false if that is not possible.
+    fn pull(&self, tag: u64, from: Origin, rows: u32) -> bool;
+
+    fn send_outputs(&self, to: Origin, rows: u32, outputs: Result<Vec<Tensor>, String>);
+
+    /// A task of a session that is over has ended, and these rows of it not well: they are to be run again.
+    fn on_earlier_end(&self, failed: &[HeldRows]);
+}
+
 /// A session.
 pub(super) struct Session {
     own: Weak<Session>,
-    crew: Weak<Crew>,
+    crew: Weak<dyn Shared>,
     /// The claim, and whose it is.
     claim: (Stamp, Process),
     pub(super) link: Arc<Link>,
@@ -40,7 +53,7 @@ struct Work {
 
 impl Session {
     /// The session of this number, under this claim.
-    pub(super) fn new(crew: Weak<Crew>, claim: (Stamp, Process), number: u64, link: Arc<Link>) -> Arc<Session> {
+    pub(super) fn new(crew: Weak<dyn Shared>, claim: (Stamp, Process), number: u64, link: Arc<Link>) -> Arc<Session> {
         // Numbers of pulls are not those of any other session.
         let tasks = Tasks::new(0, number << 40);
         let work = Work { device: None, attached: HashMap::new(), tasks, over: false };
@@ -88,7 +101,7 @@ impl Session {
     /// An order is obeyed: the claim, or a batch under it.
     pub(super) fn tell_order(&self, claim: bool) {
         let crew = self.crew.upgrade();
-        let hears = crew.as_ref().and_then(|crew| crew.backend.on_order.as_ref());
+        let hears = crew.as_ref().and_then(|crew| crew.backend().on_order.as_ref());
         hears.into_iter().for_each(|hears| hears(self.claim.0, self.claim.1, claim));
     }
 
@@ -98,7 +111,7 @@ impl Session {
         let crew = self.crew()?;
         let lanes = usize::try_from(lanes).ok().filter(|lanes| (1..=1024).contains(lanes));
         let lanes = lanes.ok_or_else(|| Garbled("a device of no lanes, or too many".to_owned()))?;
-        let device = crew.backend.executor.open(lanes, sink).map_err(|error| io::Error::other(error.to_string()))?;
+        let device = crew.backend().executor.open(lanes, sink).map_err(|error| io::Error::other(error.to_string()))?;
         let mut work = self.work.lock();
         if work.device.is_some() {
             return Err(Garbled("a backend is one device".to_owned()).into());
@@ -110,7 +123,7 @@ impl Session {
 
     fn attach(&self, id: ModelId, at: u32) -> io::Result<()> {
         let crew = self.crew()?;
-        let model = crew.backend.models.get(at as usize).ok_or_else(|| Garbled(format!("there is no model {at}")))?;
+        let model = crew.backend().models.get(at as usize).ok_or_else(|| Garbled(format!("there is no model {at}")))?;
         let device = self.work.lock().device.clone();
         // It may be slow, so the lock is not held.
         device.iter().for_each(|device| device.attach(id, Arc::clone(&model.loaded)));
@@ -133,7 +146,7 @@ impl Session {
             if work.over {
                 return Ok(());
             }
-            let blocks = work.attached.get(&run.model).map(|&at| crew.backend.models[at].loaded.blocks());
+            let blocks = work.attached.get(&run.model).map(|&at| crew.backend().models[at].loaded.blocks());
             let (task, lane) = (run.task, run.lane);
             let origins: Vec<_> = run.members.iter().map(|member| (member.origin, member.rows)).collect();
             if blocks.is_none_or(|blocks| run.block.index() >= blocks) || !work.tasks.take(run) {
@@ -156,7 +169,7 @@ impl Session {
         Ok(())
     }
 
-    fn crew(&self) -> io::Result<Arc<Crew>> {
+    fn crew(&self) -> io::Result<Arc<dyn Shared>> {
         self.crew.upgrade().ok_or_else(|| io::Error::other("the backend has ended"))
     }
 
@@ -202,7 +215,7 @@ impl Session {
         drop(work);
         let Some(crew) = self.crew.upgrade() else { return };
         if let Ok(progress) = &result.outcome {
-            held.running().zip(progress).for_each(|(at, progress)| push(&crew, &held, at, progress));
+            held.running().zip(progress).for_each(|(at, progress)| push(&*crew, &held, at, progress));
         }
         if over {
             return crew.on_earlier_end(&failed(&held, result));
@@ -227,7 +240,7 @@ impl Session {
     /// What is to become of a member with these inputs. What is wrong with them goes straight to the client.
     fn judge(&self, model: usize, (origin, rows): (Origin, u32), length: u32, inputs: Vec<Tensor>) -> Inputs {
         let Some(crew) = self.crew.upgrade() else { return Inputs::lost() };
-        match crew.backend.models[model].loaded.describe(&inputs) {
+        match crew.backend().models[model].loaded.describe(&inputs) {
             Ok((extent, _)) if extent.length == length => {
                 Inputs::Here(Arc::new(Entry::new(Payload::Here(inputs.into()), extent)))
             }
@@ -272,7 +285,7 @@ fn request_of(origin: Origin) -> RequestId {
 }
 
 /// Sends a member's outputs to its front end, if its walk has ended.
-fn push(crew: &Crew, held: &Held, at: usize, progress: &Progress) {
+fn push(crew: &dyn Shared, held: &Held, at: usize, progress: &Progress) {
     if progress.ended
         && progress.failed.is_none()
         && let Some((origin, rows)) = held.origin(at)

@@ -46,6 +46,9 @@ pub struct FrontendConfig {
 #[derive(Clone)]
 pub struct Frontend(Arc<Shared>);
 
+/// What a thread does.
+type Work = Box<dyn FnOnce(&Arc<Shared>) + Send>;
+
 struct Shared {
     transport: Arc<dyn Transport>,
     /// What schedulers and backends call it.
@@ -89,7 +92,7 @@ impl Frontend {
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });
-        let spawn = |name: &str, work: Box<dyn FnOnce(&Arc<Shared>) + Send>| {
+        let spawn = |name: &str, work: Work| {
             let shared = Arc::clone(&shared);
             thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared)).map(drop)
         };

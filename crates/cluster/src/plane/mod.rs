@@ -4,6 +4,7 @@
 //! where it is decoded, and what cannot be read ends the connection with an error, never the process.
 
 mod answers;
+mod ended;
 mod frame;
 mod greeting;
 mod link;
@@ -14,10 +15,11 @@ mod tensors;
 mod transport;
 
 pub use crate::handover::Role;
+pub use ended::{Ended, MemberEnd};
 pub use frame::{Garbled, RECORD};
 pub use greeting::{Greeting, Unwelcome, VERSION, greet, welcome};
 pub use link::{Link, LinkBounds};
-pub use message::{Ask, End, Ended, MemberEnd, Message, Run, RunMember};
+pub use message::{Ask, End, Message, Run, RunMember};
 pub use reader::Reader;
 pub use report::Report;
 pub use transport::{Listener, Stream, Tcp, Transport};

@@ -42,7 +42,7 @@ impl Cut {
             if begun.elapsed() > silence {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            thread::sleep(Duration::from_millis(1));
+            thread::yield_now();
         }
         Ok(())
     }
