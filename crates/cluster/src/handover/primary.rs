@@ -206,9 +206,8 @@ impl Primary {
         }
         let late = |settles: i64| now >= self.since + self.timing.settle * settles;
         let known = late(1) || now >= self.acquainted && self.commands_all();
-        let mut reported = self.backends.values().filter(|backend| backend.revision > 0).peekable();
         // Without a backend that may be given batches there would be nobody to run what is admitted.
-        let waits = if reported.peek().is_some() { !reported.any(|backend| backend.ready) } else { !late(1) };
+        let waits = if self.backends.is_empty() { !late(1) } else { !self.backends.values().any(|it| it.ready) };
         if !known || waits && !late(MOST_SETTLES) {
             return;
         }

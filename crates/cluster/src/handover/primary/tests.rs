@@ -99,6 +99,20 @@ fn a_backend_that_never_reports_is_claimed_again_and_not_waited_for() {
 }
 
 #[test]
+fn whoever_is_slow_to_report_is_waited_for_if_nobody_else_is_there() {
+    let (mut slow, mut alone) = (primary(), Primary::new(Time::ORIGIN, EPOCH, Time::ORIGIN, TIMING));
+    [&mut slow, &mut alone].into_iter().for_each(|primary| drop(ask(primary, 1, 1)));
+    let settled = Time::ORIGIN + TIMING.settle;
+    let admits = |primary: &mut Primary, at| out(primary, |it, out| it.on_timer(at, out)).contains(&Admit(id(1)));
+    assert!(!admits(&mut slow, settled) && admits(&mut alone, settled));
+    assert_eq!(report(&mut slow, ONE, 1, &[]), [joins(ONE, slow.backends[&ONE].number)]);
+    assert!(admits(&mut slow, settled), "who has not reported by then is taken for lost");
+    let mut nobody = primary();
+    ask(&mut nobody, 1, 1);
+    assert!(admits(&mut nobody, Time::ORIGIN + TIMING.settle * MOST_SETTLES));
+}
+
+#[test]
 fn whose_frontend_is_gone_or_waits_no_more_is_not_admitted() {
     let mut primary = primary();
     [1, 2, 3].iter().for_each(|&number| drop(ask(&mut primary, number, 1)));
