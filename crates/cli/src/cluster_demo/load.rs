@@ -140,7 +140,9 @@ async fn infer(http: &Http, frontend: SocketAddr, number: u64) -> anyhow::Result
             let answer: Value = serde_json::from_slice(&body).context("the answer is no JSON")?;
             if answer["outputs"][0]["data"][0] == number { Outcome::Right } else { Outcome::Duplicated }
         }
-        StatusCode::SERVICE_UNAVAILABLE if again => Outcome::Retry,
-        _ => Outcome::Failed,
+        status => {
+            tracing::debug!(number, %status, "{}", String::from_utf8_lossy(&body));
+            if status == StatusCode::SERVICE_UNAVAILABLE && again { Outcome::Retry } else { Outcome::Failed }
+        }
     })
 }

@@ -26,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// How long to wait before connecting again, at first and at most.
 const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_secs(2);
+const AGAIN_MAX: Duration = Duration::from_millis(250);
 
 /// A model that is loaded here.
 pub struct BackendModel {

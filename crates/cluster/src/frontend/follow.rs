@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const CONNECT: Duration = Duration::from_secs(2);
 const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_secs(2);
+const AGAIN_MAX: Duration = Duration::from_millis(250);
 
 /// What a scheduler has said on this connection.
 #[derive(Default)]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const CONNECT: Duration = Duration::from_secs(2);
 const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_millis(250);
 
 impl Shared {
     /// Listens to the scheduler at this address, again and again.
