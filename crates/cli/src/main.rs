@@ -6,6 +6,7 @@ mod bench;
 mod bench_scheduler;
 mod bench_wakeup;
 mod bounds;
+mod cluster_demo;
 mod compare;
 mod compare_policies;
 mod corpus;
@@ -54,6 +55,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::DemoArgs),
+    ClusterDemo(cluster_demo::ClusterDemoArgs),
     Serve(serve::ServeArgs),
     Frontend(roles::frontend::FrontendArgs),
     Scheduler(roles::scheduler::SchedulerArgs),
@@ -100,6 +102,7 @@ fn main() -> ExitCode {
     logs::start(format);
     let outcome = match cli.command {
         Command::Demo(args) => demo::run(&args),
+        Command::ClusterDemo(args) => cluster_demo::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Frontend(args) => roles::frontend::run(&args),
         Command::Scheduler(args) => roles::scheduler::run(&args),

@@ -16,7 +16,14 @@ pub mod plane;
 pub mod planner;
 mod scheduler;
 
-pub use backend::{Backend, BackendModel, Stop};
+pub use backend::{Backend, BackendModel, OnOrder, Stop};
 pub use description::{Description, Spec};
 pub use frontend::{Frontend, FrontendConfig, OnModels};
-pub use scheduler::{OnServing, Scheduler, Start, Started};
+pub use scheduler::{OnServing, Scheduler, SchedulerConfig, Start, Started};
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// A number that no other process has: std keys its hash maps by what the system gives at random.
+fn fresh() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -105,7 +105,7 @@ fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     unreachable!("it is asked for ever")
 }
 
-fn entry(epoch: u32, holder: u64) -> Entry {
+fn entry(epoch: u64, holder: u64) -> Entry {
     Entry { epoch: Epoch(epoch), holder: Process(holder) }
 }
 
@@ -147,7 +147,7 @@ fn a_silent_node_holds_nothing_up(etcd: &Etcd) {
     // A call that waited for it would fail at the end of that.
     let mut store = EtcdStore::new(&urls, "/ripieno/silent", PATIENCE).expect("the addresses are fine");
     let begun = Instant::now();
-    let swap = |last: u32| Swap { expected: (last > 0).then(|| entry(last, 7)), next: entry(last + 1, 7) };
+    let swap = |last: u64| Swap { expected: (last > 0).then(|| entry(last, 7)), next: entry(last + 1, 7) };
     (0..20).for_each(|last| assert_eq!(store.swap(&swap(last)), Ok(entry(last + 1, 7))));
     eprintln!("twenty swaps beside a node that is silent: {:?}", begun.elapsed());
 }
@@ -164,8 +164,8 @@ fn one_of_two_gets_the_epoch(etcd: &Etcd, store: &mut EtcdStore) {
 }
 
 fn members_are_listed_until_their_lease_ends(etcd: &Etcd) {
-    let member = |role, ordinal, port| {
-        let process = Process::new(ordinal, u64::from(ordinal) + 77);
+    let member = |role, ordinal: u64, port| {
+        let process = Process(ordinal + 77);
         Member { role, process, address: format!("127.0.0.1:{port}") }
     };
     let (backend, frontend) = (member(Role::Backend, 3, 1_003), member(Role::Frontend, 4, 1_004));

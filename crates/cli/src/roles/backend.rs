@@ -1,7 +1,7 @@
 //! `ripieno backend`: devices of this machine, at the orders of a scheduler.
 
 use super::model::describe;
-use super::{SCHEDULER, reachable, told_to_end};
+use super::{EpochArgs, SCHEDULER, reachable, told_to_end};
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::nothing_in;
@@ -11,17 +11,20 @@ use crate::tables;
 use anyhow::{Context, bail};
 use clap::Args;
 use ripieno_base::ModelId;
+use ripieno_cluster::handover::Epoch;
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{Backend, BackendModel, Stop};
+use ripieno_cluster::{Backend, BackendModel, OnOrder, Stop};
 use ripieno_report::Format;
 use ripieno_repository::registry::Registry;
 use ripieno_repository::{Host, LiveRepository, ModelReport, Target};
 use ripieno_runtime::ServedModel;
 use ripieno_sched::Limits;
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const HELP: &str = "Example:\n  ripieno backend ./models/repository --scheduler scheduler:8010\n\n\
                     Start the scheduler first or later: a backend connects again until it is there.\n";
@@ -39,9 +42,17 @@ pub(crate) struct BackendArgs {
     #[arg(value_name = "REPOSITORY|MODEL.onnx", default_value = "models/repository")]
     repository: PathBuf,
 
-    /// Where the scheduler listens.
-    #[arg(long, value_name = "HOST:PORT", default_value = SCHEDULER, value_parser = reachable)]
-    scheduler: String,
+    /// Where the schedulers listen, primary and spares.
+    #[arg(long, value_name = "HOST:PORT,...", default_value = SCHEDULER, value_delimiter = ',', value_parser = reachable)]
+    scheduler: Vec<String>,
+
+    #[command(flatten)]
+    epoch: EpochArgs,
+
+    /// Append a line to this file for each order that is obeyed: nanoseconds since 1970, device, epoch, claim, scheduler,
+    /// and "claim" or "batch". For tests.
+    #[arg(long, value_name = "FILE", hide = true)]
+    orders: Option<PathBuf>,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -99,13 +110,17 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     let (models, reports) = load(args, target)?;
     announce(args, &reports)?;
     let stop: Vec<Arc<Stop>> = (0..devices).map(|_| Arc::default()).collect();
-    let start = |stop: &Arc<Stop>| {
-        let (transport, scheduler, depth) = (Arc::new(Tcp), args.scheduler.clone(), Limits::MOST_DEPTH);
+    let epoch = latest(&args.epoch)?;
+    let orders = args.orders.as_ref().map(|path| File::options().create(true).append(true).open(path));
+    let orders = orders.transpose().context("cannot open the file of --orders")?.map(Arc::new);
+    let start = |(device, stop): (usize, &Arc<Stop>)| {
+        let (transport, schedulers, depth) = (Arc::new(Tcp), args.scheduler.clone(), Limits::MOST_DEPTH);
         let (executor, models, stop) = (Arc::clone(&executor), Arc::clone(&models), Arc::clone(stop));
-        let backend = Backend { transport, scheduler, executor, depth, models };
+        let on_order = orders.as_ref().map(|file| journal(file, device));
+        let backend = Backend { transport, schedulers, executor, depth, models, epoch, on_order };
         thread::Builder::new().name("backend".to_owned()).spawn(move || backend.run(&stop))
     };
-    let running = stop.iter().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;
+    let running = stop.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>().context("cannot start a thread")?;
     runtime.block_on(told_to_end())?;
     tracing::info!("leaving: no new batches; those that are here are run");
     stop.iter().for_each(|stop| stop.leave());
@@ -147,7 +162,35 @@ fn announce(args: &BackendArgs, models: &[ModelReport]) -> anyhow::Result<()> {
         return print_json(&serde_json::json!({ "scheduler": args.scheduler, "models": models }));
     }
     output::print(tables::models(models))?;
-    output::print(format!("scheduler  {}", args.scheduler))
+    output::print(format!("schedulers {}", args.scheduler.join(", ")))
+}
+
+/// The latest reign, which a life before may have obeyed. Until the store says it, nobody is.
+fn latest(args: &EpochArgs) -> anyhow::Result<Epoch> {
+    let Some(mut store) = args.store()? else { return Ok(Epoch::default()) };
+    let mut said = false;
+    loop {
+        match store.read() {
+            Ok(held) => return Ok(held.map_or(Epoch::default(), |held| held.epoch)),
+            Err(error) if !said => tracing::warn!("{error}; asking again"),
+            Err(_) => {}
+        }
+        said = true;
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Writes down what a device obeys.
+fn journal(file: &Arc<File>, device: usize) -> OnOrder {
+    let file = Arc::clone(file);
+    Arc::new(move |claim, holder, is_claim| {
+        let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let what = if is_claim { "claim" } else { "batch" };
+        let line = format!("{at} {device} {} {} {holder:?} {what}\n", claim.epoch.0, claim.number);
+        if let Err(error) = (&*file).write_all(line.as_bytes()) {
+            tracing::error!(%error, "an order is not written down");
+        }
+    })
 }
 
 fn wait(running: &[JoinHandle<()>], span: Duration) {

@@ -28,13 +28,14 @@ const HELP: &str = "Example:\n  ripieno frontend --scheduler scheduler:8010 --ht
 /// Serve clients of a cluster over HTTP and gRPC: decode, check and keep requests, have a scheduler decide about them.
 ///
 /// Speaks what `ripieno serve` speaks. Inputs stay here until a backend fetches them from the data port, and outputs
-/// come back there. While no scheduler is there, requests are answered with 503 and when to try again.
+/// come back there. Of several schedulers the one that reigns is asked; when it ends, its successor is asked for all that
+/// is unanswered. After a second without any, requests are answered with 503 and when to try again.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub(crate) struct FrontendArgs {
-    /// Where the scheduler listens.
-    #[arg(long, value_name = "HOST:PORT", default_value = SCHEDULER, value_parser = reachable)]
-    scheduler: String,
+    /// Where the schedulers listen, primary and spares.
+    #[arg(long, value_name = "HOST:PORT,...", default_value = SCHEDULER, value_delimiter = ',', value_parser = reachable)]
+    scheduler: Vec<String>,
 
     /// Where HTTP listens: 8000 and localhost:8000 are on loopback, :8000 on every address; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", value_parser = listening)]
@@ -100,7 +101,7 @@ async fn serve(args: &FrontendArgs, front: &FrontEnd) -> anyhow::Result<()> {
     let models = Arc::clone(&registry);
     let on_models = Box::new(move |served: &[(ModelId, Description)]| register(&models, served));
     let config = FrontendConfig {
-        scheduler: args.scheduler.clone(),
+        schedulers: args.scheduler.clone(),
         data: args.data,
         advertised: args.advertise.clone(),
         max_live: args.max_live,
@@ -151,7 +152,7 @@ fn announce(args: &FrontendArgs, addresses: &Addresses, data: SocketAddr) -> any
     output::print(format!("gRPC       {}", shown(grpc)))?;
     output::print(format!("metrics    {of_metrics}://{}/metrics", shown(metrics)))?;
     output::print(format!("data       {data}"))?;
-    output::print(format!("scheduler  {}", args.scheduler))
+    output::print(format!("schedulers {}", args.scheduler.join(", ")))
 }
 
 /// An engine elsewhere, before the front end.

@@ -1,7 +1,7 @@
 //! `ripieno scheduler`: decides for frontends elsewhere what backends elsewhere run.
 
 use super::model::register;
-use super::{SCHEDULER, told_to_end, warn_of_strangers};
+use super::{EpochArgs, SCHEDULER, reachable, told_to_end, warn_of_strangers};
 use crate::address::listening;
 use crate::front_end::FrontEnd;
 use crate::logs::LogFormat;
@@ -9,9 +9,11 @@ use crate::output::{self, print_json};
 use crate::policy::{Objective, PolicyArgs, catalogue};
 use anyhow::{Context, bail};
 use clap::Args;
-use ripieno_base::{DeviceId, ModelId};
+use ripieno_base::{DeviceId, ModelId, Nanos};
+use ripieno_cluster::handover::store::AloneStore;
+use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
-use ripieno_cluster::{Description, Scheduler, Start, Started};
+use ripieno_cluster::{Description, Scheduler, SchedulerConfig, Start, Started};
 use ripieno_report::Format;
 use ripieno_repository::registry::{Brought, IndexRow, Registry, Repository};
 use ripieno_runtime::{
@@ -20,7 +22,7 @@ use ripieno_runtime::{
 use ripieno_sched::{Choice, Kind, Limits, Options, Setup, build, choose, find, served_options};
 use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  ripieno backend ./models/repository\n  \
@@ -31,6 +33,9 @@ const HELP: &str = "Example:\n  ripieno scheduler --listen 127.0.0.1:8010\n  rip
 /// Frontends tell it of requests as numbers, never tensors; backends are its devices. It begins with nothing: the first
 /// backend says which models there are, and the policy that suits them is chosen then, unless --policy names one. One
 /// that is started anew is obeyed by all that obeyed the one before.
+///
+/// Several schedulers with one --epoch are a primary and its spares: when it ends or hangs, a spare takes over within
+/// milliseconds, and what runs goes on.
 #[derive(Args, Debug)]
 #[command(after_help = HELP, after_long_help = format!("{HELP}\n{}", catalogue()))]
 pub(crate) struct SchedulerArgs {
@@ -42,6 +47,17 @@ pub(crate) struct SchedulerArgs {
     /// Where Prometheus finds /metrics: of models, devices and decisions, and what to scale to.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8002", value_parser = listening)]
     metrics: SocketAddr,
+
+    #[command(flatten)]
+    epoch: EpochArgs,
+
+    /// Where all schedulers with the same epoch listen; this one may be among them.
+    #[arg(long, value_name = "HOST:PORT,...", requires = "epoch", value_delimiter = ',', value_parser = reachable)]
+    schedulers: Vec<String>,
+
+    /// A primary that is silent for so long is taken for gone, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(10..=10_000))]
+    silence_ms: u16,
 
     #[command(flatten)]
     policy: PolicyArgs,
@@ -91,14 +107,22 @@ pub(crate) fn run(args: &SchedulerArgs) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
-    let (engine, registry) = (Arc::new(OnceLock::new()), Arc::new(Registry::default()));
+    let (engine, registry) = (Arc::<Mutex<Option<Engine>>>::default(), Arc::new(Registry::default()));
     let (known, models) = (Arc::clone(&engine), Arc::clone(&registry));
-    let on_serving = Box::new(move |serving: &Engine, served: &[(ModelId, Description)]| {
-        register(&models, served);
-        // It is said once.
-        let _ = known.set(serving.clone());
+    let on_serving = Box::new(move |serving: Option<(&Engine, &[(ModelId, Description)])>| {
+        register(&models, serving.map_or(&[], |(_, served)| served));
+        *known.lock().unwrap_or_else(PoisonError::into_inner) = serving.map(|(engine, _)| engine.clone());
     });
-    let scheduler = Scheduler::start(&Tcp, args.listen, epoch(), start(args), on_serving);
+    let has_spares = args.epoch.epoch.is_some();
+    let config = SchedulerConfig {
+        listen: args.listen,
+        schedulers: args.schedulers.clone(),
+        store: args.epoch.store()?.unwrap_or_else(|| Box::new(AloneStore { epoch: epoch() })),
+        timing: Timing { silence: Nanos::from_millis(i64::from(args.silence_ms)), ..Timing::SHARED_HOSTS },
+        start: start(args),
+        on_serving,
+    };
+    let scheduler = Scheduler::start(Arc::new(Tcp), config);
     let scheduler = scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?;
     warn_of_strangers("the scheduler", scheduler.address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
@@ -107,15 +131,22 @@ async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
     let (later, told) = (Arc::new(Later(Arc::clone(&engine))), Arc::new(Told(Arc::clone(&registry))));
     let server = Server::bind(config, later, registry, told);
     let server = front.runtimes()[0].spawn(server).await??;
-    announce(args, scheduler.address(), server.addresses().metrics)?;
+    announce(args, &scheduler, server.addresses().metrics)?;
     let shutdown = async {
         if let Err(error) = told_to_end().await {
             tracing::error!(%error, "no signals can be waited for");
         }
     };
     front.runtimes()[0].spawn(server.run(shutdown)).await?;
+    if has_spares {
+        // Whoever follows is asked for all that waits, and told of all that runs.
+        tracing::info!("shutting down: a spare takes over");
+        scheduler.close();
+        return Ok(());
+    }
     tracing::info!("shutting down: no new requests; those that wait or run are answered");
-    if let Some(engine) = engine.get().cloned() {
+    let serving = engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(engine) = serving {
         let drained = tokio::task::spawn_blocking(move || engine.drain(drain_timeout)).await?;
         if !drained {
             tracing::warn!(
@@ -130,9 +161,9 @@ async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
 }
 
 /// Larger at each start.
-fn epoch() -> u64 {
+fn epoch() -> Epoch {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    Epoch(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
 /// How the engine starts once the models are known.
@@ -175,9 +206,10 @@ fn start_engine(name: &str, options: &Options, bounds: (usize, usize, usize)) ->
     Ok(Started { engine, depth: limits.depth })
 }
 
-fn announce(args: &SchedulerArgs, listen: SocketAddr, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+fn announce(args: &SchedulerArgs, scheduler: &Scheduler, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+    let (listen, process) = (scheduler.address(), format!("{:?}", scheduler.process()));
     if args.format == Format::Json {
-        return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics }));
+        return print_json(&serde_json::json!({ "listen": listen, "metrics": metrics, "process": process }));
     }
     output::print(format!("scheduler  {listen}"))?;
     let shown = metrics.map_or("off".to_owned(), |metrics| format!("http://{metrics}/metrics"));
@@ -185,7 +217,13 @@ fn announce(args: &SchedulerArgs, listen: SocketAddr, metrics: Option<SocketAddr
 }
 
 /// An engine that may not be there yet.
-struct Later(Arc<OnceLock<Engine>>);
+struct Later(Arc<Mutex<Option<Engine>>>);
+
+impl Later {
+    fn engine(&self) -> Option<Engine> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 impl Backend for Later {
     fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
@@ -194,7 +232,7 @@ impl Backend for Later {
     }
 
     fn model(&self, id: ModelId) -> Option<ModelSnapshot> {
-        self.0.get()?.model_metrics(id)
+        self.engine()?.model_metrics(id)
     }
 
     fn processes(&self, _: ModelId) -> Option<Processes> {
@@ -202,7 +240,7 @@ impl Backend for Later {
     }
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
-        self.0.get().map(Engine::device_metrics).unwrap_or_default()
+        self.engine().as_ref().map(Engine::device_metrics).unwrap_or_default()
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
@@ -210,7 +248,7 @@ impl Backend for Later {
     }
 
     fn scheduler(&self) -> SchedulerSnapshot {
-        self.0.get().map(Engine::scheduler_metrics).unwrap_or_default()
+        self.engine().as_ref().map(Engine::scheduler_metrics).unwrap_or_default()
     }
 }
 

@@ -1,20 +1,24 @@
 //! The backend's role: one device of an executor, at the orders of a scheduler elsewhere.
 //!
-//! A session lasts as long as the connection to the scheduler. When that ends, all of it goes: the device with what it
-//! holds, the connections to frontends. Then the backend connects again, with a fresh device: nobody waits for what it
-//! had. A device that hangs keeps its backend away until it has ended, as it should.
+//! It is connected to all schedulers, and obeys the one whose claim was the latest ([`crew`]). Each claim begins a session
+//! with a fresh device. What ran under the claim before runs on and its outputs go to the frontends; the scheduler is told
+//! of it, and gives nothing new before it has ended. So a device that hangs keeps its backend away, as it should. A
+//! scheduler whose connection ends leaves all as it is: what it has ordered is run.
 
+mod crew;
 mod session;
 mod source;
 mod tasks;
 
 use crate::description::Description;
+use crate::handover::{Epoch, Process, Stamp};
 use crate::plane::{Greeting, Link, LinkBounds, Message, Reader, Role, Transport, Unwelcome, greet};
+use crew::Crew;
 use parking_lot::{Condvar, Mutex};
 use ripieno_executor::{Engine as Executor, Loaded};
-use session::Session;
 use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 /// How long connecting may take.
@@ -22,7 +26,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// How long to wait before connecting again, at first and at most.
 const AGAIN_MIN: Duration = Duration::from_millis(50);
-const AGAIN_MAX: Duration = Duration::from_secs(2);
+const AGAIN_MAX: Duration = Duration::from_millis(250);
 
 /// A model that is loaded here.
 pub struct BackendModel {
@@ -32,18 +36,25 @@ pub struct BackendModel {
     pub loaded: Arc<dyn Loaded>,
 }
 
+/// Hears of the orders that are obeyed: the claim, whose it is, and whether it is the claim itself or a batch under it.
+pub type OnOrder = Arc<dyn Fn(Stamp, Process, bool) + Send + Sync>;
+
 /// A backend, not connected yet.
 pub struct Backend {
     /// How machines are connected.
     pub transport: Arc<dyn Transport>,
-    /// The address of the scheduler.
-    pub scheduler: String,
+    /// The addresses of all schedulers.
+    pub schedulers: Vec<String>,
     /// Opens the device; it has loaded the models.
     pub executor: Arc<dyn Executor>,
     /// The most tasks on each of its lanes.
     pub depth: usize,
     /// The models, in the order of their names.
     pub models: Arc<[BackendModel]>,
+    /// Nobody of an earlier reign is obeyed.
+    pub epoch: Epoch,
+    /// Hears what is obeyed.
+    pub on_order: Option<OnOrder>,
 }
 
 /// Tells a role that it is to end.
@@ -56,7 +67,7 @@ pub struct Stop {
 #[derive(Default)]
 struct Stopping {
     told: bool,
-    link: Option<Arc<Link>>,
+    links: Vec<Arc<Link>>,
 }
 
 impl Stop {
@@ -64,15 +75,15 @@ impl Stop {
     pub fn leave(&self) {
         let mut state = self.state.lock();
         state.told = true;
-        state.link.iter().for_each(|link| link.send(&Message::Leave));
+        state.links.iter().for_each(|link| link.send(&Message::Leave));
         self.told.notify_all();
     }
 
-    /// Ends its connection at once, as a crash would.
+    /// Ends its connections at once, as a crash would.
     pub fn cut(&self) {
         let mut state = self.state.lock();
         state.told = true;
-        state.link.iter().for_each(|link| link.close());
+        state.links.iter().for_each(|link| link.close());
         self.told.notify_all();
     }
 
@@ -80,11 +91,16 @@ impl Stop {
         self.state.lock().told
     }
 
-    /// What is to be told of it; false if it is to end already.
-    fn follow(&self, link: Option<Arc<Link>>) -> bool {
+    /// This is to be told of it; false if it is to end already.
+    fn follow(&self, link: &Arc<Link>) -> bool {
         let mut state = self.state.lock();
-        state.link = link;
+        state.links.push(Arc::clone(link));
         !state.told
+    }
+
+    /// This is not any more.
+    fn unfollow(&self, link: &Arc<Link>) {
+        self.state.lock().links.retain(|other| !Arc::ptr_eq(other, link));
     }
 
     fn wait(&self, span: Duration) {
@@ -96,47 +112,62 @@ impl Stop {
 }
 
 impl Backend {
-    /// Serves until it is told to stop. Connects again whenever the connection ends.
-    pub fn run(&self, stop: &Stop) {
-        let (mut epoch, mut again, mut said) = (0, AGAIN_MIN, String::new());
+    /// Serves until it is told to stop. Connects again whenever a connection ends.
+    pub fn run(self, stop: &Stop) {
+        let crew = Crew::new(self);
+        thread::scope(|scope| {
+            for scheduler in &crew.backend.schedulers {
+                let crew = &crew;
+                let follow = move || crew.follow(scheduler, stop);
+                if let Err(error) = thread::Builder::new().name("backend-obey".to_owned()).spawn_scoped(scope, follow) {
+                    tracing::error!(scheduler, %error, "no thread for a scheduler");
+                }
+            }
+        });
+        crew.close();
+    }
+}
+
+impl Crew {
+    /// Keeps up the connection to a scheduler.
+    fn follow(self: &Arc<Crew>, scheduler: &str, stop: &Stop) {
+        let (mut again, mut said) = (AGAIN_MIN, String::new());
         while !stop.is_told() {
-            let (served, ended) = self.session(&mut epoch, stop);
+            let (stood, ended) = self.connection(scheduler, stop);
             let cause = ended.map_or_else(|error| error.to_string(), |()| "the connection has ended".to_owned());
             if !stop.is_told() && cause != said {
-                tracing::warn!(scheduler = self.scheduler, "{cause}; connecting again");
+                tracing::warn!(scheduler, "{cause}; connecting again");
                 said = cause;
             }
-            again = if served { AGAIN_MIN } else { (again * 2).min(AGAIN_MAX) };
+            again = if stood { AGAIN_MIN } else { (again * 2).min(AGAIN_MAX) };
             stop.wait(again);
         }
     }
 
-    /// Whether it was given a device's part, and how the session ended.
-    fn session(&self, epoch: &mut u64, stop: &Stop) -> (bool, Result<(), Unwelcome>) {
-        let connected = self.connect(*epoch);
-        let (greeting, link, mut reader) = match connected {
+    /// Whether the connection stood, and how it ended.
+    fn connection(self: &Arc<Crew>, scheduler: &str, stop: &Stop) -> (bool, Result<(), Unwelcome>) {
+        let (link, mut reader) = match self.connect(scheduler) {
             Ok(connected) => connected,
             Err(error) => return (false, Err(error)),
         };
-        *epoch = greeting.epoch;
-        if !stop.follow(Some(Arc::clone(&link))) {
+        if !stop.follow(&link) {
             link.close();
         }
-        let session = Session::new(self, greeting.epoch, Arc::clone(&link));
-        let ended = session.follow(&mut reader);
-        stop.follow(None);
+        let mut stood = false;
+        let ended = self.obey(&link, &mut reader, &mut stood);
+        stop.unfollow(&link);
         link.close();
-        (session.close(), ended.map_err(Unwelcome::Io))
+        (stood, ended.map_err(Unwelcome::Io))
     }
 
-    fn connect(&self, epoch: u64) -> Result<(Greeting, Arc<Link>, Reader), Unwelcome> {
-        let stream = self.transport.connect(&self.scheduler, CONNECT)?;
-        let greeting =
-            greet(&*stream, Greeting::new(Role::Backend, epoch), Role::Scheduler).inspect_err(|_| stream.close())?;
+    fn connect(&self, scheduler: &str) -> Result<(Arc<Link>, Reader), Unwelcome> {
+        let stream = self.backend.transport.connect(scheduler, CONNECT)?;
+        let own = Greeting::new(Role::Backend, self.epoch().0);
+        greet(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
         let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "backend-send")?;
-        let models: Vec<&Description> = self.models.iter().map(|model| &model.description).collect();
+        let models: Vec<&Description> = self.backend.models.iter().map(|model| &model.description).collect();
         let models = serde_json::to_string(&models).map_err(io::Error::other)?;
-        link.send(&Message::Offer { depth: self.depth as u32, models });
-        Ok((greeting, link, Reader::new(stream, Link::SILENCE)))
+        link.send(&Message::Offer { depth: self.backend.depth as u32, models });
+        Ok((link, Reader::new(stream, Link::SILENCE)))
     }
 }

@@ -1,36 +1,44 @@
-//! One connection to a scheduler: what it orders is done, what ends is told.
+//! What a backend does under one claim: what the scheduler orders is done, what ends is told.
 //!
-//! Threads: one reads what the scheduler says; for each front end one reads rows; the device's own threads end tasks.
-//! What they share is one table of tasks under one lock, in which a task also goes to the device, so that the order of
-//! a lane is that of the table. Outputs go to the frontends before the scheduler hears of the end.
+//! The device's own threads end tasks, and frontends' threads bring rows. What they share is one table of tasks under one
+//! lock, in which a task also goes to the device, so that the order of a lane is that of the table. Outputs go to the
+//! frontends before the scheduler hears of the end. Once the session is over nothing begins; what the device has runs on.
 
-use super::source::{Receiver, Source};
+use super::Backend;
 use super::tasks::{Held, Inputs, Ready, Tasks};
-use super::{Backend, BackendModel};
-use crate::plane::{Ended, Garbled, Link, MemberEnd, Message, Reader, Run, Transport};
+use crate::handover::{Held as HeldRows, Process, RequestId, Stamp};
+use crate::plane::{Ended, Garbled, Link, MemberEnd, Message, Run};
 use parking_lot::Mutex;
 use ripieno_base::{LaneId, ModelId, TaskId};
 use ripieno_executor::{
-    Device, Engine as Executor, Entry, ExecError, Loss, Origin, Payload, Progress, RequestError, Sink, TaskResult,
-    Tensor,
+    Device, Entry, ExecError, Loss, Origin, Payload, Progress, RequestError, Sink, TaskResult, Tensor,
 };
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A session.
-pub(super) struct Session(Arc<Shared>);
+/// What all sessions of a backend share.
+pub(super) trait Shared: Send + Sync {
+    fn backend(&self) -> &Backend;
 
-pub(super) struct Shared {
-    own: Weak<Shared>,
-    transport: Arc<dyn Transport>,
-    executor: Arc<dyn Executor>,
-    models: Arc<[BackendModel]>,
-    epoch: u64,
-    link: Arc<Link>,
+    /// Asks a frontend for rows; false if that is not possible.
+    fn pull(&self, tag: u64, from: Origin, rows: u32) -> bool;
+
+    fn send_outputs(&self, to: Origin, rows: u32, outputs: Result<Vec<Tensor>, String>);
+
+    /// A task of a session that is over has ended, and these rows of it not well: they are to be run again.
+    fn on_earlier_end(&self, failed: &[HeldRows]);
+}
+
+/// A session.
+pub(super) struct Session {
+    own: Weak<Session>,
+    crew: Weak<dyn Shared>,
+    /// The claim, and whose it is.
+    claim: (Stamp, Process),
+    pub(super) link: Arc<Link>,
     work: Mutex<Work>,
-    sources: Mutex<HashMap<u32, Arc<Source>>>,
 }
 
 /// The device and its tasks.
@@ -39,70 +47,83 @@ struct Work {
     /// Which of the models an id is.
     attached: HashMap<ModelId, usize>,
     tasks: Tasks,
+    /// Another claim is obeyed.
+    over: bool,
 }
 
 impl Session {
-    pub(super) fn new(backend: &Backend, epoch: u64, link: Arc<Link>) -> Session {
-        let work = Work { device: None, attached: HashMap::new(), tasks: Tasks::new(0) };
-        Session(Arc::new_cyclic(|own| Shared {
-            own: own.clone(),
-            transport: Arc::clone(&backend.transport),
-            executor: Arc::clone(&backend.executor),
-            models: Arc::clone(&backend.models),
-            epoch,
-            link,
-            work: Mutex::new(work),
-            sources: Mutex::default(),
-        }))
+    /// The session of this number, under this claim.
+    pub(super) fn new(crew: Weak<dyn Shared>, claim: (Stamp, Process), number: u64, link: Arc<Link>) -> Arc<Session> {
+        // Numbers of pulls are not those of any other session.
+        let tasks = Tasks::new(0, number << 40);
+        let work = Work { device: None, attached: HashMap::new(), tasks, over: false };
+        Arc::new_cyclic(|own| Session { own: own.clone(), crew, claim, link, work: Mutex::new(work) })
     }
 
-    /// Does what the scheduler says until the connection ends.
-    pub(super) fn follow(&self, reader: &mut Reader) -> io::Result<()> {
-        let shared = &self.0;
-        loop {
-            match reader.read()? {
-                Message::Here => {}
-                Message::Open(lanes) => shared.open(lanes)?,
-                Message::Attach(id, at) => shared.attach(id, at)?,
-                Message::Detach(id) => shared.detach(id),
-                Message::Frontend(id, address) => shared.meet(id, address),
-                Message::FrontendGone(id) => shared.part(id),
-                Message::Run(run) => shared.run(run)?,
-                Message::Cancel(task) => shared.cancel(task),
-                Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
-                other => return Err(Garbled(format!("a scheduler does not say {other:?}")).into()),
-            }
+    /// Does what the scheduler says.
+    pub(super) fn obey(&self, order: Message) -> io::Result<()> {
+        match order {
+            Message::Open(lanes) => self.open(lanes)?,
+            Message::Attach(id, at) => self.attach(id, at)?,
+            Message::Detach(id) => self.detach(id),
+            Message::Run(run) => self.run(run)?,
+            Message::Cancel(task) => self.cancel(task),
+            other => return Err(Garbled(format!("a scheduler does not say {other:?}")).into()),
         }
+        Ok(())
     }
 
-    /// Ends all that is left; whether there was a device. Waits for what runs on it.
-    pub(super) fn close(self) -> bool {
-        let sources: Vec<_> = self.0.sources.lock().drain().collect();
-        sources.iter().for_each(|(_, source)| source.close());
-        let device = self.0.work.lock().device.take();
-        let had = device.is_some();
+    /// Whether another claim is obeyed.
+    pub(super) fn is_over(&self) -> bool {
+        self.work.lock().over
+    }
+
+    /// Another claim is obeyed: nothing begins any more.
+    pub(super) fn end(&self) {
+        let mut work = self.work.lock();
+        work.over = true;
+        work.tasks.drop_waiting();
+    }
+
+    /// The rows that run, by their requests.
+    pub(super) fn running(&self) -> Vec<(RequestId, u32)> {
+        let work = self.work.lock();
+        let held = work.tasks.all().flat_map(|held| held.running().filter_map(|at| held.origin(at)));
+        held.map(|(origin, rows)| (request_of(origin), rows)).collect()
+    }
+
+    /// Ends the device, and waits for what runs on it.
+    pub(super) fn close(&self) {
+        let device = self.work.lock().device.take();
         drop(device);
-        had
     }
-}
 
-impl Shared {
+    /// An order is obeyed: the claim, or a batch under it.
+    pub(super) fn tell_order(&self, claim: bool) {
+        let crew = self.crew.upgrade();
+        let hears = crew.as_ref().and_then(|crew| crew.backend().on_order.as_ref());
+        hears.into_iter().for_each(|hears| hears(self.claim.0, self.claim.1, claim));
+    }
+
     fn open(&self, lanes: u32) -> io::Result<()> {
         let own = self.own.clone();
         let sink: Sink = Arc::new(move |result| own.upgrade().iter().for_each(|own| own.on_end(&result)));
+        let crew = self.crew()?;
         let lanes = usize::try_from(lanes).ok().filter(|lanes| (1..=1024).contains(lanes));
         let lanes = lanes.ok_or_else(|| Garbled("a device of no lanes, or too many".to_owned()))?;
-        let device = self.executor.open(lanes, sink).map_err(|error| io::Error::other(error.to_string()))?;
+        let device = crew.backend().executor.open(lanes, sink).map_err(|error| io::Error::other(error.to_string()))?;
         let mut work = self.work.lock();
         if work.device.is_some() {
             return Err(Garbled("a backend is one device".to_owned()).into());
         }
-        (work.device, work.tasks) = (Some(device.into()), Tasks::new(lanes));
+        work.device = Some(device.into());
+        work.tasks.open(lanes);
         Ok(())
     }
 
     fn attach(&self, id: ModelId, at: u32) -> io::Result<()> {
-        let model = self.models.get(at as usize).ok_or_else(|| Garbled(format!("there is no model {at}")))?;
+        let crew = self.crew()?;
+        let model = crew.backend().models.get(at as usize).ok_or_else(|| Garbled(format!("there is no model {at}")))?;
         let device = self.work.lock().device.clone();
         // It may be slow, so the lock is not held.
         device.iter().for_each(|device| device.attach(id, Arc::clone(&model.loaded)));
@@ -117,22 +138,15 @@ impl Shared {
         }
     }
 
-    fn meet(&self, id: u32, address: String) {
-        let Some(own) = self.own.upgrade() else { return };
-        let source = Source::connect(Arc::clone(&self.transport), (id, address), self.epoch, own);
-        self.sources.lock().insert(id, source);
-    }
-
-    fn part(&self, id: u32) {
-        let source = self.sources.lock().remove(&id);
-        source.iter().for_each(|source| source.close());
-    }
-
     /// Takes a task, and asks for the rows that it needs.
     fn run(&self, run: Run) -> io::Result<()> {
+        let crew = self.crew()?;
         let pulls = {
             let mut work = self.work.lock();
-            let blocks = work.attached.get(&run.model).map(|&at| self.models[at].loaded.blocks());
+            if work.over {
+                return Ok(());
+            }
+            let blocks = work.attached.get(&run.model).map(|&at| crew.backend().models[at].loaded.blocks());
             let (task, lane) = (run.task, run.lane);
             let origins: Vec<_> = run.members.iter().map(|member| (member.origin, member.rows)).collect();
             if blocks.is_none_or(|blocks| run.block.index() >= blocks) || !work.tasks.take(run) {
@@ -146,17 +160,17 @@ impl Shared {
             }
             pulls
         };
+        self.tell_order(false);
         for (tag, origin, rows) in pulls {
-            if !self.pull(tag, origin, rows) {
+            if !crew.pull(tag, origin, rows) {
                 self.on_rows(tag, None);
             }
         }
         Ok(())
     }
 
-    fn pull(&self, tag: u64, Origin { frontend, request, first_row }: Origin, rows: u32) -> bool {
-        let source = self.sources.lock().get(&frontend).cloned();
-        source.is_some_and(|source| source.send(Message::Pull { tag, request, first_row, rows }))
+    fn crew(&self) -> io::Result<Arc<dyn Shared>> {
+        self.crew.upgrade().ok_or_else(|| io::Error::other("the backend has ended"))
     }
 
     fn cancel(&self, task: TaskId) {
@@ -195,9 +209,16 @@ impl Shared {
 
     /// The device has ended a task.
     fn on_end(&self, result: &TaskResult) {
-        let Some(held) = self.work.lock().tasks.end(result.id) else { return };
+        let mut work = self.work.lock();
+        let Some(held) = work.tasks.end(result.id) else { return };
+        let over = work.over;
+        drop(work);
+        let Some(crew) = self.crew.upgrade() else { return };
         if let Ok(progress) = &result.outcome {
-            held.running().zip(progress).for_each(|(at, progress)| self.push(&held, at, progress));
+            held.running().zip(progress).for_each(|(at, progress)| push(&*crew, &held, at, progress));
+        }
+        if over {
+            return crew.on_earlier_end(&failed(&held, result));
         }
         let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         if let Some(again) = &result.again {
@@ -216,28 +237,10 @@ impl Shared {
         });
     }
 
-    /// Sends a member's outputs to its front end, if its walk has ended.
-    fn push(&self, held: &Held, at: usize, progress: &Progress) {
-        if progress.ended
-            && progress.failed.is_none()
-            && let Some((origin, rows)) = held.origin(at)
-        {
-            self.send_outputs(origin, rows, Ok(progress.outputs.clone()));
-        }
-    }
-
-    fn send_outputs(&self, origin: Origin, rows: u32, outputs: Result<Vec<Tensor>, String>) {
-        let Origin { frontend, request, first_row } = origin;
-        let source = self.sources.lock().get(&frontend).cloned();
-        // Without its front end nobody waits for them.
-        source.iter().for_each(|source| {
-            source.send(Message::Outputs { request, first_row, rows, outputs: outputs.clone() });
-        });
-    }
-
     /// What is to become of a member with these inputs. What is wrong with them goes straight to the client.
     fn judge(&self, model: usize, (origin, rows): (Origin, u32), length: u32, inputs: Vec<Tensor>) -> Inputs {
-        match self.models[model].loaded.describe(&inputs) {
+        let Some(crew) = self.crew.upgrade() else { return Inputs::lost() };
+        match crew.backend().models[model].loaded.describe(&inputs) {
             Ok((extent, _)) if extent.length == length => {
                 Inputs::Here(Arc::new(Entry::new(Payload::Here(inputs.into()), extent)))
             }
@@ -246,15 +249,13 @@ impl Shared {
                 Inputs::Out(MemberEnd::Failed(cause))
             }
             Err(RequestError(cause)) => {
-                self.send_outputs(origin, rows, Err(cause));
+                crew.send_outputs(origin, rows, Err(cause));
                 Inputs::Out(MemberEnd::Ended)
             }
         }
     }
-}
 
-impl Receiver for Shared {
-    fn on_rows(&self, tag: u64, inputs: Option<Vec<Tensor>>) {
+    pub(super) fn on_rows(&self, tag: u64, inputs: Option<Vec<Tensor>>) {
         let mut work = self.work.lock();
         let Some((task, member)) = work.tasks.pulled(tag) else { return };
         let Some(held) = work.tasks.get(task) else { return };
@@ -270,11 +271,35 @@ impl Receiver for Shared {
         self.begin(&mut work, lane);
     }
 
-    fn on_lost(&self, frontend: u32) {
+    pub(super) fn on_lost(&self, frontend: u32) {
         let mut work = self.work.lock();
         work.tasks.lose(frontend);
         for lane in 0..work.tasks.lanes() {
             self.begin(&mut work, LaneId(lane as u16));
         }
     }
+}
+
+fn request_of(origin: Origin) -> RequestId {
+    RequestId { frontend: Process(u64::from(origin.frontend)), number: origin.request }
+}
+
+/// Sends a member's outputs to its front end, if its walk has ended.
+fn push(crew: &dyn Shared, held: &Held, at: usize, progress: &Progress) {
+    if progress.ended
+        && progress.failed.is_none()
+        && let Some((origin, rows)) = held.origin(at)
+    {
+        crew.send_outputs(origin, rows, Ok(progress.outputs.clone()));
+    }
+}
+
+/// The rows of a task that ran and have not ended well.
+fn failed(held: &Held, result: &TaskResult) -> Vec<HeldRows> {
+    let well = |nth: usize| {
+        let progress = result.outcome.as_ref().ok().and_then(|all| all.get(nth));
+        progress.is_some_and(|progress| progress.ended && progress.failed.is_none())
+    };
+    let ran = held.running().enumerate().filter(|(nth, _)| !well(*nth)).filter_map(|(_, at)| held.origin(at));
+    ran.map(|(origin, rows)| HeldRows { request: request_of(origin), rows, failed: true }).collect()
 }

@@ -1,14 +1,14 @@
 //! A front end, as a backend sees it: rows are pulled from there and outputs pushed to it, over one warm connection.
 //!
 //! The connection is made when the scheduler tells of the front end, on a thread that then reads from it; what is sent
-//! before it stands waits. Once it has ended it stays so: what was asked for on it is lost, and so is what is asked for
-//! later. A front end that comes again has another number.
+//! before it stands waits. Once it has ended it stays so: what was asked for on it is lost, and what is asked for later
+//! needs another.
 
 use crate::plane::{Greeting, Link, LinkBounds, Message, Reader, Role, Transport, greet};
 use parking_lot::Mutex;
 use ripieno_executor::Tensor;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ const MOST_WAITING: usize = 1 << 16;
 
 /// Where rows come from.
 pub(super) struct Source {
+    pub(super) address: String,
     state: Mutex<State>,
 }
 
@@ -40,16 +41,16 @@ impl Source {
         transport: Arc<dyn Transport>,
         (frontend, address): (u32, String),
         epoch: u64,
-        receiver: Arc<dyn Receiver>,
+        receiver: Weak<impl Receiver>,
     ) -> Arc<Source> {
-        let source = Arc::new(Source { state: Mutex::new(State::Connecting(Vec::new())) });
+        let source = Arc::new(Source { address, state: Mutex::new(State::Connecting(Vec::new())) });
         let own = Arc::clone(&source);
         let read = move || {
-            if let Err(error) = own.read(&*transport, &address, epoch, &*receiver) {
-                tracing::info!(frontend, address, %error, "the connection to a frontend has ended");
+            if let Err(error) = own.read(&*transport, epoch, &receiver) {
+                tracing::info!(frontend, address = own.address, %error, "the connection to a frontend has ended");
             }
             own.close();
-            receiver.on_lost(frontend);
+            receiver.upgrade().iter().for_each(|receiver| receiver.on_lost(frontend));
         };
         if let Err(error) = thread::Builder::new().name("backend-pull".to_owned()).spawn(read) {
             tracing::error!(%error, "no thread for a frontend's connection");
@@ -58,8 +59,8 @@ impl Source {
         source
     }
 
-    fn read(&self, transport: &dyn Transport, address: &str, epoch: u64, receiver: &dyn Receiver) -> io::Result<()> {
-        let stream = transport.connect(address, CONNECT)?;
+    fn read(&self, transport: &dyn Transport, epoch: u64, receiver: &Weak<impl Receiver>) -> io::Result<()> {
+        let stream = transport.connect(&self.address, CONNECT)?;
         greet(&*stream, Greeting::new(Role::Backend, epoch), Role::Frontend).map_err(io::Error::other)?;
         let link = Link::start(Arc::clone(&stream), LinkBounds::DATA, "backend-push")?;
         if !self.stand(&link) {
@@ -69,7 +70,10 @@ impl Source {
         loop {
             match reader.read()? {
                 Message::Here => {}
-                Message::Rows { tag, inputs } => receiver.on_rows(tag, inputs),
+                Message::Rows { tag, inputs } => match receiver.upgrade() {
+                    Some(receiver) => receiver.on_rows(tag, inputs),
+                    None => return Ok(()),
+                },
                 other => return Err(io::Error::other(format!("it says {other:?}, which is not its part"))),
             }
         }

@@ -55,8 +55,16 @@ pub(super) enum Ready {
 }
 
 impl Tasks {
-    pub(super) fn new(lanes: usize) -> Tasks {
-        Tasks { waiting: (0..lanes).map(|_| VecDeque::new()).collect(), ..Tasks::default() }
+    /// None yet, on no lane. Pulls get numbers above this one.
+    pub(super) fn new(lanes: usize, tags: u64) -> Tasks {
+        let mut tasks = Tasks { tags, ..Tasks::default() };
+        tasks.open(lanes);
+        tasks
+    }
+
+    /// There are so many lanes.
+    pub(super) fn open(&mut self, lanes: usize) {
+        self.waiting.resize_with(lanes, VecDeque::new);
     }
 
     /// Takes a task in; false if it cannot be one of this device.
@@ -85,6 +93,17 @@ impl Tasks {
     /// Which member rows are for.
     pub(super) fn pulled(&mut self, tag: u64) -> Option<(TaskId, usize)> {
         self.pulls.remove(&tag)
+    }
+
+    /// All tasks, those that wait and those that run.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Held> {
+        self.held.values()
+    }
+
+    /// Takes out all that has not begun.
+    pub(super) fn drop_waiting(&mut self) {
+        let waiting: Vec<TaskId> = self.waiting.iter_mut().flat_map(|lane| lane.drain(..)).collect();
+        waiting.into_iter().for_each(|task| drop(self.end(task)));
     }
 
     pub(super) fn get(&self, task: TaskId) -> Option<&Held> {
@@ -238,7 +257,7 @@ mod tests {
 
     #[test]
     fn tasks_of_a_lane_begin_in_order_once_their_rows_are_there() {
-        let mut tasks = Tasks::new(1);
+        let mut tasks = Tasks::new(1, 0);
         assert!(tasks.take(run(7, &[Some(1), None])) && tasks.take(run(8, &[Some(1)])));
         assert!(!tasks.take(run(7, &[None])), "the same task twice");
         assert!(!tasks.take(Run { lane: LaneId(1), ..run(9, &[None]) }), "a lane that is not there");
@@ -255,7 +274,7 @@ mod tests {
 
     #[test]
     fn whose_rows_do_not_come_is_left_out_and_told_apart_from_those_that_ran() {
-        let mut tasks = Tasks::new(1);
+        let mut tasks = Tasks::new(1, 0);
         tasks.take(run(1, &[Some(1), Some(2), Some(1)]));
         let tags = [0, 1, 2].map(|member| tasks.tag(TaskId(1), member));
         tasks.lose(1);
@@ -273,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_is_withdrawn_before_it_began_is_gone_with_its_pulls() {
-        let mut tasks = Tasks::new(1);
+        let mut tasks = Tasks::new(1, 0);
         tasks.take(run(1, &[Some(1)]));
         tasks.take(run(2, &[None]));
         let tag = tasks.tag(TaskId(1), 0);
@@ -284,7 +303,7 @@ mod tests {
 
     #[test]
     fn later_blocks_of_a_chain_know_where_their_requests_come_from() {
-        let mut tasks = Tasks::new(1);
+        let mut tasks = Tasks::new(1, 0);
         tasks.take(run(1, &[Some(5)]));
         tasks.take(run(2, &[None, None]));
         let origin = |member| tasks.get(TaskId(2)).unwrap().origin(member).map(|(origin, _)| origin.frontend);

@@ -3,7 +3,7 @@
 use super::Shared;
 use super::table::Due;
 use crate::plane::{Garbled, Greeting, Link, LinkBounds, Message, Reader, Role, Stream, welcome};
-use ripieno_runtime::some_rows;
+use ripieno_runtime::{Failure, Refused, some_rows};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,7 +46,7 @@ fn take(shared: &Arc<Shared>, stream: Arc<dyn Stream>) {
 
 impl Shared {
     fn serve_backend(&self, stream: &Arc<dyn Stream>) -> io::Result<()> {
-        let own = Greeting::new(Role::Frontend, self.epoch.load(Ordering::Relaxed));
+        let own = Greeting::new(Role::Frontend, self.epoch());
         welcome(&**stream, own, &[Role::Backend]).map_err(io::Error::other)?;
         let link = Link::start(Arc::clone(stream), LinkBounds::DATA, "frontend-give")?;
         let connection = self.connections.fetch_add(1, Ordering::Relaxed);
@@ -73,21 +73,13 @@ impl Shared {
                 Message::Outputs { request, first_row, rows, outputs } => {
                     let due = match outputs {
                         Ok(outputs) => self.table.lock().outputs(request, first_row, rows, outputs),
-                        Err(cause) => self.refuse(request, cause),
+                        // The scheduler may yet have parts of it.
+                        Err(cause) => self.withdraw(request, Failure::Refused(Refused::Invalid(cause))),
                     };
-                    due.into_iter().for_each(Due::answer);
+                    self.answer(due.into_iter().collect());
                 }
                 other => return Err(Garbled(format!("a backend does not say {other:?}")).into()),
             }
         }
-    }
-
-    /// What is wrong with a request's values; the scheduler may yet have parts of it.
-    fn refuse(&self, request: u64, cause: String) -> Option<Due> {
-        let mut table = self.table.lock();
-        let due =
-            table.take(request, Err(ripieno_runtime::Failure::Refused(ripieno_runtime::Refused::Invalid(cause))))?;
-        table.scheduler.iter().for_each(|scheduler| scheduler.send(&Message::Withdraw(request)));
-        Some(due)
     }
 }

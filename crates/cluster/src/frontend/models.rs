@@ -2,7 +2,6 @@
 
 use super::table::Counts;
 use crate::description::{Description, RemoteModel};
-use crate::plane::Link;
 use ripieno_base::ModelId;
 use ripieno_executor::Loaded;
 use ripieno_runtime::OpenDims;
@@ -11,10 +10,8 @@ use std::time::{Duration, Instant};
 
 /// A model that requests may be for.
 pub(super) struct KnownModel {
-    /// What the scheduler calls it.
+    /// What the scheduler calls it that reigns.
     pub(super) id: ModelId,
-    /// Which scheduler.
-    pub(super) scheduler: Arc<Link>,
     description: Description,
     loaded: RemoteModel,
     pub(super) open: OpenDims,
@@ -48,11 +45,7 @@ impl Models {
     }
 
     /// A scheduler serves these from now on, and no others; by the ids that they have here.
-    pub(super) fn renew(
-        &mut self,
-        models: Vec<(ModelId, Description)>,
-        scheduler: &Arc<Link>,
-    ) -> Result<Vec<(ModelId, Description)>, String> {
+    pub(super) fn renew(&mut self, models: Vec<(ModelId, Description)>) -> Result<Vec<(ModelId, Description)>, String> {
         let before = std::mem::take(&mut self.known);
         self.known = self.names.iter().map(|_| None).collect();
         let mut served = Vec::with_capacity(models.len());
@@ -63,8 +56,7 @@ impl Models {
             let loaded = RemoteModel::new(&description, 0)?;
             let open = OpenDims::of(&loaded, false);
             served.push((own, description.clone()));
-            self.known[own.index()] =
-                Some(Arc::new(KnownModel { id, scheduler: Arc::clone(scheduler), description, loaded, open, counts }));
+            self.known[own.index()] = Some(Arc::new(KnownModel { id, description, loaded, open, counts }));
         }
         Ok(served)
     }

@@ -4,8 +4,12 @@
 //! again and what comes late meets nobody. It is answered when the scheduler has said how it ended and, if that was
 //! well, all rows have come; or when who owes something is gone; or a while after its time. Whoever takes it out of the
 //! table answers it, so nobody else can.
+//!
+//! One that had been asked of a scheduler that is gone, or reigns no more, is an orphan: whoever reigns next is asked
+//! again, and since the word of the first may be lost, it is answered as soon as all its rows are here.
 
-use crate::plane::Link;
+use crate::handover::{Epoch, Following, Heard, Process};
+use crate::plane::{Ask, Link};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
 use ripieno_runtime::{Answer, Answered, Ending, Failure, ModelMetrics, ModelSnapshot, Refused, check_joinable, join};
@@ -15,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long after its time a request is answered from here: its scheduler has not said anything.
 const GRACE: Duration = Duration::from_secs(1);
+/// Without a scheduler requests wait for the next one so long, and are told to come again then.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// How long outputs may take after the scheduler has said that they are there.
 const ON_THE_WAY: Duration = Duration::from_secs(10);
 /// When a client may try again.
@@ -22,8 +28,9 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A request that waits for its answer.
 pub(super) struct Pending {
+    /// What its scheduler is asked, with the model's id here.
+    pub(super) ask: Ask,
     pub(super) inputs: Arc<[Tensor]>,
-    pub(super) rows: u32,
     pub(super) came: Instant,
     /// When its client is told that it is too late.
     pub(super) expires: Option<Instant>,
@@ -33,6 +40,8 @@ pub(super) struct Pending {
     pub(super) ended: Option<(Answered, Instant)>,
     /// What devices have asked for.
     pub(super) pieces: Vec<Piece>,
+    /// Whoever was asked for it first is gone.
+    pub(super) orphan: bool,
 }
 
 /// The numbers of a model.
@@ -79,8 +88,11 @@ pub(super) struct Piece {
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// The scheduler, while it is there.
-    pub(super) scheduler: Option<Arc<Link>>,
+    /// Whoever reigns, while it is there.
+    scheduler: Option<Arc<Link>>,
+    pub(super) following: Following,
+    /// Since when nobody is there; none if nobody ever was.
+    lost: Option<Instant>,
     /// Connections of backends that are there.
     connections: Vec<u64>,
     /// Whether nothing new is taken.
@@ -96,28 +108,106 @@ struct Slot {
 /// A request that is to be answered, by whoever has it.
 pub(super) struct Due(Box<Pending>, Answer);
 
+/// What becomes of one who says that it reigns.
+pub(super) enum Led {
+    /// It does not any more.
+    Past(Epoch),
+    /// It is asked from now on.
+    Asks {
+        /// Whose outputs are here already.
+        due: Vec<Due>,
+        /// What else is unanswered.
+        again: Vec<Ask>,
+    },
+}
+
 impl Table {
     /// Of so many requests.
     pub(super) fn new(most: u32) -> Table {
         let slots = (0..most).map(|_| Slot::default()).collect();
-        Table { slots, free: (0..most).rev().collect(), scheduler: None, connections: Vec::new(), closed: false }
+        Table {
+            slots,
+            free: (0..most).rev().collect(),
+            scheduler: None,
+            following: Following::default(),
+            lost: None,
+            connections: Vec::new(),
+            closed: false,
+        }
     }
 
-    /// Takes a request in, for the scheduler that its model is of; its number.
-    pub(super) fn insert(&mut self, pending: Pending, of: &Arc<Link>) -> Result<u64, Refused> {
+    /// Takes a request in: its number, and who is to be asked for it; if none now, whoever reigns next will be.
+    pub(super) fn insert(&mut self, mut pending: Pending, now: Instant) -> Result<(u64, Option<Arc<Link>>), Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
         }
-        // Another one may have another model under the same id.
-        if !self.scheduler.as_ref().is_some_and(|scheduler| Arc::ptr_eq(scheduler, of)) {
+        if self.scheduler.is_none() && (self.lost.is_none() || self.is_abandoned(now)) {
             return Err(Refused::Outage { cause: "no scheduler is there".to_owned(), retry_after: RETRY_AFTER });
         }
         let bound = self.slots.len();
         let at = self.free.pop().ok_or(Refused::QueueFull { bound, retry_after: RETRY_AFTER })?;
         let slot = &mut self.slots[at as usize];
         slot.taken = slot.taken.wrapping_add(1);
+        let request = u64::from(slot.taken) << 32 | u64::from(at);
+        pending.ask.request = request;
         slot.pending = Some(Box::new(pending));
-        Ok(u64::from(slot.taken) << 32 | u64::from(at))
+        Ok((request, self.scheduler.clone()))
+    }
+
+    /// Whoever reigns, while it is there.
+    pub(super) fn scheduler(&self) -> Option<Arc<Link>> {
+        self.scheduler.clone()
+    }
+
+    /// Whether that is who is asked.
+    pub(super) fn asks(&self, link: &Arc<Link>) -> bool {
+        self.scheduler.as_ref().is_some_and(|scheduler| Arc::ptr_eq(scheduler, link))
+    }
+
+    /// Whether nobody reigns, and has not for long.
+    pub(super) fn is_abandoned(&self, now: Instant) -> bool {
+        self.scheduler.is_none() && self.lost.is_some_and(|lost| now > lost + PATIENCE)
+    }
+
+    /// A scheduler says that it reigns.
+    pub(super) fn lead(&mut self, link: &Arc<Link>, (epoch, process): (Epoch, Process), now: Instant) -> Led {
+        let another = match self.following.on_heartbeat(process, epoch) {
+            Heard::Past(epoch) => return Led::Past(epoch),
+            Heard::Another => true,
+            Heard::Same => !self.asks(link),
+        };
+        if !another {
+            return Led::Asks { due: Vec::new(), again: Vec::new() };
+        }
+        self.scheduler = Some(Arc::clone(link));
+        let due = self.orphan_all();
+        let unanswered = self.slots.iter().filter_map(|slot| slot.pending.as_ref()).filter(|it| it.ended.is_none());
+        Led::Asks { due, again: unanswered.map(|pending| pending.ask_at(now)).collect() }
+    }
+
+    /// A connection to a scheduler has ended. Whose outputs are here already, if that was who reigned.
+    pub(super) fn lose(&mut self, link: &Arc<Link>, now: Instant) -> Vec<Due> {
+        if !self.asks(link) {
+            return Vec::new();
+        }
+        self.scheduler = None;
+        self.lost = Some(now);
+        if let Some(primary) = self.following.primary() {
+            self.following.on_lost(primary);
+        }
+        self.orphan_all()
+    }
+
+    /// Nobody that was asked before will say how requests end.
+    fn orphan_all(&mut self) -> Vec<Due> {
+        let mut here = Vec::new();
+        for pending in self.slots.iter_mut().filter_map(|slot| slot.pending.as_mut()) {
+            pending.orphan |= pending.ended.is_none();
+            if pending.orphan && pending.rows_here() == pending.ask.rows {
+                here.push(pending.ask.request);
+            }
+        }
+        here.into_iter().filter_map(|request| self.finish(request)).collect()
     }
 
     /// How many wait.
@@ -160,16 +250,14 @@ impl Table {
         connection: u64,
     ) -> Option<(Arc<[Tensor]>, u32)> {
         let pending = self.get(request)?;
-        if first_row.checked_add(rows)? > pending.rows || rows == 0 {
+        if first_row.checked_add(rows)? > pending.ask.rows || rows == 0 {
             return None;
         }
-        let piece = Piece { first_row, rows, connection, outputs: None };
-        match pending.pieces.iter_mut().find(|piece| piece.first_row == first_row) {
-            // Who asks again does so for a device that was lost.
-            Some(before) => *before = piece,
-            None => pending.pieces.push(piece),
-        }
-        Some((Arc::clone(&pending.inputs), pending.rows))
+        // Who asks again does so for a device that was lost, or another scheduler, which may cut otherwise.
+        let apart = |piece: &Piece| piece.first_row + piece.rows <= first_row || first_row + rows <= piece.first_row;
+        pending.pieces.retain(apart);
+        pending.pieces.push(Piece { first_row, rows, connection, outputs: None });
+        Some((Arc::clone(&pending.inputs), pending.ask.rows))
     }
 
     /// Outputs of rows have come.
@@ -182,11 +270,13 @@ impl Table {
 
     fn finish(&mut self, request: u64) -> Option<Due> {
         let pending = self.get(request)?;
-        let here: u32 = pending.pieces.iter().filter(|piece| piece.outputs.is_some()).map(|piece| piece.rows).sum();
-        if pending.ended.is_none() || here < pending.rows {
+        if !pending.orphan && pending.ended.is_none() || pending.rows_here() < pending.ask.rows {
             return None;
         }
-        let (answered, _) = pending.ended.take()?;
+        let answered = match pending.ended.take() {
+            Some((answered, _)) => answered,
+            None => pending.orphaned(),
+        };
         pending.pieces.sort_unstable_by_key(|piece| piece.first_row);
         let mut parts: Vec<Vec<Tensor>> = pending.pieces.drain(..).filter_map(|piece| piece.outputs).collect();
         let joined = match parts.len() {
@@ -207,9 +297,8 @@ impl Table {
         self.take_all(|pending| (pending.ended.is_some() && pending.owing().any(|owes| owes == connection)).then(lost))
     }
 
-    /// The scheduler has gone: nobody will say how these end.
-    pub(super) fn lose_scheduler(&mut self) -> Vec<Due> {
-        self.scheduler = None;
+    /// No scheduler comes: nobody will say how these end.
+    pub(super) fn give_up(&mut self) -> Vec<Due> {
         let gone = || Failure::Outage { cause: "the scheduler was lost".to_owned(), retry_after: RETRY_AFTER };
         self.take_all(|pending| pending.ended.is_none().then(gone))
     }
@@ -250,6 +339,23 @@ fn lost() -> Failure {
 }
 
 impl Pending {
+    /// What whoever reigns now is asked.
+    fn ask_at(&self, now: Instant) -> Ask {
+        let left = self.expires.map(|expires| expires.saturating_duration_since(now));
+        Ask { left_ns: left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)), ..self.ask }
+    }
+
+    /// How many rows have come.
+    fn rows_here(&self) -> u32 {
+        self.pieces.iter().filter(|piece| piece.outputs.is_some()).map(|piece| piece.rows).sum()
+    }
+
+    /// How it ended, as far as is known without its scheduler.
+    fn orphaned(&self) -> Answered {
+        let late = self.expires.is_some_and(|expires| Instant::now() > expires);
+        Answered { outputs: Vec::new(), queued: Nanos::ZERO, executed: Nanos::ZERO, batch: 1, late }
+    }
+
     /// The connections that outputs are still to come from.
     fn owing(&self) -> impl Iterator<Item = u64> + '_ {
         self.pieces.iter().filter(|piece| piece.outputs.is_none()).map(|piece| piece.connection)
@@ -257,10 +363,15 @@ impl Pending {
 }
 
 impl Due {
+    /// Its number, if whoever reigns may not know that it has ended.
+    pub(super) fn orphan(&self) -> Option<u64> {
+        self.0.orphan.then_some(self.0.ask.request)
+    }
+
     /// Answers and counts it.
     pub(super) fn answer(self) {
         let Due(pending, answer) = self;
-        let Pending { rows, came, live, on_answer, .. } = *pending;
+        let Pending { ask: Ask { rows, .. }, came, live, on_answer, .. } = *pending;
         let metrics = &live.0.metrics;
         let took = Nanos(i64::try_from(came.elapsed().as_nanos()).unwrap_or(i64::MAX));
         match &answer {

@@ -1,44 +1,49 @@
-//! What a scheduler has its driver and its host do.
+//! What a scheduler has its host do.
 
 use super::ids::{Epoch, Process, RequestId, Stamp};
-use super::message::Message;
-use super::requests::Admitted;
 use super::store::Swap;
 
-/// For the driver, or for the host that schedules.
+/// For whoever carries messages and asks the store, or for whoever schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulerAction {
-    /// Driver: say this to every scheduler that is known by address.
-    Greet(Message),
-    /// Driver: say this; it may be lost.
-    Send {
-        /// To whom.
-        to: Process,
-        /// What.
-        message: Message,
-    },
-    /// Driver: ask the store; it may never reply.
+    /// Ask the store; it may never reply.
     Swap(Swap),
-    /// Host: begin, with nothing.
+    /// Say that this is the primary's reign.
+    Heartbeat {
+        /// To a scheduler or a frontend.
+        to: Process,
+        /// Its own.
+        epoch: Epoch,
+    },
+    /// Have a backend obey, and say what it runs.
+    Claim {
+        /// The backend.
+        to: Process,
+        /// Greater than that of each claim before.
+        stamp: Stamp,
+    },
+    /// Say that a later reign is known.
+    Fenced {
+        /// To one whose reign is over.
+        to: Process,
+        /// Which one.
+        epoch: Epoch,
+    },
+    /// Begin, with nothing.
     Lead(Epoch),
-    /// Host: forget everything.
+    /// Forget everything.
     Follow,
-    /// Host: schedule this.
-    Admit(Admitted),
-    /// Host: do not run this any more.
-    Withdraw(RequestId),
-    /// Host: this backend holds so many batches; none: it must not be given any.
-    Load {
+    /// Schedule this request, unless it is scheduled already.
+    Admit(RequestId),
+    /// This one ran on since an earlier reign, and has ended well.
+    Over(RequestId),
+    /// This backend runs nothing of earlier reigns any more: it may be given batches, under this claim.
+    Join {
         /// Which one.
         backend: Process,
-        /// How many.
-        batches: Option<usize>,
+        /// The claim.
+        stamp: Stamp,
     },
-    /// Host: this batch has ended.
-    Ended {
-        /// Where.
-        backend: Process,
-        /// Which one.
-        batch: Stamp,
-    },
+    /// It must not be given any.
+    Part(Process),
 }

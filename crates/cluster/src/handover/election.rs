@@ -26,7 +26,7 @@ pub(super) struct Election {
 impl Election {
     pub(super) fn new(now: Time, me: Process, timing: Timing) -> Election {
         // Longer than a silence: whom it has not yet heard may be there all the same.
-        let ask_at = now + timing.hello * 4;
+        let ask_at = now + timing.acquainted * 2;
         let none = Epoch::default();
         Election { me, timing, entry: None, known: none, own: none, ask_at, asking: false, fenced: 0 }
     }
@@ -113,7 +113,7 @@ mod tests {
     const OTHER: Process = Process(2);
     const TIMING: Timing = Timing::SHARED_HOSTS;
 
-    fn entry(epoch: u32, holder: Process) -> Entry {
+    fn entry(epoch: u64, holder: Process) -> Entry {
         Entry { epoch: Epoch(epoch), holder }
     }
 
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn who_has_just_begun_gives_a_primary_time_to_be_heard() {
         let mut election = Election::new(Time::ORIGIN, ME, TIMING);
-        let begun = Time::ORIGIN + TIMING.hello * 4;
+        let begun = Time::ORIGIN + TIMING.acquainted * 2;
         assert_eq!(election.on_timer(Time(begun.0 - 1)), None);
         assert_eq!(election.on_timer(begun), Some(Swap { expected: None, next: entry(1, ME) }));
         assert_eq!(election.on_store(begun, entry(4, OTHER)), None);

@@ -1,50 +1,32 @@
 //! A scheduler: a spare that may become the primary, or the primary that may be a spare again.
 
-use super::action::SchedulerAction::{self, Follow, Greet, Lead, Send};
+use super::action::SchedulerAction::{self, Fenced, Follow, Heartbeat, Lead};
 use super::election::Election;
 use super::ids::{Epoch, Process, RequestId, Role};
-use super::members::Members;
-use super::message::{Body, Message};
-use super::primary::Primary;
+use super::primary::{Held, Primary};
 use super::store::Entry;
 use super::timing::Timing;
 use ripieno_base::Time;
-
-/// How much a scheduler keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SchedulerLimits {
-    /// Processes of all roles.
-    pub members: usize,
-    /// Requests that wait, run, or have just been answered.
-    pub requests: usize,
-}
+use std::collections::BTreeMap;
 
 /// The state machine. After each input, [`Scheduler::next_wakeup`] says when it wants to be told the time at the latest.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     timing: Timing,
-    limits: SchedulerLimits,
     born: Time,
-    members: Members,
+    /// Who is connected.
+    members: BTreeMap<Process, Role>,
     election: Election,
     primary: Option<Primary>,
-    next_hello: Time,
     next_heartbeat: Time,
 }
 
 impl Scheduler {
     /// A spare that knows nobody.
-    pub fn new(now: Time, me: Process, timing: Timing, limits: SchedulerLimits) -> Scheduler {
-        Scheduler {
-            timing,
-            limits,
-            born: now,
-            members: Members::new(limits.members, timing.gone),
-            election: Election::new(now, me, timing),
-            primary: None,
-            next_hello: now,
-            next_heartbeat: Time::NEVER,
-        }
+    pub fn new(now: Time, me: Process, timing: Timing) -> Scheduler {
+        let election = Election::new(now, me, timing);
+        let members = BTreeMap::new();
+        Scheduler { timing, born: now, members, election, primary: None, next_heartbeat: Time::NEVER }
     }
 
     /// Its reign, if it is the primary.
@@ -52,9 +34,14 @@ impl Scheduler {
         self.primary.as_ref().map(Primary::epoch)
     }
 
-    /// Whether it reigns, and each backend that it knows has reported.
+    /// Whether it reigns, and each backend that is connected has reported.
     pub fn commands_all(&self) -> bool {
         self.primary.as_ref().is_some_and(Primary::commands_all)
+    }
+
+    /// Whether it reigns, and would admit all that is asked.
+    pub fn is_open(&self) -> bool {
+        self.primary.as_ref().is_some_and(Primary::is_open)
     }
 
     /// The latest reign that it knows of.
@@ -64,34 +51,50 @@ impl Scheduler {
 
     /// [`Scheduler::on_timer`] is wanted then.
     pub fn next_wakeup(&self) -> Time {
-        let own = if self.primary.is_some() { self.next_heartbeat } else { self.election.ask_at() };
-        own.min(self.next_hello)
+        if self.primary.is_some() { self.next_heartbeat } else { self.election.ask_at() }
     }
 
-    /// Somebody says something.
-    pub fn on_message(&mut self, now: Time, from: Process, message: &Message, out: &mut Vec<SchedulerAction>) {
-        self.on_epoch(now, message.epoch, out);
-        match &message.body {
-            Body::Heartbeat => self.on_heartbeat(now, from, message.epoch, out),
-            Body::Hello(role) => self.on_hello(now, from, *role, message.epoch, out),
-            body => {
-                let Some(primary) = &mut self.primary else { return };
-                match body {
-                    Body::Ask(wanted) => primary.on_ask(now, wanted, out),
-                    Body::Report { number, held } if message.epoch == primary.epoch() => {
-                        primary.on_report(now, from, *number, held, out);
-                    }
-                    Body::Ended { batch } => primary.on_ended(now, from, *batch, out),
-                    _ => {}
-                }
-            }
+    /// Somebody is connected.
+    pub fn on_member(&mut self, now: Time, who: Process, role: Role, out: &mut Vec<SchedulerAction>) {
+        self.members.insert(who, role);
+        let Some(primary) = &mut self.primary else { return };
+        match role {
+            Role::Backend => primary.on_backend(now, who, out),
+            Role::Scheduler | Role::Frontend => out.push(Heartbeat { to: who, epoch: primary.epoch() }),
         }
+    }
+
+    /// The connection broke on which another scheduler would be heard.
+    pub fn on_unheard(&mut self, now: Time, who: Process) {
+        self.election.on_lost(now, who);
     }
 
     /// The connection to somebody broke.
     pub fn on_lost(&mut self, now: Time, who: Process, out: &mut Vec<SchedulerAction>) {
-        self.election.on_lost(now, who);
-        self.on_gone(now, who, out);
+        self.on_unheard(now, who);
+        let role = self.members.remove(&who);
+        let Some(primary) = &mut self.primary else { return };
+        match role {
+            Some(Role::Backend) => primary.on_backend_lost(now, who, out),
+            Some(Role::Frontend) => primary.on_frontend_lost(who),
+            Some(Role::Scheduler) | None => {}
+        }
+    }
+
+    /// Somebody knows of this reign.
+    pub fn on_epoch(&mut self, now: Time, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
+        self.election.on_epoch(epoch);
+        self.follow_if_over(now, out);
+    }
+
+    /// Another scheduler says that this is its reign.
+    pub fn on_heartbeat(&mut self, now: Time, from: Process, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
+        self.on_epoch(now, epoch, out);
+        if epoch < self.known() {
+            out.push(Fenced { to: from, epoch: self.known() });
+        } else if self.primary.is_none() {
+            self.election.on_heartbeat(now, from, epoch);
+        }
     }
 
     /// The store has said what it holds.
@@ -105,49 +108,43 @@ impl Scheduler {
 
     /// It is later now.
     pub fn on_timer(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
-        let hello = now >= self.next_hello;
-        if hello {
-            self.next_hello = now + self.timing.hello;
-            out.push(Greet(Message { epoch: self.known(), body: Body::Hello(Role::Scheduler) }));
-            self.members.silent(now).into_iter().for_each(|who| self.on_gone(now, who, out));
-        }
         let Some(primary) = &mut self.primary else {
-            out.extend(self.election.on_timer(now).map(SchedulerAction::Swap));
-            return;
+            return out.extend(self.election.on_timer(now).map(SchedulerAction::Swap));
         };
         if now >= self.next_heartbeat {
             self.next_heartbeat = now + self.timing.heartbeat;
             primary.on_timer(now, out);
             self.beat(Role::Scheduler, out);
         }
-        if hello {
-            self.beat(Role::Frontend, out);
-        }
     }
 
-    /// The host gives a backend a batch. What it holds by then is said by [`SchedulerAction::Load`]; whether anything was
-    /// given, too: a backend may have been lost meanwhile, and requests withdrawn.
-    pub fn start(
+    /// A backend says what it still runs of earlier reigns: under the claim of this epoch and number, for this time.
+    pub fn on_report(
         &mut self,
         now: Time,
-        backend: Process,
-        batch: &[RequestId],
-        due: Time,
+        from: Process,
+        (epoch, number, revision): (Epoch, u64, u32),
+        held: &[Held],
         out: &mut Vec<SchedulerAction>,
-    ) -> bool {
-        self.primary.as_mut().is_some_and(|primary| primary.start(now, backend, batch, due, out))
-    }
-
-    /// The host will not run this request.
-    pub fn refuse(&mut self, request: RequestId, out: &mut Vec<SchedulerAction>) {
-        if let Some(primary) = &mut self.primary {
-            primary.refuse(request, out);
+    ) {
+        self.on_epoch(now, epoch, out);
+        if let Some(primary) = self.primary.as_mut().filter(|primary| primary.epoch() == epoch) {
+            primary.on_report(now, from, (number, revision), held, out);
         }
     }
 
-    fn on_epoch(&mut self, now: Time, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
-        self.election.on_epoch(epoch);
-        self.follow_if_over(now, out);
+    /// A frontend waits for this request of so many rows.
+    pub fn on_ask(&mut self, request: RequestId, rows: u32, out: &mut Vec<SchedulerAction>) {
+        if let Some(primary) = &mut self.primary {
+            primary.on_ask(request, rows, out);
+        }
+    }
+
+    /// It does not any more.
+    pub fn on_withdraw(&mut self, request: RequestId) {
+        if let Some(primary) = &mut self.primary {
+            primary.on_withdraw(request);
+        }
     }
 
     fn follow_if_over(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
@@ -158,44 +155,12 @@ impl Scheduler {
         }
     }
 
-    fn on_heartbeat(&mut self, now: Time, from: Process, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
-        if epoch < self.known() {
-            self.send(from, Body::Fenced, out);
-        } else if self.primary.is_none() {
-            self.election.on_heartbeat(now, from, epoch);
-        }
-    }
-
-    fn on_hello(&mut self, now: Time, from: Process, role: Role, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
-        let Some(new) = self.members.on_hello(now, from, role) else { return };
-        if new {
-            let earlier = self.members.of(role).filter(|other| other.ordinal() == from.ordinal() && *other < from);
-            let earlier: Vec<_> = earlier.collect();
-            earlier.into_iter().for_each(|life| self.on_gone(now, life, out));
-        }
-        let Some(primary) = &mut self.primary else { return };
-        match role {
-            Role::Backend => primary.on_backend(now, from, out),
-            Role::Scheduler | Role::Frontend if new || epoch < primary.epoch() => self.send(from, Body::Heartbeat, out),
-            Role::Scheduler | Role::Frontend => {}
-        }
-    }
-
-    fn on_gone(&mut self, now: Time, who: Process, out: &mut Vec<SchedulerAction>) {
-        let role = self.members.remove(who);
-        let Some(primary) = &mut self.primary else { return };
-        match role {
-            Some(Role::Backend) => primary.on_backend_lost(now, who, out),
-            Some(Role::Frontend) => primary.on_frontend_lost(who, out),
-            Some(Role::Scheduler) | None => {}
-        }
-    }
-
     fn lead(&mut self, now: Time, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
-        let acquainted = self.born + self.timing.hello * 2;
-        let mut primary = Primary::new(now, epoch, acquainted, self.timing, self.limits.requests);
+        let acquainted = self.born + self.timing.acquainted;
+        let mut primary = Primary::new(now, epoch, acquainted, self.timing);
         out.push(Lead(epoch));
-        self.members.of(Role::Backend).for_each(|backend| primary.on_backend(now, backend, out));
+        let backends = self.members.iter().filter(|(_, role)| **role == Role::Backend);
+        backends.for_each(|(&backend, _)| primary.on_backend(now, backend, out));
         self.primary = Some(primary);
         self.next_heartbeat = now + self.timing.heartbeat;
         self.beat(Role::Scheduler, out);
@@ -203,10 +168,8 @@ impl Scheduler {
     }
 
     fn beat(&self, role: Role, out: &mut Vec<SchedulerAction>) {
-        self.members.of(role).for_each(|to| self.send(to, Body::Heartbeat, out));
-    }
-
-    fn send(&self, to: Process, body: Body, out: &mut Vec<SchedulerAction>) {
-        out.push(Send { to, message: Message { epoch: self.known(), body } });
+        let epoch = self.known();
+        let those = self.members.iter().filter(|(_, own)| **own == role);
+        out.extend(those.map(|(&to, _)| Heartbeat { to, epoch }));
     }
 }

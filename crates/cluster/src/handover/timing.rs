@@ -1,8 +1,8 @@
-//! How long everybody waits for everybody.
+//! How long schedulers wait for whom.
 
 use ripieno_base::Nanos;
 
-/// The timers of the protocol. All processes of a cluster have the same.
+/// The timers of the protocol. All schedulers of a cluster have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// The primary speaks to the spares so often.
@@ -15,28 +15,23 @@ pub struct Timing {
     pub claim: Nanos,
     /// A new primary waits at most so long for reports before it schedules what may be running somewhere.
     pub settle: Nanos,
-    /// Everybody says hello so often.
-    pub hello: Nanos,
-    /// Who has not been heard for so long is gone.
-    pub gone: Nanos,
-    /// Requests and answers that nobody confirmed are sent again after so long.
-    pub repeat: Nanos,
+    /// A scheduler that has begun knows after so long who is there, and asks the store no earlier than after twice that.
+    pub acquainted: Nanos,
 }
 
 /// A scheduler that was fenced waits this many times as long, at most, before it tries again.
 const MOST_PATIENCE: i64 = 32;
 
 impl Timing {
-    /// For hosts that are shared with others, over TCP: nothing of them stood still for 50 ms in 20 s of heartbeats.
+    /// For hosts that are shared with others, over TCP: nothing of them stood still for 50 ms in 20 s of heartbeats. A
+    /// connection loses no claim, so that none is repeated.
     pub const SHARED_HOSTS: Timing = Timing {
         heartbeat: Nanos::from_millis(5),
         silence: Nanos::from_millis(50),
         store: Nanos::from_millis(100),
-        claim: Nanos::from_millis(10),
+        claim: Nanos::from_millis(1 << 40),
         settle: Nanos::from_millis(100),
-        hello: Nanos::from_millis(50),
-        gone: Nanos::from_millis(500),
-        repeat: Nanos::from_millis(100),
+        acquainted: Nanos::from_millis(100),
     };
 
     /// How long a scheduler that was fenced so often in a row bears silence.
@@ -44,8 +39,8 @@ impl Timing {
         self.silence * (1 << fenced.min(MOST_PATIENCE.ilog2()))
     }
 
-    /// After all faults have ended, a primary commands every backend within this time.
+    /// After all faults have ended, somebody reigns within this time.
     pub fn recovery(&self) -> Nanos {
-        self.silence * MOST_PATIENCE + self.store * 2 + self.gone + self.settle
+        self.silence * MOST_PATIENCE + self.store * 2 + self.settle
     }
 }

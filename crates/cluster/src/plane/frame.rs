@@ -9,6 +9,9 @@ use std::fmt;
 /// Bytes of a record.
 pub const RECORD: usize = 64;
 
+/// The longest text.
+pub(super) const MOST_TEXT: usize = 64 << 10;
+
 /// Where a record's own fields begin.
 const FIELDS: usize = 8;
 
@@ -122,4 +125,14 @@ pub(super) fn head(record: &[u8; RECORD]) -> (u16, usize) {
 pub(super) fn set_tail(record: &mut [u8], tail: usize) {
     let tail = u32::try_from(tail).expect("what is written is far smaller");
     record[4..8].copy_from_slice(&tail.to_le_bytes());
+}
+
+/// A text, cut where it is longer than is taken.
+pub(super) fn write_text(text: &str, into: &mut Vec<u8>) {
+    into.extend_from_slice(&text.as_bytes()[..text.floor_char_boundary(MOST_TEXT)]);
+}
+
+pub(super) fn text(bytes: &[u8]) -> Result<String, Garbled> {
+    let text = std::str::from_utf8(bytes).map_err(|_| Garbled("a text that is none".to_owned()))?;
+    Ok(text.to_owned())
 }

@@ -1,34 +1,23 @@
-//! The first bytes of each connection: who speaks, in which version, and in which epoch.
+//! The first bytes of each connection: who speaks, in which version, and the latest epoch that it has heard of.
 //!
-//! Whoever connects greets first, with the highest epoch that it has seen of a scheduler. Whoever is connected to
+//! Whoever connects greets first. Whoever is connected to
 //! answers with its own greeting, also if it will not go on, so that the other side can say in words what is the
 //! matter.
 
 use super::{Garbled, Stream};
+use crate::handover::Role;
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
 /// The version of all that is said after it; another is refused.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"ripieno\n";
 const BYTES: usize = 24;
 
 /// How long a peer may take for its greeting.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u16)]
-pub enum Role {
-    /// Takes requests of clients.
-    Frontend = 1,
-    /// Decides.
-    Scheduler,
-    /// Runs batches.
-    Backend,
-}
 
 /// Who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +26,7 @@ pub struct Greeting {
     pub version: u16,
     /// Its role.
     pub role: Role,
-    /// A scheduler's own epoch; of others, the highest that they have seen.
+    /// The latest reign that it knows of: a primary of an earlier one steps down.
     pub epoch: u64,
 }
 
@@ -52,14 +41,6 @@ pub enum Unwelcome {
     Version {
         /// Its version.
         theirs: u16,
-    },
-    /// It obeys, or is, an earlier scheduler.
-    #[error("the other side is of epoch {theirs}, and epoch {ours} has been seen: a later scheduler is in charge")]
-    Epoch {
-        /// Its epoch.
-        theirs: u64,
-        /// The highest that is known here.
-        ours: u64,
     },
     /// It is something else.
     #[error("the other side is a {0:?}, which does not belong on this port")]
@@ -102,30 +83,20 @@ impl Greeting {
 pub fn greet(stream: &dyn Stream, own: Greeting, expected: Role) -> Result<Greeting, Unwelcome> {
     stream.write_all(&own.to_bytes())?;
     let theirs = read(stream)?;
-    check(theirs, own.epoch)?;
+    check(theirs)?;
     if theirs.role == expected { Ok(theirs) } else { Err(Unwelcome::Role(theirs.role)) }
 }
 
-/// Reads the greeting of whoever has connected, and answers it. A scheduler refuses who has seen a later one; others
-/// refuse who comes from an earlier one.
+/// Reads the greeting of whoever has connected, and answers it.
 pub fn welcome(stream: &dyn Stream, own: Greeting, expected: &[Role]) -> Result<Greeting, Unwelcome> {
     let theirs = read(stream)?;
     stream.write_all(&own.to_bytes())?;
-    match own.role {
-        Role::Scheduler => check(Greeting { epoch: own.epoch, ..theirs }, theirs.epoch)?,
-        Role::Frontend | Role::Backend => check(theirs, own.epoch)?,
-    }
+    check(theirs)?;
     if expected.contains(&theirs.role) { Ok(theirs) } else { Err(Unwelcome::Role(theirs.role)) }
 }
 
-fn check(theirs: Greeting, ours: u64) -> Result<(), Unwelcome> {
-    if theirs.version != VERSION {
-        return Err(Unwelcome::Version { theirs: theirs.version });
-    }
-    if theirs.epoch < ours {
-        return Err(Unwelcome::Epoch { theirs: theirs.epoch, ours });
-    }
-    Ok(())
+fn check(theirs: Greeting) -> Result<(), Unwelcome> {
+    if theirs.version == VERSION { Ok(()) } else { Err(Unwelcome::Version { theirs: theirs.version }) }
 }
 
 fn read(stream: &dyn Stream) -> io::Result<Greeting> {
@@ -170,15 +141,12 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_epochs_must_agree_and_both_sides_say_why_not() {
+    fn versions_must_agree_and_both_sides_say_why_not() {
         let (backend, scheduler) = (Greeting::new(Role::Backend, 7), Greeting::new(Role::Scheduler, 8));
         let (greeted, answered) = meet(backend, scheduler);
         assert_eq!((greeted.unwrap(), answered.unwrap()), (scheduler, backend));
-        let (greeted, answered) = meet(Greeting { epoch: 9, ..backend }, scheduler);
-        assert!(greeted.unwrap_err().to_string().contains("epoch 8, and epoch 9 has been seen"));
-        assert!(matches!(answered.unwrap_err(), Unwelcome::Epoch { .. }));
-        let (greeted, answered) = meet(Greeting { version: 2, ..backend }, scheduler);
-        assert!(greeted.is_ok() && answered.unwrap_err().to_string().contains("version 2"));
+        let (greeted, answered) = meet(Greeting { version: 1, ..backend }, scheduler);
+        assert!(greeted.is_ok() && answered.unwrap_err().to_string().contains("version 1"));
         let (greeted, answered) = meet(Greeting { role: Role::Scheduler, ..backend }, scheduler);
         assert!(greeted.is_ok() && matches!(answered.unwrap_err(), Unwelcome::Role(Role::Scheduler)));
     }

@@ -4,15 +4,17 @@
 //! ends the connection at any other. Those of each request are one record: [`Ask`], [`End`], and of each batch [`Run`]
 //! with a record a member and [`Ended`] with eight bytes a member.
 
-use super::frame::{Garbled, Get, Put, RECORD, head, set_tail};
+use super::ended::{Ended, MEMBER_END};
+use super::frame::{Garbled, Get, MOST_TEXT, Put, RECORD, head, set_tail, text, write_text};
+use super::report::{HELD, MOST_HELD, Report};
 use super::tensors::{read_tensors, write_tensors};
-use bytes::{Buf, Bytes};
+use crate::handover::{Epoch, Process, Stamp};
+use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, RequestSlot, TaskId};
 use ripieno_executor::{Origin, Tensor};
 use ripieno_runtime::{Answer, OpenSizes};
 
 /// Bounds of tails.
-const MOST_TEXT: usize = 64 << 10;
 const MOST_MODELS: usize = 64 << 20;
 const MOST_MEMBERS: usize = 1 << 16;
 const MOST_TENSOR_BYTES: usize = 1 << 30;
@@ -45,12 +47,27 @@ pub enum Message {
     Run(Run),
     /// To a backend: stop a task, if you can.
     Cancel(TaskId),
+    /// To a backend: obey me, and say what you run of earlier reigns.
+    Claim {
+        /// Greater than that of each claim before.
+        stamp: Stamp,
+        /// Whose reign it is.
+        holder: Process,
+    },
+    /// A backend: what I run of earlier reigns.
+    Report(Report),
+    /// A scheduler to schedulers and front ends: this is my reign.
+    Lead(Epoch, Process),
+    /// To a scheduler: a later reign is known.
+    Fenced(Epoch),
+    /// A scheduler to another: I listen to you.
+    Peer(Process),
     /// To a backend: a front end has come, whose inputs are at this address.
     Frontend(u32, String),
     /// To a backend: it has gone.
     FrontendGone(u32),
-    /// A front end: inputs are at this address.
-    DataAt(String),
+    /// A front end: this is my number, the same for each scheduler, and my inputs are at this address.
+    DataAt(u32, String),
     /// A front end: a request.
     Ask(Ask),
     /// A front end: nobody waits for this request any more.
@@ -160,37 +177,6 @@ pub struct RunMember {
     pub origin: Option<Origin>,
 }
 
-/// How a batch ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// The task.
-    pub task: TaskId,
-    /// How many nanoseconds ago it was done.
-    pub ago_ns: u64,
-    /// How long it took.
-    pub took_ns: u64,
-    /// In how many parts it was run again, if it was.
-    pub again: u32,
-    /// After how many nanoseconds its members may be sent again, if a process was lost with it; and whether it was
-    /// inside.
-    pub lost: Option<(u64, bool)>,
-    /// What it did for each member, or what befell all.
-    pub members: Result<Vec<MemberEnd>, String>,
-}
-
-/// What a batch did for a member.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemberEnd {
-    /// It goes on, with this block if one is named.
-    GoesOn(Option<BlockId>),
-    /// Its walk has ended, and its outputs are on their way.
-    Ended,
-    /// The engine failed on it.
-    Failed(String),
-    /// Its inputs could not be had.
-    Lost(String),
-}
-
 /// Kinds as numbers. They are the protocol: a new message gets a new one.
 mod kind {
     pub(super) const HERE: u16 = 1;
@@ -216,6 +202,11 @@ mod kind {
     pub(super) const NO_ROWS: u16 = 21;
     pub(super) const OUTPUTS: u16 = 22;
     pub(super) const INVALID: u16 = 23;
+    pub(super) const CLAIM: u16 = 24;
+    pub(super) const REPORT: u16 = 25;
+    pub(super) const LEAD: u16 = 26;
+    pub(super) const FENCED: u16 = 27;
+    pub(super) const PEER: u16 = 28;
 }
 
 /// The longest tail of a kind; none of no kind.
@@ -226,7 +217,8 @@ pub(super) fn most_tail(kind: u16) -> Option<usize> {
         kind::RUN => MOST_MEMBERS * RECORD,
         kind::ENDED => MOST_MEMBERS * MEMBER_END + MOST_TEXT,
         kind::ROWS | kind::OUTPUTS => MOST_TENSOR_BYTES,
-        kind::HERE..=kind::INVALID => 0,
+        kind::REPORT => MOST_HELD * HELD,
+        kind::HERE..=kind::PEER => 0,
         _ => return None,
     })
 }
@@ -256,7 +248,7 @@ impl Message {
             Message::Cancel(task) => Put::new(kind::CANCEL).u32(task.0),
             Message::Frontend(id, _) => Put::new(kind::FRONTEND).u32(*id),
             Message::FrontendGone(id) => Put::new(kind::FRONTEND_GONE).u32(*id),
-            Message::DataAt(_) => Put::new(kind::DATA_AT),
+            Message::DataAt(id, _) => Put::new(kind::DATA_AT).u32(*id),
             Message::Ask(ask) => ask.put(Put::new(kind::ASK)),
             Message::Withdraw(request) => Put::new(kind::WITHDRAW).u64(*request),
             Message::Models(_) => Put::new(kind::MODELS),
@@ -267,6 +259,13 @@ impl Message {
             }
             Message::Rows { tag, inputs: Some(_) } => Put::new(kind::ROWS).u64(*tag),
             Message::Rows { tag, inputs: None } => Put::new(kind::NO_ROWS).u64(*tag),
+            Message::Claim { stamp, holder } => {
+                Put::new(kind::CLAIM).u64(stamp.epoch.0).u64(stamp.number).u64(holder.0)
+            }
+            Message::Report(report) => report.put(Put::new(kind::REPORT)),
+            Message::Lead(epoch, holder) => Put::new(kind::LEAD).u64(epoch.0).u64(holder.0),
+            Message::Fenced(epoch) => Put::new(kind::FENCED).u64(epoch.0),
+            Message::Peer(process) => Put::new(kind::PEER).u64(process.0),
             Message::Outputs { request, first_row, rows, outputs } => {
                 let kind = if outputs.is_ok() { kind::OUTPUTS } else { kind::INVALID };
                 Put::new(kind).u64(*request).u32(*first_row).u32(*rows)
@@ -278,13 +277,14 @@ impl Message {
     fn write_tail(&self, into: &mut Vec<u8>) {
         match self {
             Message::Offer { models: text, .. } | Message::Models(text) => into.extend_from_slice(text.as_bytes()),
-            Message::Refused(text) | Message::Frontend(_, text) | Message::DataAt(text) => write_text(text, into),
+            Message::Refused(text) | Message::Frontend(_, text) | Message::DataAt(_, text) => write_text(text, into),
             Message::Outputs { outputs: Err(text), .. } => write_text(text, into),
             Message::Rows { inputs: Some(tensors), .. } | Message::Outputs { outputs: Ok(tensors), .. } => {
                 write_tensors(tensors, into);
             }
             Message::Run(run) => run.members.iter().for_each(|member| into.extend_from_slice(&member.record())),
             Message::Ended(ended) => ended.write_members(into),
+            Message::Report(report) => report.write_held(into),
             Message::End(End { answer: Err(failure), .. }) => write_text(super::answers::text(failure), into),
             _ => {}
         }
@@ -306,7 +306,7 @@ impl Message {
             kind::CANCEL => Message::Cancel(TaskId(get.u32())),
             kind::FRONTEND => Message::Frontend(get.u32(), text(&tail)?),
             kind::FRONTEND_GONE => Message::FrontendGone(get.u32()),
-            kind::DATA_AT => Message::DataAt(text(&tail)?),
+            kind::DATA_AT => Message::DataAt(get.u32(), text(&tail)?),
             kind::ASK => Message::Ask(Ask::get(&mut get)?),
             kind::WITHDRAW => Message::Withdraw(get.u64()),
             kind::MODELS => Message::Models(text(&tail)?),
@@ -315,6 +315,14 @@ impl Message {
             kind::PULL => Message::Pull { tag: get.u64(), request: get.u64(), first_row: get.u32(), rows: get.u32() },
             kind::ROWS => Message::Rows { tag: get.u64(), inputs: Some(read_tensors(tail)?) },
             kind::NO_ROWS => Message::Rows { tag: get.u64(), inputs: None },
+            kind::CLAIM => {
+                let stamp = Stamp { epoch: Epoch(get.u64()), number: get.u64() };
+                Message::Claim { stamp, holder: Process(get.u64()) }
+            }
+            kind::REPORT => Message::Report(Report::get(&mut get, &tail)?),
+            kind::LEAD => Message::Lead(Epoch(get.u64()), Process(get.u64())),
+            kind::FENCED => Message::Fenced(Epoch(get.u64())),
+            kind::PEER => Message::Peer(Process(get.u64())),
             kind::OUTPUTS | kind::INVALID => {
                 let (request, first_row, rows) = (get.u64(), get.u32(), get.u32());
                 let outputs = if kind == kind::OUTPUTS { Ok(read_tensors(tail)?) } else { Err(text(&tail)?) };
@@ -323,16 +331,6 @@ impl Message {
             _ => return Err(Garbled(format!("a record of kind {kind}"))),
         })
     }
-}
-
-/// A text, cut where it is longer than is taken.
-fn write_text(text: &str, into: &mut Vec<u8>) {
-    into.extend_from_slice(&text.as_bytes()[..text.floor_char_boundary(MOST_TEXT)]);
-}
-
-fn text(bytes: &[u8]) -> Result<String, Garbled> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Garbled("a text that is none".to_owned()))?;
-    Ok(text.to_owned())
 }
 
 /// Stands for "for ever".
@@ -405,78 +403,6 @@ impl RunMember {
         }
         let origin = brings.then_some(Origin { frontend, request, first_row });
         Ok(RunMember { slot, rows, length, walk, left_ns, origin })
-    }
-}
-
-/// Bytes of a member that has ended, before its text.
-const MEMBER_END: usize = 8;
-
-impl Ended {
-    fn put(&self, put: Put) -> Put {
-        let (lost, retry_after, inside) = self.lost.map_or((0, 0, 0), |(after, inside)| (1, after, u8::from(inside)));
-        let put = put.u32(self.task.0).u32(self.again).u64(self.ago_ns).u64(self.took_ns).u64(retry_after);
-        put.u8(lost).u8(inside).u8(u8::from(self.members.is_err()))
-    }
-
-    fn write_members(&self, into: &mut Vec<u8>) {
-        let members = match &self.members {
-            Ok(members) => members,
-            Err(cause) => return write_text(cause, into),
-        };
-        // Texts of all together fit a tail.
-        let mut left = MOST_TEXT;
-        for member in members {
-            let (what, block, text) = match member {
-                MemberEnd::GoesOn(block) => (0, block.map_or(0, |block| block.0), ""),
-                MemberEnd::Ended => (1, 0, ""),
-                MemberEnd::Failed(text) => (2, 0, text.as_str()),
-                MemberEnd::Lost(text) => (3, 0, text.as_str()),
-            };
-            let named = matches!(member, MemberEnd::GoesOn(Some(_)));
-            let text = &text[..text.floor_char_boundary(left)];
-            left -= text.len();
-            into.extend_from_slice(&[what, u8::from(named)]);
-            into.extend_from_slice(&u16::to_le_bytes(block));
-            into.extend_from_slice(&(text.len() as u32).to_le_bytes());
-            into.extend_from_slice(text.as_bytes());
-        }
-    }
-
-    fn get(get: &mut Get<'_>, mut tail: Bytes) -> Result<Ended, Garbled> {
-        let (task, again, ago_ns, took_ns) = (TaskId(get.u32()), get.u32(), get.u64(), get.u64());
-        let (retry_after, lost, inside, failed) = (get.u64(), get.u8() != 0, get.u8() != 0, get.u8() != 0);
-        let members = if failed {
-            Err(text(&tail)?)
-        } else {
-            let mut members = Vec::with_capacity(tail.len() / MEMBER_END);
-            while !tail.is_empty() {
-                members.push(MemberEnd::read(&mut tail)?);
-            }
-            Ok(members)
-        };
-        let lost = lost.then_some((retry_after, inside));
-        Ok(Ended { task, ago_ns, took_ns, again, lost, members })
-    }
-}
-
-impl MemberEnd {
-    fn read(bytes: &mut Bytes) -> Result<MemberEnd, Garbled> {
-        let short = || Garbled("members that are longer than they are".to_owned());
-        if bytes.len() < MEMBER_END {
-            return Err(short());
-        }
-        let (what, named, block, length) = (bytes.get_u8(), bytes.get_u8(), bytes.get_u16_le(), bytes.get_u32_le());
-        if bytes.len() < length as usize {
-            return Err(short());
-        }
-        let text = text(&bytes.split_to(length as usize))?;
-        match what {
-            0 => Ok(MemberEnd::GoesOn((named != 0).then_some(BlockId(block)))),
-            1 => Ok(MemberEnd::Ended),
-            2 => Ok(MemberEnd::Failed(text)),
-            3 => Ok(MemberEnd::Lost(text)),
-            _ => Err(Garbled(format!("a member that ended as {what}"))),
-        }
     }
 }
 

@@ -4,19 +4,24 @@
 //! where it is decoded, and what cannot be read ends the connection with an error, never the process.
 
 mod answers;
+mod ended;
 mod frame;
 mod greeting;
 mod link;
 mod message;
 mod reader;
+mod report;
 mod tensors;
 mod transport;
 
+pub use crate::handover::Role;
+pub use ended::{Ended, MemberEnd};
 pub use frame::{Garbled, RECORD};
-pub use greeting::{Greeting, Role, Unwelcome, VERSION, greet, welcome};
+pub use greeting::{Greeting, Unwelcome, VERSION, greet, welcome};
 pub use link::{Link, LinkBounds};
-pub use message::{Ask, End, Ended, MemberEnd, Message, Run, RunMember};
+pub use message::{Ask, End, Message, Run, RunMember};
 pub use reader::Reader;
+pub use report::Report;
 pub use transport::{Listener, Stream, Tcp, Transport};
 
 pub use tensors::{read_tensors, write_tensors};

@@ -3,40 +3,91 @@
 use super::device::{Remote, RemoteExecutor};
 use super::{Served, Shared, Started, unexpected};
 use crate::description::{self, Description};
-use crate::plane::{Link, Message, Reader};
+use crate::fresh;
+use crate::handover::Process;
+use crate::plane::{Link, Message, Reader, Report, Role};
 use ripieno_base::DeviceId;
 use ripieno_runtime::DeviceRefused;
 use std::io;
 use std::sync::Arc;
 
+/// A backend that is connected.
+#[derive(Clone)]
+pub(super) struct Backend {
+    pub(super) link: Arc<Link>,
+    /// Tasks that each of its lanes holds.
+    depth: usize,
+    /// What it is to the engine, once it has joined.
+    device: Option<Joined>,
+}
+
+#[derive(Clone)]
+struct Joined {
+    served: Arc<Served>,
+    id: DeviceId,
+    remote: Arc<Remote>,
+}
+
+impl Joined {
+    /// It leaves, or is lost.
+    fn part(&self, lost: bool) {
+        self.remote.while_there(|| part_with(&self.served, self.id, lost));
+    }
+}
+
 impl Shared {
-    pub(super) fn serve_backend(self: &Arc<Shared>, id: u32, link: &Arc<Link>, reader: &mut Reader) -> io::Result<()> {
+    pub(super) fn serve_backend(self: &Arc<Shared>, link: &Arc<Link>, reader: &mut Reader) -> io::Result<()> {
         let (depth, models) = loop {
             match reader.read()? {
                 Message::Here => {}
-                Message::Offer { depth, models } => break (depth, models),
+                Message::Offer { depth, models } => break (depth as usize, models),
                 other => return Err(unexpected(&other)),
             }
         };
-        let joined = self.served_with(&models).and_then(|served| self.join(id, link, depth as usize, &served));
-        let (served, device, remote) = match joined {
-            Ok(joined) => joined,
-            Err(cause) => {
-                tracing::warn!(backend = id, "a backend is not taken: {cause}");
-                link.send(&Message::Refused(cause.clone()));
-                // It closes when it has read why.
-                while reader.read().is_ok() {}
-                return Err(io::Error::other(cause));
-            }
-        };
-        tracing::info!(backend = id, device = device.0, "a backend serves");
-        self.count_devices();
-        let ended = listen(reader, &remote, &served, device);
+        if let Err(cause) = self.served_with(&models).and_then(|served| served.takes(depth)) {
+            tracing::warn!("a backend is not taken: {cause}");
+            link.send(&Message::Refused(cause.clone()));
+            // It closes when it has read why.
+            while reader.read().is_ok() {}
+            return Err(io::Error::other(cause));
+        }
+        let process = Process(fresh());
+        {
+            let mut peers = self.peers.lock();
+            let tell = |(id, address): (u32, String)| link.send(&Message::Frontend(id, address));
+            peers.frontends.iter().for_each(|(&id, frontend)| tell((id, frontend.address.clone())));
+            peers.backends.insert(process, Backend { link: Arc::clone(link), depth, device: None });
+        }
+        self.tell(|machine, now, out| machine.on_member(now, process, Role::Backend, out));
+        let ended = self.listen_to_backend(process, link, reader);
         link.close();
-        self.peers.lock().backends.remove(&id);
-        remote.while_there(|| part_with(&served, device, true));
+        let gone = self.peers.lock().backends.remove(&process);
+        gone.iter().filter_map(|backend| backend.device.as_ref()).for_each(|device| device.part(true));
+        self.tell(|machine, now, out| machine.on_lost(now, process, out));
         self.count_devices();
         ended
+    }
+
+    /// Takes in what a backend says until its connection ends.
+    fn listen_to_backend(&self, process: Process, link: &Link, reader: &mut Reader) -> io::Result<()> {
+        let mut device: Option<Joined> = None;
+        loop {
+            match (reader.read()?, &device) {
+                (Message::Here, _) => {}
+                (Message::Ended(ended), Some(device)) => device.remote.on_end(ended, reader.has_next())?,
+                (Message::Leave, Some(device)) => device.part(false),
+                // It runs nothing for this scheduler.
+                (Message::Leave, None) => link.close(),
+                (Message::Fenced(epoch), _) => self.tell(|machine, now, out| machine.on_epoch(now, epoch, out)),
+                (Message::Report(Report { stamp, revision, held }), _) => {
+                    let report = (stamp.epoch, stamp.number, revision);
+                    self.tell(|machine, now, out| machine.on_report(now, process, report, &held, out));
+                    device = self.peers.lock().backends.get(&process).and_then(|backend| backend.device.clone());
+                    self.count_devices();
+                }
+                (other, _) => return Err(unexpected(&other)),
+            }
+        }
     }
 
     /// What is served, if these are its models; the first ones say what is.
@@ -56,7 +107,7 @@ impl Shared {
             Ok((id, model))
         };
         let models = (0..).zip(models).map(load).collect::<Result<Vec<_>, String>>()?;
-        (self.on_serving)(&engine, &models);
+        (self.on_serving)(Some((&engine, &models)));
         let served = Arc::new(Served { engine, depth, models });
         peers.served = Some(Arc::clone(&served));
         let message = peers.models();
@@ -64,43 +115,38 @@ impl Shared {
         Ok(served)
     }
 
-    /// Makes it a device.
-    fn join(
-        &self,
-        id: u32,
-        link: &Arc<Link>,
-        depth: usize,
-        served: &Arc<Served>,
-    ) -> Result<(Arc<Served>, DeviceId, Arc<Remote>), String> {
-        if depth < served.depth {
-            let needed = served.depth;
-            return Err(format!("its lanes hold {depth} tasks, and the policy queues {needed} of them"));
-        }
-        let mut peers = self.peers.lock();
-        peers.frontends.iter().for_each(|(id, frontend)| link.send(&Message::Frontend(*id, frontend.address.clone())));
-        peers.backends.insert(id, Arc::clone(link));
+    /// Makes a backend a device of the engine: it runs nothing else.
+    pub(super) fn join(&self, process: Process) {
+        let peers = self.peers.lock();
+        let (Some(served), Some(backend)) = (peers.served.clone(), peers.backends.get(&process).cloned()) else {
+            return;
+        };
         drop(peers);
-        let executor = RemoteExecutor::new(Arc::clone(link), depth);
-        let device = served.engine.add_device_of(&executor).map_err(|refused| refused.to_string());
-        match (device, executor.opened()) {
-            (Ok(device), Some(remote)) => Ok((Arc::clone(served), device, remote)),
-            (device, _) => {
-                self.peers.lock().backends.remove(&id);
-                Err(device.err().unwrap_or_else(|| "its device was not opened".to_owned()))
+        let executor = RemoteExecutor::new(Arc::clone(&backend.link), backend.depth);
+        match (served.engine.add_device_of(&executor), executor.opened()) {
+            (Ok(id), Some(remote)) => {
+                tracing::info!(device = id.0, "a backend serves");
+                if let Some(backend) = self.peers.lock().backends.get_mut(&process) {
+                    backend.device = Some(Joined { served, id, remote });
+                }
+            }
+            (refused, _) => {
+                let cause = refused.map_or_else(|refused| refused.to_string(), |_| "it was not opened".to_owned());
+                tracing::warn!("a backend is not taken: {cause}");
+                backend.link.send(&Message::Refused(cause));
             }
         }
     }
 }
 
-/// Takes in what a backend says until its connection ends.
-fn listen(reader: &mut Reader, remote: &Remote, served: &Served, device: DeviceId) -> io::Result<()> {
-    loop {
-        match reader.read()? {
-            Message::Here => {}
-            Message::Ended(ended) => remote.on_end(ended, reader.has_next())?,
-            Message::Leave => remote.while_there(|| part_with(served, device, false)),
-            other => return Err(unexpected(&other)),
+impl Served {
+    /// Whether lanes of a backend hold enough.
+    fn takes(&self, depth: usize) -> Result<(), String> {
+        let needed = self.depth;
+        if depth >= needed {
+            return Ok(());
         }
+        Err(format!("its lanes hold {depth} tasks, and the policy queues {needed} of them"))
     }
 }
 

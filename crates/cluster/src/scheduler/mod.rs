@@ -1,26 +1,38 @@
 //! The scheduler's role: an engine whose devices are backends elsewhere, and whose requests come from frontends
 //! elsewhere.
 //!
-//! It begins with nothing. The first backend tells what models there are; then the engine starts, with the policy that
-//! suits them, and from then on each backend is a device that joins, and is lost when its connection ends. Each
-//! connection has a thread that reads; what is sent waits in its [`Link`]. One lock stands over who is there, so that a
-//! backend hears of each front end before it is given a request of it.
+//! Of several schedulers with one store of the epoch one is the primary ([`reign`]); the others are spares, with the same
+//! connections and an engine that has no device yet. The first backend tells what models there are; then the engine
+//! starts, with the policy that suits them. When this scheduler becomes the primary it claims all backends, and each is a
+//! device of the engine from when it runs nothing of earlier reigns until its connection ends. Each connection has a
+//! thread that reads; what is sent waits in its [`Link`]. One lock stands over who is there, so that a backend hears of
+//! each front end before it is given a request of it.
 
 mod backends;
 mod device;
 mod frontends;
+mod keeper;
+mod reign;
+mod spares;
 
 use crate::description::Description;
+use crate::fresh;
+use crate::handover::store::EpochStore;
+use crate::handover::{Epoch, Process, Timing};
 use crate::plane::{Garbled, Greeting, Link, LinkBounds, Listener, Message, Reader, Role, Stream, Transport, welcome};
+use backends::Backend;
+use frontends::Frontend;
 use parking_lot::Mutex;
+use reign::Reign;
 use ripieno_base::ModelId;
 use ripieno_runtime::{DeviceState, Engine};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 /// The most connections at once.
 const MOST_PEERS: usize = 4096;
@@ -36,8 +48,24 @@ pub struct Started {
 /// Starts an engine for these models, which it has yet to load.
 pub type Start = Box<dyn Fn(&[Description]) -> Result<Started, String> + Send + Sync>;
 
-/// Hears of the engine and its models, once they are there.
-pub type OnServing = Box<dyn Fn(&Engine, &[(ModelId, Description)]) + Send + Sync>;
+/// Hears of the engine and its models, once they are there; and of none when they are not served any more.
+pub type OnServing = Box<dyn Fn(Option<(&Engine, &[(ModelId, Description)])>) + Send + Sync>;
+
+/// What a scheduler is to know.
+pub struct SchedulerConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where all schedulers listen; itself may be among them.
+    pub schedulers: Vec<String>,
+    /// The epoch, the same for all of them.
+    pub store: Box<dyn EpochStore>,
+    /// How long whoever waits for whom.
+    pub timing: Timing,
+    /// Starts the engine.
+    pub start: Start,
+    /// Hears of it.
+    pub on_serving: OnServing,
+}
 
 /// A scheduler that listens.
 pub struct Scheduler {
@@ -46,13 +74,12 @@ pub struct Scheduler {
 }
 
 struct Shared {
-    greeting: Greeting,
     start: Start,
     on_serving: OnServing,
+    reign: Reign,
     peers: Mutex<Peers>,
-    /// Ids of peers.
-    next: AtomicU32,
     connections: AtomicUsize,
+    closed: AtomicBool,
 }
 
 /// Who is there.
@@ -60,13 +87,9 @@ struct Shared {
 struct Peers {
     served: Option<Arc<Served>>,
     frontends: BTreeMap<u32, Frontend>,
-    backends: BTreeMap<u32, Arc<Link>>,
-}
-
-struct Frontend {
-    link: Arc<Link>,
-    /// Where its inputs are.
-    address: String,
+    backends: BTreeMap<Process, Backend>,
+    /// Those that listen to this one.
+    schedulers: BTreeMap<Process, Arc<Link>>,
 }
 
 /// What is served.
@@ -77,20 +100,24 @@ struct Served {
 }
 
 impl Scheduler {
-    /// Listens for frontends and backends from now on, as the scheduler of this epoch.
-    pub fn start(
-        transport: &dyn Transport,
-        address: SocketAddr,
-        epoch: u64,
-        start: Start,
-        on_serving: OnServing,
-    ) -> io::Result<Scheduler> {
-        let listener = transport.listen(address)?;
-        let greeting = Greeting::new(Role::Scheduler, epoch);
-        let (next, connections) = (AtomicU32::new(1), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { greeting, start, on_serving, peers: Mutex::default(), next, connections });
+    /// Listens for frontends and backends from now on, as a spare until it reigns.
+    pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<Scheduler> {
+        let SchedulerConfig { listen, schedulers, store, timing, start, on_serving } = config;
+        let listener = transport.listen(listen)?;
+        let shared = Arc::new(Shared {
+            start,
+            on_serving,
+            reign: Reign::new(Process(fresh()), timing),
+            peers: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        });
+        shared.reign(store)?;
         let (door, takes) = (Arc::clone(&listener), Arc::clone(&shared));
         thread::Builder::new().name("scheduler-door".to_owned()).spawn(move || takes.take_all(&*door))?;
+        for address in schedulers {
+            Arc::clone(&shared).listen_to(Arc::clone(&transport), address)?;
+        }
         Ok(Scheduler { shared, listener })
     }
 
@@ -104,16 +131,22 @@ impl Scheduler {
         self.shared.peers.lock().served.as_ref().map(|served| served.engine.clone())
     }
 
+    /// What others call it.
+    pub fn process(&self) -> Process {
+        self.shared.reign.me
+    }
+
+    /// Whether it is the primary.
+    pub fn reigns(&self) -> bool {
+        self.shared.reign.reigns()
+    }
+
     /// Takes no further connection and ends all that there are.
     pub fn close(&self) {
+        self.shared.closed.store(true, Ordering::Relaxed);
+        self.shared.reign.close();
         self.listener.close();
-        let peers = self.shared.peers.lock();
-        peers
-            .frontends
-            .values()
-            .map(|frontend| &frontend.link)
-            .chain(peers.backends.values())
-            .for_each(|link| link.close());
+        self.shared.peers.lock().links().for_each(|link| link.close());
     }
 }
 
@@ -131,7 +164,7 @@ impl Shared {
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be taken");
-                    thread::sleep(std::time::Duration::from_millis(100));
+                    thread::sleep(Duration::from_millis(100));
                 }
             }
         }
@@ -158,14 +191,16 @@ impl Shared {
     }
 
     fn serve(self: &Arc<Shared>, stream: &Arc<dyn Stream>) -> io::Result<()> {
-        let greeting = welcome(&**stream, self.greeting, &[Role::Frontend, Role::Backend]).map_err(io::Error::other)?;
+        let own = Greeting::new(Role::Scheduler, self.reign.epoch());
+        let all = [Role::Frontend, Role::Scheduler, Role::Backend];
+        let greeting = welcome(&**stream, own, &all).map_err(io::Error::other)?;
+        self.tell(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));
         let link = Link::start(Arc::clone(stream), LinkBounds::CONTROL, "scheduler-send")?;
-        let (id, mut reader) =
-            (self.next.fetch_add(1, Ordering::Relaxed), Reader::new(Arc::clone(stream), Link::SILENCE));
+        let mut reader = Reader::new(Arc::clone(stream), Link::SILENCE);
         let outcome = match greeting.role {
-            Role::Backend => self.serve_backend(id, &link, &mut reader),
-            Role::Frontend => self.serve_frontend(id, &link, stream.peer(), &mut reader),
-            Role::Scheduler => Ok(()),
+            Role::Backend => self.serve_backend(&link, &mut reader),
+            Role::Frontend => self.serve_frontend(&link, stream.peer(), &mut reader),
+            Role::Scheduler => self.serve_scheduler(&link, &mut reader),
         };
         link.close();
         outcome
@@ -180,6 +215,18 @@ impl Shared {
 }
 
 impl Peers {
+    fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        let frontends = self.frontends.values().map(|frontend| &frontend.link);
+        frontends.chain(self.backends.values().map(|backend| &backend.link)).chain(self.schedulers.values())
+    }
+
+    /// Where somebody is reached, in whatever role.
+    fn link(&self, process: Process) -> Option<Arc<Link>> {
+        let frontend = || Some(&self.frontends.get(&u32::try_from(process.0).ok()?)?.link);
+        let backend = || self.backends.get(&process).map(|backend| &backend.link);
+        self.schedulers.get(&process).or_else(backend).or_else(frontend).cloned()
+    }
+
     fn serving(&self) -> u32 {
         let devices = self.served.as_ref().map(|served| served.engine.device_metrics()).unwrap_or_default();
         devices.iter().filter(|device| device.state == DeviceState::Serving).count() as u32

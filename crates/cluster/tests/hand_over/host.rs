@@ -1,8 +1,9 @@
-//! What schedules in a scheduler of the simulation: first come, first served, in small batches on the least loaded backend,
-//! of which the one that has waited longest for a batch.
+//! What schedules in a scheduler of the simulation, in place of an engine: first come, first served, in small batches on
+//! the least loaded backend. A batch that is overdue, or whose backend is lost, runs once more.
 
+use crate::message::{Batch, Wanted};
 use ripieno_base::{Nanos, Time};
-use ripieno_cluster::handover::{Admitted, Process, RequestId, Scheduler, SchedulerAction};
+use ripieno_cluster::handover::{Process, RequestId, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 
 const BATCH: usize = 4;
@@ -10,13 +11,51 @@ const BATCH: usize = 4;
 const DEPTH: usize = 2;
 /// What runs longer is overdue; the longest batch takes 5 ms.
 const DUE: Nanos = Nanos::from_millis(25);
+/// A request is begun so often at most.
+const MOST_RUNS: u8 = 2;
+/// So long it is known that one has run: its answer may be on the way when it is asked again.
+const REMEMBERED: Nanos = Nanos::from_millis(40);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It has been asked, and not been admitted.
+    Asked,
+    Waits,
+    Runs,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    wanted: Wanted,
+    /// It is forgotten then.
+    until: Time,
+    stage: Stage,
+    runs: u8,
+}
+
+#[derive(Debug)]
+struct Joined {
+    claim: Stamp,
+    number: u64,
+    /// With how many batches were given out when it was given its last.
+    given: u64,
+    batches: BTreeMap<Batch, (Vec<RequestId>, Time)>,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Host {
-    queue: VecDeque<Admitted>,
-    /// With how many batches were given out when it was given its last.
-    loads: BTreeMap<Process, (usize, u64)>,
+    requests: BTreeMap<RequestId, Request>,
+    queue: VecDeque<RequestId>,
+    backends: BTreeMap<Process, Joined>,
     given: u64,
+}
+
+/// What it wants said.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Start { backend: Process, batch: Batch, members: Vec<Wanted> },
+    Refused(RequestId),
 }
 
 impl Host {
@@ -24,34 +63,86 @@ impl Host {
         *self = Host::default();
     }
 
-    pub(crate) fn admit(&mut self, admitted: Admitted) {
-        assert!(self.queue.iter().all(|queued| queued.request != admitted.request), "{admitted:?} waits already");
-        self.queue.push_back(admitted);
+    /// Whether this is new to it.
+    pub(crate) fn ask(&mut self, now: Time, wanted: Wanted) -> bool {
+        let known = self.requests.get(&wanted.request).is_some_and(|known| known.until > now);
+        if !known {
+            let until = now + wanted.left;
+            self.requests.insert(wanted.request, Request { wanted, until, stage: Stage::Asked, runs: 0 });
+        }
+        !known
     }
 
-    pub(crate) fn withdraw(&mut self, request: RequestId) {
-        let at = self.queue.iter().position(|queued| queued.request == request);
-        self.queue.remove(at.unwrap_or_else(|| panic!("{request:?} does not wait")));
+    pub(crate) fn admit(&mut self, request: RequestId) {
+        if let Some(known) = self.requests.get_mut(&request).filter(|known| known.stage == Stage::Asked) {
+            known.stage = Stage::Waits;
+            self.queue.push_back(request);
+        }
     }
 
-    pub(crate) fn load(&mut self, backend: Process, batches: Option<usize>) {
-        match batches {
-            Some(batches) => self.loads.entry(backend).or_default().0 = batches,
-            None => {
-                self.loads.remove(&backend);
+    /// It ran on since an earlier reign.
+    pub(crate) fn over(&mut self, now: Time, request: RequestId) {
+        if let Some(known) = self.requests.get_mut(&request) {
+            (known.stage, known.until) = (Stage::Over, now + REMEMBERED);
+        }
+    }
+
+    pub(crate) fn frontend_lost(&mut self, frontend: Process) {
+        self.requests.retain(|request, _| request.frontend != frontend);
+    }
+
+    pub(crate) fn join(&mut self, backend: Process, claim: Stamp) {
+        let joined = Joined { claim, number: 0, given: 0, batches: BTreeMap::new() };
+        assert!(self.backends.insert(backend, joined).is_none(), "{backend:?} has joined already");
+    }
+
+    pub(crate) fn part(&mut self, backend: Process, said: &mut Vec<Said>) {
+        let parted = self.backends.remove(&backend).expect("it had joined");
+        for request in parted.batches.into_values().flat_map(|(members, _)| members) {
+            let Some(known) = self.requests.get_mut(&request).filter(|known| known.stage == Stage::Runs) else {
+                continue;
+            };
+            if known.runs < MOST_RUNS {
+                known.stage = Stage::Waits;
+                self.queue.push_back(request);
+            } else {
+                self.requests.remove(&request);
+                said.push(Said::Refused(request));
             }
         }
     }
 
+    pub(crate) fn ended(&mut self, now: Time, backend: Process, batch: Batch) {
+        let ended = self.backends.get_mut(&backend).and_then(|it| it.batches.remove(&batch));
+        ended.into_iter().flat_map(|(members, _)| members).for_each(|request| self.over(now, request));
+    }
+
+    /// Who has a batch that should have ended.
+    pub(crate) fn overdue(&self, now: Time) -> Option<Process> {
+        let late = |it: &Joined| it.batches.values().any(|(_, due)| *due <= now);
+        self.backends.iter().find(|(_, it)| late(it)).map(|(&backend, _)| backend)
+    }
+
     /// Gives out one batch, if a backend has place for it.
-    pub(crate) fn schedule(&mut self, now: Time, scheduler: &mut Scheduler, out: &mut Vec<SchedulerAction>) {
-        let Some((&backend, load)) = self.loads.iter_mut().min_by_key(|(_, load)| **load) else { return };
-        if load.0 >= DEPTH || self.queue.is_empty() {
+    pub(crate) fn schedule(&mut self, now: Time, said: &mut Vec<Said>) {
+        self.requests.retain(|_, known| known.until > now);
+        let requests = &self.requests;
+        self.queue.retain(|request| requests.get(request).is_some_and(|known| known.stage == Stage::Waits));
+        let least = self.backends.iter_mut().min_by_key(|(_, it)| (it.batches.len(), it.given));
+        let Some((&backend, joined)) = least.filter(|(_, it)| it.batches.len() < DEPTH) else { return };
+        if self.queue.is_empty() {
             return;
         }
         self.given += 1;
-        load.1 = self.given;
-        let batch: Vec<_> = self.queue.drain(..self.queue.len().min(BATCH)).map(|admitted| admitted.request).collect();
-        assert!(scheduler.start(now, backend, &batch, now + DUE, out), "{backend:?} takes what it should");
+        (joined.given, joined.number) = (self.given, joined.number + 1);
+        let batch = (joined.claim, joined.number);
+        let members: Vec<RequestId> = self.queue.drain(..self.queue.len().min(BATCH)).collect();
+        let wanted = members.iter().filter_map(|request| {
+            let known = self.requests.get_mut(request)?;
+            (known.stage, known.runs) = (Stage::Runs, known.runs + 1);
+            Some(known.wanted)
+        });
+        said.push(Said::Start { backend, batch, members: wanted.collect() });
+        joined.batches.insert(batch, (members, now + DUE));
     }
 }

@@ -1,19 +1,20 @@
 //! The processes, the clock, and what happens next.
 
 mod breaking;
+mod scheduling;
 
+use crate::backend::{Backend, BackendAction};
 use crate::checkers::Checkers;
 use crate::counts::Counts;
 use crate::faults::{self, Fault, Kind, is_frontend};
+use crate::frontend::{Frontend, FrontendAction};
 use crate::host::Host;
+use crate::message::{Batch, Body, Message};
 use crate::network::{Network, Place, Weather};
 use crate::store::Store;
-use ripieno_base::{ModelId, Nanos, Time};
+use ripieno_base::{Nanos, Time};
 use ripieno_cluster::handover::store::{Entry, Swap};
-use ripieno_cluster::handover::{
-    Backend, BackendAction, BackendLimits, Body, Epoch, Frontend, FrontendAction, Message, Outcome, Process, RequestId,
-    Scheduler, SchedulerAction, SchedulerLimits, Stamp, Timing, Wanted,
-};
+use ripieno_cluster::handover::{Epoch, Process, RequestId, Scheduler, Timing};
 use ripieno_workload::{Random, below, stream};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,10 +32,14 @@ const TIMING: Timing = Timing {
     store: Nanos::from_millis(20),
     claim: Nanos::from_millis(4),
     settle: Nanos::from_millis(20),
-    hello: Nanos::from_millis(10),
-    gone: Nanos::from_millis(60),
-    repeat: Nanos::from_millis(20),
+    acquainted: Nanos::from_millis(20),
 };
+/// Everybody says hello so often: what a connection does for those that run.
+pub(crate) const HELLO: Nanos = Nanos::from_millis(10);
+/// Who has not been heard for so long is gone.
+const GONE: Nanos = Nanos::from_millis(60);
+/// What nobody confirmed is sent again after so long.
+pub(crate) const REPEAT: Nanos = Nanos::from_millis(20);
 
 pub(crate) const FIRST_FAULT: Time = Time(100_000_000);
 pub(crate) const FAULTS_END: Time = Time(1_000_000_000);
@@ -51,11 +56,18 @@ const MOST_EVENTS: u64 = 500_000;
 #[derive(Debug)]
 enum Machine {
     Down,
-    Scheduler(Box<Scheduler>, Host),
+    Scheduler(Box<Scheduler>, Host, Heard),
     /// Reads the store's epoch before it joins.
     Joining,
     Backend(Box<Backend>),
     Frontend(Box<Frontend>),
+}
+
+/// Whom a scheduler has heard, and when: its connections.
+#[derive(Debug)]
+struct Heard {
+    when: BTreeMap<Process, Time>,
+    next_hello: Time,
 }
 
 #[derive(Debug)]
@@ -78,7 +90,7 @@ enum Event {
     Held { to: Process, entry: Entry },
     Read { to: Process, entry: Option<Entry> },
     TryRead { to: Process },
-    Ended { at: Process, batch: Stamp },
+    Ended { at: Process, batch: Batch },
     Wake { to: Process },
     Swap { from: Process, swap: Swap },
     Submit,
@@ -224,7 +236,7 @@ impl World {
     fn on_recovered(&self) {
         let mut commanded = Vec::new();
         for node in &self.nodes {
-            if let Machine::Scheduler(scheduler, _) = &node.machine
+            if let Machine::Scheduler(scheduler, ..) = &node.machine
                 && let Some(epoch) = scheduler.reigns()
             {
                 assert!(scheduler.commands_all(), "{:?} has not heard from all", node.process);
@@ -240,14 +252,14 @@ impl World {
 
     fn start(&mut self, place: Place) {
         self.lives += 1;
-        let process = Process::new(place as u16, self.lives);
+        let process = Process((place as u64) << 48 | self.lives);
         let now = self.now + self.nodes[place].offset;
         let machine = match place {
             _ if place < SCHEDULERS => {
-                let limits = SchedulerLimits { members: 64, requests: 2_000 };
-                Machine::Scheduler(Box::new(Scheduler::new(now, process, TIMING, limits)), Host::default())
+                let heard = Heard { when: BTreeMap::new(), next_hello: now };
+                Machine::Scheduler(Box::new(Scheduler::new(now, process, TIMING)), Host::default(), heard)
             }
-            _ if is_frontend(place) => Machine::Frontend(Box::new(Frontend::new(now, process, TIMING, 1_000))),
+            _ if is_frontend(place) => Machine::Frontend(Box::new(Frontend::new(now, process))),
             _ => {
                 self.post(self.now, Event::TryRead { to: process });
                 Machine::Joining
@@ -271,7 +283,7 @@ impl World {
         self.checkers.epochs.held(entry);
         self.counts.recognised += u64::from(before == Some(swap.next));
         self.counts.refused += u64::from(entry != swap.next);
-        let cut = self.network.is_cut(STORE, usize::from(from.ordinal()));
+        let cut = self.network.is_cut(STORE, (from.0 >> 48) as usize);
         if let Some(at) = self.store.reply(self.now).filter(|_| !cut) {
             self.post(at, Event::Held { to: from, entry });
         }
@@ -319,8 +331,7 @@ impl World {
             return;
         }
         let mut out = Vec::new();
-        let request =
-            frontend.submit(self.now + offset, ModelId(0), deadline + offset, &mut out).expect("there is place");
+        let request = frontend.submit(self.now + offset, deadline + offset, &mut out);
         self.checkers.answers.submitted(request, deadline);
         if calm {
             self.checkers.recovery.submitted(request);
@@ -329,10 +340,8 @@ impl World {
         self.settle(place);
     }
 
-    fn begin(&mut self, place: Place, batch: Stamp, members: &[Wanted]) {
+    fn begin(&mut self, place: Place, batch: Batch) {
         self.checkers.begins.begun(place, batch);
-        self.counts.begun_again +=
-            members.iter().map(|wanted| u64::from(!self.begun.insert(wanted.request))).sum::<u64>();
         let lasts = Nanos::from_micros(1_000 + below(&mut self.random, 4_000) as i64);
         let node = &mut self.nodes[place];
         let stuck = std::mem::take(&mut node.sticks);
@@ -350,22 +359,7 @@ impl World {
             return self.try_read(place, *to);
         }
         match &mut node.machine {
-            Machine::Scheduler(scheduler, _) => {
-                let mut out = Vec::new();
-                match event {
-                    Event::Deliver { from, message, .. } => {
-                        self.counts.adopted += u64::from(adopts(&message));
-                        scheduler.on_message(now, from, &message, &mut out);
-                    }
-                    Event::Lost { who, .. } => scheduler.on_lost(now, who, &mut out),
-                    Event::Held { entry, .. } => scheduler.on_store(now, entry, &mut out),
-                    _ => {
-                        node.wake_at = Time::NEVER;
-                        scheduler.on_timer(now, &mut out);
-                    }
-                }
-                self.on_scheduler(place, out);
-            }
+            Machine::Scheduler(..) => self.tell_scheduler(place, now, event),
             Machine::Backend(_) => self.tell_backend(place, now, event),
             Machine::Frontend(frontend) => {
                 let mut out = Vec::new();
@@ -385,8 +379,7 @@ impl World {
             Machine::Joining => {
                 if let Event::Read { entry, .. } = event {
                     let epoch = entry.map_or(Epoch::default(), |entry| entry.epoch);
-                    let limits = BackendLimits { running: 1, waiting: 1, answers: 200 };
-                    node.machine = Machine::Backend(Box::new(Backend::new(now, epoch, TIMING, limits)));
+                    node.machine = Machine::Backend(Box::new(Backend::new(now, epoch)));
                 }
             }
             Machine::Down => unreachable!("who is down has no process"),
@@ -399,17 +392,20 @@ impl World {
         let mut out = Vec::new();
         match event {
             Event::Deliver { from, message, .. } => {
-                let order = matches!(message.body, Body::Claim { .. } | Body::Start { .. });
-                if order {
+                if matches!(message.body, Body::Claim { .. } | Body::Start { .. }) {
                     self.checkers.begins.heard(place, message.epoch);
                     self.counts.fenced += u64::from(message.epoch < backend.last().epoch);
                 }
-                if backend.on_message(from, &message, &mut out) {
-                    let holder = self.checkers.epochs.holder(message.epoch);
-                    self.checkers.orders.obeyed(place, from, holder, backend.last());
+                if let Some(order) = backend.on_message(from, &message, &mut out) {
+                    let holder = self.checkers.epochs.holder(order.0.epoch);
+                    self.checkers.orders.obeyed(place, from, holder, order);
+                    if let Body::Start { members, .. } = &message.body {
+                        let again = members.iter().filter(|wanted| !self.begun.insert(wanted.request)).count();
+                        self.counts.begun_again += again as u64;
+                    }
                 }
             }
-            Event::Ended { batch, .. } => backend.on_ended(now, batch, Outcome::Ran, &mut out),
+            Event::Ended { batch, .. } => backend.on_ended(now, batch, &mut out),
             Event::Wake { .. } => {
                 node.wake_at = Time::NEVER;
                 backend.on_timer(now, &mut out);
@@ -420,42 +416,8 @@ impl World {
             match action {
                 BackendAction::Greet(message) => self.greet(place, &message),
                 BackendAction::Send { to, message } => self.send(place, to, message),
-                BackendAction::Begin { batch, members } => self.begin(place, batch, &members),
+                BackendAction::Begin { batch } => self.begin(place, batch),
             }
-        }
-    }
-
-    fn on_scheduler(&mut self, place: Place, mut out: Vec<SchedulerAction>) {
-        let now = self.now + self.nodes[place].offset;
-        let mut scheduled = false;
-        while !out.is_empty() || !scheduled {
-            // The host acts once all that it was told has been heard.
-            scheduled = out.is_empty();
-            for action in std::mem::take(&mut out) {
-                self.on_action(place, action);
-            }
-            if let Machine::Scheduler(scheduler, host) = &mut self.nodes[place].machine {
-                host.schedule(now, scheduler, &mut out);
-            }
-        }
-    }
-
-    fn on_action(&mut self, place: Place, action: SchedulerAction) {
-        let process = self.nodes[place].process;
-        let Machine::Scheduler(_, host) = &mut self.nodes[place].machine else { unreachable!("it is one") };
-        match action {
-            SchedulerAction::Greet(message) => self.greet(place, &message),
-            SchedulerAction::Send { to, message } => self.send(place, to, message),
-            SchedulerAction::Swap(swap) => self.ask_store(place, process, swap),
-            SchedulerAction::Lead(epoch) => self.checkers.epochs.leads(process, epoch),
-            SchedulerAction::Follow => {
-                self.counts.stepped_down += 1;
-                host.forget();
-            }
-            SchedulerAction::Admit(admitted) => host.admit(admitted),
-            SchedulerAction::Withdraw(request) => host.withdraw(request),
-            SchedulerAction::Load { backend, batches } => host.load(backend, batches),
-            SchedulerAction::Ended { .. } => {}
         }
     }
 
@@ -491,7 +453,7 @@ impl World {
     fn settle(&mut self, place: Place) {
         let node = &self.nodes[place];
         let wanted = match &node.machine {
-            Machine::Scheduler(scheduler, _) => scheduler.next_wakeup(),
+            Machine::Scheduler(scheduler, _, heard) => scheduler.next_wakeup().min(heard.next_hello),
             Machine::Backend(backend) => backend.next_wakeup(),
             Machine::Frontend(frontend) => frontend.next_wakeup(),
             Machine::Joining | Machine::Down => return,
@@ -507,12 +469,7 @@ impl World {
 
 /// From then on all must be well.
 fn recovered() -> Time {
-    FAULTS_END + LAST_ARRIVAL + TIMING.recovery()
-}
-
-/// Whether a backend reports what an earlier primary has started.
-fn adopts(message: &Message) -> bool {
-    matches!(&message.body, Body::Report { held, .. } if held.iter().any(|it| !it.done && it.batch.epoch < message.epoch))
+    FAULTS_END + LAST_ARRIVAL + TIMING.recovery() + GONE
 }
 
 /// How many answers came for nothing.

@@ -2,9 +2,12 @@
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
+use ripieno_cluster::handover::store::AloneStore;
+use ripieno_cluster::handover::{Epoch, Timing};
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{
-    Backend, BackendModel, Description, Frontend, FrontendConfig, Scheduler, Spec, Start, Started, Stop,
+    Backend, BackendModel, Description, Frontend, FrontendConfig, OnOrder, Scheduler, SchedulerConfig, Spec, Start,
+    Started, Stop,
 };
 use ripieno_executor::{
     BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, InputLength, Loaded, ModelSource, OutputLength,
@@ -109,7 +112,15 @@ pub(crate) fn starts(policy: &'static str, hang: HangBound) -> Start {
 pub(crate) fn scheduler(epoch: u64, at: SocketAddr, policy: &'static str, hang: HangBound) -> Scheduler {
     let begun = Instant::now();
     loop {
-        match Scheduler::start(&Tcp, at, epoch, starts(policy, hang), Box::new(|_, _| {})) {
+        let config = SchedulerConfig {
+            listen: at,
+            schedulers: Vec::new(),
+            store: Box::new(AloneStore { epoch: Epoch(epoch) }),
+            timing: Timing::SHARED_HOSTS,
+            start: starts(policy, hang),
+            on_serving: Box::new(|_| {}),
+        };
+        match Scheduler::start(Arc::new(Tcp), config) {
             Ok(scheduler) => return scheduler,
             // The one before may not have let go of the port.
             Err(error) => assert!(begun.elapsed() < SAFETY, "{error}"),
@@ -134,13 +145,23 @@ pub(crate) fn backend(scheduler: SocketAddr, models: &[Served]) -> RunningBacken
 }
 
 pub(crate) fn backend_of(scheduler: SocketAddr, models: &[Served], executor: Arc<dyn Executor>) -> RunningBackend {
+    obeying(vec![scheduler.to_string()], models, executor, None)
+}
+
+/// One that knows all of these schedulers.
+pub(crate) fn obeying(
+    schedulers: Vec<String>,
+    models: &[Served],
+    executor: Arc<dyn Executor>,
+    on_order: Option<OnOrder>,
+) -> RunningBackend {
     let model = |served: &Served| {
         let loaded = executor.load(&served.source()).unwrap();
         BackendModel { description: served.description(&*loaded), loaded }
     };
     let models: Vec<BackendModel> = models.iter().map(model).collect();
-    let (transport, scheduler, depth, models) = (Arc::new(Tcp), scheduler.to_string(), DEPTH, models.into());
-    let backend = Backend { transport, scheduler, executor, depth, models };
+    let (transport, depth, models, epoch) = (Arc::new(Tcp), DEPTH, models.into(), Epoch::default());
+    let backend = Backend { transport, schedulers, executor, depth, models, epoch, on_order };
     let stop = Arc::new(Stop::default());
     let told = Arc::clone(&stop);
     RunningBackend { stop, thread: thread::spawn(move || backend.run(&told)) }
@@ -158,9 +179,13 @@ pub(crate) struct Client {
 }
 
 pub(crate) fn client(scheduler: SocketAddr) -> Client {
+    asking(vec![scheduler.to_string()])
+}
+
+/// One that knows all of these schedulers.
+pub(crate) fn asking(schedulers: Vec<String>) -> Client {
     let (known, (sender, answers)) = (Known::default(), channel());
-    let config =
-        FrontendConfig { scheduler: scheduler.to_string(), data: anywhere(), advertised: None, max_live: 4096 };
+    let config = FrontendConfig { schedulers, data: anywhere(), advertised: None, max_live: 4096 };
     let tells = Arc::clone(&known);
     let on_models = Box::new(move |models: &[_]| *tells.lock().unwrap() = models.to_vec());
     let frontend = Frontend::start(Arc::new(Tcp), config, on_models).unwrap();

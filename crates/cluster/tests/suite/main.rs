@@ -4,3 +4,4 @@ mod answers;
 mod common;
 mod faults;
 mod hanging;
+mod spares;

@@ -24,17 +24,27 @@ impl Stream for Nowhere {
 }
 
 fn table(most: u32) -> Table {
-    Table { scheduler: Some(link()), ..Table::new(most) }
+    let mut table = Table::new(most);
+    lead(&mut table, &link(), 1);
+    table
+}
+
+/// A scheduler says that it reigns: what is answered at once, and what it is asked.
+fn lead(table: &mut Table, link: &Arc<Link>, epoch: u64) -> (usize, Vec<u64>) {
+    match table.lead(link, (Epoch(epoch), Process(epoch)), Instant::now()) {
+        Led::Asks { due, again } => {
+            (due.into_iter().map(Due::answer).count(), again.iter().map(|ask| ask.request).collect())
+        }
+        Led::Past(known) => panic!("{known:?} is known"),
+    }
 }
 
 fn link() -> Arc<Link> {
     Link::start(Arc::new(Nowhere), LinkBounds::CONTROL, "test").unwrap()
 }
 
-/// As a request of the scheduler that is there.
 fn insert(table: &mut Table, pending: Pending) -> Result<u64, Refused> {
-    let scheduler = table.scheduler.clone().unwrap_or_else(link);
-    table.insert(pending, &scheduler)
+    table.insert(pending, Instant::now()).map(|(request, _)| request)
 }
 
 fn tensor(rows: i64, first: u8) -> Vec<Tensor> {
@@ -46,7 +56,19 @@ fn pending(rows: u32, expires: Option<Instant>) -> (Pending, Receiver<Answer>) {
     let (send, answers) = channel();
     let on_answer = Box::new(move |answer| send.send(answer).unwrap());
     let (inputs, live, came) = (tensor(i64::from(rows), 0).into(), Counts::new().enter(), Instant::now());
-    (Pending { inputs, rows, came, expires, live, on_answer, ended: None, pieces: Vec::new() }, answers)
+    let ask = Ask {
+        request: 0,
+        model: ripieno_base::ModelId(0),
+        client: 0,
+        priority: 0,
+        rows,
+        length: 1,
+        bytes: 1,
+        left_ns: None,
+        sizes: None,
+    };
+    let (ended, pieces, orphan) = (None, Vec::new(), false);
+    (Pending { ask, inputs, came, expires, live, on_answer, ended, pieces, orphan }, answers)
 }
 
 fn ok() -> Answer {
@@ -120,10 +142,55 @@ fn without_a_scheduler_all_that_it_had_to_end_may_be_asked_again() {
     let (first, second) = (insert(&mut table, first).unwrap(), insert(&mut table, second).unwrap());
     assert!(table.get(first).is_some() && table.pull(second, 0, 1, 1).is_some());
     assert!(!answer(table.end(second, ok(), Instant::now())));
-    table.lose_scheduler().into_iter().for_each(Due::answer);
+    let (asked, now) = (table.scheduler().unwrap(), Instant::now());
+    assert!(table.lose(&link(), now).is_empty() && table.asks(&asked), "a spare");
+    assert!(table.lose(&asked, now).is_empty() && told.try_recv().is_err(), "another one may come");
+    let (third, _may_come_again) = pending(1, None);
+    let third = insert(&mut table, third).unwrap();
+    assert!(table.get(third).is_some() && !table.is_abandoned(now + PATIENCE));
+    assert!(table.is_abandoned(now + PATIENCE * 2));
+    table.give_up().into_iter().for_each(Due::answer);
     assert!(matches!(told.try_recv().unwrap(), Err(Failure::Outage { .. })));
     assert!(answer(table.outputs(second, 0, 1, tensor(1, 0))) && waits.try_recv().unwrap().is_ok());
-    assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::Outage { .. })));
+    let refused = table.insert(pending(1, None).0, now + PATIENCE * 2);
+    assert!(matches!(refused, Err(Refused::Outage { .. })));
+    assert!(matches!(insert(&mut Table::new(4), pending(1, None).0), Err(Refused::Outage { .. })), "nobody ever came");
+}
+
+#[test]
+fn whoever_reigns_next_is_asked_for_all_that_is_unanswered_and_outputs_that_are_here_are_enough() {
+    let now = Instant::now();
+    let mut table = table(4);
+    table.connect(1);
+    let mut asked = |rows| {
+        let (pending, answers) = pending(rows, None);
+        (insert(&mut table, pending).unwrap(), answers)
+    };
+    let [(here, told), (runs, later), (waits, last), (ended, well)] = [asked(1), asked(2), asked(4), asked(1)];
+    for (request, rows) in [(here, 1), (runs, 2), (waits, 3), (ended, 1)] {
+        table.pull(request, 0, rows, 1).unwrap();
+    }
+    assert!(!answer(table.end(ended, ok(), now)));
+    assert!(!answer(table.outputs(here, 0, 1, tensor(1, 0))), "its scheduler has not said how it ended");
+    let first = table.scheduler().unwrap();
+    let next = link();
+    assert_eq!(lead(&mut table, &next, 2), (1, vec![runs, waits]));
+    assert_eq!(lead(&mut table, &next, 2), (0, vec![]), "once");
+    assert!(told.try_recv().unwrap().is_ok() && table.asks(&next));
+    assert!(matches!(table.lead(&first, (Epoch(1), Process(1)), now), Led::Past(Epoch(2))));
+    let due = table.outputs(runs, 0, 2, tensor(2, 0)).unwrap();
+    assert_eq!(due.orphan(), Some(runs), "whoever reigns is to be told");
+    due.answer();
+    assert!(later.try_recv().unwrap().is_ok());
+    // The new one cuts otherwise: rows of the old cut do not count.
+    [(0, 2), (2, 2)].iter().for_each(|&(first, rows)| assert!(table.pull(waits, first, rows, 1).is_some()));
+    assert!(!answer(table.outputs(waits, 0, 3, tensor(3, 0))) && !answer(table.outputs(waits, 0, 2, tensor(2, 0))));
+    assert!(answer(table.outputs(waits, 2, 2, tensor(2, 2))));
+    assert_eq!(last.try_recv().unwrap().unwrap().outputs, tensor(4, 0));
+    let due = table.outputs(ended, 0, 1, tensor(1, 0)).unwrap();
+    assert_eq!(due.orphan(), None);
+    due.answer();
+    assert!(well.try_recv().unwrap().is_ok());
 }
 
 #[test]
@@ -148,7 +215,6 @@ fn nobody_waits_for_ever_and_nobody_is_taken_beyond_the_bound() {
     table.closed = true;
     assert!(matches!(insert(&mut table, pending(1, None).0), Err(Refused::ShuttingDown)));
     table.closed = false;
-    assert!(matches!(table.insert(pending(1, None).0, &link()), Err(Refused::Outage { .. })), "of another scheduler");
     assert!(table.get(patient).is_some());
     table.dismiss().into_iter().for_each(Due::answer);
     assert!(matches!(waits.try_recv().unwrap(), Err(Failure::ShuttingDown)) && table.len() == 0);

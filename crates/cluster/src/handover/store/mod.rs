@@ -1,9 +1,11 @@
 //! The one value that decides who commands: which reign it is, and whose.
 
+mod alone;
 mod etcd;
 mod file;
 mod memory;
 
+pub use alone::AloneStore;
 pub use etcd::{EtcdStore, Inventory, Member};
 pub use file::FileStore;
 pub use memory::MemoryStore;
@@ -95,7 +97,7 @@ pub trait EpochStore: Send {
 mod tests {
     use super::*;
 
-    fn entry(epoch: u32, holder: u64) -> Entry {
+    fn entry(epoch: u64, holder: u64) -> Entry {
         Entry { epoch: Epoch(epoch), holder: Process(holder) }
     }
 
@@ -138,10 +140,10 @@ mod tests {
 
     #[test]
     fn entries_survive_as_text_and_nothing_else_is_one() {
-        let entry = Entry { epoch: Epoch(u32::MAX), holder: Process::new(u16::MAX, 5) };
-        assert_eq!(entry.to_string(), "4294967295 ffff000000000005");
+        let entry = Entry { epoch: Epoch(u64::MAX), holder: Process(0xffff_0000_0000_0005) };
+        assert_eq!(entry.to_string(), "18446744073709551615 ffff000000000005");
         assert_eq!(entry.to_string().parse(), Ok(entry));
-        for text in ["", "7", "x 5", "7 y", "-1 5", "4294967296 5"] {
+        for text in ["", "7", "x 5", "7 y", "-1 5", "18446744073709551616 5"] {
             assert!(text.parse::<Entry>().is_err(), "{text}");
         }
     }

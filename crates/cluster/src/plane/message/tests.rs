@@ -1,5 +1,6 @@
-use super::super::{Reader, Stream};
+use super::super::{MemberEnd, Reader, Stream};
 use super::*;
+use crate::handover::{Held, RequestId};
 use ripieno_base::Nanos;
 use ripieno_model::DataType;
 use ripieno_runtime::{Answered, Failure, Refused};
@@ -59,6 +60,20 @@ fn answers() -> Vec<Answer> {
     std::iter::once(Ok(answered)).chain(failures.map(Err)).collect()
 }
 
+/// What is said about who reigns.
+fn of_reigns() -> Vec<Message> {
+    let stamp = Stamp { epoch: Epoch(u64::MAX), number: 2 };
+    let request = RequestId { frontend: Process(6), number: u64::MAX };
+    let held = Held { request, rows: u32::MAX, failed: false };
+    vec![
+        Message::Claim { stamp, holder: Process(7) },
+        Message::Report(Report { stamp, revision: 3, held: vec![held, Held { failed: true, ..held }] }),
+        Message::Lead(Epoch(8), Process(9)),
+        Message::Fenced(Epoch(10)),
+        Message::Peer(Process(11)),
+    ]
+}
+
 fn messages() -> Vec<Message> {
     let text = || "text".to_owned();
     let tensor =
@@ -109,7 +124,7 @@ fn messages() -> Vec<Message> {
         Message::Cancel(TaskId(5)),
         Message::Frontend(6, text()),
         Message::FrontendGone(6),
-        Message::DataAt(text()),
+        Message::DataAt(6, text()),
         Message::Ask(ask),
         Message::Ask(Ask { left_ns: None, sizes: None, ..ask }),
         Message::Withdraw(11),
@@ -121,6 +136,7 @@ fn messages() -> Vec<Message> {
         outputs(Ok(vec![tensor])),
         outputs(Err(text())),
     ];
+    all.extend(of_reigns());
     all.extend(answers().into_iter().map(|answer| Message::End(End { request: 13, answer })));
     all
 }

@@ -1,8 +1,9 @@
 //! Each request whose frontend lives is answered once, at its deadline at the latest. A frontend that stands still over
 //! the deadline answers in the instant in which it goes on.
 
+use crate::message::Outcome;
 use ripieno_base::Time;
-use ripieno_cluster::handover::{Outcome, Process, RequestId};
+use ripieno_cluster::handover::{Process, RequestId};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]

@@ -1,13 +1,14 @@
 //! No batch is begun for an epoch after an order of a later one was heard, and none twice.
 
+use crate::message::Batch;
 use crate::network::Place;
-use ripieno_cluster::handover::{Epoch, Stamp};
+use ripieno_cluster::handover::Epoch;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 pub(crate) struct Begins {
     heard: BTreeMap<Place, Epoch>,
-    begun: BTreeSet<(Place, Stamp)>,
+    begun: BTreeSet<(Place, Batch)>,
 }
 
 impl Begins {
@@ -17,9 +18,9 @@ impl Begins {
         *heard = epoch.max(*heard);
     }
 
-    pub(crate) fn begun(&mut self, place: Place, batch: Stamp) {
+    pub(crate) fn begun(&mut self, place: Place, batch: Batch) {
         let heard = self.heard.get(&place).copied().unwrap_or_default();
-        assert!(batch.epoch >= heard, "backend {place} began {batch:?} after it had heard of {heard:?}");
+        assert!(batch.0.epoch >= heard, "backend {place} began {batch:?} after it had heard of {heard:?}");
         assert!(self.begun.insert((place, batch)), "backend {place} began {batch:?} twice");
     }
 }

@@ -1,7 +1,8 @@
 //! After faults have ended, one primary commands all backends within the stated time, and all requests from then on run.
 
+use crate::message::Outcome;
 use ripieno_base::Time;
-use ripieno_cluster::handover::{Outcome, RequestId};
+use ripieno_cluster::handover::RequestId;
 use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]

@@ -51,7 +51,7 @@ impl World {
     }
 
     fn reigning(&self) -> Vec<Place> {
-        let reigns = |node: &Node| matches!(&node.machine, Machine::Scheduler(it, _) if it.reigns().is_some());
+        let reigns = |node: &Node| matches!(&node.machine, Machine::Scheduler(it, ..) if it.reigns().is_some());
         (0..SCHEDULERS).filter(|&place| reigns(&self.nodes[place])).collect()
     }
 

@@ -1,0 +1,199 @@
+//! The demo's cluster: who is in it, and what befalls them.
+
+use super::load::Load;
+use super::orders::Orders;
+use super::processes::{Etcd, Folder, Process, free, until};
+use super::{ClusterDemoArgs, Fault, Who};
+use anyhow::{Context, ensure};
+use ripieno_workload::{Random, below};
+use rustix::process::Signal;
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+/// A model whose answer is its input, 2 ms a batch.
+const MODEL: &str = "\
+alpha_ms = 0.05
+beta_ms = 2
+slo_ms = 5000
+max_batch = 16
+late = \"answer\"
+
+[[input]]
+name = \"x\"
+datatype = \"INT64\"
+shape = [-1, 1]
+
+[[output]]
+name = \"x\"
+datatype = \"INT64\"
+shape = [-1, 1]
+";
+
+/// Backends' processes at most; each has as many devices as it takes.
+const MOST_PROCESSES: u16 = 8;
+/// Who hangs does so for so long.
+const HANG: Duration = Duration::from_millis(500);
+
+pub(super) struct Cluster {
+    pub(super) etcd: Option<Etcd>,
+    schedulers: Vec<Process>,
+    backends: Vec<Process>,
+    frontends: Vec<Process>,
+    /// Where clients connect to.
+    pub(super) http: Vec<SocketAddr>,
+    pub(super) orders: Orders,
+    devices: usize,
+    interrupted: Arc<AtomicBool>,
+    /// Who is to be mended.
+    victim: usize,
+    // Removed at the end, after all processes.
+    _folder: Folder,
+}
+
+impl Cluster {
+    pub(super) fn start(
+        args: &ClusterDemoArgs,
+        etcd: Option<&Path>,
+        interrupted: Arc<AtomicBool>,
+    ) -> anyhow::Result<Cluster> {
+        let folder = Folder::new(args.keep.as_deref())?;
+        fs::create_dir_all(folder.0.join("models/echo/1"))?;
+        fs::write(folder.0.join("models/echo/model.toml"), MODEL)?;
+        let etcd = etcd.map(|program| Etcd::start(program, &folder.0)).transpose()?;
+        let epoch = match &etcd {
+            Some(etcd) => format!("etcd:{}", etcd.urls.join(",")),
+            None => format!("file:{}", folder.at("epoch")),
+        };
+        if let Some(etcd) = &etcd {
+            let answers = |url: &String| TcpStream::connect(url.trim_start_matches("http://")).is_ok();
+            until("etcd listens", || Ok(etcd.urls.iter().all(answers)))?;
+        }
+        let listen: Vec<String> = free(args.schedulers.into())?.iter().map(SocketAddr::to_string).collect();
+        let all = listen.join(",");
+        let most = args.backends.max(64).to_string();
+        let scheduler = |listen: &String| {
+            let words = ["--listen", listen, "--metrics", "127.0.0.1:0", "--epoch", &epoch, "--schedulers", &all];
+            let log = folder.at(&format!("scheduler-{}.log", listen.replace(':', "-")));
+            Process::role(&[&["scheduler", "--max-devices", &most], &words[..]].concat(), log)
+        };
+        let schedulers = listen.iter().map(scheduler).collect::<anyhow::Result<_>>()?;
+        let (mut orders, mut backends, mut left) = (Orders::default(), Vec::new(), args.backends);
+        for at in 0..args.backends.min(MOST_PROCESSES) {
+            let devices = left.div_ceil(args.backends.min(MOST_PROCESSES) - at);
+            left -= devices;
+            let (path, devices) = (folder.at(&format!("orders-{at}")), devices.to_string());
+            let words = ["--scheduler", &all, "--epoch", &epoch, "--orders", &path];
+            let device = ["--device", "emulated", "--devices", &devices];
+            let models = folder.at("models");
+            let words = [&["backend", &models], &words[..], &device[..]].concat();
+            backends.push(Process::role(&words, folder.at(&format!("backend-{at}.log")))?);
+            orders.add(&path)?;
+        }
+        let ports = free(2 * usize::from(args.frontends))?;
+        let (http, data) = ports.split_at(args.frontends.into());
+        let frontend = |(http, data): (&SocketAddr, &SocketAddr)| {
+            let (http, data) = (http.to_string(), data.to_string());
+            let ports = ["--http", &http, "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--data", &data];
+            let log = folder.at(&format!("frontend-{}.log", http.replace(':', "-")));
+            Process::role(&[&["frontend", "--scheduler", &all], &ports[..]].concat(), log)
+        };
+        let frontends = http.iter().zip(data).map(frontend).collect::<anyhow::Result<_>>()?;
+        let (http, devices) = (http.to_vec(), usize::from(args.backends));
+        let mut cluster = Cluster {
+            etcd,
+            schedulers,
+            backends,
+            frontends,
+            http,
+            orders,
+            devices,
+            interrupted,
+            victim: 0,
+            _folder: folder,
+        };
+        cluster.commanded(0)?;
+        // What has not connected to a spare yet does so.
+        thread::sleep(Duration::from_millis(500));
+        Ok(cluster)
+    }
+
+    /// When all backends obeyed an epoch later than this; waits for it.
+    fn commanded(&mut self, over: u64) -> anyhow::Result<u128> {
+        let (orders, devices, mut at) = (&mut self.orders, self.devices, None);
+        let interrupted = &self.interrupted;
+        until("a scheduler commands all backends", || {
+            ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
+            orders.read()?;
+            at = orders.commanded(over, devices);
+            Ok(at.is_some())
+        })?;
+        at.context("it has been waited for")
+    }
+
+    /// Somebody is killed, or stands still. Of a primary, how long it took until the next one commanded all.
+    pub(super) fn befall(
+        &mut self,
+        fault: Fault,
+        random: &mut Random,
+        load: &Load,
+    ) -> anyhow::Result<Option<Duration>> {
+        self.orders.read()?;
+        let (epoch, holder) = self.orders.latest().context("nobody has commanded")?;
+        let holder = holder.to_owned();
+        let signal = if fault.hangs { Signal::STOP } else { Signal::KILL };
+        let mut draw = |of: usize| below(random, of as u64) as usize;
+        self.victim = match fault.who {
+            Who::Primary => {
+                let named = self.schedulers.iter().position(|scheduler| scheduler.says("process") == holder);
+                named.context("the primary is none of the demo's schedulers")?
+            }
+            Who::Backend => draw(self.backends.len()),
+            Who::Frontend => draw(self.frontends.len()),
+            Who::Etcd | Who::Any => draw(3),
+        };
+        if fault.who == Who::Frontend && !fault.hangs {
+            load.killed[self.victim].store(true, Ordering::Relaxed);
+        }
+        let begun = now_ns();
+        self.victim(fault)?.signal(signal)?;
+        if fault.who != Who::Primary || self.schedulers.len() == 1 {
+            thread::sleep(HANG);
+            return Ok(None);
+        }
+        let commanded = self.commanded(epoch)?;
+        Ok(Some(Duration::from_nanos(u64::try_from(commanded.saturating_sub(begun)).unwrap_or(u64::MAX))))
+    }
+
+    /// Whoever was killed is started again, and who stood still goes on.
+    pub(super) fn mend(&mut self, fault: Fault) -> anyhow::Result<()> {
+        let (epoch, _) = self.orders.latest().context("nobody has commanded")?;
+        match fault.hangs {
+            true => self.victim(fault)?.signal(Signal::CONT)?,
+            false => self.victim(fault)?.restart()?,
+        }
+        // Without a spare all obey the one that begins anew.
+        let over =
+            if fault.who == Who::Primary && self.schedulers.len() == 1 && !fault.hangs { epoch } else { epoch - 1 };
+        self.commanded(over).map(drop)
+    }
+
+    fn victim(&mut self, fault: Fault) -> anyhow::Result<&mut Process> {
+        let of = match fault.who {
+            Who::Primary => &mut self.schedulers,
+            Who::Backend => &mut self.backends,
+            Who::Frontend => &mut self.frontends,
+            Who::Etcd | Who::Any => &mut self.etcd.as_mut().context("there is no etcd")?.nodes,
+        };
+        of.get_mut(self.victim).context("there is nobody")
+    }
+}
+
+/// Clocks of one machine agree.
+fn now_ns() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos()
+}

@@ -1,0 +1,148 @@
+//! Clients of the demo: requests at a steady rate, of each of which is known how it was answered.
+
+use anyhow::Context;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, StatusCode};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+/// A client waits so long, twice as long as the model's SLO.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So many requests are under way at most; further ones are not sent.
+const MOST: usize = 2_000;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Outcome {
+    /// With its own answer.
+    Right,
+    /// With 503 and when to come again.
+    Retry,
+    /// With another error.
+    Failed,
+    /// With somebody else's answer.
+    Duplicated,
+    /// Its connection broke, since its frontend was killed.
+    Disconnected,
+    /// Not at all.
+    Lost,
+}
+
+impl Outcome {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Outcome::Right => "right",
+            Outcome::Retry => "told to try again",
+            Outcome::Failed => "failed",
+            Outcome::Duplicated => "answered as another",
+            Outcome::Disconnected => "frontend killed",
+            Outcome::Lost => "lost",
+        }
+    }
+}
+
+/// The frontends, and what has become of requests.
+pub(super) struct Load {
+    frontends: Vec<SocketAddr>,
+    /// Connections to it may break.
+    pub(super) killed: Vec<AtomicBool>,
+    pub(super) over: AtomicBool,
+    pub(super) sent: AtomicU64,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    outcomes: BTreeMap<Outcome, u64>,
+    last: Option<Instant>,
+    /// The longest time without a right answer.
+    gap: Duration,
+}
+
+type Http = Client<HttpConnector, Full<Bytes>>;
+
+impl Load {
+    pub(super) fn new(frontends: Vec<SocketAddr>) -> Load {
+        let killed = frontends.iter().map(|_| AtomicBool::new(false)).collect();
+        let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        Load { frontends, killed, over, sent, counts: Mutex::default() }
+    }
+
+    /// Sends so many requests a second until it is over, and waits for their ends.
+    pub(super) async fn run(self: Arc<Load>, rate: u32) {
+        let http: Http = Client::builder(TokioExecutor::new()).build_http();
+        let mut every = tokio::time::interval(Duration::from_secs(1) / rate);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut under_way = JoinSet::new();
+        while !self.over.load(Ordering::Relaxed) {
+            every.tick().await;
+            while under_way.try_join_next().is_some() {}
+            if under_way.len() < MOST {
+                let (load, http) = (Arc::clone(&self), http.clone());
+                let number = self.sent.fetch_add(1, Ordering::Relaxed);
+                under_way.spawn(async move { load.ask(&http, number).await });
+            }
+        }
+        under_way.join_all().await;
+    }
+
+    async fn ask(&self, http: &Http, number: u64) {
+        let at = number as usize % self.frontends.len();
+        let outcome = match tokio::time::timeout(PATIENCE, infer(http, self.frontends[at], number)).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) if self.killed[at].load(Ordering::Relaxed) => Outcome::Disconnected,
+            Ok(Err(_)) | Err(_) => Outcome::Lost,
+        };
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.outcomes.entry(outcome).or_default() += 1;
+        if outcome == Outcome::Right {
+            let now = Instant::now();
+            let gap = counts.last.replace(now).map_or(Duration::ZERO, |last| now - last);
+            counts.gap = counts.gap.max(gap);
+        }
+    }
+
+    pub(super) fn count(&self, outcome: Outcome) -> u64 {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.outcomes.get(&outcome).copied().unwrap_or(0)
+    }
+
+    /// How often what happened.
+    pub(super) fn outcomes(&self) -> BTreeMap<&'static str, u64> {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.outcomes.iter().map(|(outcome, &count)| (outcome.name(), count)).collect()
+    }
+
+    /// The longest time without a right answer since this was asked last.
+    pub(super) fn take_gap(&self) -> Duration {
+        std::mem::take(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner).gap)
+    }
+}
+
+/// A request with its number, which its answer is to repeat. An error only if there is no answer.
+async fn infer(http: &Http, frontend: SocketAddr, number: u64) -> anyhow::Result<Outcome> {
+    let body = format!(r#"{{"inputs":[{{"name":"x","datatype":"INT64","shape":[1,1],"data":[{number}]}}]}}"#);
+    let request = Request::post(format!("http://{frontend}/v2/models/echo/infer")).body(Full::new(body.into()))?;
+    let answer = http.request(request).await?;
+    let (status, again) = (answer.status(), answer.headers().contains_key("retry-after"));
+    let body = answer.into_body().collect().await?.to_bytes();
+    Ok(match status {
+        StatusCode::OK => {
+            let answer: Value = serde_json::from_slice(&body).context("the answer is no JSON")?;
+            if answer["outputs"][0]["data"][0] == number { Outcome::Right } else { Outcome::Duplicated }
+        }
+        status => {
+            tracing::debug!(number, %status, "{}", String::from_utf8_lossy(&body));
+            if status == StatusCode::SERVICE_UNAVAILABLE && again { Outcome::Retry } else { Outcome::Failed }
+        }
+    })
+}

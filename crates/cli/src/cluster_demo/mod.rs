@@ -1,0 +1,288 @@
+//! `ripieno cluster-demo`: a cluster on this machine's loopback, of which a part ends or hangs under load, and what its
+//! clients notice.
+//!
+//! Everything is real but the devices: an etcd of three nodes if there is one, schedulers, frontends and backends as
+//! processes of this program, HTTP in front. When a spare commands, and that never two do, is read from what the backends
+//! say that they obeyed.
+
+mod cluster;
+mod load;
+mod orders;
+mod processes;
+
+use crate::output::{self, print_json};
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use cluster::Cluster;
+use indicatif::{ProgressBar, ProgressStyle};
+use load::{Load, Outcome};
+use ripieno_report::Format;
+use ripieno_workload::{Random, below, stream};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const HELP: &str = "Examples:\n  ripieno cluster-demo\n  ripieno cluster-demo --hang primary --runs 20 --backends 64\n  \
+                    ripieno cluster-demo --kill any --hang any --runs 20 --rate 500\n";
+
+/// See a cluster lose a part under load: schedulers with a spare, frontends and emulated backends as processes on loopback,
+/// one of which is killed or stands still, and what clients notice.
+///
+/// The epoch is in an etcd of three nodes, if there is an etcd; else in a file. All processes end with the demo.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub(crate) struct ClusterDemoArgs {
+    /// Emulated backends, eight processes at most.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    backends: u16,
+
+    /// Frontends.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
+    frontends: u16,
+
+    /// Schedulers; all but one are spares.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=8))]
+    schedulers: u16,
+
+    /// Who is killed, as by kill -9, and started again [default: primary, if nobody is to hang].
+    #[arg(long, value_enum, value_name = "WHO")]
+    kill: Option<Who>,
+
+    /// Who stands still for half a second. With --kill, each run draws one of both.
+    #[arg(long, value_enum, value_name = "WHO")]
+    hang: Option<Who>,
+
+    /// How often.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: u16,
+
+    /// How long there is load before and after each, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+
+    /// Requests a second.
+    #[arg(long, value_name = "R", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    rate: u32,
+
+    /// What is drawn is drawn from this.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// The program etcd [default: the one in the path, if there is one].
+    #[arg(long, value_name = "FILE")]
+    etcd: Option<PathBuf>,
+
+    /// Keep what the processes log, and what backends obeyed, in this folder.
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+
+    /// How to print the results.
+    #[arg(long, default_value_t, value_name = "table|json")]
+    format: Format,
+}
+
+/// Whom a fault befalls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Who {
+    /// The scheduler that reigns.
+    Primary,
+    /// A backend's process.
+    Backend,
+    /// A frontend.
+    Frontend,
+    /// A node of etcd.
+    Etcd,
+    /// Any of them, drawn anew each time.
+    Any,
+}
+
+/// A fault of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fault {
+    who: Who,
+    hangs: bool,
+}
+
+/// What is printed.
+#[derive(Serialize)]
+struct Results {
+    backends: usize,
+    requests: u64,
+    answered: u64,
+    lost: u64,
+    duplicated: u64,
+    /// What backends obeyed that they should not have.
+    split_brain: usize,
+    /// From each fault of a primary until all backends obeyed the next.
+    handover_ms: Vec<f64>,
+    /// The longest time without a right answer around each fault.
+    gap_ms: Vec<f64>,
+    outcomes: BTreeMap<&'static str, u64>,
+    store: &'static str,
+}
+
+pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
+    anyhow::ensure!((0.2..=60.0).contains(&args.seconds), "--seconds must be between 0.2 and 60");
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("cannot start tokio")?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&interrupted);
+    runtime.spawn(async move {
+        // Without signals there is nothing to be told.
+        if crate::roles::told_to_end().await.is_ok() {
+            told.store(true, Ordering::Relaxed);
+        }
+    });
+    let etcd = processes::find_etcd(args.etcd.as_deref())?;
+    let store = if etcd.is_some() { "etcd" } else { "file" };
+    let people = args.format == Format::Table;
+    if people {
+        let of = match store {
+            "etcd" => "an etcd of three nodes",
+            _ => "a file, since there is no etcd in the path (Debian: etcd-server; or --etcd FILE)",
+        };
+        output::print(format!("The epoch is in {of}."))?;
+    }
+    let mut cluster = Cluster::start(args, etcd.as_deref(), Arc::clone(&interrupted))?;
+    let load = Arc::new(Load::new(cluster.http.clone()));
+    let sending = runtime.spawn(Arc::clone(&load).run(args.rate));
+    let mut demo = Demo { args, people, bar: bar(args, people), random: stream(args.seed, 0), interrupted };
+    let measured = demo.measure(&mut cluster, &load);
+    load.over.store(true, Ordering::Relaxed);
+    let waited = runtime.block_on(sending);
+    demo.bar.finish_and_clear();
+    let (handover_ms, gap_ms) = measured?;
+    waited.context("the load broke off")?;
+    cluster.orders.read()?;
+    let lost = load.count(Outcome::Lost);
+    let results = Results {
+        backends: usize::from(args.backends),
+        requests: load.sent.load(Ordering::Relaxed),
+        answered: [Outcome::Right, Outcome::Retry, Outcome::Failed].map(|outcome| load.count(outcome)).iter().sum(),
+        lost,
+        duplicated: load.count(Outcome::Duplicated),
+        split_brain: cluster.orders.split.len(),
+        handover_ms,
+        gap_ms,
+        outcomes: load.outcomes(),
+        store,
+    };
+    cluster.orders.split.iter().for_each(|split| tracing::error!("two schedulers were obeyed: {split}"));
+    if people { show(&results) } else { print_json(&results) }
+}
+
+struct Demo<'a> {
+    args: &'a ClusterDemoArgs,
+    people: bool,
+    bar: ProgressBar,
+    random: Random,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Demo<'_> {
+    /// Run after run: how long hand-overs took, and gaps.
+    fn measure(&mut self, cluster: &mut Cluster, load: &Load) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+        let (mut handovers, mut gaps) = (Vec::new(), Vec::new());
+        for run in 1..=self.args.runs {
+            self.wait(run, cluster, load)?;
+            load.take_gap();
+            let fault = self.draw(cluster.etcd.is_some());
+            let took = cluster.befall(fault, &mut self.random, load)?;
+            self.wait(run, cluster, load)?;
+            let gap = load.take_gap();
+            if self.people {
+                let took = took.map_or(String::new(), |took| format!(", the next commands all after {} ms", ms(took)));
+                let what = if fault.hangs { "stands still" } else { "is killed" };
+                let gap = ms(gap);
+                let line = format!("{} {what}{took}; longest time without an answer {gap} ms", name(fault));
+                self.bar.suspend(|| output::print(line))?;
+            }
+            handovers.extend(took.map(millis));
+            gaps.push(millis(gap));
+            cluster.mend(fault)?;
+        }
+        Ok((handovers, gaps))
+    }
+
+    /// Lets the load run for a while, and shows it.
+    fn wait(&self, run: u16, cluster: &mut Cluster, load: &Load) -> anyhow::Result<()> {
+        let until = Instant::now() + Duration::from_secs_f64(self.args.seconds);
+        while Instant::now() < until {
+            anyhow::ensure!(!self.interrupted.load(Ordering::Relaxed), "interrupted");
+            cluster.orders.read()?;
+            let epoch = cluster.orders.latest().map_or(0, |(epoch, _)| epoch);
+            let [right, retry] = [Outcome::Right, Outcome::Retry].map(|outcome| load.count(outcome));
+            let sent = load.sent.load(Ordering::Relaxed);
+            self.bar.set_message(format!("epoch {epoch}: {sent} requests, {right} right, {retry} told to try again"));
+            self.bar.set_position(u64::from(run));
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    fn draw(&mut self, has_etcd: bool) -> Fault {
+        let hangs = match (self.args.kill, self.args.hang) {
+            (Some(_), Some(_)) => below(&mut self.random, 2) == 1,
+            (_, hang) => hang.is_some(),
+        };
+        let who = if hangs { self.args.hang } else { self.args.kill };
+        let all = [Who::Primary, Who::Backend, Who::Frontend, Who::Etcd];
+        let who = match who.unwrap_or(Who::Primary) {
+            Who::Any => all[below(&mut self.random, 3 + u64::from(has_etcd)) as usize],
+            who => who,
+        };
+        Fault { who, hangs }
+    }
+}
+
+fn bar(args: &ClusterDemoArgs, people: bool) -> ProgressBar {
+    if !people {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("  run {pos}/{len}  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(u64::from(args.runs)).with_style(style)
+}
+
+fn name(fault: Fault) -> &'static str {
+    match fault.who {
+        Who::Primary => "The primary",
+        Who::Backend => "A backend's process",
+        Who::Frontend => "A frontend",
+        Who::Etcd => "A node of etcd",
+        Who::Any => "Somebody",
+    }
+}
+
+fn millis(span: Duration) -> f64 {
+    (span.as_secs_f64() * 1e4).round() / 10.0
+}
+
+fn ms(span: Duration) -> String {
+    format!("{:.1}", millis(span))
+}
+
+fn show(results: &Results) -> anyhow::Result<()> {
+    let Results { requests, answered, lost, duplicated, split_brain, outcomes, .. } = results;
+    output::print(format!(
+        "\n{requests} requests: {answered} answered, {lost} lost, {duplicated} answered as another; orders obeyed of two \
+         schedulers: {split_brain}"
+    ))?;
+    for (outcome, count) in outcomes {
+        output::print(format!("  {count:>8} {outcome}"))?;
+    }
+    for (what, times) in
+        [("a spare commands all backends", &results.handover_ms), ("without an answer", &results.gap_ms)]
+    {
+        let mut times = times.clone();
+        times.sort_by(f64::total_cmp);
+        if let (Some(median), Some(most)) = (times.get(times.len() / 2), times.last()) {
+            output::print(format!("{what}: median {median:.1} ms, most {most:.1} ms of {} runs", times.len()))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! The processes of the demo. None outlives it, however it ends: each is started by a shell that waits for the end of its
+//! input, which only the demo holds, and then kills it.
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Starts what follows, says its number, and kills it at the end of the input. An interrupt is the demo's to hear.
+const GUARD: &str = r#"trap "" INT TERM; "$@" & child=$!; echo $child; read -r _; kill -9 $child"#;
+
+/// How long a process may take to be there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process, and what it takes to start it again.
+pub(super) struct Process {
+    words: Vec<String>,
+    log: Option<String>,
+    speaks: bool,
+    guard: Child,
+    pid: Pid,
+    /// What it printed when it was ready, if it does.
+    pub(super) ready: Value,
+}
+
+impl Process {
+    /// One of our own, which says in JSON that it is ready.
+    pub(super) fn role(words: &[&str], log: String) -> anyhow::Result<Process> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let own = own.to_str().context("the path of this program is no text")?;
+        let words = [own].iter().chain(words).chain(&["--format", "json"]).map(|word| (*word).to_owned()).collect();
+        Process::start(words, Some(log), true)
+    }
+
+    fn start(words: Vec<String>, log: Option<String>, speaks: bool) -> anyhow::Result<Process> {
+        let mut command = Command::new("sh");
+        command.args(["-c", GUARD, "sh"]).args(&words).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let append = |path: &String| File::options().append(true).create(true).open(path);
+        let stderr = log.as_ref().map(append).transpose().context("cannot write a log")?;
+        command.stderr(stderr.map_or(Stdio::null(), Stdio::from));
+        let mut guard = command.spawn().context("cannot start sh")?;
+        let mut lines = BufReader::new(guard.stdout.take().context("it has an output")?);
+        let mut line = String::new();
+        lines.read_line(&mut line)?;
+        let pid = line.trim().parse().ok().and_then(Pid::from_raw).context("the shell says no number")?;
+        line.clear();
+        if speaks {
+            lines.read_line(&mut line)?;
+        }
+        // Nobody waits for the rest.
+        thread::spawn(move || lines.lines().map_while(Result::ok).for_each(drop));
+        let ready = if speaks { serde_json::from_str(&line) } else { Ok(Value::Null) };
+        let mut process = Process { words, log, speaks, guard, pid, ready: Value::Null };
+        process.ready = ready.with_context(|| format!("{} did not start", process.words.join(" ")))?;
+        Ok(process)
+    }
+
+    /// What it says of itself under this name.
+    pub(super) fn says(&self, name: &str) -> &str {
+        self.ready[name].as_str().unwrap_or_default()
+    }
+
+    /// The signal is sent to the process itself, whose number is its own until its shell has ended.
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        kill_process(self.pid, signal).with_context(|| format!("cannot signal {}", self.words.join(" ")))
+    }
+
+    /// Another life of the same.
+    pub(super) fn restart(&mut self) -> anyhow::Result<()> {
+        self.end();
+        *self = Process::start(self.words.clone(), self.log.clone(), self.speaks)?;
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// So many ports of loopback that nobody has at this moment.
+pub(super) fn free(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
+    let bound: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+    Ok(bound.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?)
+}
+
+/// An etcd of three nodes.
+pub(super) struct Etcd {
+    pub(super) nodes: Vec<Process>,
+    pub(super) urls: Vec<String>,
+}
+
+/// The etcd that is to be used: the one that is named, or the one in the path, if there is one.
+pub(super) fn find_etcd(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+    if let Some(path) = named {
+        ensure!(path.is_file(), "{} does not exist (--etcd)", path.display());
+        return Ok(Some(path.to_owned()));
+    }
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    Ok(std::env::split_paths(&paths).map(|folder| folder.join("etcd")).find(|path| path.is_file()))
+}
+
+impl Etcd {
+    pub(super) fn start(program: &Path, folder: &Path) -> anyhow::Result<Etcd> {
+        let url = |address: &SocketAddr| format!("http://{address}");
+        let (clients, peers) = (free(3)?, free(3)?);
+        let all: Vec<String> = (0..3).map(|at| format!("n{at}={}", url(&peers[at]))).collect();
+        let start = |at: usize| {
+            let data = folder.join(format!("etcd-{at}"));
+            let (client, peer) = (url(&clients[at]), url(&peers[at]));
+            let words = [program.as_os_str(), OsStr::new("--data-dir"), data.as_os_str()];
+            let mut words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            let settings = [
+                ("--name", format!("n{at}")),
+                ("--listen-client-urls", client.clone()),
+                ("--advertise-client-urls", client),
+                ("--listen-peer-urls", peer.clone()),
+                ("--initial-advertise-peer-urls", peer),
+                ("--initial-cluster", all.join(",")),
+                ("--heartbeat-interval", "20".to_owned()),
+                ("--election-timeout", "200".to_owned()),
+            ];
+            words.extend(settings.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
+            Process::start(words, None, false)
+        };
+        let nodes = (0..3).map(start).collect::<anyhow::Result<_>>()?;
+        Ok(Etcd { nodes, urls: clients.iter().map(url).collect() })
+    }
+}
+
+/// A folder, and whether it stays at the end.
+pub(super) struct Folder(pub(super) PathBuf, bool);
+
+impl Folder {
+    /// The one that is to be kept, or one that is not.
+    pub(super) fn new(keep: Option<&Path>) -> anyhow::Result<Folder> {
+        let own = || std::env::temp_dir().join(format!("ripieno-cluster-demo-{}", std::process::id()));
+        let path = keep.map_or_else(own, Path::to_owned);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Folder(path, keep.is_some()))
+    }
+
+    pub(super) fn at(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if !self.1 {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// Waits until it is so.
+pub(super) fn until(what: &str, mut is: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while !is()? {
+        if begun.elapsed() > PATIENCE {
+            bail!("it does not happen: {what}");
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! Schedulers: what they hear, by connections that end, and what they and their hosts have done.
+
+use super::{Event, GONE, HELLO, Heard, Machine, World};
+use crate::host::{Host, Said};
+use crate::message::{Answer, Body, Message, Outcome};
+use crate::network::Place;
+use ripieno_base::Time;
+use ripieno_cluster::handover::{Process, Role, Scheduler, SchedulerAction};
+
+impl World {
+    pub(super) fn tell_scheduler(&mut self, place: Place, now: Time, event: Event) {
+        let node = &mut self.nodes[place];
+        let Machine::Scheduler(scheduler, host, heard) = &mut node.machine else { unreachable!("it was one") };
+        let mut out = Vec::new();
+        match event {
+            Event::Deliver { from, message, .. } => {
+                self.counts.adopted += u64::from(adopts(&message));
+                scheduler.on_epoch(now, message.epoch, &mut out);
+                if let Some(seen) = heard.when.get_mut(&from) {
+                    *seen = now;
+                }
+                match message.body {
+                    Body::Hello(role) => {
+                        // An earlier life at the same place has ended.
+                        let earlier = |other: &Process| other.0 >> 48 == from.0 >> 48 && *other < from;
+                        let gone: Vec<Process> = heard.when.keys().copied().filter(earlier).collect();
+                        let new = heard.when.insert(from, now).is_none();
+                        gone.into_iter().for_each(|who| lose((scheduler, host, heard), now, who, &mut out));
+                        if new || scheduler.reigns().is_some_and(|epoch| message.epoch < epoch) {
+                            scheduler.on_member(now, from, role, &mut out);
+                        }
+                    }
+                    Body::Heartbeat => scheduler.on_heartbeat(now, from, message.epoch, &mut out),
+                    Body::Report { number, revision, held } => {
+                        scheduler.on_report(now, from, (message.epoch, number, revision), &held, &mut out);
+                    }
+                    Body::Ask(wanted) if scheduler.reigns().is_some() => {
+                        let new = wanted.into_iter().filter(|&wanted| host.ask(now, wanted));
+                        new.for_each(|wanted| scheduler.on_ask(wanted.request, 1, &mut out));
+                    }
+                    Body::Ended { batch } => host.ended(now, from, batch),
+                    _ => {}
+                }
+            }
+            Event::Lost { who, .. } => {
+                lose((scheduler, host, heard), now, who, &mut out);
+                // At once, if that was the primary.
+                scheduler.on_timer(now, &mut out);
+            }
+            Event::Held { entry, .. } => scheduler.on_store(now, entry, &mut out),
+            _ => {
+                node.wake_at = Time::NEVER;
+                scheduler.on_timer(now, &mut out);
+                if now >= heard.next_hello {
+                    heard.next_hello = now + HELLO;
+                    let silent: Vec<_> = heard.when.iter().filter(|(_, at)| **at + GONE <= now).collect();
+                    let silent: Vec<Process> = silent.into_iter().map(|(&who, _)| who).collect();
+                    silent.into_iter().for_each(|who| lose((scheduler, host, heard), now, who, &mut out));
+                    let hello = Message { epoch: scheduler.known(), body: Body::Hello(Role::Scheduler) };
+                    self.greet(place, &hello);
+                }
+            }
+        }
+        self.on_scheduler(place, out);
+    }
+
+    fn on_scheduler(&mut self, place: Place, mut out: Vec<SchedulerAction>) {
+        let now = self.now + self.nodes[place].offset;
+        loop {
+            for action in std::mem::take(&mut out) {
+                self.on_action(place, now, action);
+            }
+            // The host acts once all that it was told has been heard.
+            let Machine::Scheduler(scheduler, host, heard) = &mut self.nodes[place].machine else { return };
+            let mut said = Vec::new();
+            match host.overdue(now) {
+                Some(backend) => lose((scheduler, host, heard), now, backend, &mut out),
+                None => host.schedule(now, &mut said),
+            }
+            if out.is_empty() && said.is_empty() {
+                return;
+            }
+            self.say(place, said);
+        }
+    }
+
+    fn say(&mut self, place: Place, said: Vec<Said>) {
+        let Machine::Scheduler(scheduler, ..) = &self.nodes[place].machine else { return };
+        let epoch = scheduler.known();
+        for said in said {
+            let (to, body) = match said {
+                Said::Start { backend, batch, members } => (backend, Body::Start { batch, members }),
+                Said::Refused(request) => {
+                    (request.frontend, Body::Answers(vec![Answer { request, outcome: Outcome::Retry }]))
+                }
+            };
+            self.send(place, to, Message { epoch, body });
+        }
+    }
+
+    fn on_action(&mut self, place: Place, now: Time, action: SchedulerAction) {
+        let process = self.nodes[place].process;
+        let Machine::Scheduler(_, host, _) = &mut self.nodes[place].machine else { unreachable!("it is one") };
+        let mut said = Vec::new();
+        match action {
+            SchedulerAction::Swap(swap) => self.ask_store(place, process, swap),
+            SchedulerAction::Heartbeat { to, epoch } => self.send(place, to, Message { epoch, body: Body::Heartbeat }),
+            SchedulerAction::Fenced { to, epoch } => self.send(place, to, Message { epoch, body: Body::Fenced }),
+            SchedulerAction::Claim { to, stamp } => {
+                let message = Message { epoch: stamp.epoch, body: Body::Claim { number: stamp.number } };
+                self.send(place, to, message);
+            }
+            SchedulerAction::Lead(epoch) => self.checkers.epochs.leads(process, epoch),
+            SchedulerAction::Follow => {
+                self.counts.stepped_down += 1;
+                host.forget();
+            }
+            SchedulerAction::Admit(request) => host.admit(request),
+            SchedulerAction::Over(request) => host.over(now, request),
+            SchedulerAction::Join { backend, stamp } => host.join(backend, stamp),
+            SchedulerAction::Part(backend) => host.part(backend, &mut said),
+        }
+        self.say(place, said);
+    }
+}
+
+/// Its connection to somebody is over.
+fn lose(
+    (scheduler, host, heard): (&mut Scheduler, &mut Host, &mut Heard),
+    now: Time,
+    who: Process,
+    out: &mut Vec<SchedulerAction>,
+) {
+    heard.when.remove(&who);
+    host.frontend_lost(who);
+    scheduler.on_lost(now, who, out);
+}
+
+/// Whether a backend reports what an earlier primary has started.
+fn adopts(message: &Message) -> bool {
+    matches!(&message.body, Body::Report { held, .. } if !held.is_empty())
+}
