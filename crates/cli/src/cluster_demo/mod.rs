@@ -147,7 +147,9 @@ pub(crate) fn run(args: &ClusterDemoArgs) -> anyhow::Result<()> {
         };
         output::print(format!("The epoch is in {of}."))?;
     }
-    let mut cluster = Cluster::start(args, etcd.as_deref(), Arc::clone(&interrupted))?;
+    let start = || Cluster::start(args, etcd.as_deref(), Arc::clone(&interrupted));
+    // A port that was free may be another's by now.
+    let mut cluster = start().or_else(|_| start())?;
     let load = Arc::new(Load::new(cluster.http.clone()));
     let sending = runtime.spawn(Arc::clone(&load).run(args.rate));
     let mut demo = Demo { args, people, bar: bar(args, people), random: stream(args.seed, 0), interrupted };

@@ -13,8 +13,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Starts what follows, says its number, and kills it at the end of the input. An interrupt is the demo's to hear.
-const GUARD: &str = r#"trap "" INT TERM; "$@" & child=$!; echo $child; read -r _; kill -9 $child"#;
+/// Starts what follows, says its number, and kills it at the end of the input. An interrupt is the demo's to hear. The
+/// output is the process's alone from then on: it ends with it.
+const GUARD: &str = r#"trap "" INT TERM; "$@" & child=$!; echo $child; exec >&-; read -r _; kill -9 $child"#;
 
 /// How long a process may take to be there.
 const PATIENCE: Duration = Duration::from_secs(60);
