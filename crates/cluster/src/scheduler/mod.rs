@@ -85,6 +85,8 @@ struct Shared {
 /// Who is there.
 #[derive(Default)]
 struct Peers {
+    /// Of all of them, and of those who have not yet said who they are.
+    links: Vec<Arc<Link>>,
     served: Option<Arc<Served>>,
     frontends: BTreeMap<u32, Frontend>,
     backends: BTreeMap<Process, Backend>,
@@ -146,7 +148,7 @@ impl Scheduler {
         self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.reign.close();
         self.listener.close();
-        self.shared.peers.lock().links().for_each(|link| link.close());
+        self.shared.peers.lock().links.iter().for_each(|link| link.close());
     }
 }
 
@@ -197,13 +199,24 @@ impl Shared {
         self.tell(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));
         let link = Link::start(Arc::clone(stream), LinkBounds::CONTROL, "scheduler-send")?;
         let mut reader = Reader::new(Arc::clone(stream), Link::SILENCE);
+        self.keep(&link);
         let outcome = match greeting.role {
             Role::Backend => self.serve_backend(&link, &mut reader),
             Role::Frontend => self.serve_frontend(&link, stream.peer(), &mut reader),
             Role::Scheduler => self.serve_scheduler(&link, &mut reader),
         };
         link.close();
+        self.peers.lock().links.retain(|other| !Arc::ptr_eq(other, &link));
         outcome
+    }
+
+    /// Whoever closes all connections closes this one, too, from now on.
+    fn keep(&self, link: &Arc<Link>) {
+        let mut peers = self.peers.lock();
+        peers.links.push(Arc::clone(link));
+        if self.closed.load(Ordering::Relaxed) {
+            link.close();
+        }
     }
 
     /// Tells the frontends how many devices serve.
@@ -215,11 +228,6 @@ impl Shared {
 }
 
 impl Peers {
-    fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        let frontends = self.frontends.values().map(|frontend| &frontend.link);
-        frontends.chain(self.backends.values().map(|backend| &backend.link)).chain(self.schedulers.values())
-    }
-
     /// Where somebody is reached, in whatever role.
     fn link(&self, process: Process) -> Option<Arc<Link>> {
         let frontend = || Some(&self.frontends.get(&u32::try_from(process.0).ok()?)?.link);

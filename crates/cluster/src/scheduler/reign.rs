@@ -165,7 +165,7 @@ impl Shared {
     fn step_down(&self) {
         tracing::warn!(epoch = self.reign.epoch(), "a later scheduler is in charge; this one is a spare");
         let mut peers = self.peers.lock();
-        peers.links().for_each(|link| link.close());
+        peers.links.iter().for_each(|link| link.close());
         let served = peers.served.take();
         drop(peers);
         (self.on_serving)(None);
