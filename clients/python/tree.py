@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trees to a tree model, over HTTP: arithmetic modulo 10, by a network that learnt it.
 
-    pip install tritonclient[http] ./clients/python
+    pip install tritonclient[http] numpy
     python tree.py "(3+4)*2" "9-(1+1)*8"
 
 One request is one tree: a table of nodes with the indices of each node's children, which `node_table` makes, and one

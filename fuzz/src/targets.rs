@@ -4,17 +4,18 @@ use bytes::Bytes;
 use prost::Message;
 use ripieno_base::BlockId;
 use ripieno_cluster::plane::{Greeting, Reader, Stream};
-use ripieno_model::Graph;
+use ripieno_model::{DataType, Graph, TensorSpec};
 use ripieno_onnx::Model;
 use ripieno_repository::TritonConfig;
 use ripieno_repository::config::ModelConfig;
+use ripieno_text::{TextConfig, TextModel, TextReader};
 use ripieno_wire::json::{InputShape, encode_generate, encode_infer, parse_generate, parse_infer};
 use ripieno_wire::proto::inference::{ModelInferRequest, ModelStreamInferResponse};
 use ripieno_wire::{Datatype, Form, InferRequest, InferResponse, ResponseTensor, WireError, grpc};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 /// A name, which is that of the corpus's folder, and what runs.
@@ -29,7 +30,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "http_json", is_text: true, run: http_json },
     Target { name: "binary", is_text: true, run: binary },
     Target { name: "generate", is_text: true, run: generate },
@@ -39,6 +40,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "onnx", is_text: false, run: onnx },
     Target { name: "tree", is_text: false, run: tree },
     Target { name: "plane", is_text: false, run: plane },
+    Target { name: "texts", is_text: true, run: texts },
 ];
 
 fn http_json(input: &[u8]) -> bool {
@@ -93,6 +95,44 @@ fn answer(parsed: Result<InferRequest, WireError>) -> bool {
         let _ = grpc::encode_infer(response).encode_to_vec();
     }
     true
+}
+
+/// Longest texts of the model that reads them.
+const TOKENS: usize = 12;
+
+/// A text alone and as a pair with its own second half, whole and cut; false if it is too long.
+fn texts(input: &[u8]) -> bool {
+    static MODEL: LazyLock<TextModel> = LazyLock::new(text_model);
+    let Ok(text) = std::str::from_utf8(input) else { return false };
+    let half = &text[text.floor_char_boundary(text.len() / 2)..];
+    let mut is_short = true;
+    for second in [None, Some(half)] {
+        let (whole, cut) = (MODEL.encode(text, second, false), MODEL.encode(text, second, true));
+        let cut = cut.expect("a text that is cut has tokens");
+        assert!(cut.ids.len() <= TOKENS && cut.ids.len() == cut.types.len(), "{cut:?}");
+        match whole {
+            // What fits is not cut.
+            Ok(whole) => assert_eq!(whole, cut),
+            Err(error) => {
+                assert!(!error.to_string().contains('\n'), "one line: {error}");
+                is_short = false;
+            }
+        }
+        let inputs = MODEL.inputs(&cut, |_| DataType::Int64);
+        assert!(inputs.iter().all(|(_, length, bytes)| bytes.len() == 8 * length));
+    }
+    is_short
+}
+
+/// One with the tokenizer of the tests.
+fn text_model() -> TextModel {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/text/tests/models");
+    let reader = TextReader::read(&[folder]).expect("the tokenizer can be read").expect("there is one");
+    let spec =
+        |name: &str, datatype, shape: &[i64]| TensorSpec { name: name.to_owned(), datatype, shape: shape.to_vec() };
+    let inputs = ["input_ids", "attention_mask"].map(|name| spec(name, DataType::Int64, &[-1, -1]));
+    let output = spec("last_hidden_state", DataType::Fp32, &[-1, -1, 4]);
+    reader.fit(&TextConfig::default(), TOKENS, &inputs, &[output]).expect("the tokenizer fits")
 }
 
 fn model_toml(input: &[u8]) -> bool {

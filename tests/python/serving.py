@@ -24,8 +24,8 @@ STOP_S = 60
 class Server:
     """Use it as a context manager; `http`, `grpc` and `metrics` are addresses such as 127.0.0.1:41234."""
 
-    def __init__(self, repository, *flags):
-        self.command = [str(BINARY), "serve", str(repository), "--format", "json", *flags]
+    def __init__(self, repository, *flags, binary=BINARY):
+        self.command = [str(binary), "serve", str(repository), "--format", "json", *flags]
         for port in ("--http", "--grpc", "--metrics"):
             self.command += [port, "127.0.0.1:0"]
         self.log = tempfile.TemporaryFile()

@@ -33,8 +33,8 @@ def repository(tmp_path):
     repositories.write(tmp_path, "dense", repositories.affine(seed=2), "", version="2")
     (tmp_path / "dense" / "config.pbtxt").write_text(CONFIG)
     (tmp_path / "dense" / "labels.txt").write_text("ant\nbee\ncat\n")
-    repositories.write(tmp_path, "stateful", repositories.affine(), "")
-    (tmp_path / "stateful" / "config.pbtxt").write_text("max_batch_size: 8\nsequence_batching { }\n")
+    repositories.write(tmp_path, "ragged", repositories.affine(), "")
+    (tmp_path / "ragged" / "config.pbtxt").write_text("max_batch_size: 8\nbatch_input { }\n")
     return tmp_path
 
 
@@ -47,8 +47,8 @@ def test_it_serves_and_what_it_cannot_do_is_named(repository, kind):
         best = kind.module.InferRequestedOutput("y", class_count=3)
         classes = wire.client.infer("dense", [wire.input("x", X)], outputs=[best]).as_numpy("y")
         assert [[text.decode() for text in row] for row in classes] == [top(row, 3) for row in expected]
-        with pytest.raises(InferenceServerException, match="sequence_batching = {}: models keep no state"):
-            wire.infer("stateful", ["y"], [wire.input("x", X)])
+        with pytest.raises(InferenceServerException, match="ragged batches are not formed"):
+            wire.infer("ragged", ["y"], [wire.input("x", X)])
         rows = {model["name"]: model for model in server.ready["models"]}
         assert (rows["dense"]["version"], rows["dense"]["max_batch"]) == ("1", 8)
         assert 'config.pbtxt becomes max_batch = 8, labels = "labels.txt", instances = 2' in server.log_tail()
@@ -67,7 +67,7 @@ def test_migrate_explains_each_field(repository):
     fields = {field["field"]: (field["line"], field["outcome"]) for field in models["dense"]["fields"]}
     assert fields["max_batch_size"] == (4, "mapped") and fields["default_model_filename"] == (10, "honoured")
     assert fields["dynamic_batching.max_queue_delay_microseconds"] == (7, "not-needed")
-    assert done.returncode == 1 and "stateful/config.pbtxt:2" in models["stateful"]["error"]
+    assert done.returncode == 1 and "ragged/config.pbtxt:2" in models["ragged"]["error"]
     done = subprocess.run([*command, "--model", "dense", "--write"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "   4  max_batch_size = 8" in done.stdout
     written = (repository / "dense" / "model.toml").read_text()

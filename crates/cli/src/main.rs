@@ -17,6 +17,8 @@ mod environment;
 mod front_end;
 mod goodput;
 mod logs;
+#[cfg(test)]
+mod manifests;
 mod migrate;
 mod models;
 mod output;

@@ -15,7 +15,7 @@ use crate::tried::tried;
 use anyhow::{Context, bail};
 use clap::{ArgAction, Args, ValueEnum};
 use ripieno_report::Format;
-use ripieno_repository::{ModelReport, Walker};
+use ripieno_repository::{Control, Looks, ModelReport, Walker};
 use ripieno_sched::{Choice, Kind, Limits, Options, choose, find, served_options};
 use ripieno_server::{Addresses, ErrorProfile, ServerConfig};
 use std::net::SocketAddr;
@@ -108,6 +108,21 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     exit_on_error: bool,
 
+    /// Look at the repository every so many seconds, load what has come or changed and unload what is gone, once it looks the same twice.
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    poll_s: Option<u32>,
+
+    /// Who decides which models serve, as in Triton. none: all serve, and calls to load and unload are refused. poll:
+    /// likewise, and the repository is looked at (--poll-s, 15 by default). explicit: those of --load-model serve,
+    /// others once a call loads them. Without it all serve, and calls are taken.
+    #[arg(long, value_enum)]
+    model_control_mode: Option<ControlMode>,
+
+    /// A model to serve from the start with --model-control-mode explicit; * for all. May be given again, or several
+    /// with commas.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    load_model: Vec<String>,
+
     /// How the log is written, on stderr.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
@@ -124,6 +139,14 @@ pub(crate) struct ServeArgs {
     access: AccessArgs,
 }
 
+/// Triton's model control modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ControlMode {
+    None,
+    Poll,
+    Explicit,
+}
+
 /// Which statuses failures have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ErrorProfileArg {
@@ -133,6 +156,10 @@ enum ErrorProfileArg {
 
 /// How long devices may take for their last tasks when all requests are answered.
 const LAST_TASKS: Duration = Duration::from_secs(5);
+/// Triton's own, where mode poll says no other.
+const DEFAULT_POLL_S: u32 = 15;
+/// Where nobody wants the repository to be looked at, this is as good as never.
+const NO_PERIOD: Duration = Duration::from_secs(86_400);
 
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
@@ -171,6 +198,7 @@ impl ServeArgs {
             record: self.record.clone(),
             measure_for: None,
             slo: None,
+            control: self.control()?,
             allow_symlinks: self.allow_symlinks,
             config: ServerConfig {
                 http: Some(self.http),
@@ -188,6 +216,31 @@ impl ServeArgs {
                 ..self.bounds.over(ServerConfig::default())
             },
         })
+    }
+}
+
+impl ServeArgs {
+    fn control(&self) -> anyhow::Result<Control> {
+        let mode = self.model_control_mode;
+        if mode != Some(ControlMode::Explicit) && !self.load_model.is_empty() {
+            bail!(
+                "--load-model is for --model-control-mode explicit; add that, or leave it out: all models are loaded"
+            );
+        }
+        if matches!(mode, Some(ControlMode::None | ControlMode::Explicit)) && self.poll_s.is_some() {
+            bail!("--poll-s is for --model-control-mode poll; write that, or leave one of the two out");
+        }
+        Ok(match mode {
+            None => Control::Open,
+            Some(ControlMode::None | ControlMode::Poll) => Control::Closed,
+            Some(ControlMode::Explicit) => Control::Explicit(self.load_model.iter().cloned().collect()),
+        })
+    }
+
+    /// How often the repository is looked at, if it is.
+    fn poll_s(&self) -> Option<u32> {
+        let default = (self.model_control_mode == Some(ControlMode::Poll)).then_some(DEFAULT_POLL_S);
+        self.poll_s.or(default)
     }
 }
 
@@ -236,9 +289,25 @@ async fn serve(args: ServeArgs, front: &FrontEnd) -> anyhow::Result<()> {
             Err(error) => tracing::error!("{error:#}"),
         }
         // From here on SIGHUP reloads; one that came before waits until now.
-        while hangup.recv().await.is_some() {
-            let repository = repository.clone();
-            report_reload(tokio::task::spawn_blocking(move || repository.reload()).await);
+        let mut looks = Looks::default();
+        loop {
+            let period = args.poll_s().map_or(NO_PERIOD, |seconds| Duration::from_secs(seconds.into()));
+            let shared = repository.clone();
+            match tokio::time::timeout(period, hangup.recv()).await {
+                Ok(None) => return,
+                Ok(Some(())) => report_reload(tokio::task::spawn_blocking(move || shared.reload()).await),
+                Err(_) if args.poll_s().is_none() => {}
+                Err(_) => {
+                    let look = tokio::task::spawn_blocking(move || (shared.look(&mut looks), looks)).await;
+                    looks = look.map_or_else(
+                        |_| Looks::default(),
+                        |(looked, looks)| {
+                            report_look(looked);
+                            looks
+                        },
+                    );
+                }
+            }
         }
     });
     let failure = Arc::new(OnceLock::new());
@@ -269,13 +338,27 @@ async fn serve(args: ServeArgs, front: &FrontEnd) -> anyhow::Result<()> {
 /// What is served is printed. An error if not all is as it should be, and whoever started the server wants it to end then.
 fn begin(args: &ServeArgs, addresses: &Addresses, models: &[ModelReport]) -> anyhow::Result<()> {
     announce(args, addresses, models)?;
-    if args.exit_on_error {
+    // Whoever names what serves may name nothing.
+    let may_be_none = args.model_control_mode == Some(ControlMode::Explicit) && args.load_model.is_empty();
+    if args.exit_on_error && !may_be_none {
         return check_all(&args.repository, models);
     }
-    if models.is_empty() {
+    if models.is_empty() && !may_be_none {
         tracing::warn!("{}; SIGHUP has it read again", nothing_in(&args.repository));
     }
     Ok(())
+}
+
+/// Models that come or change; a look at which nothing has is not worth a line.
+fn report_look(looked: Result<Vec<ModelReport>, String>) {
+    match looked {
+        Ok(models) => {
+            for model in models.iter().filter(|model| model.error.is_none()) {
+                tracing::info!("model {}: version {} has come or changed, and is served", model.name, model.version);
+            }
+        }
+        Err(error) => tracing::error!("the repository cannot be read, so nothing changes: {error}"),
+    }
 }
 
 fn report_reload(reloaded: Result<Result<Vec<ModelReport>, String>, tokio::task::JoinError>) {

@@ -5,7 +5,7 @@ use anyhow::{Context, bail};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ripieno_base::Nanos;
 use ripieno_repository::registry::Registry;
-use ripieno_repository::{LiveRepository, Progress, Target};
+use ripieno_repository::{Control, LiveRepository, Progress, Target};
 use ripieno_runtime::{Engine, EngineConfig, Recording};
 use ripieno_sched::{Options, Setup, build_shards, find};
 use ripieno_server::{Addresses, Server, ServerConfig};
@@ -33,6 +33,8 @@ pub(crate) struct Service {
     pub(crate) measure_for: Option<Duration>,
     /// The latency target of all models, instead of their own.
     pub(crate) slo: Option<Nanos>,
+    /// Who decides which of its models serve.
+    pub(crate) control: Control,
     /// Whether links in the repository may lead out of it.
     pub(crate) allow_symlinks: bool,
     pub(crate) config: ServerConfig,
@@ -60,7 +62,7 @@ impl Service {
         let progress = progress_bars("measuring", "batch sizes");
         let host = Arc::new(engine.clone());
         let repository = LiveRepository::new(self.repository.clone(), target, registry.clone(), host, progress);
-        let repository = Arc::new(repository.with_overrides(self.config.load_overrides));
+        let repository = Arc::new(repository.with_overrides(self.config.load_overrides).with_control(self.control));
         self.config.loads_on = Some(Handle::current());
         self.config.connections_on = front.to_vec();
         let server = Server::bind(self.config, Arc::new(engine.clone()), registry.clone(), repository.clone());

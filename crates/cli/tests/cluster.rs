@@ -292,3 +292,35 @@ fn whoever_is_killed_each_request_has_one_answer() {
     drop(stays);
     until_ready(http, false);
 }
+
+#[test]
+fn probes_tell_who_may_be_counted_on() {
+    let models = echo("probes");
+    let epoch = format!("file:{}", models.0.join("epoch").display());
+    // A backend waits for its schedulers; it lives, and is not ready.
+    let nobody = std::net::TcpListener::bind(ANYWHERE).unwrap().local_addr().unwrap().to_string();
+    let device = ["--device", "emulated", "--metrics", ANYWHERE];
+    let backend = Process::start(&[&["backend", models.path(), "--scheduler", &nobody], &device[..]].concat());
+    let probed = backend.address("metrics");
+    assert_eq!(call(probed, "GET /v2/health/live", "").0, 200);
+    assert_eq!(call(probed, "GET /v2/health/ready", "").0, 503);
+
+    let start = |listen: &str| {
+        let ports = ["--listen", listen, "--metrics", ANYWHERE];
+        Process::start(&[&["scheduler", "--epoch", &epoch, "--schedulers", &nobody], &ports[..]].concat())
+    };
+    let first = start(&nobody);
+    until_ready(first.address("metrics"), true);
+    until_ready(probed, true);
+    // So is a spare, which has no device: else it would count as missing.
+    let spare = start(ANYWHERE);
+    until_ready(spare.address("metrics"), true);
+    let serving = |of: &Process| call(of.address("metrics"), "GET /metrics", "").2.contains("ripieno_device_serving{");
+    let begun = Instant::now();
+    while !serving(&first) {
+        assert!(begun.elapsed() < SAFETY, "the backend never serves");
+    }
+    assert!(!serving(&spare), "the primary counts the devices");
+    drop(first);
+    until_ready(probed, false);
+}

@@ -44,7 +44,7 @@ fn recorded(name: &str) -> PathBuf {
         let (send, answer) = channel();
         let on_answer = Box::new(move |answer| drop(send.send(answer)));
         let (inputs, timeout) = (vec![tensor].into(), None);
-        let job = Job { model, inputs, rows, timeout, client: 0, priority: 0, on_step: None, on_answer };
+        let job = Job { model, inputs, rows, timeout, stage: None, client: 0, priority: 0, on_step: None, on_answer };
         engine.submit(job).unwrap();
         answer.recv_timeout(Duration::from_secs(120)).unwrap().unwrap();
     }

@@ -9,6 +9,7 @@ mod latency;
 mod lengths;
 mod position;
 mod profile;
+mod steps;
 mod tensor;
 mod unfolded;
 
@@ -18,5 +19,6 @@ pub use latency::{Latency, LatencyError};
 pub use lengths::{Lengths, LengthsError};
 pub use position::{Onward, Position, StepReport};
 pub use profile::{Fit, Profile, ProfileError};
+pub use steps::{Progress, StepGraph, StepsError, reserve};
 pub use tensor::{DataType, TensorSpec};
 pub use unfolded::{Graph, GraphError};

@@ -1,5 +1,7 @@
 //! What a repository holds, and what its models cost, without serving them: the commands `models` and `profile`.
 
+use super::assembly;
+use super::found::Found;
 use super::load::{Loader, Profiling};
 use super::plan::Target;
 use super::report::{ModelReport, Progress};
@@ -10,7 +12,7 @@ use std::sync::Arc;
 /// Every model at `path`: loaded and checked, with its profile where it is given or cached, and not measured.
 pub fn inspect(path: &Path, target: Target) -> Result<Vec<ModelReport>, String> {
     let loader = Loader::new(target, Arc::new(|_, _, _| {}));
-    Ok(scan(path)?.iter().map(|candidate| report(&loader, candidate, Profiling::Never)).collect())
+    Ok(scan(path)?.iter().flat_map(|candidate| reports(&loader, candidate, Profiling::Never)).collect())
 }
 
 /// Measures the models at `path`, or the one named `only`, and keeps the profiles in the cache.
@@ -27,14 +29,23 @@ pub fn profile(
     }
     let loader = Loader::new(target, progress);
     let wanted = candidates.iter().filter(|candidate| only.is_none_or(|name| candidate.name == name));
-    Ok(wanted.map(|candidate| report(&loader, candidate, Profiling::Always)).collect())
+    Ok(wanted.flat_map(|candidate| reports(&loader, candidate, Profiling::Always)).collect())
 }
 
-fn report(loader: &Loader, candidate: &Candidate, profiling: Profiling) -> ModelReport {
-    let version = candidate.found.as_ref().map_or("", |found| found.version.as_str());
-    let prepared = candidate.found.as_ref().map_err(String::clone).and_then(|found| loader.prepare(found, profiling));
-    match prepared {
-        Ok(prepared) => prepared.report(loader.target().devices),
-        Err(error) => ModelReport::failed(&candidate.name, version, error),
-    }
+/// One for each version that would be served.
+fn reports(loader: &Loader, candidate: &Candidate, profiling: Profiling) -> Vec<ModelReport> {
+    let found = match &candidate.found {
+        Ok(found) => found,
+        Err(error) => return vec![ModelReport::failed(&candidate.name, "", error.clone())],
+    };
+    found.each_version().map(|found| report(loader, &found, profiling)).collect()
+}
+
+fn report(loader: &Loader, found: &Found, profiling: Profiling) -> ModelReport {
+    let target = loader.target();
+    let report = match found.is_ensemble {
+        true => assembly::read(found, target).map(|read| assembly::report(found, &read, target)),
+        false => loader.prepare(found, profiling).map(|prepared| prepared.report(target.devices)),
+    };
+    report.unwrap_or_else(|error| ModelReport::failed(&found.name, &found.version, error))
 }

@@ -8,11 +8,14 @@
 //! Whatever goes wrong with a model is one line of text that names the file, the key and the fix, and stays with that
 //! model: nothing here stops at the first mistake. Nothing slow runs on a thread that serves.
 
+mod assembly;
 mod batching;
 mod borders;
 mod brought;
 pub mod cache;
 pub mod config;
+pub mod edge;
+pub mod ensemble;
 #[cfg(test)]
 mod fixture;
 pub mod found;
@@ -39,7 +42,7 @@ mod walks;
 mod warm_up;
 
 pub use inspect::{inspect, profile};
-pub use live::{Host, LiveRepository};
+pub use live::{Control, Host, LiveRepository, Looks};
 pub use load::{Loader, Prepared, Profiling};
 pub use plan::{EngineProcess, Target};
 pub use report::{ModelReport, ProfileReport, Progress};

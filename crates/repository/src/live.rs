@@ -4,6 +4,11 @@
 //! another and never stalls one that serves. A reload loads the new version beside the old one, switches the
 //! registry, and only then takes the old one out of service; if the new one fails, the old one stays.
 
+mod control;
+mod outer;
+mod poll;
+
+use super::assembly;
 use super::borders::for_clients;
 use super::brought::{Kept, Store};
 use super::found::Found;
@@ -18,11 +23,14 @@ use ripieno_base::ModelId;
 use ripieno_executor::Take;
 use ripieno_model::{Model, TensorSpec};
 use ripieno_runtime::{Engine, ServedModel};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
+
+pub use control::Control;
+pub use poll::Looks;
 
 /// Models that are read at the same time at the start; enough to hide the disk, few enough to leave memory alone.
 const LOADERS: usize = 4;
@@ -71,18 +79,47 @@ pub struct LiveRepository {
     host: Arc<dyn Host>,
     slots: Mutex<BTreeMap<String, Arc<Mutex<Slot>>>>,
     store: Store,
+    control: Control,
 }
 
 /// What a model is doing; locked while it changes.
 #[derive(Default)]
 struct Slot {
-    serving: Option<Arc<ServedEntry>>,
+    /// By version.
+    serving: BTreeMap<String, Serving>,
+    /// The versions whose rows in the registry tell of a failure or an unload.
+    failed: BTreeSet<String>,
+}
+
+/// A version that answers.
+struct Serving {
+    entry: Arc<ServedEntry>,
     /// The files that it was loaded from, as they were just before.
     files: Files,
-    /// The version of a row in the registry that tells of a failure or an unload.
-    failed: Option<String>,
     /// What the load call brought that it was loaded by.
-    kept: Option<Kept>,
+    kept: Option<Arc<Kept>>,
+}
+
+impl Slot {
+    fn is_brought(&self) -> bool {
+        self.serving.values().any(|serving| serving.kept.is_some())
+    }
+
+    /// Whether it answers in the versions that were found, each from the files that lie there now.
+    fn serves(&self, found: &Found) -> bool {
+        self.serving.len() == found.served.len() && found.each_version().all(|found| self.serves_version(&found))
+    }
+
+    fn serves_version(&self, found: &Found) -> bool {
+        self.serving.get(&found.version).is_some_and(|serving| serving.files == files(found))
+    }
+}
+
+/// Which versions are loaded of those that were found.
+#[derive(Clone, Copy, PartialEq)]
+enum Which {
+    All,
+    Changed,
 }
 
 impl LiveRepository {
@@ -95,7 +132,7 @@ impl LiveRepository {
         progress: Progress,
     ) -> LiveRepository {
         let (loader, slots, store) = (Loader::new(target, progress), Mutex::default(), Store::new(0));
-        LiveRepository { path, loader, registry, host, slots, store }
+        LiveRepository { path, loader, registry, host, slots, store, control: Control::Open }
     }
 
     /// The same, where load calls may bring models along, of which files of so many bytes in all are kept.
@@ -104,25 +141,33 @@ impl LiveRepository {
         self
     }
 
-    /// Loads every model; returns when all are served or have failed. An error only if the path cannot be read.
+    /// Loads every model, or those that its control names; returns when all are served or have failed. An error only
+    /// if the path cannot be read.
     pub fn load_all(&self) -> Result<Vec<ModelReport>, String> {
-        let candidates = scan(&self.path)?;
+        let (candidates, missing) = self.at_the_start(scan(&self.path)?);
         for candidate in &candidates {
-            self.registry.set(&candidate.name, version_of(candidate), ModelState::Loading, "");
+            let set = |version: &str| self.registry.set(&candidate.name, version, ModelState::Loading, "");
+            versions_of(candidate).iter().for_each(|version| set(version));
         }
-        let next = AtomicUsize::new(0);
         let reports = Mutex::new(BTreeMap::new());
+        let bring_up = |candidate: &Candidate| {
+            let of_model = self.bring_up(candidate, None, Which::All);
+            reports.lock().insert(candidate.name.clone(), of_model);
+        };
+        // Models first: an ensemble needs those of its steps.
+        let (ensembles, models): (Vec<_>, Vec<_>) = candidates.iter().partition(|candidate| is_ensemble(candidate));
+        let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..LOADERS.min(candidates.len()) {
+            for _ in 0..LOADERS.min(models.len()) {
                 scope.spawn(|| {
-                    while let Some(candidate) = candidates.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let report = self.bring_up_reported(candidate);
-                        reports.lock().insert(candidate.name.clone(), report);
+                    while let Some(candidate) = models.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        bring_up(candidate);
                     }
                 });
             }
         });
-        Ok(reports.into_inner().into_values().collect())
+        outer::inner_first(ensembles, self.loader.target()).into_iter().for_each(bring_up);
+        Ok(reports.into_inner().into_values().flatten().chain(missing).collect())
     }
 
     /// Loads what has changed on the disk since it was loaded, and what is new; unloads what is gone. What is as it was goes on,
@@ -132,88 +177,116 @@ impl LiveRepository {
         let gone = |name: &String| !candidates.iter().any(|candidate| candidate.name == *name);
         let gone: Vec<String> = self.slots.lock().keys().filter(|name| gone(name)).cloned().collect();
         for name in gone.into_iter().filter(|name| !self.is_brought(name)) {
-            self.unload(&name)?;
+            self.take_out(&name)?;
         }
-        let changed = candidates.iter().filter(|candidate| !self.is_served_as_found(candidate));
-        Ok(changed.map(|candidate| self.bring_up_reported(candidate)).collect())
+        let is_due = |candidate: &&Candidate| self.follows(candidate) && !self.is_served_as_found(candidate);
+        let changed = candidates.iter().filter(is_due);
+        Ok(self.bring_up_in_order(changed, Which::Changed))
+    }
+
+    /// Models first, then the ensembles that need them.
+    fn bring_up_in_order<'a>(&self, all: impl Iterator<Item = &'a Candidate>, which: Which) -> Vec<ModelReport> {
+        let (ensembles, models): (Vec<_>, Vec<_>) = all.partition(|candidate| is_ensemble(candidate));
+        let names: Vec<&str> = ensembles.iter().map(|candidate| candidate.name.as_str()).collect();
+        let ordered = models.into_iter().chain(outer::inner_first(ensembles, self.loader.target()));
+        let reports = ordered.flat_map(|candidate| self.bring_up(candidate, None, which)).collect();
+        self.renew_outer(&names);
+        reports
     }
 
     fn is_brought(&self, name: &str) -> bool {
         let slot = self.slots.lock().get(name).cloned();
-        slot.is_some_and(|slot| slot.lock().kept.is_some())
+        slot.is_some_and(|slot| slot.lock().is_brought())
     }
 
     fn is_served_as_found(&self, candidate: &Candidate) -> bool {
         let slot = self.slots.lock().get(&candidate.name).cloned();
         slot.is_some_and(|slot| {
             let slot = slot.lock();
-            slot.kept.is_some()
-                || slot.serving.is_some() && candidate.found.as_ref().is_ok_and(|found| slot.files == files(found))
+            slot.is_brought() || candidate.found.as_ref().is_ok_and(|found| slot.serves(found))
         })
     }
 
-    fn bring_up_reported(&self, candidate: &Candidate) -> ModelReport {
-        self.bring_up(candidate, None).unwrap_or_else(|error| {
-            tracing::error!("model {} is not served: {error}", candidate.name);
-            ModelReport::failed(&candidate.name, version_of(candidate), error)
-        })
-    }
-
-    /// Loads what was found for a model, or is kept for it, and puts it in the place of what serves now.
-    fn bring_up(&self, candidate: &Candidate, kept: Option<Kept>) -> Result<ModelReport, String> {
+    /// Loads what was found for a model, or is kept for it, and puts it in the place of what serves now. A version that fails
+    /// leaves the others alone, and what served before in service.
+    fn bring_up(&self, candidate: &Candidate, kept: Option<Kept>, which: Which) -> Vec<ModelReport> {
         let slot = self.slots.lock().entry(candidate.name.clone()).or_default().clone();
-        let mut slot = slot.lock();
-        let (name, version) = (candidate.name.as_str(), version_of(candidate));
-        let serves_already = slot.serving.as_ref().is_some_and(|entry| entry.version == version);
-        if !serves_already {
-            self.registry.set(name, version, ModelState::Loading, "");
-        }
-        let files = candidate.found.as_ref().map(files).unwrap_or_default();
-        match self.prepare_and_host(candidate) {
-            Ok((entry, report)) => {
-                slot.files = files;
-                self.switch(&mut slot, entry);
-                // Only now: the one before may have been read until it went.
-                slot.kept = kept;
-                Ok(report)
+        let (mut slot, kept, name) = (slot.lock(), kept.map(Arc::new), candidate.name.as_str());
+        let fail = |slot: &mut Slot, version: &str, error: String| {
+            tracing::error!("model {name} is not served: {error}");
+            let error = kept.as_ref().map_or(error.clone(), |kept| kept.for_clients(&error));
+            self.record_failure(slot, name, version, &error);
+            ModelReport::failed(name, version, error)
+        };
+        let wanted = versions_of(candidate);
+        let mut reports = Vec::with_capacity(wanted.len());
+        match &candidate.found {
+            Err(error) => reports.push(fail(&mut slot, "", error.clone())),
+            Ok(found) => {
+                let is_due = |found: &Found| which == Which::All || !slot.serves_version(found);
+                let due: Vec<Found> = found.each_version().filter(is_due).collect();
+                for found in due.iter().filter(|found| !slot.serving.contains_key(&found.version)) {
+                    self.registry.set(name, &found.version, ModelState::Loading, "");
+                }
+                for found in &due {
+                    let files = files(found);
+                    match self.prepare_and_host(found) {
+                        Ok((entry, report)) => {
+                            self.switch(&mut slot, Serving { entry, files, kept: kept.clone() });
+                            reports.push(report);
+                        }
+                        Err(error) => reports.push(fail(&mut slot, &found.version, error)),
+                    }
+                }
             }
-            Err(error) => {
-                let error = kept.as_ref().map_or(error.clone(), |kept| kept.for_clients(&error));
-                self.record_failure(&mut slot, name, version, &error);
-                Err(error)
-            }
         }
+        self.forget_others(&mut slot, name, &wanted, reports.iter().all(|report| report.error.is_none()));
+        reports
     }
 
-    fn prepare_and_host(&self, candidate: &Candidate) -> Result<(Arc<ServedEntry>, ModelReport), String> {
-        let found = candidate.found.as_ref().map_err(String::clone)?;
+    fn prepare_and_host(&self, found: &Found) -> Result<(Arc<ServedEntry>, ModelReport), String> {
+        if found.is_ensemble {
+            let (entry, report) = assembly::prepare(found, self.loader.target(), &self.registry)?;
+            report.warnings.iter().for_each(|warning| tracing::warn!("model {}: {warning}", found.name));
+            return Ok((Arc::new(entry), report));
+        }
         let prepared = self.loader.prepare(found, Profiling::IfMissing)?;
         for warning in &prepared.warnings {
-            tracing::warn!("model {}: {warning}", candidate.name);
+            tracing::warn!("model {}: {warning}", found.name);
         }
         let unprofiled = || format!("{}: it has no profile", found.model.display());
         let served = prepared.served().ok_or_else(unprofiled)?;
         let (model, slo) = (served.model.clone(), prepared.slo().ok_or_else(unprofiled)?);
         let id = self.host.load(served).map_err(|error| format!("{}: {error}", found.model.display()))?;
         for note in prepared.plan.triton_note().into_iter().chain(prepared.slo_note()) {
-            tracing::info!("model {}: {note}", candidate.name);
+            tracing::info!("model {}: {note}", found.name);
         }
         let target = self.loader.target();
         Ok((Arc::new(entry(&prepared, (&model, slo), id, target)), prepared.report(target.devices)))
     }
 
     /// First the new one answers, then the old one goes.
-    fn switch(&self, slot: &mut Slot, entry: Arc<ServedEntry>) {
-        let (name, version) = (entry.name.clone(), entry.version.clone());
-        self.registry.set(&name, &version, ModelState::Ready(entry.clone()), "");
-        if let Some(old) = slot.serving.replace(entry) {
-            if old.version != version {
-                self.registry.remove(&name, &old.version);
-            }
-            self.retire(&old);
+    fn switch(&self, slot: &mut Slot, serving: Serving) {
+        let (name, version) = (serving.entry.name.clone(), serving.entry.version.clone());
+        self.registry.set(&name, &version, ModelState::Ready(serving.entry.clone()), "");
+        slot.failed.remove(&version);
+        // What was brought along with the old one goes with it: it may be read until then.
+        if let Some(old) = slot.serving.insert(version, serving) {
+            self.retire(&old.entry);
         }
-        if let Some(failed) = slot.failed.take().filter(|failed| *failed != version) {
-            self.registry.remove(&name, &failed);
+    }
+
+    /// Forgets failures of versions that are not wanted any more; and where all that are wanted serve, the others go.
+    fn forget_others(&self, slot: &mut Slot, name: &str, wanted: &[String], all_serve: bool) {
+        let Slot { serving, failed } = slot;
+        for version in failed.extract_if(.., |version| !wanted.contains(version)) {
+            self.registry.remove(name, &version);
+        }
+        if all_serve {
+            let others = serving.extract_if(.., |version, _| !wanted.contains(version));
+            let others: Vec<(String, Serving)> = others.collect();
+            others.iter().for_each(|(version, _)| self.registry.remove(name, version));
+            others.iter().for_each(|(_, old)| self.retire(&old.entry));
         }
     }
 
@@ -221,39 +294,45 @@ impl LiveRepository {
     ///
     /// The grace at the start is for requests that looked it up just before the switch and are still being decoded.
     fn retire(&self, old: &ServedEntry) {
+        let Some(id) = old.id else { return };
         let time = Duration::from_nanos(old.slo.span.0.unsigned_abs()).min(MAX_UNLOAD_WAIT);
         // Whoever may be late may be so for any time.
         let patience = if old.slo.answer_late { MAX_UNLOAD_WAIT } else { time };
         let begun = Instant::now();
         std::thread::sleep(GRACE);
-        while self.host.live(old.id) > 0 && begun.elapsed() < patience + GRACE {
+        while self.host.live(id) > 0 && begun.elapsed() < patience + GRACE {
             std::thread::sleep(POLL);
         }
-        self.host.unload(old.id);
+        self.host.unload(id);
     }
 
     /// Clients read the reasons in the registry.
     fn record_failure(&self, slot: &mut Slot, name: &str, version: &str, error: &str) {
         let error = &for_clients(&self.path, error);
-        if let Some(entry) = slot.serving.as_ref().filter(|entry| entry.version == version) {
+        if let Some(serving) = slot.serving.get(version) {
             let reason = format!("serves what was loaded before; loading it again failed: {error}");
-            self.registry.set(name, version, ModelState::Ready(entry.clone()), &reason);
+            self.registry.set(name, version, ModelState::Ready(serving.entry.clone()), &reason);
             return;
         }
         self.registry.set(name, version, ModelState::Unavailable, error);
-        if let Some(before) = slot.failed.replace(version.to_owned()).filter(|before| before != version) {
-            self.registry.remove(name, &before);
-        }
+        slot.failed.insert(version.to_owned());
     }
 
     fn load_one(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
         let mut candidates = scan(&self.path)?;
         let own = candidates.iter().position(|candidate| candidate.name == name);
         if let Some(brought) = brought {
-            return self.load_brought(name, brought, own.map(|own| candidates.swap_remove(own)));
+            self.load_brought(name, brought, own.map(|own| candidates.swap_remove(own)))?;
+            self.renew_outer(&[name]);
+            return Ok(());
         }
         match own {
-            Some(own) => self.bring_up(&candidates[own], None).map(drop),
+            Some(own) => {
+                self.load_members(&candidates[own], &candidates, &mut BTreeSet::new())?;
+                first_error(self.bring_up(&candidates[own], None, Which::All))?;
+                self.renew_outer(&[name]);
+                Ok(())
+            }
             None => Err(format!("Request for unknown model: '{name}' is not found; {}", self.names(&candidates))),
         }
     }
@@ -268,7 +347,7 @@ impl LiveRepository {
         drop(slots);
         let kept = self.store.keep(name, brought)?;
         let candidate = kept.candidate(name, brought, own).map_err(|error| kept.for_clients(&error))?;
-        self.bring_up(&candidate, Some(kept)).map(drop)
+        first_error(self.bring_up(&candidate, Some(kept), Which::All))
     }
 
     fn names(&self, candidates: &[Candidate]) -> String {
@@ -276,27 +355,32 @@ impl LiveRepository {
         let held = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
         format!("{} holds {held}", self.path.display())
     }
+
+    fn take_out(&self, name: &str) -> Result<(), String> {
+        let slot = self.slots.lock().get(name).cloned();
+        let Some(slot) = slot else { return Err(format!("Request for unknown model: '{name}' is not loaded")) };
+        let mut slot = slot.lock();
+        let serving = std::mem::take(&mut slot.serving);
+        for (version, Serving { entry, .. }) in &serving {
+            self.registry.set(name, version, ModelState::Unavailable, UNLOADED);
+            entry.id.into_iter().for_each(|id| self.host.unload(id));
+        }
+        slot.failed.extend(serving.into_keys());
+        Ok(())
+    }
 }
 
 impl Repository for LiveRepository {
     fn load(&self, name: &str, brought: Option<&Brought>) -> Result<(), String> {
-        self.load_one(name, brought).map_err(|error| {
+        self.check_calls().and_then(|()| self.load_one(name, brought)).map_err(|error| {
             tracing::warn!("model {name} was not loaded: {error}");
             for_clients(&self.path, &error)
         })
     }
 
     fn unload(&self, name: &str) -> Result<(), String> {
-        let slot = self.slots.lock().get(name).cloned();
-        let Some(slot) = slot else { return Err(format!("Request for unknown model: '{name}' is not loaded")) };
-        let mut slot = slot.lock();
-        if let Some(entry) = slot.serving.take() {
-            self.registry.set(name, &entry.version, ModelState::Unavailable, UNLOADED);
-            slot.failed = Some(entry.version.clone());
-            self.host.unload(entry.id);
-        }
-        slot.kept = None;
-        Ok(())
+        self.check_calls()?;
+        self.take_out(name)
     }
 
     fn index(&self) -> Vec<IndexRow> {
@@ -336,18 +420,34 @@ fn files(found: &Found) -> Files {
     known.collect()
 }
 
-fn version_of(candidate: &Candidate) -> &str {
-    candidate.found.as_ref().map_or("", |found| found.version.as_str())
+/// The versions that are to be served; an empty one where it is not even known which.
+fn versions_of(candidate: &Candidate) -> Vec<String> {
+    let versions = |found: &Found| found.served.iter().map(u64::to_string).collect();
+    candidate.found.as_ref().map_or_else(|_| vec![String::new()], versions)
+}
+
+fn is_ensemble(candidate: &Candidate) -> bool {
+    candidate.found.as_ref().is_ok_and(|found| found.is_ensemble)
+}
+
+fn first_error(reports: Vec<ModelReport>) -> Result<(), String> {
+    reports.into_iter().find_map(|report| report.error).map_or(Ok(()), Err)
 }
 
 fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target: &Target) -> ServedEntry {
     let source = &prepared.plan.source;
+    let mut edge = prepared.plan.triton.as_ref().map(|triton| triton.settings.edge.clone()).unwrap_or_default();
+    let mut inputs = prepared.loaded.inputs().to_vec();
+    if let Some(sequences) = &mut edge.sequences {
+        sequences.inputs = inputs.clone();
+        inputs.retain(|spec| !sequences.fills(&spec.name));
+    }
     ServedEntry {
         name: prepared.plan.name.clone(),
         version: prepared.plan.version.clone(),
-        id,
+        id: Some(id),
         platform: platform(target.engine.name()).to_owned(),
-        inputs: prepared.loaded.inputs().to_vec(),
+        inputs,
         outputs: answers(prepared),
         batched: prepared.loaded.batched(),
         max_batch: if source.walk.is_unfolded() { 1 } else { source.max_batch },
@@ -357,17 +457,24 @@ fn entry(prepared: &Prepared, (served, slo): (&Model, Slo), id: ModelId, target:
         text: prepared.text.clone(),
         slo,
         one_row: (!source.walk.is_unfolded()).then(|| served.profile().latency(1)),
+        ensemble: None,
+        edge,
         stats: Default::default(),
     }
 }
 
-/// The outputs that clients are told of: all, or those that a `config.pbtxt` lists.
+/// The outputs that clients are told of: all but the states of sequences, or those that a `config.pbtxt` lists.
 fn answers(prepared: &Prepared) -> Vec<TensorSpec> {
     let all = prepared.loaded.outputs();
     let listed = prepared.plan.triton.iter().flat_map(|triton| &triton.settings.answers);
     let listed: Vec<TensorSpec> =
         listed.filter_map(|name| all.iter().find(|spec| spec.name == *name)).cloned().collect();
-    if listed.is_empty() { all.to_vec() } else { listed }
+    if !listed.is_empty() {
+        return listed;
+    }
+    let sequences = prepared.plan.triton.as_ref().and_then(|triton| triton.settings.edge.sequences.as_ref());
+    let keeps = |spec: &&TensorSpec| sequences.is_some_and(|sequences| sequences.keeps(&spec.name));
+    all.iter().filter(|spec| !keeps(spec)).cloned().collect()
 }
 
 /// What the protocol's metadata calls an engine.

@@ -7,6 +7,7 @@ use super::batching;
 use super::borders::check_weights;
 use super::cache::{ProfileCache, ProfileKey};
 use super::config::Batching;
+use super::edge::Edge;
 use super::found::Found;
 use super::labels::{self, Labels};
 use super::plan::{Plan, Target};
@@ -103,6 +104,10 @@ impl Loader {
             check_weights(found, &file, self.target.allow_symlinks)?;
         }
         let (text, unused) = text::prepare(found, &mut plan, &self.target)?;
+        if let Some(edge) = plan.triton.as_ref().map(|triton| &triton.settings.edge) {
+            let cells = plan.source.walk.is_unfolded();
+            check_edge(edge, text.is_some(), cells).map_err(|cause| format!("{}: {cause}", plan.config.file))?;
+        }
         let labels = labels::read(found, &plan.config.labels, self.target.allow_symlinks)?;
         let (loaded, warning) = self.load(&mut plan, profiling)?;
         let (loaded, unbatched) = batching::settle(&self.target, &mut plan, loaded)?;
@@ -200,6 +205,19 @@ impl Loader {
         let mut step = |step: Step| (self.progress)(&plan.name, step.done, step.sizes);
         let measured = measure(&*self.target.engine, loaded, &measurement, &mut step);
         measured.map_err(|error| format!("{}: {error}", plan.shown_file()))
+    }
+}
+
+/// What a front end does for a model cannot be joined with everything.
+fn check_edge(edge: &Edge, reads_text: bool, in_cells: bool) -> Result<(), &'static str> {
+    match edge {
+        Edge { reshapes, .. } if reads_text && !reshapes.is_empty() => {
+            Err("a model that reads texts has no reshape; remove it")
+        }
+        Edge { sequences: Some(_), .. } if reads_text || in_cells => {
+            Err("a model that reads texts or is served in cells has no sequences of requests; remove sequence_batching")
+        }
+        _ => Ok(()),
     }
 }
 

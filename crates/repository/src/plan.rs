@@ -244,8 +244,8 @@ fn configuration(found: &Found, target: &Target) -> Result<(ModelConfig, Option<
         target.check_border(found, file)?;
         let read = TritonConfig::read(file, &found.name, &found.versions)?;
         read.check()?;
-        // What lies outside of the repository is not read by the scan, which decides the version.
-        match read.version.filter(|version| version.to_string() != found.version) {
+        // What lies outside of the repository is not read by the scan, which decides the versions.
+        match read.versions.last().filter(|_| read.versions != found.served) {
             Some(version) => Err(format!(
                 "{}: its version_policy asks for version {version}, but {} was found; put the file itself into the repository",
                 read.file, found.version

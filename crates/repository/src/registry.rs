@@ -4,6 +4,8 @@
 //! rare as loads, and a reader holds the lock only to clone an `Arc`. A version that is being replaced stays ready
 //! until the repository says otherwise, so that a reload is not an outage.
 
+use crate::edge::{Edge, Reshape};
+use crate::ensemble::Ensemble;
 use crate::labels::Labels;
 use crate::slo::Slo;
 use crate::stats::Statistics;
@@ -24,8 +26,8 @@ pub struct ServedEntry {
     pub name: String,
     /// Its version in the protocol: a positive integer in digits.
     pub version: String,
-    /// What the runtime calls it.
-    pub id: ModelId,
+    /// What the runtime calls it; none for an ensemble, of which it knows the models.
+    pub id: Option<ModelId>,
     /// The platform string of the metadata, for people: "onnxruntime_onnx", "emulated", …
     pub platform: String,
     /// Inputs; the first dimension is the batch and is given as -1 if any number of rows may come. Clients of a model that is not
@@ -49,14 +51,34 @@ pub struct ServedEntry {
     pub slo: Slo,
     /// What a request of one row takes on an idle device, where all take the same.
     pub one_row: Option<Nanos>,
+    /// Its steps, if it is an ensemble.
+    pub ensemble: Option<Arc<Ensemble>>,
+    /// What is done for it between clients and the runtime.
+    pub edge: Edge,
     /// What it did so far; starts as `Statistics::default()`.
     pub stats: Statistics,
 }
 
 impl ServedEntry {
     /// The shape of one of its tensors as clients see it.
-    pub fn shape<'a>(&self, spec: &'a TensorSpec) -> &'a [i64] {
-        if self.batched { &spec.shape } else { spec.shape.get(1..).unwrap_or_default() }
+    pub fn shape<'a>(&'a self, spec: &'a TensorSpec) -> &'a [i64] {
+        let whole = self.edge.reshapes.get(&spec.name).map_or(&spec.shape[..], Reshape::clients);
+        if self.batched { whole } else { whole.get(1..).unwrap_or_default() }
+    }
+
+    /// The shape to the model of what a client sent in that shape, which fits; the rows first.
+    pub fn to_model(&self, spec: &TensorSpec, shape: Vec<i64>) -> Vec<i64> {
+        let shape = if self.batched { shape } else { [1].into_iter().chain(shape).collect() };
+        let reshaped = self.edge.reshapes.get(&spec.name).and_then(|reshape| reshape.to_model(&shape));
+        reshaped.unwrap_or(shape)
+    }
+
+    /// The shape to clients of what the model gave in that shape, the rows first.
+    pub fn to_clients(&self, name: &str, shape: &[i64]) -> Vec<i64> {
+        let reshaped = self.edge.reshapes.get(name).and_then(|reshape| reshape.to_clients(shape));
+        let whole = reshaped.unwrap_or_else(|| shape.to_vec());
+        // Without a batch, the one row is the whole.
+        if self.batched { whole } else { whole.get(1..).unwrap_or_default().to_vec() }
     }
 }
 
@@ -268,7 +290,7 @@ mod tests {
         ModelState::Ready(Arc::new(ServedEntry {
             name: "m".into(),
             version: version.into(),
-            id: ModelId(0),
+            id: Some(ModelId(0)),
             platform: "emulated".into(),
             inputs: vec![],
             outputs: vec![],
@@ -280,6 +302,8 @@ mod tests {
             text: None,
             slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
             one_row: None,
+            ensemble: None,
+            edge: Default::default(),
             stats: Statistics::default(),
         }))
     }

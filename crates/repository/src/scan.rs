@@ -1,13 +1,13 @@
 //! What a path holds: which models, in which version, and where their files lie. Reads folders, never a model.
 //!
 //! Three shapes of path are understood: a repository (a folder of `NAME/VERSION/model.onnx`, `NAME/model.toml`, `NAME/config.pbtxt`
-//! and `NAME.onnx`), one model's own folder, and one ONNX file. Only the highest version of a model is served, of those that its `config.pbtxt` asks for: two versions
-//! of one model on the same devices would share one SLO and one queue bound in the user's mind but not in the scheduler.
+//! and `NAME.onnx`), one model's own folder, and one ONNX file. The highest version of a model is served, unless the `version_policy`
+//! of its `config.pbtxt` asks for others: each of those is a model of its own to the scheduler, with its own profile and queue.
 //! Whatever is wrong with one entry becomes that entry's error and leaves the others alone.
 
 use super::borders;
 use super::found::Found;
-use super::triton::{self, TRITON_FILE};
+use super::triton::{self, Asked, TRITON_FILE};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -104,6 +104,8 @@ fn onnx_file(path: &Path, root: &Path) -> Candidate {
         config: config.is_file().then_some(config),
         triton: None,
         versions: vec![1],
+        served: vec![1],
+        is_ensemble: false,
         version_folder: Some(folder.clone()),
         folder,
         model: path.to_owned(),
@@ -127,7 +129,8 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
     if versions.is_empty() && config.is_none() && triton.is_none() {
         return Err(nothing_in(folder));
     }
-    let version = versions.last().copied().unwrap_or(1).to_string();
+    let newest = versions.last().copied().unwrap_or(1);
+    let version = newest.to_string();
     let version_folder = folder.join(&version);
     let mut found = Found {
         name: name.to_owned(),
@@ -137,6 +140,8 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
         model: version_folder.join(MODEL_FILE),
         version_folder: versions.last().map(|_| version_folder),
         versions,
+        served: vec![newest],
+        is_ensemble: false,
         version,
         root: root.to_owned(),
         named: None,
@@ -145,20 +150,23 @@ fn read_model_folder(folder: &Path, root: &Path) -> Result<Found, String> {
     Ok(found)
 }
 
-/// A `config.pbtxt` may ask for a version and for a file in its folder. One that lies outside of the repository is not read here.
+/// A `config.pbtxt` may ask for versions and for a file in its folder. One that lies outside of the repository is not read here.
 fn choose_as_asked(found: &mut Found) {
     let Some(file) = found.triton.clone().filter(|file| borders::check(found, file).is_ok()) else { return };
-    let (version, model) = triton::asked(&file, found);
-    if let Some(version) = version {
+    let Asked { versions, model, is_ensemble } = triton::asked(&file, found);
+    found.is_ensemble = is_ensemble;
+    if let Some(version) = versions.last() {
         found.version = version.to_string();
         found.version_folder = Some(found.folder.join(&found.version));
+        found.served = versions;
     }
     found.model = found.folder.join(&found.version).join(model.as_deref().unwrap_or(MODEL_FILE));
 }
 
 /// The same model with another configuration, which stands for all that lies beside it.
 pub(super) fn with_triton(found: Found, config: PathBuf) -> Result<Found, String> {
-    let highest = found.versions.last().map_or_else(|| found.version.clone(), u64::to_string);
+    let newest = found.versions.last().copied().unwrap_or(1);
+    let highest = newest.to_string();
     let version_folder = found.folder.join(&highest);
     if found.version_folder.as_ref().is_none_or(|folder| folder.parent() != Some(&found.folder)) {
         return Err(format!(
@@ -168,6 +176,8 @@ pub(super) fn with_triton(found: Found, config: PathBuf) -> Result<Found, String
     }
     let mut found = Found {
         version: highest,
+        served: vec![newest],
+        is_ensemble: false,
         model: version_folder.join(MODEL_FILE),
         version_folder: Some(version_folder),
         config: None,

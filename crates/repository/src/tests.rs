@@ -5,12 +5,14 @@ mod borders;
 mod bounds;
 mod brought;
 mod cells;
+mod control;
 mod labels;
 mod leaving;
 mod lengths;
 mod reload;
 mod slo;
 mod text;
+mod versions;
 
 use super::fixture::Folder;
 use super::live::{Host, LiveRepository};
@@ -68,7 +70,8 @@ impl Host for Notebook {
 
     fn unload(&self, model: ModelId) {
         let entries = self.registry.ready_entries();
-        let answering = entries.iter().map(|entry| format!("{}/{}={}", entry.name, entry.version, entry.id.0));
+        let answering =
+            entries.iter().filter_map(|entry| Some(format!("{}/{}={}", entry.name, entry.version, entry.id?.0)));
         let answering = answering.collect::<Vec<_>>().join(" ");
         self.notes.lock().push(format!("unload {} while [{answering}]", model.0));
     }

@@ -23,7 +23,7 @@ pub struct Walker {
 pub fn walks(repository: &Path) -> Vec<Walker> {
     let candidates = scan(repository).unwrap_or_default();
     let known = candidates.into_iter().filter_map(|candidate| {
-        let found = candidate.found.ok()?;
+        let found = candidate.found.ok().filter(|found| !found.is_ensemble)?;
         let table = found.config.as_deref().and_then(read).unwrap_or_default();
         Some(Walker {
             model: candidate.name,

@@ -36,6 +36,9 @@ pub struct Job {
     pub rows: usize,
     /// The client's own time limit, if it gave one; the model's SLO holds as well.
     pub timeout: Option<Duration>,
+    /// Of a stage of an ensemble, what is left to it of the time of the whole. That counts instead of the model's SLO, and past it
+    /// the stage is given up, even if the model answers late.
+    pub stage: Option<Duration>,
     /// Whose share of the devices it takes; 0 if nobody knows.
     pub client: u16,
     /// The higher, the sooner among requests of the same client for the same model, where not all can be served.

@@ -224,18 +224,29 @@ impl Engine {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let newcomer = self.0.receive(job.model, job.rows, bytes)?;
         let parts = parts(&job, &newcomer.model)?;
-        let Job { timeout, client, priority, on_step, on_answer, .. } = job;
+        let Job { timeout, stage, client, priority, on_step, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        self.0.accept(newcomer, Ask { parts, sizes: None, timeout, class }, (on_answer, on_step))
+        let ticket =
+            self.0.accept(newcomer, Ask { parts, sizes: None, timeout, stage, class }, (on_answer, on_step))?;
+        self.0.schedulers.of_model(job.model).look();
+        Ok(ticket)
     }
 
     /// The same for a request whose inputs lie elsewhere. Devices elsewhere run it; none of this process can.
+    ///
+    /// It is looked at in the scheduler's next turn, and [`Engine::look`] must follow: who has many requests to submit
+    /// wakes the scheduler once for all of them. No answer is given before this returns.
     pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = remote_parts(&job, &newcomer.model)?;
         let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        self.0.accept(newcomer, Ask { parts, sizes, timeout, class }, (on_answer, None))
+        self.0.accept(newcomer, Ask { parts, sizes, timeout, stage: None, class }, (on_answer, None))
+    }
+
+    /// Has what was submitted as remote looked at.
+    pub fn look(&self) {
+        self.0.schedulers.look();
     }
 
     /// Refuses new jobs and waits until all accepted ones are answered. What is not answered after `timeout` is
@@ -323,6 +334,7 @@ struct Ask {
     parts: Vec<Part>,
     sizes: OpenSizes,
     timeout: Option<Duration>,
+    stage: Option<Duration>,
     class: RequestClass,
 }
 
@@ -338,13 +350,13 @@ impl Inner {
         Ok(Newcomer { pass, id, model, arrived, rows, bytes })
     }
 
-    /// Takes what it needs and hands it to its scheduler.
+    /// Takes what it needs and leaves it to its scheduler, who is to be told to look.
     fn accept(&self, newcomer: Newcomer, ask: Ask, (on_answer, on_step): Receivers) -> Result<Ticket, Refused> {
         let Newcomer { pass, id, model, arrived, rows, bytes } = newcomer;
-        let Ask { parts, sizes, timeout, class } = ask;
+        let Ask { parts, sizes, timeout, stage, class } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
         let permit = self.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
-        let (deadline, expires) = due(arrived, &model, timeout);
+        let (deadline, expires) = due(arrived, &model, timeout, stage);
         let hold = Arc::new(Hold::new());
         let call = Call {
             answerer: Some(Answerer::new(on_answer, on_step, pass)),
@@ -366,7 +378,7 @@ impl Inner {
         };
         let scheduler = self.schedulers.of_model(id);
         let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
-        scheduler.on_request(Box::new(call));
+        scheduler.leave(Box::new(call));
         Ok(ticket)
     }
 
@@ -434,12 +446,19 @@ fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<Part>, Refuse
         first_row = first_row.saturating_add(rows as u32);
         Part::new(rows, Entry::new(Payload::Elsewhere(origin), job.extent))
     };
-    Ok(split::sizes(job.rows, model.max_batch).map(part).collect())
+    // Of a known number, so that one part takes the room of one.
+    let mut parts = Vec::with_capacity(job.rows.div_ceil(model.max_batch));
+    parts.extend(split::sizes(job.rows, model.max_batch).map(part));
+    Ok(parts)
 }
 
 /// When an answer is due, and when the client is told that it is too late.
-fn due(arrived: Time, model: &ModelEntry, timeout: Option<Duration>) -> (Time, Time) {
+fn due(arrived: Time, model: &ModelEntry, timeout: Option<Duration>, stage: Option<Duration>) -> (Time, Time) {
     let own = timeout.map_or(Nanos::MAX, saturating_nanos);
+    if let Some(stage) = stage {
+        let deadline = arrived + saturating_nanos(stage).min(own);
+        return (deadline, deadline);
+    }
     let deadline = arrived + model.slo.min(own);
     (deadline, if model.answer_late { arrived + own } else { deadline })
 }
@@ -454,10 +473,17 @@ mod tests {
         let strict = ModelEntry::new(&served(1, 1));
         let patient = ModelEntry::new(&ServedModel { answer_late: true, ..served(1, 1) });
         let (slo, now, ms) = (Nanos::from_millis(100), Time(5), Duration::from_millis);
-        assert_eq!(due(now, &strict, None), (now + slo, now + slo));
-        assert_eq!(due(now, &strict, Some(ms(7))), (Time(7_000_005), Time(7_000_005)));
-        assert_eq!(due(now, &patient, None), (now + slo, Time::NEVER));
-        assert_eq!(due(now, &patient, Some(ms(900))), (now + slo, Time(900_000_005)));
-        assert_eq!(due(now, &patient, Some(Duration::MAX)), (now + slo, Time::NEVER));
+        assert_eq!(due(now, &strict, None, None), (now + slo, now + slo));
+        assert_eq!(due(now, &strict, Some(ms(7)), None), (Time(7_000_005), Time(7_000_005)));
+        assert_eq!(due(now, &patient, None, None), (now + slo, Time::NEVER));
+        assert_eq!(due(now, &patient, Some(ms(900)), None), (now + slo, Time(900_000_005)));
+        assert_eq!(due(now, &patient, Some(Duration::MAX), None), (now + slo, Time::NEVER));
+        // What is left of the whole counts for a stage, be it less than the model's SLO or more.
+        for (left, model) in [(7, &strict), (900, &strict), (900, &patient)] {
+            let at = now + Nanos::from_millis(left);
+            assert_eq!(due(now, model, None, Some(ms(left.unsigned_abs()))), (at, at));
+        }
+        let nearer = now + Nanos::from_millis(3);
+        assert_eq!(due(now, &strict, Some(ms(3)), Some(ms(900))), (nearer, nearer));
     }
 }

@@ -65,9 +65,13 @@ impl SharedScheduler {
         }
     }
 
-    /// A request has come. Called by a thread of the front end.
-    pub(crate) fn on_request(&self, call: Box<Call>) {
+    /// A request has come, and [`SharedScheduler::look`] follows.
+    pub(crate) fn leave(&self, call: Box<Call>) {
         self.mailbox().put(Mail::Submit(call));
+    }
+
+    /// Has what was left looked after. Called by a thread of the front end.
+    pub(crate) fn look(&self) {
         let idle = self.idle.lock().clone();
         if !idle.is_some_and(|device| device.run_idle(&self.turn)) {
             self.mailbox().call();

@@ -101,6 +101,11 @@ impl Schedulers {
         }
     }
 
+    /// Has each look after what was left to it.
+    pub(crate) fn look(&self) {
+        self.each.iter().for_each(|scheduler| scheduler.look());
+    }
+
     /// Whether they run.
     pub(crate) fn are_alive(&self) -> bool {
         self.each.iter().all(|scheduler| !scheduler.mailbox().is_closed())

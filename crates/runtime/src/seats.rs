@@ -8,6 +8,8 @@ use std::sync::Arc;
 /// All devices by id.
 pub(crate) struct Seats {
     seats: Vec<Seat>,
+    /// How many of them take new batches: asked for each request.
+    serving: usize,
     table: Arc<DeviceTable>,
     /// The one that fell idle last, while it is.
     idle: Option<DeviceId>,
@@ -29,7 +31,13 @@ impl Seats {
     pub(crate) fn new(table: Arc<DeviceTable>, ids: usize) -> Seats {
         let mut seats: Vec<Seat> = (0..ids).map(|_| Seat::default()).collect();
         table.all().into_iter().for_each(|(id, _, device)| seats[id.index()].device = device);
-        Seats { seats, table, idle: None }
+        let mut all = Seats { seats, serving: 0, table, idle: None };
+        all.count();
+        all
+    }
+
+    fn count(&mut self) {
+        self.serving = self.seats.iter().filter(|seat| seat.device.is_some() && !seat.leaving).count();
     }
 
     /// A device serves from now on.
@@ -37,12 +45,14 @@ impl Seats {
         let seat = &mut self.seats[id.index()];
         assert!(seat.device.is_none(), "device {} is there already", id.0);
         *seat = Seat { device: Some(Arc::clone(&device)), leaving: false, held: 0 };
+        self.count();
         self.table.serve(id, device);
     }
 
     /// A device takes no new batches from now on.
     pub(crate) fn leave(&mut self, id: DeviceId) {
         self.seats[id.index()].leaving = true;
+        self.count();
         self.table.set(id, DeviceState::Leaving);
     }
 
@@ -54,7 +64,7 @@ impl Seats {
 
     /// How many devices take new batches.
     pub(crate) fn serving(&self) -> usize {
-        self.seats.iter().filter(|seat| seat.device.is_some() && !seat.leaving).count()
+        self.serving
     }
 
     /// A device that was to leave and has ended all that it held.
@@ -66,12 +76,14 @@ impl Seats {
     /// Lets go of a device that holds nothing.
     pub(crate) fn part_with(&mut self, id: DeviceId) {
         self.seats[id.index()] = Seat::default();
+        self.count();
         self.table.part_with(id, false);
     }
 
     /// Gives a device up. If it ends after all it comes `again`.
     pub(crate) fn lose(&mut self, id: DeviceId, again: bool) -> Shared {
         let device = std::mem::take(&mut self.seats[id.index()]).device.expect("only who is there is lost");
+        self.count();
         self.table.set(id, DeviceState::Lost);
         self.table.part_with(id, again);
         device

@@ -27,6 +27,11 @@ pub trait Backend: Send + Sync {
         self.devices().iter().any(|device| device.state == DeviceState::Serving)
     }
 
+    /// Whether its devices are the server's; a spare scheduler has none, and does not know what the load needs.
+    fn is_primary(&self) -> bool {
+        true
+    }
+
     /// Has a device come or go; which it is. May take as long as attaching all models does.
     fn change_devices(&self, change: DeviceChange) -> Result<DeviceId, DeviceRefused>;
 

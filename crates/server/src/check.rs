@@ -5,7 +5,9 @@ use crate::problem::Problem;
 use bytes::Bytes;
 use ripieno_executor::Tensor;
 use ripieno_model::{DataType, TensorSpec};
+use ripieno_repository::edge::{LEVELS, Levels};
 use ripieno_repository::registry::ServedEntry;
+use ripieno_wire::json::text_size;
 use ripieno_wire::{Datatype, Form, InferRequest, Parameter, Parameters, RequestedOutput, WireTensor};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +35,8 @@ pub(crate) struct Wanted {
 
 pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checked, Problem> {
     let timeout = timeout(&request.parameters)?;
-    let priority = priority(&request.parameters)?;
-    refuse_reserved(&request.parameters, &entry.name)?;
+    let priority = priority(&entry.edge.levels, &request.parameters)?;
+    refuse_reserved(entry, &request.parameters)?;
     let outputs = outputs(entry, &request)?;
     let given = match request.raw_input {
         Some(raw) => vec![raw_input(entry, raw)?],
@@ -42,6 +44,13 @@ pub(crate) fn check(entry: &ServedEntry, request: InferRequest) -> Result<Checke
     };
     let inputs = inputs(entry, given)?;
     let rows = rows(entry, &inputs)?;
+    if entry.edge.sequences.is_some() && rows != 1 {
+        return Err(Problem::invalid(format!(
+            "inference request to model '{}' must specify batch-size 1 due to requirements of sequence batcher, got {rows}; its \
+             batches are of requests of several sequences",
+            entry.name
+        )));
+    }
     Ok(Checked { inputs, rows, timeout, priority, outputs })
 }
 
@@ -57,23 +66,21 @@ fn timeout(parameters: &Parameters) -> Result<Option<Duration>, Problem> {
     }
 }
 
-/// Levels of priority, the most urgent first; a request that names none stands in the middle.
-const PRIORITIES: u64 = 9;
-
-/// The protocol counts levels from 1, the most urgent; 0 means none, and what is beyond the last level stands there.
-fn priority(parameters: &Parameters) -> Result<u8, Problem> {
-    let Some(value) = parameters.get("priority") else { return Ok(PRIORITIES.div_ceil(2) as u8) };
-    match value.as_u64() {
-        Some(0) => Ok(PRIORITIES.div_ceil(2) as u8),
-        Some(level) => Ok((PRIORITIES + 1 - level.min(PRIORITIES)) as u8),
-        None => Err(Problem::invalid(format!(
-            "parameter priority is {value}; it must be a whole number from 1, the most urgent, to {PRIORITIES}"
-        ))),
-    }
+/// The protocol counts levels from 1, the most urgent; 0 means none, and so does a level that there is not.
+fn priority(levels: &Levels, parameters: &Parameters) -> Result<u8, Problem> {
+    let named = match parameters.get("priority") {
+        None => 0,
+        Some(value) => value.as_u64().ok_or_else(|| {
+            Problem::invalid(format!(
+                "parameter priority is {value}; it must be a whole number from 1, the most urgent"
+            ))
+        })?,
+    };
+    Ok((LEVELS + 1 - levels.of(named)) as u8)
 }
 
-/// Parameters that mean something to Triton, and that to pass over would be wrong in silence: models keep no state between requests.
-fn refuse_reserved(parameters: &Parameters, model: &str) -> Result<(), Problem> {
+/// Parameters that mean something to Triton, and that to pass over would be wrong in silence.
+fn refuse_reserved(entry: &ServedEntry, parameters: &Parameters) -> Result<(), Problem> {
     for (name, value) in &parameters.0 {
         let says_nothing = match value {
             Parameter::Int(0) | Parameter::Uint(0) | Parameter::Bool(false) => true,
@@ -81,9 +88,10 @@ fn refuse_reserved(parameters: &Parameters, model: &str) -> Result<(), Problem> 
             _ => false,
         };
         match name.as_str() {
-            "sequence_id" | "sequence_start" | "sequence_end" if !says_nothing => {
+            "sequence_id" | "sequence_start" | "sequence_end" if !says_nothing && entry.edge.sequences.is_none() => {
                 return Err(Problem::invalid(format!(
-                    "{name} is {value}, but model '{model}' keeps no state between requests; leave the sequence parameters out"
+                    "{name} is {value}, but model '{}' keeps no state between requests; leave the sequence parameters out",
+                    entry.name
                 )));
             }
             "triton_enable_empty_final_response" => {}
@@ -197,7 +205,7 @@ fn raw_input(entry: &ServedEntry, raw: Bytes) -> Result<WireTensor, Problem> {
 }
 
 /// The inputs in the model's order.
-fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<Arc<[Tensor]>, Problem> {
+pub(crate) fn inputs(entry: &ServedEntry, mut given: Vec<WireTensor>) -> Result<Arc<[Tensor]>, Problem> {
     if let Some(extra) = given.iter().find(|input| !entry.inputs.iter().any(|spec| spec.name == input.name)) {
         return Err(Problem::invalid(format!(
             "unexpected inference input '{}' for model '{}'; its inputs are {}",
@@ -230,22 +238,28 @@ fn tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Result<T
     if !entry.batched {
         return whole_tensor(entry, spec, input);
     }
+    let declared = entry.shape(spec);
     let free = |expected: &i64, got: &i64| *got == *expected || (*expected < 0 && *got > 0);
-    let fits = input.shape.len() == spec.shape.len()
+    let fits = input.shape.len() == declared.len()
         && input.shape.first().is_some_and(|rows| *rows > 0)
-        && spec.shape.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got));
+        && declared.iter().zip(&input.shape).skip(1).all(|(expected, got)| free(expected, got));
     if !fits {
         return Err(Problem::invalid(format!(
             "input '{}' of model '{}' must have shape {}, got {:?}; the first dimension is the batch and at \
              least 1, as is every other that is -1",
             spec.name,
             entry.name,
-            shape_text(&spec.shape),
+            shape_text(declared),
             input.shape
         )));
     }
+    Ok(as_the_model_has_it(entry, spec, input))
+}
+
+fn as_the_model_has_it(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Tensor {
     let WireTensor { shape, data, .. } = input;
-    Ok(Tensor { name: Arc::from(spec.name.as_str()), datatype: spec.datatype, shape, data })
+    let (name, datatype) = (Arc::from(spec.name.as_str()), spec.datatype);
+    Tensor { name, datatype, shape: entry.to_model(spec, shape), data }
 }
 
 /// An input of a model that is not batched: the request is one row, so a dimension of one stands before all of its shape.
@@ -259,11 +273,10 @@ fn whole_tensor(entry: &ServedEntry, spec: &TensorSpec, input: WireTensor) -> Re
             spec.name, entry.name, input.shape
         )));
     }
-    let shape = [1].into_iter().chain(input.shape).collect();
-    Ok(Tensor { name: Arc::from(spec.name.as_str()), datatype: spec.datatype, shape, data: input.data })
+    Ok(as_the_model_has_it(entry, spec, input))
 }
 
-fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {
+pub(crate) fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {
     let Some(first) = inputs.first() else { return Ok(1) };
     if let Some(other) = inputs.iter().find(|input| input.shape[0] != first.shape[0]) {
         return Err(Problem::invalid(format!(
@@ -273,6 +286,22 @@ fn rows(entry: &ServedEntry, inputs: &[Tensor]) -> Result<usize, Problem> {
         )));
     }
     Ok(first.shape[0] as usize)
+}
+
+/// What an answer takes, at least: outputs and their encoding, where a dimension that is not known counts as one.
+pub(crate) fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: impl Iterator<Item = Wanted>) -> usize {
+    let size = |wanted: Wanted| {
+        let spec = &entry.outputs[wanted.index];
+        let known = spec.shape.iter().skip(1).map(|&dimension| usize::try_from(dimension).unwrap_or(1));
+        let datatype = wire_datatype(spec.datatype);
+        let data = known.fold(rows.saturating_mul(datatype.size().unwrap_or(1)), usize::saturating_mul);
+        data.saturating_add(match wanted.form {
+            Form::Binary => data,
+            Form::Json => text_size(datatype, data),
+            Form::Elsewhere => 0,
+        })
+    };
+    outputs.map(size).fold(0, usize::saturating_add)
 }
 
 fn names(specs: &[TensorSpec]) -> String {

@@ -6,20 +6,31 @@ use crate::access::SharedMemory;
 use crate::check::wire_datatype;
 use crate::state::State;
 use ripieno_model::TensorSpec;
+use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::ServedEntry;
 use ripieno_runtime::{Ending, ModelSnapshot, TallySnapshot};
 use ripieno_wire::json::{ModelMetadataBody, ServerMetadataBody, TensorMetadataBody};
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
+use ripieno_wire::proto::inference::model_ensembling::Step;
 use ripieno_wire::proto::inference::model_metadata_response::TensorMetadata;
 use ripieno_wire::proto::inference::{
-    DataType, InferBatchStatistics, InferStatistics, ModelConfig, ModelDynamicBatching, ModelInput,
-    ModelMetadataResponse, ModelOutput, ModelParameter, ModelStatistics, ModelTransactionPolicy, StatisticDuration,
+    DataType, InferBatchStatistics, InferStatistics, ModelConfig, ModelDynamicBatching, ModelEnsembling, ModelInput,
+    ModelMetadataResponse, ModelOutput, ModelParameter, ModelSequenceBatching, ModelStatistics, ModelTensorReshape,
+    ModelTransactionPolicy, StatisticDuration,
 };
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// The extensions of the protocol that are served: no more, because clients act on this list.
-const EXTENSIONS: [&str; 6] =
-    ["binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "statistics"];
+const EXTENSIONS: [&str; 7] = [
+    "binary_tensor_data",
+    "classification",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "sequence",
+    "statistics",
+];
 
 pub(crate) fn server_metadata(state: &State) -> ServerMetadataBody {
     let shares_memory = state.config.access.shared_memory != SharedMemory::Off;
@@ -37,7 +48,7 @@ pub(crate) fn metadata(state: &State, entry: &ServedEntry) -> ModelMetadataRespo
             name: spec.name.clone(),
             datatype: spec.datatype.name().to_owned(),
             shape: match entry.batched {
-                true => std::iter::once(-1).chain(spec.shape.iter().skip(1).copied()).collect(),
+                true => std::iter::once(-1).chain(entry.shape(spec).iter().skip(1).copied()).collect(),
                 false => entry.shape(spec).to_vec(),
             },
         };
@@ -69,25 +80,31 @@ pub(crate) fn metadata_body(metadata: ModelMetadataResponse) -> ModelMetadataBod
 /// A model that takes no batches has a largest batch of 0, which tells clients that shapes have no first dimension beside those
 /// given.
 pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
-    let dims = |spec: &TensorSpec| spec.shape.iter().skip(1).copied().collect();
+    let dims = |spec: &TensorSpec| entry.shape(spec).iter().skip(usize::from(entry.batched)).copied().collect();
+    let reshape = |spec: &TensorSpec| {
+        let shape = entry.edge.reshapes.get(&spec.name)?.model()[1..].to_vec();
+        Some(ModelTensorReshape { shape })
+    };
     let data_type = |spec: &TensorSpec| config_datatype(spec) as i32;
     let input = |spec: &TensorSpec| ModelInput {
         name: spec.name.clone(),
         data_type: data_type(spec),
         dims: dims(spec),
+        reshape: reshape(spec),
         ..ModelInput::default()
     };
     let output = |spec: &TensorSpec| ModelOutput {
         name: spec.name.clone(),
         data_type: data_type(spec),
         dims: dims(spec),
+        reshape: reshape(spec),
         label_filename: entry.labels.get(&spec.name).map_or_else(String::new, |labels| labels.file.clone()),
         ..ModelOutput::default()
     };
     ModelConfig {
         name: entry.name.clone(),
         platform: entry.platform.clone(),
-        backend: "ripieno".to_owned(),
+        backend: if entry.ensemble.is_some() { String::new() } else { "ripieno".to_owned() },
         max_batch_size: if entry.batched { i32::try_from(entry.max_batch).unwrap_or(i32::MAX) } else { 0 },
         input: entry.inputs.iter().map(input).collect(),
         output: entry.outputs.iter().map(output).collect(),
@@ -97,9 +114,30 @@ pub(crate) fn config(entry: &ServedEntry) -> ModelConfig {
             ModelParameter { string_value: entry.slo.span.as_millis_f64().to_string() },
         )]
         .into(),
-        scheduling_choice: entry.batched.then(|| SchedulingChoice::DynamicBatching(ModelDynamicBatching::default())),
+        scheduling_choice: scheduling(entry),
         ..ModelConfig::default()
     }
+}
+
+fn scheduling(entry: &ServedEntry) -> Option<SchedulingChoice> {
+    if let Some(sequences) = &entry.edge.sequences {
+        let max_sequence_idle_microseconds = u64::try_from(sequences.idle.as_micros()).unwrap_or(u64::MAX);
+        let batching = ModelSequenceBatching { max_sequence_idle_microseconds, ..ModelSequenceBatching::default() };
+        return Some(SchedulingChoice::SequenceBatching(batching));
+    }
+    let Some(ensemble) = &entry.ensemble else {
+        return entry.batched.then(|| SchedulingChoice::DynamicBatching(ModelDynamicBatching::default()));
+    };
+    let map = |tensors: &BTreeMap<String, String>| tensors.clone().into_iter().collect();
+    let step = |step: &EnsembleStep| Step {
+        model_name: step.model.clone(),
+        model_version: step.version.parse().unwrap_or(-1),
+        input_map: map(&step.inputs),
+        output_map: map(&step.outputs),
+        ..Step::default()
+    };
+    let step = ensemble.steps.iter().map(step).collect();
+    Some(SchedulingChoice::EnsembleScheduling(ModelEnsembling { step, ..ModelEnsembling::default() }))
 }
 
 fn config_datatype(spec: &TensorSpec) -> DataType {
@@ -108,17 +146,25 @@ fn config_datatype(spec: &TensorSpec) -> DataType {
 
 pub(crate) fn config_json(config: &ModelConfig) -> Value {
     let data_type = |number: i32| DataType::try_from(number).unwrap_or(DataType::TypeInvalid).as_str_name();
+    let reshaped = |mut tensor: Value, reshape: &Option<ModelTensorReshape>| {
+        if let Some(ModelTensorReshape { shape }) = reshape {
+            tensor["reshape"] = json!({"shape": shape});
+        }
+        tensor
+    };
     let input = |input: &ModelInput| {
-        json!({
+        let tensor = json!({
             "name": input.name, "data_type": data_type(input.data_type), "format": "FORMAT_NONE", "dims": input.dims,
             "is_shape_tensor": false, "allow_ragged_batch": false, "optional": false,
-        })
+        });
+        reshaped(tensor, &input.reshape)
     };
     let output = |output: &ModelOutput| {
-        json!({
+        let tensor = json!({
             "name": output.name, "data_type": data_type(output.data_type), "dims": output.dims, "label_filename": output.label_filename,
             "is_shape_tensor": false,
-        })
+        });
+        reshaped(tensor, &output.reshape)
     };
     let parameter =
         |(name, parameter): (&String, &ModelParameter)| (name.clone(), json!({"string_value": parameter.string_value}));
@@ -132,8 +178,22 @@ pub(crate) fn config_json(config: &ModelConfig) -> Value {
         "parameters": config.parameters.iter().map(parameter).collect::<serde_json::Map<_, _>>(),
         "model_transaction_policy": {"decoupled": config.model_transaction_policy.is_some_and(|policy| policy.decoupled)},
     });
-    if config.scheduling_choice.is_some() {
-        json["dynamic_batching"] = json!({});
+    let step = |step: &Step| {
+        json!({
+            "model_name": step.model_name, "model_version": step.model_version, "input_map": step.input_map,
+            "output_map": step.output_map, "model_namespace": "",
+        })
+    };
+    match &config.scheduling_choice {
+        Some(SchedulingChoice::EnsembleScheduling(ensemble)) => {
+            json["ensemble_scheduling"] = json!({"step": ensemble.step.iter().map(step).collect::<Vec<_>>()});
+        }
+        Some(SchedulingChoice::SequenceBatching(batching)) => {
+            json["sequence_batching"] =
+                json!({"max_sequence_idle_microseconds": batching.max_sequence_idle_microseconds});
+        }
+        Some(_) => json["dynamic_batching"] = json!({}),
+        None => {}
     }
     json
 }

@@ -3,16 +3,17 @@
 use crate::access::Caller;
 use crate::backend::Withdraw;
 use crate::bounds::budget::{Budget, Reservation, hold};
-use crate::check::{Checked, Wanted, check, wire_datatype};
+use crate::check::{Checked, Wanted, answer_bytes, check, wire_datatype};
 use crate::delivery::{Delivery, Wish, deliver};
+use crate::ensemble::{Run, Whole};
 use crate::problem::{Kind, Problem};
 use crate::regions::{self, Spot};
+use crate::sequences::{self, Place, Turn};
 use crate::state::State;
 use ripieno_executor::Tensor;
 use ripieno_repository::registry::ServedEntry;
-use ripieno_runtime::{Answer, Answered, Job, OnStep};
-use ripieno_wire::json::text_size;
-use ripieno_wire::{Form, InferRequest, InferResponse, ResponseTensor};
+use ripieno_runtime::{Answer, Answered, Job, OnStep, Refused};
+use ripieno_wire::{InferRequest, InferResponse, ResponseTensor};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -56,6 +57,8 @@ pub(crate) struct Asked {
     /// The time that a gateway gives it until its first answer.
     pub(crate) slo: Option<Duration>,
     pub(crate) caller: Caller,
+    /// Among the messages of a stream.
+    pub(crate) place: Option<Place>,
 }
 
 /// Infers. A caller that drops this future withdraws the request.
@@ -90,12 +93,20 @@ pub(crate) struct Accepted {
     spots: Vec<Option<Spot>>,
     id: String,
     decoding: Duration,
+    rows: usize,
     /// What the answer is going to take, as far as its shape is known before.
     room: Option<Reservation>,
     /// The request's own time limit.
     timeout: Option<Duration>,
-    answer: oneshot::Receiver<Answer>,
-    withdraw: Option<Withdraw>,
+    /// In its sequence, and what the states count against.
+    turn: Option<(Turn, Arc<Budget>)>,
+    awaited: Awaited,
+}
+
+/// Who gives the answer.
+enum Awaited {
+    Model(oneshot::Receiver<Answer>, Option<Withdraw>),
+    Ensemble(Box<Run>),
 }
 
 /// Checks a request and submits it; `on_step` receives its steps, if they are wanted.
@@ -105,8 +116,11 @@ pub(crate) async fn accept(
     asked: Asked,
     on_step: Option<OnStep>,
 ) -> Result<Accepted, Problem> {
-    let Asked { mut request, received, timeout, slo, caller } = asked;
+    let Asked { mut request, received, timeout, slo, caller, place } = asked;
     let entry = state.registry.get(&request.model, &request.version)?;
+    let event = sequences::event(&entry, &request.parameters)?;
+    // Who belongs to no sequence goes as it comes.
+    let place = place.filter(|_| event.is_some());
     // Where steps are answered one by one, the last of them may come much later than the first.
     let slo = slo.filter(|_| !(entry.streams && on_step.is_some()));
     let spots = regions::request::resolve(state, budget, &caller, &mut request).await?;
@@ -121,42 +135,66 @@ pub(crate) async fn accept(
     if let (Some(room), Some(input)) = (copied, copy) {
         input.data = hold(std::mem::take(&mut input.data), room);
     }
-    let room = budget.reserve(answer_bytes(&entry, rows, &outputs, on_step.is_some()))?;
+    let whole = answer_bytes(&entry, rows, outputs.iter().copied());
+    // In parts, as much for each that may wait to be read.
+    let parts = if on_step.is_some() && entry.streams { MAX_UNREAD } else { 1 };
+    let room = budget.reserve(whole.saturating_mul(parts))?;
     let timeout = [timeout, own_timeout, slo].into_iter().flatten().min();
+    let (decoding, room) = (received.elapsed(), Some(room));
+    if let Some(ensemble) = &entry.ensemble {
+        let whole =
+            Whole { ensemble: ensemble.clone(), entry: entry.clone(), rows, timeout, client: caller.client, priority };
+        let run = Run::begin(state, budget, whole, &inputs)?;
+        return Ok(Accepted {
+            entry,
+            outputs,
+            spots,
+            id,
+            decoding,
+            rows,
+            room,
+            timeout,
+            turn: None,
+            awaited: Awaited::Ensemble(Box::new(run)),
+        });
+    }
+    let (mut turn, mut timeout) = (None, timeout);
+    if let Some(event) = event {
+        let begun = Instant::now();
+        let own = state.sequences.turn(&entry, event, place).await?;
+        inputs = own.inputs(&inputs)?;
+        turn = Some((own, budget.clone()));
+        // A request's own limit holds for its wait, too.
+        timeout = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+    }
+    let model = entry.id.ok_or_else(|| Problem::of_refusal(Refused::NotLoaded, &entry.name))?;
     let (send, answer) = oneshot::channel();
     // The receiver may be gone with its client; then nobody wants the answer.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
-    let job = Job { model: entry.id, inputs, rows, timeout, client: caller.client, priority, on_step, on_answer };
-    let decoding = received.elapsed();
+    let client = caller.client;
+    let job = Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer };
     let withdraw = state.backend.submit(job).map_err(|refused| Problem::of_refusal(refused, &entry.name))?;
-    Ok(Accepted { entry, outputs, spots, id, decoding, room: Some(room), timeout, answer, withdraw: Some(withdraw) })
-}
-
-/// What the answer takes, at least: outputs and their encoding, where a dimension that is not known counts as one. In parts,
-/// as much for each that may wait to be read.
-fn answer_bytes(entry: &ServedEntry, rows: usize, outputs: &[Wanted], in_parts: bool) -> usize {
-    let size = |wanted: &Wanted| {
-        let spec = &entry.outputs[wanted.index];
-        let known = spec.shape.iter().skip(1).map(|&dimension| usize::try_from(dimension).unwrap_or(1));
-        let datatype = wire_datatype(spec.datatype);
-        let data = known.fold(rows.saturating_mul(datatype.size().unwrap_or(1)), usize::saturating_mul);
-        data.saturating_add(match wanted.form {
-            Form::Binary => data,
-            Form::Json => text_size(datatype, data),
-            Form::Elsewhere => 0,
-        })
-    };
-    let whole = outputs.iter().map(size).fold(0, usize::saturating_add);
-    whole.saturating_mul(if in_parts && entry.streams { MAX_UNREAD } else { 1 })
+    let awaited = Awaited::Model(answer, Some(withdraw));
+    Ok(Accepted { entry, outputs, spots, id, decoding, rows, room, timeout, turn, awaited })
 }
 
 impl Accepted {
     /// Waits for the answer.
     pub(crate) async fn answer(&mut self) -> Result<Answered, Problem> {
-        let answer = (&mut self.answer).await;
-        self.withdraw = None;
-        let answer = answer.map_err(|_| Problem::new(Kind::Internal, "the request was lost"))?;
-        let answered = answer.map_err(|failure| Problem::of_failure(failure, &self.entry, self.timeout))?;
+        // A failure gives it back, too.
+        let turn = self.turn.take();
+        let answered = match &mut self.awaited {
+            Awaited::Ensemble(run) => run.answer().await?,
+            Awaited::Model(answer, withdraw) => {
+                let answer = answer.await;
+                *withdraw = None;
+                let answer = answer.map_err(|_| Problem::lost())?;
+                answer.map_err(|failure| Problem::of_failure(failure, &self.entry, self.rows, self.timeout))?
+            }
+        };
+        if let Some((turn, budget)) = turn {
+            turn.end(&answered.outputs, &budget)?;
+        }
         self.entry.stats.decoding.add(self.decoding);
         Ok(answered)
     }
@@ -181,12 +219,10 @@ impl Accepted {
 
     /// The output at this place among those to send.
     pub(crate) fn output(&self, position: usize, tensor: &Tensor) -> Delivery {
-        // Without a batch, the one row is the whole.
-        let shape = if self.entry.batched { &tensor.shape[..] } else { tensor.shape.get(1..).unwrap_or_default() };
         let output = ResponseTensor {
             name: tensor.name.to_string(),
             datatype: wire_datatype(tensor.datatype),
-            shape: shape.to_vec(),
+            shape: self.entry.to_clients(&tensor.name, &tensor.shape),
             data: tensor.data.clone(),
             form: self.outputs[position].form,
         };
@@ -208,9 +244,11 @@ impl Accepted {
 }
 
 impl Drop for Accepted {
-    /// A client that goes away drops the future of its call, and this with it.
+    /// A client that goes away drops the future of its call, and this with it; the run of an ensemble does the same for its steps.
     fn drop(&mut self) {
-        if let Some(withdraw) = self.withdraw.take() {
+        if let Awaited::Model(_, withdraw) = &mut self.awaited
+            && let Some(withdraw) = withdraw.take()
+        {
             withdraw();
         }
     }

@@ -29,7 +29,7 @@ pub(crate) fn render(state: &State) -> String {
         .into_iter()
         .filter_map(|entry| {
             let labels = format!("model=\"{}\",version=\"{}\"", escape(&entry.name), escape(&entry.version));
-            let processes = state.backend.processes(entry.id);
+            let processes = entry.id.and_then(|id| state.backend.processes(id));
             state.numbers(&entry).map(|model| Row { labels, model, processes, entry })
         })
         .collect();

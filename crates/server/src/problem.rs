@@ -49,6 +49,11 @@ impl Problem {
         Problem { kind, message, retry_after: None }
     }
 
+    /// A request whose answer nobody owes any more, which a bug alone can do.
+    pub(crate) fn lost() -> Problem {
+        Problem::new(Kind::Internal, "the request was lost")
+    }
+
     pub(crate) fn invalid(message: impl Into<String>) -> Problem {
         Problem::new(Kind::Invalid, message)
     }
@@ -143,7 +148,7 @@ impl From<DeviceRefused> for Problem {
 
 impl Problem {
     /// Why a request that was accepted got no answer. Of one that was too late: what it had, what it needed, and the key.
-    pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, timeout: Option<Duration>) -> Problem {
+    pub(crate) fn of_failure(failure: Failure, entry: &ServedEntry, rows: usize, timeout: Option<Duration>) -> Problem {
         let late = matches!(failure, Failure::Expired | Failure::Hopeless);
         let problem = Problem::of_ending(failure, &entry.name);
         if !late {
@@ -161,7 +166,9 @@ impl Problem {
             (_, None) => return problem,
         };
         let needed = entry.one_row.map_or(String::new(), |row| {
-            format!("; one row needs {:?} by its profile on an idle device", Duration::from_nanos(row.0.unsigned_abs()))
+            let row = Duration::from_nanos(row.0.unsigned_abs());
+            let more = if rows > 1 { format!(", and the request has {rows}") } else { String::new() };
+            format!("; one row needs {row:?} by its profile on an idle device{more}")
         });
         Problem::new(problem.kind, format!("{}; model '{}' had {had}{needed}; {fix}", problem.message, entry.name))
     }

@@ -14,7 +14,7 @@ use crate::config::ServerConfig;
 use crate::signals::SAMPLE_EVERY;
 use crate::state::State;
 use crate::threads::Threads;
-use crate::{fresh, grpc, http, metrics};
+use crate::{fresh, grpc, http, metrics, scaler};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -132,8 +132,8 @@ impl Server {
             loops.spawn(accept(state.clone(), listener, false, service));
         }
         if let Some(listener) = self.metrics {
-            let shared = state.clone();
-            let service = service_fn(move |request| answer_metrics(shared.clone(), request));
+            let (shared, routes) = (state.clone(), scaler::routes(&state));
+            let service = service_fn(move |request| metrics_port(shared.clone(), routes.clone(), request));
             loops.spawn(accept(state.clone(), listener, true, service));
         }
         shutdown.await;
@@ -368,9 +368,12 @@ async fn keep_sampling(state: Arc<State>) {
 }
 
 fn sample(state: &State) {
+    if !state.backend.is_primary() {
+        return state.signals.clear();
+    }
     let entries = state.registry.ready_entries();
     let model = |id| state.backend.model(id).map(|model| (u64::from(id.0), model.totals()));
-    let mut models: Vec<_> = entries.iter().filter_map(|entry| model(entry.id)).collect();
+    let mut models: Vec<_> = entries.iter().filter_map(|entry| model(entry.id?)).collect();
     models.sort_unstable_by_key(|&(id, _)| id);
     let there = |device: &DeviceSnapshot| device.state != DeviceState::Lost;
     state.signals.sample(state.backend.devices().into_iter().filter(there).count(), models);
@@ -396,6 +399,18 @@ fn builder(config: &ServerConfig) -> Builder<TokioExecutor> {
         .keep_alive_interval(Some(config.ping_interval))
         .keep_alive_timeout(config.ping_interval);
     builder
+}
+
+/// The port of the metrics: for scrapers, probes, and an autoscaler that asks by calls.
+async fn metrics_port(
+    state: Arc<State>,
+    routes: tonic::service::Routes,
+    request: Request<Incoming>,
+) -> Result<Response<tonic::body::Body>, Infallible> {
+    if request.uri().path().starts_with(scaler::PATH) {
+        return Ok(scaler::answer(state, routes, request).await);
+    }
+    Ok(answer_metrics(state, request).await?.map(tonic::body::Body::new))
 }
 
 async fn answer_metrics(state: Arc<State>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

@@ -31,6 +31,11 @@ impl LiveSignals {
         self.signals.lock().reading()
     }
 
+    /// Forgets what it has seen: it was not the whole of it.
+    pub(crate) fn clear(&self) {
+        *self.signals.lock() = Signals::new(WINDOW);
+    }
+
     /// Takes in the counters, read now, when so many devices are there.
     pub(crate) fn sample(&self, devices: usize, models: Vec<(u64, ModelTotals)>) {
         let since_start = Nanos(i64::try_from(self.started.elapsed().as_nanos()).unwrap_or(i64::MAX));

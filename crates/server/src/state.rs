@@ -9,7 +9,9 @@ use crate::bounds::shares::Shares;
 use crate::config::{ErrorProfile, ServerConfig};
 use crate::problem::{Kind, Problem};
 use crate::regions::Regions;
+use crate::sequences::Table;
 use crate::signals::LiveSignals;
+use ripieno_repository::ensemble::EnsembleStep;
 use ripieno_repository::registry::{IndexRow, LookupError, Registry, Repository, ServedEntry, UNLOADED};
 use ripieno_runtime::{Ending, ModelSnapshot};
 use std::sync::Arc;
@@ -39,6 +41,7 @@ pub(crate) struct State {
     pub(crate) shares: Shares,
     pub(crate) loads: Loads,
     pub(crate) regions: Regions,
+    pub(crate) sequences: Arc<Table>,
     phase: watch::Sender<Phase>,
     /// Turns at work that keeps a core busy: inflating, and decoding what is large.
     workers: Arc<Semaphore>,
@@ -58,8 +61,21 @@ impl State {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (phase, workers) = (watch::Sender::new(Phase::Serving), Arc::new(Semaphore::new(cores)));
         let signals = LiveSignals::new();
-        let regions = Regions::default();
-        Ok(State { config, backend, registry, signals, access, budget, shares, loads, regions, phase, workers })
+        let (regions, sequences) = (Regions::default(), Arc::new(Table::default()));
+        Ok(State {
+            config,
+            backend,
+            registry,
+            signals,
+            access,
+            budget,
+            shares,
+            loads,
+            regions,
+            sequences,
+            phase,
+            workers,
+        })
     }
 
     /// What the calls of a connection may hold.
@@ -79,7 +95,10 @@ impl State {
 
     /// What the backend has counted of a model, less the answers that no client got.
     pub(crate) fn numbers(&self, entry: &ServedEntry) -> Option<ModelSnapshot> {
-        let mut model = self.backend.model(entry.id)?;
+        let mut model = match &entry.ensemble {
+            Some(ensemble) => ensemble.metrics.snapshot(ensemble.live()),
+            None => self.backend.model(entry.id?)?,
+        };
         let (in_time, late) = entry.stats.undelivered.counts();
         for (ending, count) in &mut model.requests {
             match ending {
@@ -96,14 +115,25 @@ impl State {
     /// Whether a model can be asked; an error if nobody knows it.
     pub(crate) fn is_model_ready(&self, name: &str, version: &str) -> Result<bool, Problem> {
         match self.registry.get(name, version) {
-            // Without a device, or a process for its engine, it answers nothing but "retry".
-            Ok(entry) => {
-                let has_process = self.backend.processes(entry.id).is_none_or(|processes| processes.up);
-                Ok(has_process && self.backend.has_device())
-            }
+            Ok(entry) => Ok(match &entry.ensemble {
+                Some(ensemble) => ensemble.steps.iter().all(|step| self.is_step_ready(step)),
+                None => self.answers(&entry),
+            }),
             Err(LookupError::Loading(_) | LookupError::Unavailable { .. }) => Ok(false),
             Err(unknown) => Err(unknown.into()),
         }
+    }
+
+    /// Steps are models: one that has become an ensemble since is none.
+    fn is_step_ready(&self, step: &EnsembleStep) -> bool {
+        let member = self.registry.get(&step.model, &step.version);
+        member.is_ok_and(|member| member.ensemble.is_none() && self.answers(&member))
+    }
+
+    /// Without a device, or a process for its engine, a model answers nothing but "retry".
+    fn answers(&self, entry: &ServedEntry) -> bool {
+        let processes = entry.id.and_then(|id| self.backend.processes(id));
+        processes.is_none_or(|processes| processes.up) && self.backend.has_device()
     }
 
     /// The entries that a statistics call names: one, all versions of a model, or all.

@@ -72,7 +72,7 @@ impl TextCall<'_> {
             ..InferRequest::default()
         };
         let (received, caller, slo) = (Instant::now(), self.caller, self.slo);
-        Asked { request, received, timeout: None, slo, caller }
+        Asked { request, received, timeout: None, slo, caller, place: None }
     }
 
     async fn read(&self, (tokens, mut accepted): (usize, Accepted)) -> Result<Vec<f32>, Problem> {

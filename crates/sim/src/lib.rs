@@ -9,6 +9,7 @@
 mod autoscale;
 mod changing;
 pub mod checkers;
+mod ensembles;
 mod jitter;
 mod link;
 mod meter;
@@ -26,6 +27,7 @@ mod world;
 
 pub use autoscale::Autoscale;
 pub use changing::Load;
+pub use ensembles::{Budget, Ensemble, Whole};
 pub use jitter::Jitter;
 pub use link::{Delay, Network};
 pub use observer::{End, Observer, Run};

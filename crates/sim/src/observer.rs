@@ -1,5 +1,6 @@
 //! What can be seen of a run from outside.
 
+use crate::ensembles::Whole;
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use ripieno_sched::{Request, Why};
@@ -30,6 +31,15 @@ pub trait Observer {
 
     /// A request has ended.
     fn ended(&mut self, _now: Time, _id: u64, _request: &Request, _end: End) {}
+
+    /// A request to an ensemble came.
+    fn whole_arrived(&mut self, _whole: &Whole) {}
+
+    /// The request with this id, which arrives next, is a step of one to an ensemble.
+    fn is_step(&mut self, _id: u64) {}
+
+    /// A request to an ensemble has ended, well if all its steps were answered.
+    fn whole_ended(&mut self, _now: Time, _whole: &Whole, _well: bool) {}
 
     /// The scheduler has settled.
     fn settled(&mut self, _now: Time, _next_wakeup: Time) {}

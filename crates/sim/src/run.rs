@@ -3,6 +3,7 @@
 use crate::autoscale::Autoscaler;
 use crate::changing::Load;
 use crate::checkers::Checkers;
+use crate::ensembles::Whole;
 use crate::observer::{End, Observer, Run};
 use crate::scenario::{Drawn, Length, Routes, Scenario, Unfold};
 use crate::unfolding::Unfolding;
@@ -13,6 +14,7 @@ use ripieno_model::Graph;
 use ripieno_report::{Collector, Found, RunInfo, Search, Summary, Window, search};
 use ripieno_sched::{BuildError, Request, build, build_served};
 use ripieno_workload::{ArrivalError, Arrivals, ChangingArrivals, Random, mix, stream as stream_of};
+use std::collections::BTreeSet;
 use thiserror::Error;
 
 /// Tells the random streams of extents from those of arrivals, and those of routes.
@@ -93,9 +95,12 @@ impl<'a> Source<'a> {
         let (index, random) = (usize::from(model), |what: u64| stream_of(scenario.seed, what | u64::from(model)));
         Source {
             model: ModelId(model),
-            slo: scenario.setup.models[index].slo,
-            routes: scenario.routes[index].as_ref(),
-            walk: scenario.walks[index].as_ref(),
+            slo: match scenario.setup.models.get(index) {
+                Some(model) => model.slo,
+                None => scenario.ensembles[index - scenario.setup.models.len()].slo,
+            },
+            routes: scenario.routes.get(index).and_then(Option::as_ref),
+            walk: scenario.walks.get(index).and_then(Option::as_ref),
             extents: random(EXTENTS),
             ways: random(ROUTES),
         }
@@ -152,12 +157,15 @@ fn run(
     let build = if scenario.admission { build_served } else { build };
     let mut scheduler = build(&scenario.policy, setup, &scenario.effective_options())?;
     let start = Time::ORIGIN + Nanos((horizon.0 as f64 * scenario.warmup_fraction) as i64);
-    let names = setup.models.iter().map(|model| model.name.clone());
+    let ensembles = scenario.ensembles.iter().map(|ensemble| ensemble.name.clone());
+    let names = setup.models.iter().map(|model| model.name.clone()).chain(ensembles);
     let window = Window::from(start);
     let mut statistics = Statistics {
         collector: Collector::new(names, setup.limits.devices, setup.limits.batch, window),
         last_arrival: Time::ORIGIN,
         held_back: Vec::new(),
+        steps: BTreeSet::new(),
+        models: setup.models.len(),
         expires: setup.models.iter().map(|model| scenario.margins && expires(model)).collect(),
     };
     let mut checkers = scenario.check.then(|| match scenario.needs().pads {
@@ -175,6 +183,7 @@ fn run(
         .with_reports(&scenario.reports)
         .with_graphs(&scenario.graphs)
         .with_gather(&scenario.gather)
+        .with_ensembles(&scenario.ensembles)
         .with_queues(&scenario.queues);
     if scenario.margins {
         world = world.with_learning(&setup.models).with_expiry();
@@ -209,6 +218,9 @@ struct Statistics {
     collector: Collector,
     last_arrival: Time,
     held_back: Vec<Batch>,
+    /// Live requests that are steps: the whole counts, and they do not.
+    steps: BTreeSet<u64>,
+    models: usize,
     /// By model, whether a late answer reaches nobody.
     expires: Vec<bool>,
 }
@@ -244,11 +256,32 @@ impl Statistics {
 }
 
 impl Observer for Statistics {
-    fn accepted(&mut self, _id: u64, request: &Request) {
-        self.arrival(request.arrived);
+    fn accepted(&mut self, id: u64, request: &Request) {
+        if !self.steps.contains(&id) {
+            self.arrival(request.arrived);
+        }
     }
 
-    fn refused(&mut self, now: Time, _id: u64, model: ModelId) {
+    fn is_step(&mut self, id: u64) {
+        self.steps.insert(id);
+    }
+
+    fn whole_arrived(&mut self, whole: &Whole) {
+        self.arrival(whole.arrived);
+    }
+
+    fn whole_ended(&mut self, now: Time, whole: &Whole, well: bool) {
+        let id = ModelId((self.models + whole.ensemble) as u16);
+        match well {
+            true => self.collector.record_answer(id, whole.arrived, whole.deadline, now),
+            false => self.collector.record_drop(id, whole.arrived),
+        }
+    }
+
+    fn refused(&mut self, now: Time, id: u64, model: ModelId) {
+        if self.steps.remove(&id) {
+            return;
+        }
         self.arrival(now);
         self.collector.record_drop(model, now);
     }
@@ -258,7 +291,10 @@ impl Observer for Statistics {
         self.held_back.push(Batch { model, rows, device, start, end: now.min(run.end) });
     }
 
-    fn ended(&mut self, now: Time, _id: u64, request: &Request, end: End) {
+    fn ended(&mut self, now: Time, id: u64, request: &Request, end: End) {
+        if self.steps.remove(&id) {
+            return;
+        }
         let lost = self.expires[request.model.index()] && now > request.deadline;
         match end {
             End::Finished if lost => self.collector.record_drop(request.model, request.arrived),

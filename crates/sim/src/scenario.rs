@@ -8,6 +8,7 @@
 mod blocks;
 mod check;
 mod costs;
+mod ensembles;
 mod listing;
 mod model;
 mod routes;
@@ -15,15 +16,17 @@ mod walks;
 
 use crate::autoscale::{Autoscale, AutoscaleTable};
 use crate::changing::{Changing, Given, Load, PhaseTable};
+use crate::ensembles::Ensemble;
 use crate::jitter::Jitter;
 use crate::link::{Delay, Network};
 use crate::planning::{PlanTable, Planning};
 pub use routes::Routes;
 pub use walks::Unfold;
 
+use ensembles::EnsembleTable;
 use listing::Listing;
 use model::ModelTable;
-use ripieno_base::{Nanos, Time};
+use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::bounds::staggered_bound;
 use ripieno_model::{Graph, Model};
 use ripieno_sched::{Choice, Kind, Limits, Needs, Objective, OptionValue, Options, Policy, Setup, choose, fit_batches};
@@ -53,8 +56,10 @@ pub struct Scenario {
     pub check: bool,
     /// Explicit requests, sorted by arrival.
     pub requests: Option<Vec<crate::Arrival>>,
-    /// Each model's share of the rate and its arrival process; by model.
+    /// Each model's share of the rate and its arrival process; by model, and those of the ensembles after them.
     pub loads: Vec<Load>,
+    /// Models as the steps of graphs.
+    pub ensembles: Vec<Ensemble>,
     /// The network between scheduler and devices.
     pub network: Network,
     /// How much longer tasks take than profiled.
@@ -137,6 +142,8 @@ struct File {
     plan: PlanTable,
     #[serde(default)]
     model: Vec<ModelTable>,
+    #[serde(default)]
+    ensemble: Vec<EnsembleTable>,
 }
 
 #[derive(Deserialize)]
@@ -238,8 +245,15 @@ impl Scenario {
     /// A model that unfolds counts with full batches of each of its cells and the mean number of steps.
     pub fn bound_rps(&self) -> f64 {
         let seconds = |model: usize| self.loads[model].share * self.seconds_per_request(model);
-        let seconds: f64 = (0..self.setup.models.len()).map(seconds).sum();
+        let seconds: f64 = (0..self.setup.models.len()).map(seconds).sum::<f64>() + self.seconds_of_ensembles();
         self.setup.devices as f64 / seconds
+    }
+
+    fn seconds_of_ensembles(&self) -> f64 {
+        let loads = &self.loads[self.setup.models.len()..];
+        let seconds =
+            |steps: &[ModelId]| steps.iter().map(|model| self.seconds_per_request(model.index())).sum::<f64>();
+        self.ensembles.iter().zip(loads).map(|(ensemble, load)| load.share * seconds(&ensemble.steps)).sum()
     }
 
     fn seconds_per_request(&self, index: usize) -> f64 {
@@ -271,7 +285,8 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
     for (model, table) in models.iter_mut().zip(&file.model) {
         model.dec_timesteps = table.dec_timesteps(model.walk, folder)?;
     }
-    unique(models.iter().map(|model| model.name.as_str()))?;
+    unique(models.iter().map(|model| model.name.as_str()).chain(file.ensemble.iter().map(EnsembleTable::name)))?;
+    let ensembles = file.ensemble.iter().map(|table| table.parse(&models)).collect::<Checked<Vec<_>>>()?;
     let mut graphs = Vec::new();
     let listed = file.requests_file.is_some();
     let walk = |(table, model): (&ModelTable, &Model)| {
@@ -302,6 +317,7 @@ fn parse(text: &str, folder: &Path) -> Checked<Scenario> {
         warmup_fraction,
         policy_options: options(&file.policy_options)?,
         loads,
+        ensembles,
         network: file.network.parse()?,
         jitter: file.jitter.check()?,
         reports: Vec::new(),
@@ -335,11 +351,18 @@ const WINDOW: Nanos = Nanos::from_millis(10_000);
 
 impl File {
     fn offered(&self, requests: Option<&[crate::Arrival]>) -> Checked<Offered> {
-        let loads = model::loads(&self.model)?;
+        let of_ensembles = self.ensemble.iter().map(EnsembleTable::share).sum::<Checked<f64>>()?;
+        let (mut loads, total) = model::loads(&self.model, of_ensembles)?;
+        for ensemble in &self.ensemble {
+            loads.push(ensemble.load(total)?);
+        }
         if !self.load_changes() {
             let (rate, length) = (self.rate()?, self.length(requests)?);
             rate.map_or(Ok(()), |rate| check::checked_rate("rate", rate, length))?;
             return Ok(Offered { rate, length, loads });
+        }
+        if !self.ensemble.is_empty() {
+            return Err("the load of ensembles does not change; remove [[phase]], rates and drift".to_owned());
         }
         if self.requests_file.is_some() {
             return Err("requests_file says what arrives; remove [[phase]], rates and drift".to_owned());

@@ -4,6 +4,7 @@
 //! at t knows everything that happened at t. Time jumps from event to event: nothing ticks.
 
 mod arriving;
+mod ensembles;
 mod expiry;
 mod faults;
 mod gather;
@@ -12,6 +13,7 @@ mod queues;
 mod shared;
 mod unfolded;
 
+use crate::ensembles::Ensembles;
 use crate::jitter::{Excess, Jitter};
 use crate::link::{Link, Network};
 use crate::observer::{End, Observer, Run};
@@ -67,6 +69,8 @@ pub struct World<'a> {
     gather: Option<Gather<'a>>,
     /// How many of each model live; none where models are not bounded apart.
     queues: Option<Queues<'a>>,
+    /// Ensembles and the requests to them; none where there are none.
+    ensembles: Option<Ensembles<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +153,7 @@ impl<'a> World<'a> {
             expiries: None,
             gather: None,
             queues: None,
+            ensembles: None,
         }
     }
 
@@ -235,7 +240,9 @@ impl<'a> World<'a> {
             let end = self.ends.peek().map_or(Time::NEVER, |&Reverse((at, ..))| at);
             let (ending, beginning) = if self.lanes.is_empty() { (Time::NEVER, Time::NEVER) } else { self.lanes_due() };
             let expiry = self.expiries.as_ref().map_or(Time::NEVER, Expiries::next);
-            let due = arrival.min(end).min(ending).min(expiry).min(self.wakeup);
+            let steps = self.ensembles.as_ref().filter(|ensembles| ensembles.has_moved());
+            let steps = steps.map_or(Time::NEVER, |_| self.now.next());
+            let due = arrival.min(end).min(ending).min(expiry).min(steps).min(self.wakeup);
             let next = due.min(controller.next_at(due));
             if beginning < next {
                 self.advance_lanes(beginning);
@@ -265,6 +272,7 @@ impl<'a> World<'a> {
                 self.arrive(arrival, observers);
                 coming = arrivals.next();
             }
+            self.move_ensembles(observers);
             self.settle(observers);
         }
     }
@@ -450,6 +458,7 @@ impl<'a> World<'a> {
             self.free.push(slot);
         }
         each(observers, |observer| observer.ended(self.now, id, &request, end));
+        self.end_step(slot, end, observers);
     }
 }
 

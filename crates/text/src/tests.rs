@@ -45,6 +45,24 @@ fn fit(files: &[(&str, &str)], config: &TextConfig, output: TensorSpec) -> Resul
     reader.fit(config, longest, &inputs(-1), &[output])
 }
 
+/// A text of megabytes takes seconds to tokenise: what cannot be read in full is not read at all.
+#[test]
+fn no_more_of_a_text_is_read_than_its_tokens_can_be() {
+    let folder = folder(&[]);
+    let model = reader(folder.path()).unwrap().fit(&TextConfig::default(), 100, &inputs(-1), &[hidden()]).unwrap();
+    let (short, long) = ("the film was bad ".repeat(50), "the film was bad ".repeat(200_000));
+    assert_eq!(model.encode(&short, None, false), Err(TextError::TooLong(100)));
+    let refused = TextError::TooManyBytes { bytes: long.len(), most: 6400, tokens: 100 };
+    assert_eq!(model.encode(&long, None, false), Err(refused.clone()));
+    assert_eq!(model.encode("the film", Some(&long), false), Err(refused));
+    // The tokens that are kept are the same, of one text and of a pair.
+    assert_eq!(model.encode(&long, None, true), model.encode(&short, None, true));
+    assert_eq!(model.encode(&long, Some(&long), true), model.encode(&short, Some(&short), true));
+    // Cut in the middle of a letter of two bytes; all that is read is one word that nobody knows.
+    let unknown = format!("a{}", "ä".repeat(1_000_000));
+    assert_eq!(model.encode(&unknown, None, true).map(|tokens| tokens.ids.len()), Ok(3));
+}
+
 #[test]
 fn texts_become_tokens_and_what_is_too_long_is_refused_or_cut() {
     let folder = folder(&[]);

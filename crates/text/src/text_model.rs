@@ -207,6 +207,11 @@ impl TextModel {
         self.tokenizer.encode(first, second, truncate)
     }
 
+    /// How many bytes of a text are read, at most.
+    pub fn read_bytes(&self, text: &str) -> usize {
+        text.len().min(self.tokenizer.most_bytes())
+    }
+
     /// Tokens that a client brings itself.
     pub fn check(&self, mut ids: Vec<u32>, truncate: bool) -> Result<Tokens, TextError> {
         if truncate {

@@ -3,7 +3,8 @@
 use crate::beside::{MOST_TOKENIZER_BYTES, bounded};
 use std::path::Path;
 use thiserror::Error;
-use tokenizers::{Encoding, Tokenizer as Library, TruncationParams};
+use tokenizers::utils::truncation::truncate_encodings;
+use tokenizers::{Encoding, PostProcessor, Tokenizer as Library, TruncationParams};
 
 /// What a text becomes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +23,19 @@ pub enum TextError {
         "it has more than {0} tokens, the most that the model takes; shorten it, or have it cut with \"truncate\": true"
     )]
     TooLong(usize),
+    /// It is not read, since it is longer than so many tokens could be.
+    #[error(
+        "it has {bytes} bytes, and {tokens} tokens, the most that the model takes, are taken for at most {most}; shorten it, or have it \
+             cut with \"truncate\": true"
+    )]
+    TooManyBytes {
+        /// How many it has.
+        bytes: usize,
+        /// How many it may have.
+        most: usize,
+        /// The most tokens.
+        tokens: usize,
+    },
     /// Nothing is left of it, and the model adds nothing.
     #[error("it has no tokens")]
     Empty,
@@ -29,6 +43,13 @@ pub enum TextError {
     #[error("the tokenizer cannot read it: {0}")]
     Unreadable(String),
 }
+
+/// A token stands for some 4 bytes, of code and of tables for up to 10. There is no bound by the vocabulary: spaces and words that
+/// are not known may be of any length. But whoever reads to the end what has many times more lets one text of megabytes occupy
+/// a thread for seconds.
+const BYTES_A_TOKEN: usize = 64;
+/// A model of few tokens reads short texts with long words all the same.
+const FEWEST_BYTES: usize = 4096;
 
 /// A tokenizer that gives at most so many tokens.
 pub(crate) struct Tokenizer {
@@ -56,31 +77,65 @@ impl Tokenizer {
         declared.or_else(named).unwrap_or(0)
     }
 
-    /// Texts are filled up where batches are formed, so not here.
+    /// Texts are filled up where batches are formed, so not here. They are cut here: the library would keep what it cuts off, and of a
+    /// pair each piece beside each of the other, with special tokens in all of them.
     pub(crate) fn bound(&mut self, longest: usize) -> Result<(), String> {
+        let added = self.added(false);
+        if longest <= added {
+            return Err(format!("{longest} tokens leave no room for a text, since {added} are added to each"));
+        }
         self.library.with_padding(None);
-        let truncation = TruncationParams { max_length: longest, ..TruncationParams::default() };
-        self.library.with_truncation(Some(truncation)).map_err(|error| error.to_string())?;
+        self.library.with_truncation(None).map_err(|error| error.to_string())?;
         self.longest = longest;
         Ok(())
     }
 
+    /// How many special tokens go with a text, or with a pair.
+    fn added(&self, is_pair: bool) -> usize {
+        self.library.get_post_processor().map_or(0, |processor| processor.added_tokens(is_pair))
+    }
+
+    /// The most bytes of a text that are read.
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.longest.saturating_mul(BYTES_A_TOKEN).max(FEWEST_BYTES)
+    }
+
+    /// The part of a text that is read. What lies behind it is cut off only where tokens would be, too, unless nearly all before
+    /// it is spaces or unknown words.
+    fn readable<'a>(&self, text: &'a str, truncate: bool) -> Result<&'a str, TextError> {
+        let (bytes, most) = (text.len(), self.most_bytes());
+        match bytes > most {
+            false => Ok(text),
+            true if truncate => Ok(&text[..text.floor_char_boundary(most)]),
+            true => Err(TextError::TooManyBytes { bytes, most, tokens: self.longest }),
+        }
+    }
+
     /// The tokens of a text, or of a pair.
     pub(crate) fn encode(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Tokens, TextError> {
-        let encoded = match second {
-            Some(second) => self.library.encode_fast((first, second), true),
-            None => self.library.encode_fast(first, true),
-        };
-        let encoded = encoded.map_err(|error| TextError::Unreadable(error.to_string()))?;
-        if !truncate && is_cut(&encoded) {
-            return Err(TextError::TooLong(self.longest));
-        }
+        let first = self.readable(first, truncate)?;
+        let second = second.map(|second| self.readable(second, truncate)).transpose()?;
+        let encoded = self.within(first, second, truncate)?;
         let (ids, types) = (encoded.get_ids().to_vec(), encoded.get_type_ids().to_vec());
         if ids.is_empty() { Err(TextError::Empty) } else { Ok(Tokens { ids, types }) }
     }
-}
 
-/// What is cut off is kept apart.
-fn is_cut(encoded: &Encoding) -> bool {
-    !encoded.get_overflowing().is_empty()
+    /// A text or a pair with its special tokens, cut if it may be.
+    fn within(&self, first: &str, second: Option<&str>, truncate: bool) -> Result<Encoding, TextError> {
+        let unreadable = |error: tokenizers::Error| TextError::Unreadable(error.to_string());
+        let part = |text: &str| self.library.encode_fast(text, false).map_err(unreadable);
+        let (first, second) = (part(first)?, second.map(part).transpose()?);
+        let added = self.added(second.is_some());
+        let room = self.longest.saturating_sub(added);
+        let length = first.len() + second.as_ref().map_or(0, Encoding::len);
+        if !truncate && length > room {
+            return Err(TextError::TooLong(self.longest));
+        }
+        let params = TruncationParams { max_length: room, ..TruncationParams::default() };
+        let (mut first, mut second) = truncate_encodings(first, second, &params).map_err(unreadable)?;
+        first.take_overflowing();
+        second.as_mut().map(Encoding::take_overflowing);
+        let encoded = self.library.post_process(first, second, true).map_err(unreadable)?;
+        if encoded.len() > self.longest { Err(TextError::TooLong(self.longest)) } else { Ok(encoded) }
+    }
 }

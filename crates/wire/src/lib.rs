@@ -32,6 +32,9 @@ pub mod proto {
     pub mod health {
         include!("generated/grpc.health.v1.rs");
     }
+    pub mod scaler {
+        include!("generated/externalscaler.rs");
+    }
 }
 
 /// The most inputs, and the most requested outputs, of one request.

@@ -41,7 +41,7 @@ const EDGES: [(&str, &[&str]); 19] = [
             "reproduce",
         ],
     ),
-    ("fuzz", &["base", "model", "onnx", "wire", "repository", "cluster"]),
+    ("fuzz", &["base", "model", "onnx", "wire", "repository", "cluster", "text"]),
     ("xtask", &[]),
 ];
 

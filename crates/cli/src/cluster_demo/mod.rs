@@ -88,7 +88,7 @@ pub(crate) struct ClusterDemoArgs {
 /// Whom a fault befalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Who {
-    /// The scheduler that reigns.
+    /// The scheduler that is the primary.
     Primary,
     /// A backend's process.
     Backend,

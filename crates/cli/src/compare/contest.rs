@@ -151,8 +151,17 @@ impl InProcess {
         let (tell, told) = oneshot::channel();
         // Whoever gave up waiting is gone; then nobody wants the answer.
         let on_answer = Box::new(move |answer| drop(tell.send(answer)));
-        let job =
-            Job { model: self.model, inputs, rows, timeout: None, client: 0, priority: 0, on_step: None, on_answer };
+        let job = Job {
+            model: self.model,
+            inputs,
+            rows,
+            timeout: None,
+            stage: None,
+            client: 0,
+            priority: 0,
+            on_step: None,
+            on_answer,
+        };
         match self.engine.submit(job) {
             Ok(_ticket) => told.await.unwrap_or(Err(ripieno_runtime::Failure::ShuttingDown)),
             Err(refused) => Err(ripieno_runtime::Failure::Failed(refused.to_string())),
@@ -222,6 +231,7 @@ impl Contest {
             record: None,
             measure_for: None,
             slo: contestant.slo,
+            control: Default::default(),
             // Nobody else asks: no port is open.
             allow_symlinks: true,
             config,
@@ -233,7 +243,11 @@ impl Contest {
         let loaded = tokio::task::spawn_blocking(move || Repository::load(&*repository, &wanted, None)).await?;
         loaded.map_err(|reason| anyhow!("model {model}: {reason}"))?;
         let entry = registry.get(&model, "").map_err(|error| anyhow!("model {model}: {error}"))?;
-        let target = InProcess { engine: engine.clone(), model: entry.id, requests: requests.build(&entry)? };
+        let target = InProcess {
+            engine: engine.clone(),
+            model: entry.id.context("an ensemble cannot be compared on")?,
+            requests: requests.build(&entry)?,
+        };
         if let Err(failure) = target.ask(0).await {
             return Err(anyhow!(failure)).with_context(|| format!("{}: the first request", contestant.title));
         }

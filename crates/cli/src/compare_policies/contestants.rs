@@ -56,9 +56,9 @@ const FIELD: &[Entry] = &[
     entry("shepherd", &["", "preempt_ratio=0"]),
     Entry {
         walks: &["max_tasks=1", "order=priority", "order=priority max_tasks=1"],
-        ..entry("cellular", &["order=waiting"])
+        ..entry("cellular", &["order=urgency"])
     },
-    Entry { walks: &["order=priority"], ..entry("late", &["order=waiting"]) },
+    Entry { walks: &["order=priority"], ..entry("late", &["order=urgency"]) },
     Entry {
         walks: &["width=2", "width=40", "width=10 turn=one", "width=1048576 pad=longest", "width=10 window_ms=5"],
         ..entry("bucketed", &["width=10"])

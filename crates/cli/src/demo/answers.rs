@@ -10,9 +10,11 @@ use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// How often a question is asked at most.
 const ATTEMPTS: usize = 20;
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// How many images are drawn, side by side.
 const DRAWN: usize = 6;
 /// Shades from nothing to full ink, two characters a pixel.
@@ -115,8 +117,8 @@ impl Http {
         Http { client, url: format!("http://{http}/v2/models/{model}/infer") }
     }
 
-    /// The answer, for which it asks again if it comes too late: the burst of all questions at once may be more than a busy
-    /// machine answers within the SLO.
+    /// The answer, for which it asks again if it comes too late or is refused: the burst of all questions at once may be more than a
+    /// busy machine answers within the SLO.
     pub(super) async fn infer(self, body: Bytes) -> anyhow::Result<Bytes> {
         let Http { client, url } = self;
         let mut left = ATTEMPTS;
@@ -129,7 +131,9 @@ impl Http {
             let bytes = response.into_body().collect().await?.to_bytes();
             match status {
                 _ if status.is_success() => return Ok(bytes),
-                StatusCode::GATEWAY_TIMEOUT if left > 0 => {}
+                StatusCode::GATEWAY_TIMEOUT | StatusCode::TOO_MANY_REQUESTS if left > 0 => {
+                    tokio::time::sleep(AGAIN_AFTER).await;
+                }
                 _ => bail!("{url} answers {status}: {}", String::from_utf8_lossy(&bytes)),
             }
         }

@@ -9,6 +9,7 @@
 mod answers;
 mod assets;
 mod compare;
+mod lateness;
 mod texts;
 
 use crate::devices::DeviceArgs;
@@ -120,6 +121,7 @@ impl Live {
             record: None,
             measure_for: Some(MEASURE_FOR),
             slo: None,
+            control: Default::default(),
             allow_symlinks: false,
             config,
         };
@@ -141,7 +143,7 @@ impl Live {
     fn early_exits(&self, model: &str) -> anyhow::Result<Option<u64>> {
         let entry = self.registry.get(model, "").map_err(|error| anyhow!("{error}"))?;
         let blocks = self.models.iter().find(|report| report.name == model).map_or(0, |report| report.blocks.len());
-        let metrics = self.engine.model_metrics(entry.id).context("the demo's model is loaded")?;
+        let metrics = entry.id.and_then(|id| self.engine.model_metrics(id)).context("the demo's model is loaded")?;
         Ok((blocks > 1).then_some(metrics.early_exits))
     }
 

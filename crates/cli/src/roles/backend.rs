@@ -1,7 +1,9 @@
 //! `ripieno backend`: devices of this machine, at the orders of a scheduler.
 
 use super::model::describe;
+use super::probes::Probes;
 use super::{EpochArgs, SCHEDULER, reachable, told_to_end};
+use crate::address::listening;
 use crate::devices::DeviceArgs;
 use crate::logs::LogFormat;
 use crate::models::nothing_in;
@@ -15,12 +17,13 @@ use ripieno_cluster::handover::Epoch;
 use ripieno_cluster::plane::Tcp;
 use ripieno_cluster::{Backend, BackendModel, OnOrder, Stop};
 use ripieno_report::Format;
-use ripieno_repository::registry::Registry;
+use ripieno_repository::registry::{Registry, ServedEntry};
 use ripieno_repository::{Host, LiveRepository, ModelReport, Target};
 use ripieno_runtime::ServedModel;
 use ripieno_sched::Limits;
 use std::fs::File;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -48,6 +51,11 @@ pub(crate) struct BackendArgs {
 
     #[command(flatten)]
     epoch: EpochArgs,
+
+    /// Where probes find /v2/health/live and /v2/health/ready, and Prometheus the /metrics of the process; ready once the
+    /// models are loaded and a scheduler has taken all devices [default: nowhere].
+    #[arg(long, value_name = "ADDR", value_parser = listening)]
+    metrics: Option<SocketAddr>,
 
     /// Append a line to this file for each order that is obeyed: nanoseconds since 1970, device, epoch, claim, scheduler,
     /// and "claim" or "batch". For tests.
@@ -107,9 +115,13 @@ pub(crate) fn run(args: &BackendArgs) -> anyhow::Result<()> {
     }
     let target = Target { allow_symlinks: args.allow_symlinks, ..args.devices.target()? };
     let (executor, devices) = (Arc::clone(&target.engine), target.devices);
-    let (models, reports) = load(args, target)?;
-    announce(args, &reports)?;
     let stop: Vec<Arc<Stop>> = (0..devices).map(|_| Arc::default()).collect();
+    let probes = match args.metrics {
+        Some(address) => Some(runtime.block_on(Probes::start(address, &stop))?),
+        None => None,
+    };
+    let (models, reports) = load(args, target)?;
+    announce(args, &reports, probes.as_ref().and_then(|probes| probes.address))?;
     let epoch = latest(&args.epoch)?;
     let orders = args.orders.as_ref().map(|path| File::options().create(true).append(true).open(path));
     let orders = orders.transpose().context("cannot open the file of --orders")?.map(Arc::new);
@@ -142,9 +154,19 @@ fn load(args: &BackendArgs, target: Target) -> anyhow::Result<(Arc<[BackendModel
     for entry in entries.iter().filter(|entry| entry.text.is_some()) {
         tracing::warn!("model {}: texts are not read across processes yet; clients send its tensors", entry.name);
     }
+    for entry in entries.iter().filter(|entry| entry.ensemble.is_some()) {
+        tracing::warn!("model {}: ensembles are not served across processes yet; clients ask its models", entry.name);
+    }
+    let has_edge = |entry: &&Arc<ServedEntry>| !entry.edge.reshapes.is_empty() || entry.edge.sequences.is_some();
+    for entry in entries.iter().filter(has_edge) {
+        tracing::warn!(
+            "model {}: not served, as reshape and sequence_batching are not known across processes yet; use ripieno serve",
+            entry.name
+        );
+    }
     // By name: the order is the same on all machines.
-    let models = entries.iter().filter_map(|entry| {
-        let served = shelf.get(entry.id.index())?;
+    let models = entries.iter().filter(|entry| !has_edge(entry)).filter_map(|entry| {
+        let served = shelf.get(entry.id?.index())?;
         Some(BackendModel { description: describe(entry, served), loaded: Arc::clone(&served.loaded) })
     });
     let models: Arc<[BackendModel]> = models.collect();
@@ -157,15 +179,15 @@ fn load(args: &BackendArgs, target: Target) -> anyhow::Result<(Arc<[BackendModel
     Ok((models, reports))
 }
 
-fn announce(args: &BackendArgs, models: &[ModelReport]) -> anyhow::Result<()> {
+fn announce(args: &BackendArgs, models: &[ModelReport], metrics: Option<SocketAddr>) -> anyhow::Result<()> {
     if args.format == Format::Json {
-        return print_json(&serde_json::json!({ "scheduler": args.scheduler, "models": models }));
+        return print_json(&serde_json::json!({ "scheduler": args.scheduler, "models": models, "metrics": metrics }));
     }
     output::print(tables::models(models))?;
     output::print(format!("schedulers {}", args.scheduler.join(", ")))
 }
 
-/// The latest reign, which a life before may have obeyed. Until the store says it, nobody is.
+/// The latest epoch, which a life before may have obeyed. Until the store says it, nobody is.
 fn latest(args: &EpochArgs) -> anyhow::Result<Epoch> {
     let Some(mut store) = args.store()? else { return Ok(Epoch::default()) };
     let mut said = false;

@@ -28,7 +28,7 @@ const HELP: &str = "Example:\n  ripieno frontend --scheduler scheduler:8010 --ht
 /// Serve clients of a cluster over HTTP and gRPC: decode, check and keep requests, have a scheduler decide about them.
 ///
 /// Speaks what `ripieno serve` speaks. Inputs stay here until a backend fetches them from the data port, and outputs
-/// come back there. Of several schedulers the one that reigns is asked; when it ends, its successor is asked for all that
+/// come back there. Of several schedulers the primary is asked; when it ends, its successor is asked for all that
 /// is unanswered. After a second without any, requests are answered with 503 and when to try again.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]

@@ -7,6 +7,7 @@
 pub(crate) mod backend;
 pub(crate) mod frontend;
 mod model;
+mod probes;
 pub(crate) mod scheduler;
 
 use clap::Args;

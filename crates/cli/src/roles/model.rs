@@ -57,7 +57,7 @@ fn entry(id: ModelId, model: &Description) -> Result<ServedEntry, String> {
     Ok(ServedEntry {
         name: model.name.clone(),
         version: model.version.clone(),
-        id,
+        id: Some(id),
         platform: model.platform.clone(),
         inputs,
         outputs: outputs.into_iter().filter(|spec| model.answers.contains(&spec.name)).collect(),
@@ -69,6 +69,8 @@ fn entry(id: ModelId, model: &Description) -> Result<ServedEntry, String> {
         text: None,
         slo: Slo { span: model.model.slo, origin, answer_late: model.answer_late },
         one_row: Some(model.one_row()),
+        ensemble: None,
+        edge: Default::default(),
         stats: Default::default(),
     })
 }

@@ -123,12 +123,13 @@ async fn serve(args: &SchedulerArgs, front: &FrontEnd) -> anyhow::Result<()> {
         on_serving,
     };
     let scheduler = Scheduler::start(Arc::new(Tcp), config);
-    let scheduler = scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?;
+    let scheduler = Arc::new(scheduler.with_context(|| format!("cannot listen on {} (--listen)", args.listen))?);
     warn_of_strangers("the scheduler", scheduler.address());
     let drain_timeout = Duration::from_secs(args.drain_timeout_s);
     let config =
         ServerConfig { http: None, grpc: None, metrics: Some(args.metrics), drain_timeout, ..ServerConfig::default() };
-    let (later, told) = (Arc::new(Later(Arc::clone(&engine))), Arc::new(Told(Arc::clone(&registry))));
+    let later = Arc::new(Later { engine: Arc::clone(&engine), scheduler: Arc::clone(&scheduler) });
+    let told = Arc::new(Told(Arc::clone(&registry)));
     let server = Server::bind(config, later, registry, told);
     let server = front.runtimes()[0].spawn(server).await??;
     announce(args, &scheduler, server.addresses().metrics)?;
@@ -216,12 +217,15 @@ fn announce(args: &SchedulerArgs, scheduler: &Scheduler, metrics: Option<SocketA
     output::print(format!("metrics    {shown}"))
 }
 
-/// An engine that may not be there yet.
-struct Later(Arc<Mutex<Option<Engine>>>);
+/// An engine that may not be there yet, of a scheduler that may be a spare.
+struct Later {
+    engine: Arc<Mutex<Option<Engine>>>,
+    scheduler: Arc<Scheduler>,
+}
 
 impl Later {
     fn engine(&self) -> Option<Engine> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -241,6 +245,16 @@ impl Backend for Later {
 
     fn devices(&self) -> Vec<DeviceSnapshot> {
         self.engine().as_ref().map(Engine::device_metrics).unwrap_or_default()
+    }
+
+    /// Frontends say whether devices serve. A scheduler is ready when it does its part, also as a spare: an orchestrator
+    /// that waits for it may stop the next one.
+    fn has_device(&self) -> bool {
+        self.scheduler.knows_primary()
+    }
+
+    fn is_primary(&self) -> bool {
+        self.scheduler.is_primary()
     }
 
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {

@@ -1,21 +1,21 @@
 //! The backend's role: one device of an executor, at the orders of a scheduler elsewhere.
 //!
-//! It is connected to all schedulers, and obeys the one whose claim was the latest ([`crew`]). Each claim begins a session
+//! It is connected to all schedulers, and obeys the one whose claim was the latest ([`sessions`]). Each claim begins a session
 //! with a fresh device. What ran under the claim before runs on and its outputs go to the frontends; the scheduler is told
 //! of it, and gives nothing new before it has ended. So a device that hangs keeps its backend away, as it should. A
 //! scheduler whose connection ends leaves all as it is: what it has ordered is run.
 
-mod crew;
 mod session;
+mod sessions;
 mod source;
 mod tasks;
 
 use crate::description::Description;
 use crate::handover::{Epoch, Process, Stamp};
 use crate::plane::{Greeting, Link, LinkBounds, Message, Reader, Role, Transport, Unwelcome, greet};
-use crew::Crew;
 use parking_lot::{Condvar, Mutex};
 use ripieno_executor::{Engine as Executor, Loaded};
+use sessions::Sessions;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -51,7 +51,7 @@ pub struct Backend {
     pub depth: usize,
     /// The models, in the order of their names.
     pub models: Arc<[BackendModel]>,
-    /// Nobody of an earlier reign is obeyed.
+    /// Nobody of an earlier epoch is obeyed.
     pub epoch: Epoch,
     /// Hears what is obeyed.
     pub on_order: Option<OnOrder>,
@@ -87,6 +87,12 @@ impl Stop {
         self.told.notify_all();
     }
 
+    /// Whether a scheduler has taken it, and it is not to end.
+    pub fn is_connected(&self) -> bool {
+        let state = self.state.lock();
+        !state.told && state.links.iter().any(|link| !link.is_closed())
+    }
+
     fn is_told(&self) -> bool {
         self.state.lock().told
     }
@@ -114,23 +120,23 @@ impl Stop {
 impl Backend {
     /// Serves until it is told to stop. Connects again whenever a connection ends.
     pub fn run(self, stop: &Stop) {
-        let crew = Crew::new(self);
+        let sessions = Sessions::new(self);
         thread::scope(|scope| {
-            for scheduler in &crew.backend.schedulers {
-                let crew = &crew;
-                let follow = move || crew.follow(scheduler, stop);
+            for scheduler in &sessions.backend.schedulers {
+                let sessions = &sessions;
+                let follow = move || sessions.follow(scheduler, stop);
                 if let Err(error) = thread::Builder::new().name("backend-obey".to_owned()).spawn_scoped(scope, follow) {
                     tracing::error!(scheduler, %error, "no thread for a scheduler");
                 }
             }
         });
-        crew.close();
+        sessions.close();
     }
 }
 
-impl Crew {
+impl Sessions {
     /// Keeps up the connection to a scheduler.
-    fn follow(self: &Arc<Crew>, scheduler: &str, stop: &Stop) {
+    fn follow(self: &Arc<Sessions>, scheduler: &str, stop: &Stop) {
         let (mut again, mut said) = (AGAIN_MIN, String::new());
         while !stop.is_told() {
             let (stood, ended) = self.connection(scheduler, stop);
@@ -145,7 +151,7 @@ impl Crew {
     }
 
     /// Whether the connection stood, and how it ended.
-    fn connection(self: &Arc<Crew>, scheduler: &str, stop: &Stop) -> (bool, Result<(), Unwelcome>) {
+    fn connection(self: &Arc<Sessions>, scheduler: &str, stop: &Stop) -> (bool, Result<(), Unwelcome>) {
         let (link, mut reader) = match self.connect(scheduler) {
             Ok(connected) => connected,
             Err(error) => return (false, Err(error)),

@@ -34,7 +34,7 @@ pub(super) trait Shared: Send + Sync {
 /// A session.
 pub(super) struct Session {
     own: Weak<Session>,
-    crew: Weak<dyn Shared>,
+    sessions: Weak<dyn Shared>,
     /// The claim, and whose it is.
     claim: (Stamp, Process),
     pub(super) link: Arc<Link>,
@@ -53,11 +53,16 @@ struct Work {
 
 impl Session {
     /// The session of this number, under this claim.
-    pub(super) fn new(crew: Weak<dyn Shared>, claim: (Stamp, Process), number: u64, link: Arc<Link>) -> Arc<Session> {
+    pub(super) fn new(
+        sessions: Weak<dyn Shared>,
+        claim: (Stamp, Process),
+        number: u64,
+        link: Arc<Link>,
+    ) -> Arc<Session> {
         // Numbers of pulls are not those of any other session.
         let tasks = Tasks::new(0, number << 40);
         let work = Work { device: None, attached: HashMap::new(), tasks, over: false };
-        Arc::new_cyclic(|own| Session { own: own.clone(), crew, claim, link, work: Mutex::new(work) })
+        Arc::new_cyclic(|own| Session { own: own.clone(), sessions, claim, link, work: Mutex::new(work) })
     }
 
     /// Does what the scheduler says.
@@ -100,18 +105,19 @@ impl Session {
 
     /// An order is obeyed: the claim, or a batch under it.
     pub(super) fn tell_order(&self, claim: bool) {
-        let crew = self.crew.upgrade();
-        let hears = crew.as_ref().and_then(|crew| crew.backend().on_order.as_ref());
+        let sessions = self.sessions.upgrade();
+        let hears = sessions.as_ref().and_then(|sessions| sessions.backend().on_order.as_ref());
         hears.into_iter().for_each(|hears| hears(self.claim.0, self.claim.1, claim));
     }
 
     fn open(&self, lanes: u32) -> io::Result<()> {
         let own = self.own.clone();
         let sink: Sink = Arc::new(move |result| own.upgrade().iter().for_each(|own| own.on_end(&result)));
-        let crew = self.crew()?;
+        let sessions = self.sessions()?;
         let lanes = usize::try_from(lanes).ok().filter(|lanes| (1..=1024).contains(lanes));
         let lanes = lanes.ok_or_else(|| Garbled("a device of no lanes, or too many".to_owned()))?;
-        let device = crew.backend().executor.open(lanes, sink).map_err(|error| io::Error::other(error.to_string()))?;
+        let device =
+            sessions.backend().executor.open(lanes, sink).map_err(|error| io::Error::other(error.to_string()))?;
         let mut work = self.work.lock();
         if work.device.is_some() {
             return Err(Garbled("a backend is one device".to_owned()).into());
@@ -122,8 +128,9 @@ impl Session {
     }
 
     fn attach(&self, id: ModelId, at: u32) -> io::Result<()> {
-        let crew = self.crew()?;
-        let model = crew.backend().models.get(at as usize).ok_or_else(|| Garbled(format!("there is no model {at}")))?;
+        let sessions = self.sessions()?;
+        let model =
+            sessions.backend().models.get(at as usize).ok_or_else(|| Garbled(format!("there is no model {at}")))?;
         let device = self.work.lock().device.clone();
         // It may be slow, so the lock is not held.
         device.iter().for_each(|device| device.attach(id, Arc::clone(&model.loaded)));
@@ -140,13 +147,13 @@ impl Session {
 
     /// Takes a task, and asks for the rows that it needs.
     fn run(&self, run: Run) -> io::Result<()> {
-        let crew = self.crew()?;
+        let sessions = self.sessions()?;
         let pulls = {
             let mut work = self.work.lock();
             if work.over {
                 return Ok(());
             }
-            let blocks = work.attached.get(&run.model).map(|&at| crew.backend().models[at].loaded.blocks());
+            let blocks = work.attached.get(&run.model).map(|&at| sessions.backend().models[at].loaded.blocks());
             let (task, lane) = (run.task, run.lane);
             let origins: Vec<_> = run.members.iter().map(|member| (member.origin, member.rows)).collect();
             if blocks.is_none_or(|blocks| run.block.index() >= blocks) || !work.tasks.take(run) {
@@ -162,15 +169,15 @@ impl Session {
         };
         self.tell_order(false);
         for (tag, origin, rows) in pulls {
-            if !crew.pull(tag, origin, rows) {
+            if !sessions.pull(tag, origin, rows) {
                 self.on_rows(tag, None);
             }
         }
         Ok(())
     }
 
-    fn crew(&self) -> io::Result<Arc<dyn Shared>> {
-        self.crew.upgrade().ok_or_else(|| io::Error::other("the backend has ended"))
+    fn sessions(&self) -> io::Result<Arc<dyn Shared>> {
+        self.sessions.upgrade().ok_or_else(|| io::Error::other("the backend has ended"))
     }
 
     fn cancel(&self, task: TaskId) {
@@ -213,12 +220,12 @@ impl Session {
         let Some(held) = work.tasks.end(result.id) else { return };
         let over = work.over;
         drop(work);
-        let Some(crew) = self.crew.upgrade() else { return };
+        let Some(sessions) = self.sessions.upgrade() else { return };
         if let Ok(progress) = &result.outcome {
-            held.running().zip(progress).for_each(|(at, progress)| push(&*crew, &held, at, progress));
+            held.running().zip(progress).for_each(|(at, progress)| push(&*sessions, &held, at, progress));
         }
         if over {
-            return crew.on_earlier_end(&failed(&held, result));
+            return sessions.on_earlier_end(&failed(&held, result));
         }
         let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         if let Some(again) = &result.again {
@@ -239,8 +246,8 @@ impl Session {
 
     /// What is to become of a member with these inputs. What is wrong with them goes straight to the client.
     fn judge(&self, model: usize, (origin, rows): (Origin, u32), length: u32, inputs: Vec<Tensor>) -> Inputs {
-        let Some(crew) = self.crew.upgrade() else { return Inputs::lost() };
-        match crew.backend().models[model].loaded.describe(&inputs) {
+        let Some(sessions) = self.sessions.upgrade() else { return Inputs::lost() };
+        match sessions.backend().models[model].loaded.describe(&inputs) {
             Ok((extent, _)) if extent.length == length => {
                 Inputs::Here(Arc::new(Entry::new(Payload::Here(inputs.into()), extent)))
             }
@@ -249,7 +256,7 @@ impl Session {
                 Inputs::Out(MemberEnd::Failed(cause))
             }
             Err(RequestError(cause)) => {
-                crew.send_outputs(origin, rows, Err(cause));
+                sessions.send_outputs(origin, rows, Err(cause));
                 Inputs::Out(MemberEnd::Ended)
             }
         }
@@ -285,12 +292,12 @@ fn request_of(origin: Origin) -> RequestId {
 }
 
 /// Sends a member's outputs to its front end, if its walk has ended.
-fn push(crew: &dyn Shared, held: &Held, at: usize, progress: &Progress) {
+fn push(sessions: &dyn Shared, held: &Held, at: usize, progress: &Progress) {
     if progress.ended
         && progress.failed.is_none()
         && let Some((origin, rows)) = held.origin(at)
     {
-        crew.send_outputs(origin, rows, Ok(progress.outputs.clone()));
+        sessions.send_outputs(origin, rows, Ok(progress.outputs.clone()));
     }
 }
 

@@ -1,7 +1,7 @@
-//! The schedulers, as a front end sees them: it is connected to all of them, and asks the one who says that it reigns.
+//! The schedulers, as a front end sees them: it is connected to all of them, and asks the primary.
 
 use super::Shared;
-use super::table::{Due, Led};
+use super::table::{Due, Followed};
 use crate::description::{self, Description};
 use crate::handover::{Epoch, Process};
 use crate::plane::{Ask, Garbled, Greeting, Link, LinkBounds, Message, Reader, Role, Unwelcome, greet};
@@ -20,8 +20,8 @@ const AGAIN_MAX: Duration = Duration::from_millis(250);
 struct Said {
     models: Option<Vec<(ModelId, Description)>>,
     devices: u32,
-    /// That it reigns.
-    leads: Option<(Epoch, Process)>,
+    /// That it is the primary.
+    primary: Option<(Epoch, Process)>,
 }
 
 impl Shared {
@@ -54,8 +54,8 @@ impl Shared {
         self.links.lock().push(Arc::clone(&link));
         let mut said = Said::default();
         let error = loop {
-            let heard = reader.read().and_then(|message| self.hear(&link, &mut said, message));
-            if let Err(error) = heard {
+            let received = reader.read().and_then(|message| self.receive(&link, &mut said, message));
+            if let Err(error) = received {
                 break error;
             }
         };
@@ -75,17 +75,17 @@ impl Shared {
         Ok((link, Reader::new(stream, Link::SILENCE)))
     }
 
-    /// The latest reign that it knows of.
+    /// The latest epoch that it knows of.
     pub(super) fn epoch(&self) -> u64 {
         self.table.lock().following.epoch().0
     }
 
-    fn hear(&self, link: &Arc<Link>, said: &mut Said, message: Message) -> io::Result<()> {
+    fn receive(&self, link: &Arc<Link>, said: &mut Said, message: Message) -> io::Result<()> {
         match message {
             Message::Here => {}
             Message::End(end) => {
                 let mut table = self.table.lock();
-                // One who reigns no more has been asked in vain, and the other has been asked again.
+                // One who is the primary no more has been asked in vain, and the other has been asked again.
                 let due = if table.asks(link) { table.end(end.request, end.answer, Instant::now()) } else { None };
                 drop(table);
                 due.into_iter().for_each(Due::answer);
@@ -98,12 +98,12 @@ impl Shared {
             }
             Message::Models(text) => {
                 said.models = Some(description::read_served(&text).map_err(Garbled)?);
-                if said.leads.is_some() {
+                if said.primary.is_some() {
                     self.adopt(link, said)?;
                 }
             }
-            Message::Lead(epoch, process) => {
-                said.leads = Some((epoch, process));
+            Message::Heartbeat(epoch, process) => {
+                said.primary = Some((epoch, process));
                 self.adopt(link, said)?;
             }
             Message::Refused(cause) => return Err(io::Error::other(format!("the scheduler refuses: {cause}"))),
@@ -112,19 +112,19 @@ impl Shared {
         Ok(())
     }
 
-    /// A scheduler says that it reigns: it is asked from now on, if nobody reigns later, and once its models are known.
+    /// A scheduler says that it is the primary: it is asked from now on, if no later one and its models are known.
     fn adopt(&self, link: &Arc<Link>, said: &Said) -> io::Result<()> {
-        let (Some((epoch, process)), Some(models)) = (said.leads, &said.models) else { return Ok(()) };
+        let (Some((epoch, process)), Some(models)) = (said.primary, &said.models) else { return Ok(()) };
         if self.epoch() > epoch.0 {
             link.send(&Message::Fenced(Epoch(self.epoch())));
             return Ok(());
         }
         let known = self.models.write().renew(models.clone()).map_err(Garbled)?;
         (self.on_models)(&known);
-        let led = self.table.lock().lead(link, (epoch, process), Instant::now());
-        match led {
-            Led::Past(epoch) => link.send(&Message::Fenced(epoch)),
-            Led::Asks { due, again } => {
+        let followed = self.table.lock().follow_primary(link, (epoch, process), Instant::now());
+        match followed {
+            Followed::Stale(epoch) => link.send(&Message::Fenced(epoch)),
+            Followed::Asks { due, again } => {
                 self.devices.store(said.devices, Ordering::Relaxed);
                 self.answer(due);
                 again.into_iter().for_each(|ask: Ask| self.ask(link, ask));
@@ -133,7 +133,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Answers those whose outputs are all here, and tells whoever reigns that nobody waits for them.
+    /// Answers those whose outputs are all here, and tells the primary that nobody waits for them.
     pub(super) fn answer(&self, due: Vec<Due>) {
         let scheduler = self.table.lock().scheduler();
         for due in due {

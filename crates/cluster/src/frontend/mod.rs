@@ -98,7 +98,7 @@ impl Frontend {
         };
         spawn("frontend-door", Box::new(data::take_all))?;
         for scheduler in schedulers {
-            spawn("frontend-hear", Box::new(move |shared| shared.follow(&scheduler)))?;
+            spawn("frontend-follow", Box::new(move |shared| shared.follow(&scheduler)))?;
         }
         spawn("frontend-late", Box::new(|shared| shared.look_after_late()))?;
         Ok(Frontend(shared))

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// A model that requests may be for.
 pub(super) struct KnownModel {
-    /// What the scheduler calls it that reigns.
+    /// What the primary calls it.
     pub(super) id: ModelId,
     description: Description,
     loaded: RemoteModel,

@@ -5,10 +5,10 @@
 //! well, all rows have come; or when who owes something is gone; or a while after its time. Whoever takes it out of the
 //! table answers it, so nobody else can.
 //!
-//! One that had been asked of a scheduler that is gone, or reigns no more, is an orphan: whoever reigns next is asked
+//! One that had been asked of a scheduler that is gone, or not the primary now, is an orphan: the next primary is asked
 //! again, and since the word of the first may be lost, it is answered as soon as all its rows are here.
 
-use crate::handover::{Epoch, Following, Heard, Process};
+use crate::handover::{Epoch, Following, Process, Sender};
 use crate::plane::{Ask, Link};
 use ripieno_base::Nanos;
 use ripieno_executor::Tensor;
@@ -88,7 +88,7 @@ pub(super) struct Piece {
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Whoever reigns, while it is there.
+    /// The primary, while it is there.
     scheduler: Option<Arc<Link>>,
     pub(super) following: Following,
     /// Since when nobody is there; none if nobody ever was.
@@ -108,10 +108,10 @@ struct Slot {
 /// A request that is to be answered, by whoever has it.
 pub(super) struct Due(Box<Pending>, Answer);
 
-/// What becomes of one who says that it reigns.
-pub(super) enum Led {
-    /// It does not any more.
-    Past(Epoch),
+/// What becomes of a scheduler that says that it is the primary.
+pub(super) enum Followed {
+    /// It is not any more: this epoch is known.
+    Stale(Epoch),
     /// It is asked from now on.
     Asks {
         /// Whose outputs are here already.
@@ -136,7 +136,7 @@ impl Table {
         }
     }
 
-    /// Takes a request in: its number, and who is to be asked for it; if none now, whoever reigns next will be.
+    /// Takes a request in: its number, and who is to be asked for it; if none now, the next primary will be.
     pub(super) fn insert(&mut self, mut pending: Pending, now: Instant) -> Result<(u64, Option<Arc<Link>>), Refused> {
         if self.closed {
             return Err(Refused::ShuttingDown);
@@ -154,7 +154,7 @@ impl Table {
         Ok((request, self.scheduler.clone()))
     }
 
-    /// Whoever reigns, while it is there.
+    /// The primary, while it is there.
     pub(super) fn scheduler(&self) -> Option<Arc<Link>> {
         self.scheduler.clone()
     }
@@ -164,28 +164,33 @@ impl Table {
         self.scheduler.as_ref().is_some_and(|scheduler| Arc::ptr_eq(scheduler, link))
     }
 
-    /// Whether nobody reigns, and has not for long.
+    /// Whether there is no primary, and has not been for long.
     pub(super) fn is_abandoned(&self, now: Instant) -> bool {
         self.scheduler.is_none() && self.lost.is_some_and(|lost| now > lost + PATIENCE)
     }
 
-    /// A scheduler says that it reigns.
-    pub(super) fn lead(&mut self, link: &Arc<Link>, (epoch, process): (Epoch, Process), now: Instant) -> Led {
+    /// A scheduler says that it is the primary.
+    pub(super) fn follow_primary(
+        &mut self,
+        link: &Arc<Link>,
+        (epoch, process): (Epoch, Process),
+        now: Instant,
+    ) -> Followed {
         let another = match self.following.on_heartbeat(process, epoch) {
-            Heard::Past(epoch) => return Led::Past(epoch),
-            Heard::Another => true,
-            Heard::Same => !self.asks(link),
+            Sender::Stale(epoch) => return Followed::Stale(epoch),
+            Sender::NewPrimary => true,
+            Sender::SamePrimary => !self.asks(link),
         };
         if !another {
-            return Led::Asks { due: Vec::new(), again: Vec::new() };
+            return Followed::Asks { due: Vec::new(), again: Vec::new() };
         }
         self.scheduler = Some(Arc::clone(link));
         let due = self.orphan_all();
         let unanswered = self.slots.iter().filter_map(|slot| slot.pending.as_ref()).filter(|it| it.ended.is_none());
-        Led::Asks { due, again: unanswered.map(|pending| pending.ask_at(now)).collect() }
+        Followed::Asks { due, again: unanswered.map(|pending| pending.ask_at(now)).collect() }
     }
 
-    /// A connection to a scheduler has ended. Whose outputs are here already, if that was who reigned.
+    /// A connection to a scheduler has ended. Whose outputs are here already, if that was the primary.
     pub(super) fn lose(&mut self, link: &Arc<Link>, now: Instant) -> Vec<Due> {
         if !self.asks(link) {
             return Vec::new();
@@ -339,7 +344,7 @@ fn lost() -> Failure {
 }
 
 impl Pending {
-    /// What whoever reigns now is asked.
+    /// What the new primary is asked.
     fn ask_at(&self, now: Instant) -> Ask {
         let left = self.expires.map(|expires| expires.saturating_duration_since(now));
         Ask { left_ns: left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX)), ..self.ask }
@@ -363,7 +368,7 @@ impl Pending {
 }
 
 impl Due {
-    /// Its number, if whoever reigns may not know that it has ended.
+    /// Its number, if the primary may not know that it has ended.
     pub(super) fn orphan(&self) -> Option<u64> {
         self.0.orphan.then_some(self.0.ask.request)
     }

@@ -8,7 +8,7 @@ use super::store::Swap;
 pub enum SchedulerAction {
     /// Ask the store; it may never reply.
     Swap(Swap),
-    /// Say that this is the primary's reign.
+    /// Say that this is the primary's epoch.
     Heartbeat {
         /// To a scheduler or a frontend.
         to: Process,
@@ -22,22 +22,22 @@ pub enum SchedulerAction {
         /// Greater than that of each claim before.
         stamp: Stamp,
     },
-    /// Say that a later reign is known.
+    /// Say that a later epoch is known.
     Fenced {
-        /// To one whose reign is over.
+        /// To one whose epoch is over.
         to: Process,
         /// Which one.
         epoch: Epoch,
     },
     /// Begin, with nothing.
-    Lead(Epoch),
+    BecomePrimary(Epoch),
     /// Forget everything.
-    Follow,
+    StepDown,
     /// Schedule this request, unless it is scheduled already.
     Admit(RequestId),
-    /// This one ran on since an earlier reign, and has ended well.
+    /// This one ran on since an earlier epoch, and has ended well.
     Over(RequestId),
-    /// This backend runs nothing of earlier reigns any more: it may be given batches, under this claim.
+    /// This backend runs nothing of earlier epochs any more: it may be given batches, under this claim.
     Join {
         /// Which one.
         backend: Process,
@@ -45,5 +45,5 @@ pub enum SchedulerAction {
         stamp: Stamp,
     },
     /// It must not be given any.
-    Part(Process),
+    Leave(Process),
 }

@@ -1,4 +1,4 @@
-//! A scheduler's part in who reigns: it hears heartbeats, bears silence, and asks the store.
+//! A scheduler's part in who is the primary: it hears heartbeats, bears silence, and asks the store.
 
 use super::ids::{Epoch, Process};
 use super::store::{Entry, Swap};
@@ -11,7 +11,7 @@ pub(super) struct Election {
     timing: Timing,
     /// What the store held when it was last heard of, by its own word or a primary's.
     entry: Option<Entry>,
-    /// The latest reign that anybody has spoken of.
+    /// The latest epoch that anybody has spoken of.
     known: Epoch,
     /// The latest of its own.
     own: Epoch,
@@ -26,7 +26,7 @@ pub(super) struct Election {
 impl Election {
     pub(super) fn new(now: Time, me: Process, timing: Timing) -> Election {
         // Longer than a silence: whom it has not yet heard may be there all the same.
-        let ask_at = now + timing.acquainted * 2;
+        let ask_at = now + timing.discovery * 2;
         let none = Epoch::default();
         Election { me, timing, entry: None, known: none, own: none, ask_at, asking: false, fenced: 0 }
     }
@@ -35,11 +35,16 @@ impl Election {
         self.known
     }
 
+    /// Whether another scheduler was the primary when it was last heard of, and is not silent.
+    pub(super) fn follows(&self) -> bool {
+        self.entry.is_some_and(|entry| entry.holder != self.me) && !self.asking
+    }
+
     pub(super) fn ask_at(&self) -> Time {
         self.ask_at
     }
 
-    /// The primary has spoken, of a reign that is not over as far as is known.
+    /// The primary has spoken, of an epoch that is not over as far as is known.
     pub(super) fn on_heartbeat(&mut self, now: Time, holder: Process, epoch: Epoch) {
         self.entry = Some(Entry { epoch, holder });
         self.known = self.known.max(epoch);
@@ -47,12 +52,12 @@ impl Election {
         self.wait(now);
     }
 
-    /// Somebody knows of this reign.
+    /// Somebody knows of this epoch.
     pub(super) fn on_epoch(&mut self, epoch: Epoch) {
         self.known = self.known.max(epoch);
     }
 
-    /// Its own reign is over, because there is a later one.
+    /// Its own epoch is over, because there is a later one.
     pub(super) fn on_fenced(&mut self, now: Time) {
         self.fenced += 1;
         self.wait(now);
@@ -60,8 +65,8 @@ impl Election {
 
     /// The connection to somebody broke. That a primary ended is seen so at once; who was fenced for nothing rather waits.
     pub(super) fn on_lost(&mut self, now: Time, who: Process) {
-        let reigns = self.entry.is_some_and(|entry| entry.holder == who);
-        if reigns && self.fenced == 0 && !self.asking {
+        let is_primary = self.entry.is_some_and(|entry| entry.holder == who);
+        if is_primary && self.fenced == 0 && !self.asking {
             self.ask_at = self.ask_at.min(now);
         }
     }
@@ -77,7 +82,7 @@ impl Election {
         Some(Swap { expected: self.entry, next: Entry { epoch, holder: self.me } })
     }
 
-    /// The store has said what it holds. The reign that begins by it, if it is its own.
+    /// The store has said what it holds. The epoch that begins by it, if it is its own.
     pub(super) fn on_store(&mut self, now: Time, held: Entry) -> Option<Epoch> {
         // A reply that was overtaken by what others know.
         if held.epoch < self.known {
@@ -126,7 +131,7 @@ mod tests {
     #[test]
     fn who_has_just_begun_gives_a_primary_time_to_be_heard() {
         let mut election = Election::new(Time::ORIGIN, ME, TIMING);
-        let begun = Time::ORIGIN + TIMING.acquainted * 2;
+        let begun = Time::ORIGIN + TIMING.discovery * 2;
         assert_eq!(election.on_timer(Time(begun.0 - 1)), None);
         assert_eq!(election.on_timer(begun), Some(Swap { expected: None, next: entry(1, ME) }));
         assert_eq!(election.on_store(begun, entry(4, OTHER)), None);
@@ -140,8 +145,10 @@ mod tests {
     fn silence_asks_the_store_and_each_epoch_begins_once() {
         let (mut election, silent) = spare();
         assert_eq!(election.on_timer(Time(silent.0 - 1)), None);
+        assert!(election.follows());
         let swap = Swap { expected: Some(entry(4, OTHER)), next: entry(5, ME) };
         assert_eq!(election.on_timer(silent), Some(swap));
+        assert!(!election.follows(), "the primary is silent");
         assert_eq!(election.on_timer(silent), None, "a reply may be on the way");
         let again = silent + TIMING.store;
         assert_eq!(election.on_timer(again), Some(swap), "the first reply was lost");

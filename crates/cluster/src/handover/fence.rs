@@ -1,4 +1,4 @@
-//! Whom a backend obeys, and whom a frontend asks: whoever reigns latest.
+//! Whom a backend obeys, and whom a frontend asks: the latest primary.
 
 use super::ids::{Epoch, Process, Stamp};
 
@@ -14,14 +14,14 @@ pub struct Fence {
 pub enum Claimed {
     /// It is obeyed from now on.
     Obeyed,
-    /// It is of a reign that is over; this one is known.
+    /// It is of an epoch that is over; this one is known.
     Past(Epoch),
     /// It was heard before.
     Repeated,
 }
 
 impl Fence {
-    /// Obeys nobody of an earlier reign than this: the store's, since what an earlier life has seen is forgotten.
+    /// Obeys nobody of an earlier epoch than this: the store's, since what an earlier life has seen is forgotten.
     pub fn new(epoch: Epoch) -> Fence {
         Fence { last: Stamp { epoch, number: 0 } }
     }
@@ -44,7 +44,7 @@ impl Fence {
     }
 }
 
-/// A frontend's: it asks the primary of the latest reign that it has heard of.
+/// A frontend's: it asks the primary of the latest epoch that it has heard of.
 #[derive(Clone, Debug, Default)]
 pub struct Following {
     epoch: Epoch,
@@ -53,17 +53,17 @@ pub struct Following {
 
 /// What a heartbeat says to a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// Somebody reigns who was not asked before: what is unanswered is asked again.
-    Another,
+pub enum Sender {
+    /// A primary that was not asked before: what is unanswered is asked again.
+    NewPrimary,
     /// The one who is asked.
-    Same,
-    /// One whose reign is over; this one is known.
-    Past(Epoch),
+    SamePrimary,
+    /// One whose epoch is over; this one is known.
+    Stale(Epoch),
 }
 
 impl Following {
-    /// The latest reign that was heard of.
+    /// The latest epoch that was heard of.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -73,14 +73,14 @@ impl Following {
         self.primary
     }
 
-    /// Somebody says that this is its reign.
-    pub fn on_heartbeat(&mut self, from: Process, epoch: Epoch) -> Heard {
+    /// Somebody says that this is its epoch.
+    pub fn on_heartbeat(&mut self, from: Process, epoch: Epoch) -> Sender {
         if epoch < self.epoch {
-            return Heard::Past(self.epoch);
+            return Sender::Stale(self.epoch);
         }
         let same = self.primary == Some(from) && self.epoch == epoch;
         (self.epoch, self.primary) = (epoch, Some(from));
-        if same { Heard::Same } else { Heard::Another }
+        if same { Sender::SamePrimary } else { Sender::NewPrimary }
     }
 
     /// The connection to somebody broke. Whether that was the one who is asked.
@@ -112,12 +112,12 @@ mod tests {
     fn whoever_reigns_latest_is_asked() {
         let (old, new) = (Process(1), Process(2));
         let mut following = Following::default();
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Heard::Another);
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Heard::Same);
-        assert_eq!(following.on_heartbeat(new, Epoch(5)), Heard::Another);
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Heard::Past(Epoch(5)));
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::NewPrimary);
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::SamePrimary);
+        assert_eq!(following.on_heartbeat(new, Epoch(5)), Sender::NewPrimary);
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::Stale(Epoch(5)));
         assert!(!following.on_lost(old) && following.on_lost(new));
-        assert_eq!(following.on_heartbeat(old, Epoch(4)), Heard::Past(Epoch(5)), "although nobody is asked");
-        assert_eq!(following.on_heartbeat(new, Epoch(5)), Heard::Another, "it may have forgotten");
+        assert_eq!(following.on_heartbeat(old, Epoch(4)), Sender::Stale(Epoch(5)), "although nobody is asked");
+        assert_eq!(following.on_heartbeat(new, Epoch(5)), Sender::NewPrimary, "it may have forgotten");
     }
 }

@@ -1,4 +1,4 @@
-//! Names: of processes, of reigns, of orders, of requests.
+//! Names: of processes, of epochs, of orders, of requests.
 
 use std::fmt;
 
@@ -24,23 +24,23 @@ pub enum Role {
     Backend,
 }
 
-/// The reign of one primary; zero is before the first.
+/// The time of one primary, numbered; zero is before the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The reign that follows.
+    /// The epoch that follows.
     pub fn next(self) -> Epoch {
-        Epoch(self.0.checked_add(1).expect("more reigns than there are"))
+        Epoch(self.0.checked_add(1).expect("more epochs than there are"))
     }
 }
 
-/// Names a claim of a primary; those of later reigns are greater, and so are later ones of a reign.
+/// Names a claim of a primary; those of later epochs are greater, and so are later ones of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stamp {
     /// Whose claim it is.
     pub epoch: Epoch,
-    /// Counts up over all claims of the reign, whomever they are for.
+    /// Counts up over all claims of the epoch, whomever they are for.
     pub number: u64,
 }
 

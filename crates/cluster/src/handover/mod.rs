@@ -2,7 +2,7 @@
 //!
 //! State machines without input, output, clock or thread: they are told what came and the time, and say what is to be
 //! done. Heartbeats detect that a primary is gone, a compare-and-swap on the epoch ([`store`]) decides who follows it,
-//! a backend obeys the latest claim only ([`Fence`]), a frontend asks whoever reigns latest ([`Following`]), and a new
+//! a backend obeys the latest claim only ([`Fence`]), a frontend asks the latest primary ([`Following`]), and a new
 //! primary ([`Scheduler`]) learns what backends run before it has anything run again. What is scheduled when, and on
 //! which backend, is their host's matter.
 
@@ -16,7 +16,7 @@ pub mod store;
 mod timing;
 
 pub use action::SchedulerAction;
-pub use fence::{Claimed, Fence, Following, Heard};
+pub use fence::{Claimed, Fence, Following, Sender};
 pub use ids::{Epoch, Process, RequestId, Role, Stamp};
 pub use primary::Held;
 pub use scheduler::Scheduler;

@@ -1,7 +1,7 @@
-//! What a primary does with its reign until nothing of earlier ones is left: it claims backends, learns what they run, and
+//! What a primary does with its epoch until nothing of earlier ones is left: it claims backends, learns what they run, and
 //! lets that end. What is asked meanwhile waits until it is known what runs anyway; all else is its host's.
 
-use super::action::SchedulerAction::{self, Admit, Claim, Join, Over, Part};
+use super::action::SchedulerAction::{self, Admit, Claim, Join, Leave, Over};
 use super::ids::{Epoch, Process, RequestId, Stamp};
 use super::timing::Timing;
 use ripieno_base::Time;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A new primary waits for its first backend this many times as long as for reports.
 const MOST_SETTLES: i64 = 20;
 
-/// Rows of a request that run on a backend, since an earlier reign.
+/// Rows of a request that run on a backend, since an earlier epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Which one.
@@ -27,11 +27,11 @@ pub(super) struct Primary {
     epoch: Epoch,
     since: Time,
     /// Before that somebody may be there who is not connected.
-    acquainted: Time,
+    discovery: Time,
     /// Of the last claim.
     number: u64,
     backends: BTreeMap<Process, Backend>,
-    /// What runs since an earlier reign.
+    /// What runs since an earlier epoch.
     inherited: BTreeMap<RequestId, Inherited>,
     /// What was asked before that was known, and how many rows it has.
     parked: BTreeMap<RequestId, u32>,
@@ -61,9 +61,9 @@ struct Inherited {
 }
 
 impl Primary {
-    pub(super) fn new(now: Time, epoch: Epoch, acquainted: Time, timing: Timing) -> Primary {
+    pub(super) fn new(now: Time, epoch: Epoch, discovery: Time, timing: Timing) -> Primary {
         let (backends, inherited, parked) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Primary { timing, epoch, since: now, acquainted, number: 0, backends, inherited, parked, settled: false }
+        Primary { timing, epoch, since: now, discovery, number: 0, backends, inherited, parked, settled: false }
     }
 
     pub(super) fn epoch(&self) -> Epoch {
@@ -75,7 +75,7 @@ impl Primary {
         self.backends.values().all(|backend| backend.revision > 0)
     }
 
-    /// Whether nothing of earlier reigns is left to be told apart.
+    /// Whether nothing of earlier epochs is left to be told apart.
     pub(super) fn is_open(&self) -> bool {
         self.settled && self.inherited.is_empty()
     }
@@ -87,7 +87,7 @@ impl Primary {
         }
     }
 
-    /// What a backend still runs of earlier reigns, under this claim. Each report says all of it.
+    /// What a backend still runs of earlier epochs, under this claim. Each report says all of it.
     pub(super) fn on_report(
         &mut self,
         now: Time,
@@ -141,7 +141,7 @@ impl Primary {
     pub(super) fn on_backend_lost(&mut self, now: Time, who: Process, out: &mut Vec<SchedulerAction>) {
         let Some(backend) = self.backends.remove(&who) else { return };
         if backend.ready {
-            out.push(Part(who));
+            out.push(Leave(who));
         }
         backend.held.into_keys().for_each(|request| self.ended(who, request, (0, 0), out));
         self.settle(now, out);
@@ -154,9 +154,9 @@ impl Primary {
     }
 
     pub(super) fn on_timer(&mut self, now: Time, out: &mut Vec<SchedulerAction>) {
-        let unheard = self.backends.iter().filter(|(_, it)| it.revision == 0 && it.again <= now);
-        let unheard: Vec<_> = unheard.map(|(&who, _)| who).collect();
-        unheard.into_iter().for_each(|who| self.claim(now, who, out));
+        let silent = self.backends.iter().filter(|(_, it)| it.revision == 0 && it.again <= now);
+        let silent: Vec<_> = silent.map(|(&who, _)| who).collect();
+        silent.into_iter().for_each(|who| self.claim(now, who, out));
         self.settle(now, out);
     }
 
@@ -205,7 +205,7 @@ impl Primary {
             return;
         }
         let late = |settles: i64| now >= self.since + self.timing.settle * settles;
-        let known = late(1) || now >= self.acquainted && self.commands_all();
+        let known = late(1) || now >= self.discovery && self.commands_all();
         // Without a backend that may be given batches there would be nobody to run what is admitted.
         let waits = if self.backends.is_empty() { !late(1) } else { !self.backends.values().any(|it| it.ready) };
         if !known || waits && !late(MOST_SETTLES) {

@@ -1,6 +1,6 @@
 //! A scheduler: a spare that may become the primary, or the primary that may be a spare again.
 
-use super::action::SchedulerAction::{self, Fenced, Follow, Heartbeat, Lead};
+use super::action::SchedulerAction::{self, BecomePrimary, Fenced, Heartbeat, StepDown};
 use super::election::Election;
 use super::ids::{Epoch, Process, RequestId, Role};
 use super::primary::{Held, Primary};
@@ -29,22 +29,27 @@ impl Scheduler {
         Scheduler { timing, born: now, members, election, primary: None, next_heartbeat: Time::NEVER }
     }
 
-    /// Its reign, if it is the primary.
-    pub fn reigns(&self) -> Option<Epoch> {
+    /// Its epoch, if it is the primary.
+    pub fn primary_epoch(&self) -> Option<Epoch> {
         self.primary.as_ref().map(Primary::epoch)
     }
 
-    /// Whether it reigns, and each backend that is connected has reported.
+    /// Whether it is the primary, or a spare that hears one.
+    pub fn knows_primary(&self) -> bool {
+        self.primary.is_some() || self.election.follows()
+    }
+
+    /// Whether it is the primary, and each backend that is connected has reported.
     pub fn commands_all(&self) -> bool {
         self.primary.as_ref().is_some_and(Primary::commands_all)
     }
 
-    /// Whether it reigns, and would admit all that is asked.
+    /// Whether it is the primary, and would admit all that is asked.
     pub fn is_open(&self) -> bool {
         self.primary.as_ref().is_some_and(Primary::is_open)
     }
 
-    /// The latest reign that it knows of.
+    /// The latest epoch that it knows of.
     pub fn known(&self) -> Epoch {
         self.election.known()
     }
@@ -64,14 +69,14 @@ impl Scheduler {
         }
     }
 
-    /// The connection broke on which another scheduler would be heard.
-    pub fn on_unheard(&mut self, now: Time, who: Process) {
+    /// The connection to another scheduler broke, on which its heartbeats come.
+    pub fn on_heartbeats_lost(&mut self, now: Time, who: Process) {
         self.election.on_lost(now, who);
     }
 
     /// The connection to somebody broke.
     pub fn on_lost(&mut self, now: Time, who: Process, out: &mut Vec<SchedulerAction>) {
-        self.on_unheard(now, who);
+        self.on_heartbeats_lost(now, who);
         let role = self.members.remove(&who);
         let Some(primary) = &mut self.primary else { return };
         match role {
@@ -81,13 +86,13 @@ impl Scheduler {
         }
     }
 
-    /// Somebody knows of this reign.
+    /// Somebody knows of this epoch.
     pub fn on_epoch(&mut self, now: Time, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
         self.election.on_epoch(epoch);
         self.follow_if_over(now, out);
     }
 
-    /// Another scheduler says that this is its reign.
+    /// Another scheduler says that this is its epoch.
     pub fn on_heartbeat(&mut self, now: Time, from: Process, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
         self.on_epoch(now, epoch, out);
         if epoch < self.known() {
@@ -102,7 +107,7 @@ impl Scheduler {
         let begins = self.election.on_store(now, held);
         self.follow_if_over(now, out);
         if let Some(epoch) = begins {
-            self.lead(now, epoch, out);
+            self.become_primary(now, epoch, out);
         }
     }
 
@@ -118,7 +123,7 @@ impl Scheduler {
         }
     }
 
-    /// A backend says what it still runs of earlier reigns: under the claim of this epoch and number, for this time.
+    /// A backend says what it still runs of earlier epochs: under the claim of this epoch and number, for this time.
     pub fn on_report(
         &mut self,
         now: Time,
@@ -151,14 +156,14 @@ impl Scheduler {
         let known = self.known();
         if self.primary.take_if(|primary| primary.epoch() < known).is_some() {
             self.election.on_fenced(now);
-            out.push(Follow);
+            out.push(StepDown);
         }
     }
 
-    fn lead(&mut self, now: Time, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
-        let acquainted = self.born + self.timing.acquainted;
-        let mut primary = Primary::new(now, epoch, acquainted, self.timing);
-        out.push(Lead(epoch));
+    fn become_primary(&mut self, now: Time, epoch: Epoch, out: &mut Vec<SchedulerAction>) {
+        let discovery = self.born + self.timing.discovery;
+        let mut primary = Primary::new(now, epoch, discovery, self.timing);
+        out.push(BecomePrimary(epoch));
         let backends = self.members.iter().filter(|(_, role)| **role == Role::Backend);
         backends.for_each(|(&backend, _)| primary.on_backend(now, backend, out));
         self.primary = Some(primary);

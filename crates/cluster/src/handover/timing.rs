@@ -16,7 +16,7 @@ pub struct Timing {
     /// A new primary waits at most so long for reports before it schedules what may be running somewhere.
     pub settle: Nanos,
     /// A scheduler that has begun knows after so long who is there, and asks the store no earlier than after twice that.
-    pub acquainted: Nanos,
+    pub discovery: Nanos,
 }
 
 /// A scheduler that was fenced waits this many times as long, at most, before it tries again.
@@ -31,7 +31,7 @@ impl Timing {
         store: Nanos::from_millis(100),
         claim: Nanos::from_millis(1 << 40),
         settle: Nanos::from_millis(100),
-        acquainted: Nanos::from_millis(100),
+        discovery: Nanos::from_millis(100),
     };
 
     /// How long a scheduler that was fenced so often in a row bears silence.
@@ -39,7 +39,7 @@ impl Timing {
         self.silence * (1 << fenced.min(MOST_PATIENCE.ilog2()))
     }
 
-    /// After all faults have ended, somebody reigns within this time.
+    /// After all faults have ended, there is a primary within this time.
     pub fn recovery(&self) -> Nanos {
         self.silence * MOST_PATIENCE + self.store * 2 + self.settle
     }

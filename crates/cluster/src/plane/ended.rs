@@ -96,7 +96,7 @@ impl MemberEnd {
         if bytes.len() < length as usize {
             return Err(short());
         }
-        let text = text(&bytes.split_to(length as usize))?;
+        let text = if length == 0 { String::new() } else { text(&bytes.split_to(length as usize))? };
         match what {
             0 => Ok(MemberEnd::GoesOn((named != 0).then_some(BlockId(block)))),
             1 => Ok(MemberEnd::Ended),

@@ -88,28 +88,34 @@ impl<'a> Get<'a> {
         Get { record, at: FIELDS }
     }
 
+    #[inline]
     fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        let bytes = std::array::from_fn(|at| self.record[self.at + at]);
+        let (bytes, _) = self.record[self.at..].split_first_chunk().expect("a record has all fields of its kind");
         self.at += N;
-        bytes
+        *bytes
     }
 
+    #[inline]
     pub(super) fn u8(&mut self) -> u8 {
         self.bytes::<1>()[0]
     }
 
+    #[inline]
     pub(super) fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.bytes())
     }
 
+    #[inline]
     pub(super) fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.bytes())
     }
 
+    #[inline]
     pub(super) fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.bytes())
     }
 
+    #[inline]
     pub(super) fn i64(&mut self) -> i64 {
         i64::from_le_bytes(self.bytes())
     }

@@ -26,7 +26,7 @@ pub struct Greeting {
     pub version: u16,
     /// Its role.
     pub role: Role,
-    /// The latest reign that it knows of: a primary of an earlier one steps down.
+    /// The latest epoch that it knows of: a primary of an earlier one steps down.
     pub epoch: u64,
 }
 

@@ -41,7 +41,7 @@ pub struct Link {
     stream: Arc<dyn Stream>,
     bounds: LinkBounds,
     waiting: Mutex<Waiting>,
-    stirred: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Link {
 
     /// Sends on `stream` from now on, by a thread of this name.
     pub fn start(stream: Arc<dyn Stream>, bounds: LinkBounds, name: &str) -> io::Result<Arc<Link>> {
-        let link = Arc::new(Link { stream, bounds, waiting: Mutex::default(), stirred: Condvar::new() });
+        let link = Arc::new(Link { stream, bounds, waiting: Mutex::default(), changed: Condvar::new() });
         let writer = Arc::clone(&link);
         thread::Builder::new().name(name.to_owned()).spawn(move || writer.write())?;
         Ok(link)
@@ -77,7 +77,7 @@ impl Link {
         }
         if waiting.idle || waiting.bytes.len() >= ENOUGH {
             waiting.idle = false;
-            self.stirred.notify_one();
+            self.changed.notify_one();
         }
     }
 
@@ -94,7 +94,7 @@ impl Link {
     fn end(&self, waiting: &mut Waiting) {
         (waiting.closed, waiting.bytes) = (true, Vec::new());
         self.stream.close();
-        self.stirred.notify_one();
+        self.changed.notify_one();
     }
 
     fn write(&self) {
@@ -115,13 +115,13 @@ impl Link {
         let mut waiting = self.waiting.lock();
         while waiting.bytes.is_empty() && !waiting.closed {
             waiting.idle = true;
-            if self.stirred.wait_until(&mut waiting, last + BEAT).timed_out() && waiting.bytes.is_empty() {
+            if self.changed.wait_until(&mut waiting, last + BEAT).timed_out() && waiting.bytes.is_empty() {
                 Message::Here.encode(&mut waiting.bytes);
             }
         }
         waiting.idle = false;
         while !waiting.closed && waiting.bytes.len() < ENOUGH {
-            if self.stirred.wait_until(&mut waiting, last + GATHER).timed_out() {
+            if self.changed.wait_until(&mut waiting, last + GATHER).timed_out() {
                 break;
             }
         }

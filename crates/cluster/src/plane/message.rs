@@ -47,18 +47,18 @@ pub enum Message {
     Run(Run),
     /// To a backend: stop a task, if you can.
     Cancel(TaskId),
-    /// To a backend: obey me, and say what you run of earlier reigns.
+    /// To a backend: obey me, and say what you run of earlier epochs.
     Claim {
         /// Greater than that of each claim before.
         stamp: Stamp,
-        /// Whose reign it is.
+        /// Whose epoch it is.
         holder: Process,
     },
-    /// A backend: what I run of earlier reigns.
+    /// A backend: what I run of earlier epochs.
     Report(Report),
-    /// A scheduler to schedulers and front ends: this is my reign.
-    Lead(Epoch, Process),
-    /// To a scheduler: a later reign is known.
+    /// A scheduler to schedulers and front ends: this is my epoch, and I am the primary.
+    Heartbeat(Epoch, Process),
+    /// To a scheduler: a later epoch is known.
     Fenced(Epoch),
     /// A scheduler to another: I listen to you.
     Peer(Process),
@@ -204,7 +204,7 @@ mod kind {
     pub(super) const INVALID: u16 = 23;
     pub(super) const CLAIM: u16 = 24;
     pub(super) const REPORT: u16 = 25;
-    pub(super) const LEAD: u16 = 26;
+    pub(super) const HEARTBEAT: u16 = 26;
     pub(super) const FENCED: u16 = 27;
     pub(super) const PEER: u16 = 28;
 }
@@ -263,7 +263,7 @@ impl Message {
                 Put::new(kind::CLAIM).u64(stamp.epoch.0).u64(stamp.number).u64(holder.0)
             }
             Message::Report(report) => report.put(Put::new(kind::REPORT)),
-            Message::Lead(epoch, holder) => Put::new(kind::LEAD).u64(epoch.0).u64(holder.0),
+            Message::Heartbeat(epoch, holder) => Put::new(kind::HEARTBEAT).u64(epoch.0).u64(holder.0),
             Message::Fenced(epoch) => Put::new(kind::FENCED).u64(epoch.0),
             Message::Peer(process) => Put::new(kind::PEER).u64(process.0),
             Message::Outputs { request, first_row, rows, outputs } => {
@@ -320,7 +320,7 @@ impl Message {
                 Message::Claim { stamp, holder: Process(get.u64()) }
             }
             kind::REPORT => Message::Report(Report::get(&mut get, &tail)?),
-            kind::LEAD => Message::Lead(Epoch(get.u64()), Process(get.u64())),
+            kind::HEARTBEAT => Message::Heartbeat(Epoch(get.u64()), Process(get.u64())),
             kind::FENCED => Message::Fenced(Epoch(get.u64())),
             kind::PEER => Message::Peer(Process(get.u64())),
             kind::OUTPUTS | kind::INVALID => {

@@ -53,7 +53,9 @@ impl Reader {
             return Ok(None);
         }
         self.buffer.advance(RECORD);
-        Ok(Some((record, self.buffer.split_to(tail).freeze())))
+        // Most have none, and a slice of the buffer costs more than to read a record.
+        let tail = if tail == 0 { Bytes::new() } else { self.buffer.split_to(tail).freeze() };
+        Ok(Some((record, tail)))
     }
 
     fn fill(&mut self) -> io::Result<()> {

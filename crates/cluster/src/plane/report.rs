@@ -8,7 +8,7 @@ pub(super) const MOST_HELD: usize = 1 << 16;
 /// Bytes of each.
 pub(super) const HELD: usize = 24;
 
-/// All that a backend runs of earlier reigns.
+/// All that a backend runs of earlier epochs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The claim that it answers.

@@ -29,9 +29,9 @@ struct Joined {
 }
 
 impl Joined {
-    /// It leaves, or is lost.
-    fn part(&self, lost: bool) {
-        self.remote.while_there(|| part_with(&self.served, self.id, lost));
+    /// It leaves the engine, or is lost.
+    fn leave(&self, lost: bool) {
+        self.remote.while_there(|| leave_engine(&self.served, self.id, lost));
     }
 }
 
@@ -62,7 +62,7 @@ impl Shared {
         let ended = self.listen_to_backend(process, link, reader);
         link.close();
         let gone = self.peers.lock().backends.remove(&process);
-        gone.iter().filter_map(|backend| backend.device.as_ref()).for_each(|device| device.part(true));
+        gone.iter().filter_map(|backend| backend.device.as_ref()).for_each(|device| device.leave(true));
         self.tell(|machine, now, out| machine.on_lost(now, process, out));
         self.count_devices();
         ended
@@ -75,7 +75,7 @@ impl Shared {
             match (reader.read()?, &device) {
                 (Message::Here, _) => {}
                 (Message::Ended(ended), Some(device)) => device.remote.on_end(ended, reader.has_next())?,
-                (Message::Leave, Some(device)) => device.part(false),
+                (Message::Leave, Some(device)) => device.leave(false),
                 // It runs nothing for this scheduler.
                 (Message::Leave, None) => link.close(),
                 (Message::Fenced(epoch), _) => self.tell(|machine, now, out| machine.on_epoch(now, epoch, out)),
@@ -151,7 +151,7 @@ impl Served {
 }
 
 /// A device leaves or, if it is lost or the last one, is given up.
-fn part_with(served: &Served, device: DeviceId, lost: bool) {
+fn leave_engine(served: &Served, device: DeviceId, lost: bool) {
     let engine = &served.engine;
     let parted = if lost { engine.lose_device(device) } else { engine.remove_device(device) };
     let parted = match parted {

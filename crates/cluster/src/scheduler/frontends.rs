@@ -9,7 +9,7 @@ use ripieno_executor::Origin;
 use ripieno_model::Extent;
 use ripieno_runtime::{Answer, Answered, Failure, Refused, RemoteJob, Ticket};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, VacantEntry};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,20 +20,22 @@ const MOST_ASKED: usize = 1 << 16;
 /// When one beyond that may be tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// The most requests that are left to the scheduler before it is woken for them.
+const MOST_LEFT: usize = 64;
+
 /// A frontend that is connected.
-#[derive(Clone)]
 pub(super) struct Frontend {
     pub(super) id: u32,
     pub(super) link: Arc<Link>,
     /// Where its inputs are.
     pub(super) address: String,
-    places: Arc<Mutex<Places>>,
+    places: Mutex<Places>,
 }
 
 /// The requests of a frontend that are under way.
 #[derive(Default)]
 struct Places {
-    of: HashMap<u64, Place>,
+    of: HashMap<u64, Place, foldhash::fast::RandomState>,
     /// How many of them the engine does not have.
     asked: usize,
 }
@@ -41,9 +43,7 @@ struct Places {
 enum Place {
     /// It has come, and is not the engine's yet.
     Asked(Box<Ask>, Instant),
-    /// It is; its ticket comes.
-    Taken,
-    /// It has a ticket.
+    /// It is the engine's.
     Ticket(Ticket),
 }
 
@@ -67,7 +67,7 @@ impl Shared {
                 Message::Here => {}
                 Message::DataAt(id, address) => {
                     let address = reachable(address, peer);
-                    break Frontend { id, link: Arc::clone(link), address, places: Arc::default() };
+                    break Arc::new(Frontend { id, link: Arc::clone(link), address, places: Mutex::default() });
                 }
                 other => return Err(unexpected(&other)),
             }
@@ -89,7 +89,7 @@ impl Shared {
     }
 
     /// Tells the backends of it before any request of it comes, and it of the models.
-    fn introduce(&self, frontend: &Frontend) -> io::Result<()> {
+    fn introduce(&self, frontend: &Arc<Frontend>) -> io::Result<()> {
         let mut peers = self.peers.lock();
         match peers.frontends.get(&frontend.id) {
             // It connects again, and its earlier connection has not ended here.
@@ -105,7 +105,7 @@ impl Shared {
         peers.backends.values().for_each(|backend| backend.link.send(&message));
         peers.models().iter().for_each(|message| frontend.link.send(message));
         frontend.link.send(&Message::Devices(peers.serving()));
-        peers.frontends.insert(frontend.id, frontend.clone());
+        peers.frontends.insert(frontend.id, Arc::clone(frontend));
         Ok(())
     }
 
@@ -121,17 +121,17 @@ impl Shared {
         }
     }
 
-    fn listen(&self, frontend: &Frontend, reader: &mut Reader) -> io::Result<()> {
-        let mut served: Option<Arc<Served>> = None;
+    fn listen(&self, frontend: &Arc<Frontend>, reader: &mut Reader) -> io::Result<()> {
+        let mut left = Left::default();
         loop {
+            // Whoever waits for more has the scheduler look at what there is.
+            if !reader.has_next() {
+                left.look();
+            }
             match reader.read()? {
                 Message::Here => {}
-                Message::Ask(ask) => {
-                    if served.is_none() {
-                        served.clone_from(&self.peers.lock().served);
-                    }
-                    self.ask(served.as_deref(), frontend, ask)?;
-                }
+                Message::Ask(ask) if self.leadership.is_open() => left.ask(self, frontend, ask)?,
+                Message::Ask(ask) => self.park(frontend, ask)?,
                 Message::Withdraw(request) => self.withdraw(frontend, request),
                 Message::Fenced(epoch) => self.tell(|machine, now, out| machine.on_epoch(now, epoch, out)),
                 other => return Err(unexpected(&other)),
@@ -139,38 +139,27 @@ impl Shared {
         }
     }
 
-    /// A request has come. Most of the time the engine takes it in; when a reign begins it waits.
-    fn ask(&self, served: Option<&Served>, frontend: &Frontend, ask: Ask) -> io::Result<()> {
+    /// A request comes while an epoch begins: it waits until it is known what runs.
+    fn park(&self, frontend: &Frontend, ask: Ask) -> io::Result<()> {
         let Ask { request, rows, .. } = ask;
         let mut places = frontend.places.lock();
-        let (asked, open) = (places.asked, self.reign.is_open());
-        match places.of.entry(request) {
-            Entry::Occupied(_) => return Err(Garbled(format!("request {request} comes a second time")).into()),
-            Entry::Vacant(place) if open || asked < MOST_ASKED => {
-                place.insert(Place::Asked(Box::new(ask), Instant::now()));
-                places.asked += 1;
-            }
-            Entry::Vacant(_) => {
-                let refused = Refused::QueueFull { bound: MOST_ASKED, retry_after: RETRY_AFTER };
-                frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) }));
-                return Ok(());
-            }
-        }
-        drop(places);
-        if open {
-            match served {
-                Some(served) => admit(served, frontend, request),
-                None => end(frontend, request, Err(Failure::Refused(Refused::NotLoaded))),
-            }
+        let asked = places.asked;
+        let place = vacant(&mut places, request)?;
+        if asked >= MOST_ASKED {
+            let refused = Refused::QueueFull { bound: MOST_ASKED, retry_after: RETRY_AFTER };
+            frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) }));
             return Ok(());
         }
+        place.insert(Place::Asked(Box::new(ask), Instant::now()));
+        places.asked += 1;
+        drop(places);
         let id = RequestId { frontend: Process(u64::from(frontend.id)), number: request };
-        let reigns = self.tell(|machine, _, out| {
+        let is_primary = self.tell(|machine, _, out| {
             machine.on_ask(id, rows, out);
-            machine.reigns().is_some()
+            machine.primary_epoch().is_some()
         });
-        if !reigns {
-            // Whoever reigns will be asked.
+        if !is_primary {
+            // The primary will be asked.
             frontend.places.lock().remove(request);
         }
         Ok(())
@@ -186,12 +175,12 @@ impl Shared {
                 let id = RequestId { frontend: Process(u64::from(frontend.id)), number: request };
                 self.tell(|machine, _, _| machine.on_withdraw(id));
             }
-            Some(Place::Taken) | None => {}
+            None => {}
         }
     }
 
     /// Whose request it is, and what is served.
-    pub(super) fn frontend_of(&self, request: RequestId) -> Option<(Frontend, Arc<Served>)> {
+    pub(super) fn frontend_of(&self, request: RequestId) -> Option<(Arc<Frontend>, Arc<Served>)> {
         let peers = self.peers.lock();
         let id = u32::try_from(request.frontend.0).ok()?;
         let frontend = peers.frontends.get(&id).cloned()?;
@@ -206,39 +195,92 @@ impl Shared {
     }
 }
 
-/// Has the engine take a request in, or says at once why not. Nothing happens to one that is the engine's already.
-pub(super) fn admit(served: &Served, frontend: &Frontend, request: u64) {
+/// Requests that the engine has and has not been told to look at: one wake-up for all that came at once.
+#[derive(Default)]
+struct Left {
+    served: Option<Arc<Served>>,
+    count: usize,
+}
+
+impl Left {
+    /// A request comes, and the engine takes it in, as it does most of the time.
+    fn ask(&mut self, shared: &Shared, frontend: &Arc<Frontend>, ask: Ask) -> io::Result<()> {
+        if self.served.is_none() {
+            self.served.clone_from(&shared.peers.lock().served);
+        }
+        let mut places = frontend.places.lock();
+        let (request, place) = (ask.request, vacant(&mut places, ask.request)?);
+        let Some(served) = &self.served else {
+            drop(places);
+            end(frontend, request, Err(Failure::Refused(Refused::NotLoaded)));
+            return Ok(());
+        };
+        // With the lock held: whoever answers it finds its place.
+        match submit(served, frontend, ask, Duration::ZERO) {
+            Ok(ticket) => drop(place.insert(Place::Ticket(ticket))),
+            Err(refused) => frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) })),
+        }
+        drop(places);
+        self.count += 1;
+        if self.count >= MOST_LEFT {
+            self.look();
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) {
+        if std::mem::take(&mut self.count) > 0 {
+            self.served.iter().for_each(|served| served.engine.look());
+        }
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.look();
+    }
+}
+
+/// The place of a request that has not come before.
+fn vacant(places: &mut Places, request: u64) -> Result<VacantEntry<'_, u64, Place>, Garbled> {
+    match places.of.entry(request) {
+        Entry::Vacant(place) => Ok(place),
+        Entry::Occupied(_) => Err(Garbled(format!("request {request} comes a second time"))),
+    }
+}
+
+/// Has the engine take in a request that waited, or says at once why not. Nothing happens to one that is the engine's
+/// already.
+pub(super) fn admit(served: &Served, frontend: &Arc<Frontend>, request: u64) {
     let mut places = frontend.places.lock();
-    let Some(place) = places.of.get_mut(&request) else { return };
-    let Place::Asked(ask, came) = std::mem::replace(place, Place::Taken) else { return };
-    places.asked -= 1;
+    if !matches!(places.of.get(&request), Some(Place::Asked(..))) {
+        return;
+    }
+    let Some(Place::Asked(ask, came)) = places.remove(request) else { return };
+    match submit(served, frontend, *ask, came.elapsed()) {
+        Ok(ticket) => drop(places.of.insert(request, Place::Ticket(ticket))),
+        Err(refused) => frontend.link.send(&Message::End(End { request, answer: Err(Failure::Refused(refused)) })),
+    }
     drop(places);
-    let (to, under_way) = (Arc::clone(&frontend.link), Arc::clone(&frontend.places));
-    let on_answer = Box::new(move |answer: Answer| {
-        drop(under_way.lock().remove(request));
-        to.send(&Message::End(End { request, answer }));
-    });
-    let job = RemoteJob {
+    served.engine.look();
+}
+
+/// Leaves a request to the engine, which is to be told to look at it; it has waited for so long already.
+fn submit(served: &Served, frontend: &Arc<Frontend>, ask: Ask, waited: Duration) -> Result<Ticket, Refused> {
+    let (to, request) = (Arc::clone(frontend), ask.request);
+    let on_answer = Box::new(move |answer: Answer| end(&to, request, answer));
+    served.engine.submit_remote(RemoteJob {
         model: ask.model,
         origin: Origin { frontend: frontend.id, request, first_row: 0 },
         rows: ask.rows as usize,
         extent: Extent { length: ask.length, limit: 0 },
         sizes: ask.sizes,
         bytes: usize::try_from(ask.bytes).unwrap_or(usize::MAX),
-        timeout: ask.left_ns.map(|left| Duration::from_nanos(left).saturating_sub(came.elapsed())),
+        timeout: ask.left_ns.map(|left| Duration::from_nanos(left).saturating_sub(waited)),
         client: ask.client,
         priority: ask.priority,
         on_answer,
-    };
-    match served.engine.submit_remote(job) {
-        Ok(ticket) => {
-            // It may have been answered meanwhile.
-            if let Some(place) = frontend.places.lock().of.get_mut(&request) {
-                *place = Place::Ticket(ticket);
-            }
-        }
-        Err(refused) => end(frontend, request, Err(Failure::Refused(refused))),
-    }
+    })
 }
 
 /// A request that an earlier scheduler had begun has ended well. How long it took nobody knows.
@@ -248,7 +290,9 @@ pub(super) fn is_over(frontend: &Frontend, request: u64) {
 }
 
 fn end(frontend: &Frontend, request: u64, answer: Answer) {
-    frontend.places.lock().remove(request);
+    // Its ticket goes when nobody waits for the lock.
+    let place = frontend.places.lock().remove(request);
+    drop(place);
     frontend.link.send(&Message::End(End { request, answer }));
 }
 

@@ -1,19 +1,19 @@
 //! The scheduler's role: an engine whose devices are backends elsewhere, and whose requests come from frontends
 //! elsewhere.
 //!
-//! Of several schedulers with one store of the epoch one is the primary ([`reign`]); the others are spares, with the same
+//! Of several schedulers with one store of the epoch one is the primary ([`leadership`]); the others are spares, with the same
 //! connections and an engine that has no device yet. The first backend tells what models there are; then the engine
 //! starts, with the policy that suits them. When this scheduler becomes the primary it claims all backends, and each is a
-//! device of the engine from when it runs nothing of earlier reigns until its connection ends. Each connection has a
+//! device of the engine from when it runs nothing of earlier epochs until its connection ends. Each connection has a
 //! thread that reads; what is sent waits in its [`Link`]. One lock stands over who is there, so that a backend hears of
 //! each front end before it is given a request of it.
 
 mod backends;
 mod device;
 mod frontends;
-mod keeper;
-mod reign;
+mod leadership;
 mod spares;
+mod store_thread;
 
 use crate::description::Description;
 use crate::fresh;
@@ -22,8 +22,8 @@ use crate::handover::{Epoch, Process, Timing};
 use crate::plane::{Garbled, Greeting, Link, LinkBounds, Listener, Message, Reader, Role, Stream, Transport, welcome};
 use backends::Backend;
 use frontends::Frontend;
+use leadership::Leadership;
 use parking_lot::Mutex;
-use reign::Reign;
 use ripieno_base::ModelId;
 use ripieno_runtime::{DeviceState, Engine};
 use std::collections::BTreeMap;
@@ -76,7 +76,7 @@ pub struct Scheduler {
 struct Shared {
     start: Start,
     on_serving: OnServing,
-    reign: Reign,
+    leadership: Leadership,
     peers: Mutex<Peers>,
     connections: AtomicUsize,
     closed: AtomicBool,
@@ -88,7 +88,7 @@ struct Peers {
     /// Of all of them, and of those who have not yet said who they are.
     links: Vec<Arc<Link>>,
     served: Option<Arc<Served>>,
-    frontends: BTreeMap<u32, Frontend>,
+    frontends: BTreeMap<u32, Arc<Frontend>>,
     backends: BTreeMap<Process, Backend>,
     /// Those that listen to this one.
     schedulers: BTreeMap<Process, Arc<Link>>,
@@ -102,19 +102,19 @@ struct Served {
 }
 
 impl Scheduler {
-    /// Listens for frontends and backends from now on, as a spare until it reigns.
+    /// Listens for frontends and backends from now on, as a spare until it is the primary.
     pub fn start(transport: Arc<dyn Transport>, config: SchedulerConfig) -> io::Result<Scheduler> {
         let SchedulerConfig { listen, schedulers, store, timing, start, on_serving } = config;
         let listener = transport.listen(listen)?;
         let shared = Arc::new(Shared {
             start,
             on_serving,
-            reign: Reign::new(Process(fresh()), timing),
+            leadership: Leadership::new(Process(fresh()), timing),
             peers: Mutex::default(),
             connections: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
-        shared.reign(store)?;
+        shared.start_election(store)?;
         let (door, takes) = (Arc::clone(&listener), Arc::clone(&shared));
         thread::Builder::new().name("scheduler-door".to_owned()).spawn(move || takes.take_all(&*door))?;
         for address in schedulers {
@@ -135,18 +135,23 @@ impl Scheduler {
 
     /// What others call it.
     pub fn process(&self) -> Process {
-        self.shared.reign.me
+        self.shared.leadership.me
     }
 
     /// Whether it is the primary.
-    pub fn reigns(&self) -> bool {
-        self.shared.reign.reigns()
+    pub fn is_primary(&self) -> bool {
+        self.shared.leadership.is_primary()
+    }
+
+    /// Whether it does its part: it is the primary, or a spare that hears one.
+    pub fn knows_primary(&self) -> bool {
+        self.shared.leadership.knows_primary()
     }
 
     /// Takes no further connection and ends all that there are.
     pub fn close(&self) {
         self.shared.closed.store(true, Ordering::Relaxed);
-        self.shared.reign.close();
+        self.shared.leadership.close();
         self.listener.close();
         self.shared.peers.lock().links.iter().for_each(|link| link.close());
     }
@@ -193,7 +198,7 @@ impl Shared {
     }
 
     fn serve(self: &Arc<Shared>, stream: &Arc<dyn Stream>) -> io::Result<()> {
-        let own = Greeting::new(Role::Scheduler, self.reign.epoch());
+        let own = Greeting::new(Role::Scheduler, self.leadership.epoch());
         let all = [Role::Frontend, Role::Scheduler, Role::Backend];
         let greeting = welcome(&**stream, own, &all).map_err(io::Error::other)?;
         self.tell(|machine, now, out| machine.on_epoch(now, Epoch(greeting.epoch), out));

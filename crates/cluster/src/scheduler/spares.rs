@@ -20,42 +20,42 @@ impl Shared {
         let listen = move || {
             let mut again = AGAIN_MIN;
             while !self.closed.load(Ordering::Relaxed) {
-                let mut heard = None;
-                match self.hear(&*transport, &address, &mut heard) {
+                let mut other = None;
+                match self.receive(&*transport, &address, &mut other) {
                     Ok(()) => return,
                     Err(error) => tracing::debug!(address, %error, "another scheduler is not heard"),
                 }
-                if let Some(process) = heard {
-                    self.tell(|machine, now, _| machine.on_unheard(now, process));
+                if let Some(process) = other {
+                    self.tell(|machine, now, _| machine.on_heartbeats_lost(now, process));
                 }
-                again = if heard.is_some() { AGAIN_MIN } else { (again * 2).min(AGAIN_MAX) };
+                again = if other.is_some() { AGAIN_MIN } else { (again * 2).min(AGAIN_MAX) };
                 thread::sleep(again);
             }
         };
-        thread::Builder::new().name("scheduler-hear".to_owned()).spawn(listen).map(drop)
+        thread::Builder::new().name("scheduler-follow".to_owned()).spawn(listen).map(drop)
     }
 
     /// One connection, until it ends. Well, if the other is this one itself.
-    fn hear(&self, transport: &dyn Transport, address: &str, heard: &mut Option<Process>) -> Result<(), Unwelcome> {
+    fn receive(&self, transport: &dyn Transport, address: &str, other: &mut Option<Process>) -> Result<(), Unwelcome> {
         let stream = transport.connect(address, CONNECT)?;
-        let own = Greeting::new(Role::Scheduler, self.reign.epoch());
+        let own = Greeting::new(Role::Scheduler, self.leadership.epoch());
         greet(&*stream, own, Role::Scheduler).inspect_err(|_| stream.close())?;
         let link = Link::start(Arc::clone(&stream), LinkBounds::CONTROL, "scheduler-send")?;
-        link.send(&Message::Peer(self.reign.me));
-        let ended = self.hear_all(&link, stream, heard);
+        link.send(&Message::Peer(self.leadership.me));
+        let ended = self.receive_heartbeats(&link, stream, other);
         link.close();
         Ok(ended?)
     }
 
-    fn hear_all(&self, link: &Link, stream: Arc<dyn Stream>, heard: &mut Option<Process>) -> io::Result<()> {
+    fn receive_heartbeats(&self, link: &Link, stream: Arc<dyn Stream>, other: &mut Option<Process>) -> io::Result<()> {
         let mut reader = Reader::new(stream, Link::SILENCE);
         loop {
             match reader.read()? {
                 Message::Here => {}
-                Message::Peer(process) if process == self.reign.me => return Ok(()),
-                Message::Peer(process) => *heard = Some(process),
-                Message::Lead(epoch, process) => {
-                    *heard = Some(process);
+                Message::Peer(process) if process == self.leadership.me => return Ok(()),
+                Message::Peer(process) => *other = Some(process),
+                Message::Heartbeat(epoch, process) => {
+                    *other = Some(process);
                     let known = self.tell(|machine, now, out| {
                         machine.on_heartbeat(now, process, epoch, out);
                         machine.known()
@@ -79,12 +79,12 @@ impl Shared {
                 other => return Err(super::unexpected(&other)),
             }
         };
-        link.send(&Message::Peer(self.reign.me));
-        if process != self.reign.me {
+        link.send(&Message::Peer(self.leadership.me));
+        if process != self.leadership.me {
             self.peers.lock().schedulers.insert(process, Arc::clone(link));
             self.tell(|machine, now, out| machine.on_member(now, process, Role::Scheduler, out));
         }
-        let Err(ended) = self.hear_spare(reader);
+        let Err(ended) = self.receive_from_spare(reader);
         let mut peers = self.peers.lock();
         // It may have connected again meanwhile.
         let own = peers.schedulers.get(&process).is_some_and(|known| Arc::ptr_eq(known, link));
@@ -96,7 +96,7 @@ impl Shared {
         Err(ended)
     }
 
-    fn hear_spare(&self, reader: &mut Reader) -> io::Result<std::convert::Infallible> {
+    fn receive_from_spare(&self, reader: &mut Reader) -> io::Result<std::convert::Infallible> {
         loop {
             match reader.read()? {
                 Message::Here => {}

@@ -73,7 +73,7 @@ impl Backend {
                 let stamp = Stamp { epoch: message.epoch, number: *number };
                 match self.fence.on_claim(stamp) {
                     Claimed::Obeyed => {
-                        // Whoever reigns now will order anew what has not begun.
+                        // The new primary will order anew what has not begun.
                         self.waiting.clear();
                         (self.primary, self.number, self.revision) = (Some(from), 0, 1);
                         self.report(out);

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) events: u64,
-    pub(crate) reigns: u64,
+    pub(crate) epochs: u64,
     pub(crate) ran: u64,
     pub(crate) retried: u64,
     /// A primary heard of a later epoch.
@@ -27,7 +27,7 @@ impl Counts {
     pub(crate) fn add(&mut self, other: &Counts) {
         let Counts {
             events,
-            reigns,
+            epochs,
             ran,
             retried,
             stepped_down,
@@ -39,7 +39,7 @@ impl Counts {
             adopted,
         } = other;
         self.events += events;
-        self.reigns += reigns;
+        self.epochs += epochs;
         self.ran += ran;
         self.retried += retried;
         self.stepped_down += stepped_down;

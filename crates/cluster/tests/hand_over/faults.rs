@@ -11,11 +11,11 @@ pub(crate) enum Fault {
     Crash { place: Place, seen: bool, back: Nanos },
     /// The process stands still for a while, and goes on with what it believed.
     Hang { place: Place, back: Nanos },
-    /// Whoever reigns does that.
+    /// The primary does that.
     CrashPrimary { seen: bool, back: Nanos },
     /// The same.
     HangPrimary { back: Nanos },
-    /// Nothing passes between whoever reigns and any backend, and any other place for as long again.
+    /// Nothing passes between the primary and any backend, and any other place for as long again.
     IsolatePrimary { back: Nanos },
     /// A connection breaks, and both ends see it.
     Break { one: Place, other: Place },

@@ -3,7 +3,7 @@
 use crate::message::{Answer, Body, Message, Outcome, Wanted};
 use crate::world::{HELLO, REPEAT};
 use ripieno_base::{ModelId, Time};
-use ripieno_cluster::handover::{Epoch, Following, Heard, Process, RequestId, Role};
+use ripieno_cluster::handover::{Epoch, Following, Process, RequestId, Role, Sender};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -53,12 +53,12 @@ impl Frontend {
     pub(crate) fn on_message(&mut self, now: Time, from: Process, message: &Message, out: &mut Vec<FrontendAction>) {
         match &message.body {
             Body::Heartbeat => match self.following.on_heartbeat(from, message.epoch) {
-                Heard::Another => {
+                Sender::NewPrimary => {
                     let all: Vec<_> = self.waiting.keys().copied().collect();
                     self.ask(now, &all, out);
                 }
-                Heard::Same => {}
-                Heard::Past(_) => self.send(from, Body::Fenced, out),
+                Sender::SamePrimary => {}
+                Sender::Stale(_) => self.send(from, Body::Fenced, out),
             },
             Body::Answers(answers) => self.on_answers(from, message.epoch, answers, out),
             _ => {}
@@ -75,8 +75,8 @@ impl Frontend {
         self.next_hello = now + HELLO;
         let hello = Message { epoch: self.following.epoch(), body: Body::Hello(Role::Frontend) };
         out.push(FrontendAction::Greet(hello));
-        let unheard = |it: &Waiting| it.asked.is_none_or(|asked| asked + REPEAT <= now);
-        let again: Vec<_> = self.waiting.iter().filter(|(_, it)| unheard(it)).map(|(&number, _)| number).collect();
+        let unasked = |it: &Waiting| it.asked.is_none_or(|asked| asked + REPEAT <= now);
+        let again: Vec<_> = self.waiting.iter().filter(|(_, it)| unasked(it)).map(|(&number, _)| number).collect();
         self.ask(now, &again, out);
     }
 

@@ -80,7 +80,7 @@ impl Host {
         }
     }
 
-    /// It ran on since an earlier reign.
+    /// It ran on since an earlier epoch.
     pub(crate) fn over(&mut self, now: Time, request: RequestId) {
         if let Some(known) = self.requests.get_mut(&request) {
             (known.stage, known.until) = (Stage::Over, now + REMEMBERED);
@@ -96,7 +96,7 @@ impl Host {
         assert!(self.backends.insert(backend, joined).is_none(), "{backend:?} has joined already");
     }
 
-    pub(crate) fn part(&mut self, backend: Process, said: &mut Vec<Said>) {
+    pub(crate) fn leave(&mut self, backend: Process, said: &mut Vec<Said>) {
         let parted = self.backends.remove(&backend).expect("it had joined");
         for request in parted.batches.into_values().flat_map(|(members, _)| members) {
             let Some(known) = self.requests.get_mut(&request).filter(|known| known.stage == Stage::Runs) else {

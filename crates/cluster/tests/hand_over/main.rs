@@ -74,7 +74,7 @@ fn every_promise_holds_under_every_fault() {
     }
     // What never happens is not tested.
     let seeds = number(SEEDS).unwrap_or(1_000);
-    assert!(counts.reigns > 2 * seeds, "hardly any hand-over: {counts:?}");
+    assert!(counts.epochs > 2 * seeds, "hardly any hand-over: {counts:?}");
     assert!(counts.ran > counts.retried, "hardly any request ran: {counts:?}");
     for (what, count) in counts.rare() {
         assert!(count >= seeds / 10, "{what}: {count} times only in {seeds} runs: {counts:?}");
@@ -87,13 +87,13 @@ fn a_primary_that_ends_or_hangs_costs_no_request_and_hardly_any_runs_twice() {
     assert_eq!(counts.retried, 0, "{counts:?}");
     // Those whose answers were on their way when a new primary was asked for them.
     assert!(counts.begun_again * 1_000 < counts.ran, "{counts:?}");
-    assert!(counts.reigns > 1 && counts.adopted > 0, "{counts:?}");
+    assert!(counts.epochs > 1 && counts.adopted > 0, "{counts:?}");
 }
 
 #[test]
 fn a_backend_that_ends_or_hangs_costs_no_request() {
     let counts = run_all(Kind::Backends, 100);
-    assert_eq!((counts.retried, counts.reigns > 0), (0, true), "{counts:?}");
+    assert_eq!((counts.retried, counts.epochs > 0), (0, true), "{counts:?}");
 }
 
 #[test]

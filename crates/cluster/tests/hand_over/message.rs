@@ -7,7 +7,7 @@ use ripieno_cluster::handover::{Epoch, Held, RequestId, Role, Stamp};
 /// A batch: the claim under which it was ordered, and its number under that.
 pub(crate) type Batch = (Stamp, u64);
 
-/// A message, and the latest reign that its sender knows of.
+/// A message, and the latest epoch that its sender knows of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     /// Of a primary, its own.
@@ -19,13 +19,13 @@ pub(crate) struct Message {
 pub(crate) enum Body {
     /// To every scheduler: I am here.
     Hello(Role),
-    /// From the primary: this is my reign.
+    /// From the primary: this is my epoch, and I am the primary.
     Heartbeat,
-    /// To one whose reign is over.
+    /// To one whose epoch is over.
     Fenced,
     /// To a backend: obey me, and say what you hold.
     Claim { number: u64 },
-    /// From a backend: what it still runs of earlier reigns.
+    /// From a backend: what it still runs of earlier epochs.
     Report { number: u64, revision: u32, held: Vec<Held> },
     /// To a backend: run these as one batch.
     Start { batch: Batch, members: Vec<Wanted> },

@@ -32,7 +32,7 @@ const TIMING: Timing = Timing {
     store: Nanos::from_millis(20),
     claim: Nanos::from_millis(4),
     settle: Nanos::from_millis(20),
-    acquainted: Nanos::from_millis(20),
+    discovery: Nanos::from_millis(20),
 };
 /// Everybody says hello so often: what a connection does for those that run.
 pub(crate) const HELLO: Nanos = Nanos::from_millis(10);
@@ -56,7 +56,7 @@ const MOST_EVENTS: u64 = 500_000;
 #[derive(Debug)]
 enum Machine {
     Down,
-    Scheduler(Box<Scheduler>, Host, Heard),
+    Scheduler(Box<Scheduler>, Host, Peers),
     /// Reads the store's epoch before it joins.
     Joining,
     Backend(Box<Backend>),
@@ -65,7 +65,7 @@ enum Machine {
 
 /// Whom a scheduler has heard, and when: its connections.
 #[derive(Debug)]
-struct Heard {
+struct Peers {
     when: BTreeMap<Process, Time>,
     next_hello: Time,
 }
@@ -182,7 +182,7 @@ impl World {
             self.handle(event);
         }
         self.checkers.answers.finish();
-        self.counts.reigns = self.checkers.epochs.reigns();
+        self.counts.epochs = self.checkers.epochs.count();
         (self.counts.ran, self.counts.retried) = (self.checkers.answers.ran, self.checkers.answers.retried);
         self.counts
     }
@@ -237,7 +237,7 @@ impl World {
         let mut commanded = Vec::new();
         for node in &self.nodes {
             if let Machine::Scheduler(scheduler, ..) = &node.machine
-                && let Some(epoch) = scheduler.reigns()
+                && let Some(epoch) = scheduler.primary_epoch()
             {
                 assert!(scheduler.commands_all(), "{:?} has not heard from all", node.process);
                 let obeys = |node: &&Node| matches!(&node.machine, Machine::Backend(it) if it.last().epoch == epoch);
@@ -256,8 +256,8 @@ impl World {
         let now = self.now + self.nodes[place].offset;
         let machine = match place {
             _ if place < SCHEDULERS => {
-                let heard = Heard { when: BTreeMap::new(), next_hello: now };
-                Machine::Scheduler(Box::new(Scheduler::new(now, process, TIMING)), Host::default(), heard)
+                let peers = Peers { when: BTreeMap::new(), next_hello: now };
+                Machine::Scheduler(Box::new(Scheduler::new(now, process, TIMING)), Host::default(), peers)
             }
             _ if is_frontend(place) => Machine::Frontend(Box::new(Frontend::new(now, process))),
             _ => {
@@ -393,7 +393,7 @@ impl World {
         match event {
             Event::Deliver { from, message, .. } => {
                 if matches!(message.body, Body::Claim { .. } | Body::Start { .. }) {
-                    self.checkers.begins.heard(place, message.epoch);
+                    self.checkers.begins.latest(place, message.epoch);
                     self.counts.fenced += u64::from(message.epoch < backend.last().epoch);
                 }
                 if let Some(order) = backend.on_message(from, &message, &mut out) {
@@ -453,7 +453,7 @@ impl World {
     fn settle(&mut self, place: Place) {
         let node = &self.nodes[place];
         let wanted = match &node.machine {
-            Machine::Scheduler(scheduler, _, heard) => scheduler.next_wakeup().min(heard.next_hello),
+            Machine::Scheduler(scheduler, _, peers) => scheduler.next_wakeup().min(peers.next_hello),
             Machine::Backend(backend) => backend.next_wakeup(),
             Machine::Frontend(frontend) => frontend.next_wakeup(),
             Machine::Joining | Machine::Down => return,

@@ -38,7 +38,9 @@ fn of_one_process(engine: &Engine, id: ripieno_base::ModelId, model: &Served) ->
         let (inputs, send) = (rows(number, count, width), send.clone());
         let on_answer = Box::new(move |answer| send.send((number, answer)).unwrap());
         let (timeout, client, priority, on_step) = (None, 0, 0, None);
-        engine.submit(Job { model: id, inputs, rows: count, timeout, client, priority, on_step, on_answer }).unwrap();
+        engine
+            .submit(Job { model: id, inputs, rows: count, timeout, stage: None, client, priority, on_step, on_answer })
+            .unwrap();
     }
     let answers = asked(model).into_iter().map(|_| answers.recv_timeout(SAFETY).unwrap());
     answers.map(|(number, answer)| (number, answer.unwrap().outputs[0].data.to_vec())).collect()
@@ -98,6 +100,7 @@ fn what_a_model_does_not_take_is_refused_as_by_one_process() {
         inputs,
         rows: 1,
         timeout: None,
+        stage: None,
         client: 0,
         priority: 0,
         on_step,

@@ -223,7 +223,7 @@ impl Client {
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
         let rows = inputs[0].shape[0] as usize;
         let (timeout, client, priority, on_step) = (None, 0, 0, None);
-        self.frontend.submit(Job { model, inputs, rows, timeout, client, priority, on_step, on_answer })
+        self.frontend.submit(Job { model, inputs, rows, timeout, stage: None, client, priority, on_step, on_answer })
     }
 }
 

@@ -154,7 +154,7 @@ fn requests_of_a_frontend_that_dies_are_dropped_and_those_of_another_go_on() {
     stays.ready();
     let id = dies.ready().model("m");
     let taken = drive(&stays, "m", || {
-        let all = (0..REQUESTS).filter(|&number| dies.submit(number, id, rows(number, 1, 2)).is_ok());
+        let all = (0..REQUESTS).filter(|&number| dies.submit(number, id, rows(number, 1 + number % 2, 2)).is_ok());
         assert_eq!(all.count(), REQUESTS);
         dies.frontend.close();
     });
@@ -184,8 +184,8 @@ fn without_the_scheduler_requests_are_told_to_come_again_and_a_later_one_is_obey
     assert!(ok > 0 && again > 0, "{ok} and {again}");
     assert!(matches!(client.submit(0, client.model("m"), rows(0, 1, 2)), Err(Refused::Outage { .. })));
     let earlier = scheduler(6, address, "deferred", HangBound::default());
-    // It hears of the later reign of whoever connects.
-    until("it has tried and given up", || earlier.engine().is_some() && !earlier.reigns());
+    // It hears of the later epoch of whoever connects.
+    until("it has tried and given up", || earlier.engine().is_some() && !earlier.is_primary());
     assert!(!client.frontend.serves(), "nobody obeys an earlier one");
     drop(earlier);
     let _later = scheduler(8, address, "deferred", HangBound::default());

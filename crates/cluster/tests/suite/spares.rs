@@ -148,11 +148,12 @@ impl Cluster {
         self.store.clone().read().unwrap().map_or(0, |entry| entry.epoch.0)
     }
 
-    /// Which of them reigns, and is not cut off.
+    /// Which of them is the primary, and is not cut off.
     fn primary(&self) -> usize {
-        let reigns = |at: &usize| self.schedulers[*at].as_ref().is_some_and(Scheduler::reigns) && !self.cuts[*at].is();
-        until("somebody reigns", || (0..2).any(|at| reigns(&at)));
-        (0..2).find(reigns).unwrap()
+        let is_primary =
+            |at: &usize| self.schedulers[*at].as_ref().is_some_and(Scheduler::is_primary) && !self.cuts[*at].is();
+        until("there is a primary", || (0..2).any(|at| is_primary(&at)));
+        (0..2).find(is_primary).unwrap()
     }
 
     /// Submits requests, does something in their midst, and waits until each has one answer, the right one.
@@ -215,11 +216,11 @@ fn a_primary_that_is_cut_off_is_obeyed_by_nobody_once_another_reigns_and_is_a_sp
     let (primary, epoch) = (cluster.primary(), cluster.epoch());
     cluster.drive(400, || cluster.cuts[primary].set(true));
     until("the other commands all", || cluster.commands_all(epoch));
-    let both = cluster.schedulers.iter().flatten().filter(|scheduler| scheduler.reigns()).count();
+    let both = cluster.schedulers.iter().flatten().filter(|scheduler| scheduler.is_primary()).count();
     assert_eq!(both, 2, "who is cut off does not know");
     cluster.drive(100, || cluster.cuts[primary].set(false));
     until("it has heard of the other", || {
-        cluster.schedulers.iter().flatten().filter(|scheduler| scheduler.reigns()).count() == 1
+        cluster.schedulers.iter().flatten().filter(|scheduler| scheduler.is_primary()).count() == 1
     });
     cluster.drive(100, || {});
     cluster.end();

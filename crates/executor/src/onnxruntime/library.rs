@@ -1,7 +1,8 @@
 //! Finding and loading the ONNX Runtime library, once for the process.
 //!
 //! A path that the user names, by option or environment variable, is taken or fails; otherwise the system's library and
-//! then Python's package are tried, since `pip install onnxruntime` is the easiest way to come by it.
+//! then Python's package are tried, since `pip install onnxruntime` is the easiest way to come by it. The Python of the folder that
+//! holds this program is asked first: a wheel of ours stands in a virtual environment that need not be in the path.
 
 use crate::LoadError;
 use ort::environment::Environment;
@@ -85,7 +86,7 @@ fn version(path: &Path, build_info: &str) -> String {
 fn python_package() -> Result<PathBuf, String> {
     const FIND: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
                         print(s.submodule_search_locations[0] if s else '')";
-    let run = Command::new("python3").args(["-c", FIND]).output();
+    let run = Command::new(python()).args(["-c", FIND]).output();
     let run = run.map_err(|cause| format!("python3 cannot be asked for its package onnxruntime: {cause}"))?;
     let package = String::from_utf8_lossy(&run.stdout).trim().to_owned();
     if package.is_empty() {
@@ -95,6 +96,12 @@ fn python_package() -> Result<PathBuf, String> {
     let files = std::fs::read_dir(&folder).map_err(|cause| format!("{}: {cause}", folder.display()))?;
     let library = files.flatten().map(|file| file.path()).find(|path| is_library(path));
     library.ok_or_else(|| format!("{} holds no libonnxruntime", folder.display()))
+}
+
+/// The interpreter beside this program, or that of the path.
+fn python() -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
+    beside.filter(|python| python.is_file()).unwrap_or_else(|| "python3".into())
 }
 
 fn is_library(path: &Path) -> bool {

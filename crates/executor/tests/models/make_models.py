@@ -248,3 +248,14 @@ save("scratch", scratch, [number("n")], [number("y")], [("start", np.array(0)), 
 # What ONNX Runtime's division does not survive: the least number by minus one.
 least = ("least", np.array(-(1 << 63)))
 save("quotient", [helper.make_node("Div", ["least", "n"], ["y"])], [number("n")], [number("y")], [least])
+
+# Adds up what a sequence brings; tells what it was told of the sequence.
+sums = [
+    helper.make_node("Add", ["past", "x"], ["present"]),
+    helper.make_node("Identity", ["present"], ["y"]),
+    helper.make_node("Identity", ["start"], ["started"]),
+    helper.make_node("Identity", ["id"], ["whose"]),
+]
+one = lambda name: floats(name, ["batch", 1])
+told = [one("present"), one("y"), one("started"), number("whose")]
+save("sequence", sums, [one("x"), one("start"), number("id"), one("past")], told)

@@ -1,5 +1,6 @@
 //! Keys of `model.toml` that are said elsewhere.
 
+use crate::edge::Edge;
 use ripieno_base::Nanos;
 use ripieno_model::TensorSpec;
 use std::fmt::Write;
@@ -31,6 +32,8 @@ pub struct Settings {
     pub labels: Vec<(String, String)>,
     /// The outputs that clients are told of and get, if they are not to get all.
     pub answers: Vec<String>,
+    /// What a front end does for it, which a `model.toml` cannot say.
+    pub edge: Edge,
 }
 
 impl Settings {

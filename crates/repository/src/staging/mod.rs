@@ -16,7 +16,7 @@ use super::cache::ProfileKey;
 use super::config::Granularity;
 use super::plan::{Plan, Target};
 use super::report::Progress;
-use super::scan::scan;
+use super::scan::{Candidate, scan};
 use super::slicing_check::{Comparison, borders, compare_slices};
 use super::trial::{MEASURED_LENGTH, measured};
 use ripieno_base::Nanos;
@@ -125,7 +125,9 @@ pub fn stage(path: &Path, target: &Target, only: Option<&str>, progress: &Progre
         return Err(format!("{}: there is no model \"{name}\"; it holds {}", path.display(), names.join(", ")));
     }
     let mut tried = Tried::default();
-    for candidate in candidates.iter().filter(|candidate| only.is_none_or(|name| candidate.name == name)) {
+    let is_model = |candidate: &&Candidate| !candidate.found.as_ref().is_ok_and(|found| found.is_ensemble);
+    let wanted = candidates.iter().filter(|candidate| only.is_none_or(|name| candidate.name == name));
+    for candidate in wanted.filter(is_model) {
         let found = candidate.found.as_ref().map_err(String::clone);
         match found.and_then(|found| search(&Plan::new(found, target)?, target, progress)) {
             Ok(staging) => tried.models.push(staging),

@@ -103,7 +103,7 @@ fn what_is_no_model_leads_elsewhere_or_is_too_much_is_refused() {
         ("m", brought(None, &[("1/model.onnx", vec![0; MIB as usize + 1])]), "--load-overrides"),
         ("own", brought(Some("{"), &[]), "no configuration of a model in JSON"),
         ("own", brought(Some(r#"{"max_batchsize": 5}"#), &[]), "max_batchsize"),
-        ("own", brought(Some(r#"{"sequence_batching": {}}"#), &[]), "own/config.pbtxt:"),
+        ("own", brought(Some(r#"{"batch_input": [{}]}"#), &[]), "own/config.pbtxt:"),
         ("own", brought(Some(&" ".repeat(70_000)), &[]), "it may have 65536"),
     ];
     for (name, wrong, words) in cases {

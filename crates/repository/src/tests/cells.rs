@@ -201,6 +201,7 @@ fn the_demo_models_answer_as_they_were_trained_to() {
                     inputs,
                     rows: 1,
                     timeout: None,
+                    stage: None,
                     client: 0,
                     priority: 0,
                     on_step: None,

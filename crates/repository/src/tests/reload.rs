@@ -29,10 +29,11 @@ fn ask(engine: &Engine, registry: &Registry) -> Answer {
     let input = Tensor { name: "input".into(), datatype: DataType::Fp32, shape: vec![1, 1], data };
     let on_answer = Box::new(move |result| answer.send(result).unwrap());
     let job = Job {
-        model: entry.id,
+        model: entry.id.unwrap(),
         inputs: vec![input].into(),
         rows: 1,
         timeout: None,
+        stage: None,
         client: 0,
         priority: 0,
         on_step: None,

@@ -48,7 +48,8 @@ pub fn migrate(path: &Path) -> Result<Vec<Migration>, String> {
             Err(error) => Migration { file: shown, target, ..none(Some(error)) },
             Ok(read) => {
                 let error = read.check().err();
-                let text = error.is_none().then(|| written(&read));
+                // An ensemble is what its config.pbtxt says, and has no model.toml.
+                let text = (error.is_none() && read.steps.is_empty()).then(|| written(&read));
                 Migration { file: shown, target, fields: read.findings, model_toml: text, ..none(error) }
             }
         }
@@ -98,19 +99,23 @@ mod tests {
         folder.write("a/1/model.onnx", "");
         folder.write("a/config.pbtxt", "name: \"a\"\nmax_batch_size: 4\ndefault_model_filename: \"net.onnx\"\n");
         folder.write("b/1/model.onnx", "");
-        folder.write("b/config.pbtxt", "max_batch_size: 4\nsequence_batching { }");
+        folder.write("b/config.pbtxt", "max_batch_size: 4\nbatch_input { }");
         folder.write("c.onnx", "");
         folder.write("d/1/model.onnx", "");
         folder.write("d/config.pbtxt", "max_batch_size: four");
+        folder.write("e/1/.keep", "");
+        folder.write("e/config.pbtxt", "platform: \"ensemble\" ensemble_scheduling { step { model_name: \"a\" } }");
         let models = migrate(folder.path()).unwrap();
         let names: Vec<&str> = models.iter().map(|model| model.model.as_str()).collect();
-        assert_eq!(names, ["a", "b", "c", "d"]);
+        assert_eq!(names, ["a", "b", "c", "d", "e"]);
         let outcomes: Vec<Outcome> = models[0].fields.iter().map(|field| field.outcome).collect();
         assert_eq!(outcomes, [Outcome::Honoured, Outcome::Mapped, Outcome::Honoured]);
-        assert!(models[1].error.as_ref().unwrap().contains("sequence_batching = {}: models keep no state"));
+        assert!(models[1].error.as_ref().unwrap().contains("batch_input[0] = {}: ragged batches are not formed"));
         assert_eq!((models[1].fields.len(), &models[1].model_toml), (2, &None));
         assert_eq!((&models[2].file, &models[2].error), (&None, &None));
         assert!(models[3].error.as_ref().unwrap().contains("d/config.pbtxt:1: expected an integer"));
+        assert_eq!((&models[4].error, &models[4].model_toml), (&None, &None), "it has no model.toml");
+        assert!(models[4].fields.iter().all(|field| field.outcome == Outcome::Honoured), "{:?}", models[4].fields);
         for model in &models {
             model.write(false).unwrap();
         }

@@ -6,17 +6,24 @@
 
 mod migrate;
 mod rules;
+mod sequences;
 mod settings;
 #[cfg(test)]
 mod tests;
 
+use super::edge::Reshape;
+use super::ensemble::EnsembleStep;
 use super::found::Found;
 use ripieno_executor::Loaded;
-use ripieno_model::TensorSpec;
+use ripieno_model::{DataType, TensorSpec};
+use ripieno_wire::Datatype;
 use ripieno_wire::pbtxt::{self, ConfigText, MAX_TEXT};
-use ripieno_wire::proto::inference::ModelConfig;
+use ripieno_wire::proto::inference::model_config::SchedulingChoice;
+use ripieno_wire::proto::inference::model_ensembling::Step;
 use ripieno_wire::proto::inference::model_version_policy::PolicyChoice;
+use ripieno_wire::proto::inference::{self, ModelConfig};
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
@@ -25,6 +32,8 @@ pub use migrate::{Migration, migrate};
 
 /// The configuration of a model folder in a Triton repository.
 pub const TRITON_FILE: &str = "config.pbtxt";
+/// The most versions of one model that are served at once.
+const MOST_VERSIONS: usize = 16;
 /// Refused fields that an error names.
 const MOST_NAMED: usize = 4;
 /// The longest text of a file that is quoted, in characters.
@@ -83,10 +92,12 @@ pub struct TritonConfig {
     pub findings: Vec<Finding>,
     /// What it says in keys of `model.toml`.
     pub settings: Settings,
-    /// The version to serve.
-    pub version: Option<u64>,
+    /// The versions to serve, ascending; none if none of those that it asks for is there.
+    pub versions: Vec<u64>,
     /// The file in the version folder.
     pub model_file: Option<String>,
+    /// Of an ensemble, its steps.
+    pub steps: Vec<EnsembleStep>,
 }
 
 /// What the rules look at beside the field.
@@ -126,7 +137,8 @@ impl TritonConfig {
         let model_file = Some(config.default_model_filename.clone()).filter(|name| !name.is_empty());
         let explicit = fields.iter().any(|field| field.path == "max_batch_size");
         let settings = settings::of(&config, explicit);
-        Ok(TritonConfig { file: file.to_owned(), findings, settings, version: version(&config, versions), model_file })
+        let versions = served(&config, versions);
+        Ok(TritonConfig { file: file.to_owned(), findings, settings, versions, model_file, steps: steps(&config) })
     }
 
     /// The error of a model that has refused fields.
@@ -170,7 +182,12 @@ impl TritonConfig {
                     .map_err(|cause| format!("{}: {cause}", self.file))?;
             }
         }
-        Ok(())
+        let all = model.inputs().iter().chain(model.outputs());
+        all.filter_map(|spec| Some((spec, self.settings.edge.reshapes.get(&spec.name)?)))
+            .try_for_each(|(spec, reshape)| check_reshape(spec, reshape, model.batched()))
+            .map_err(|cause| format!("{}: {cause}", self.file))?;
+        let check = self.settings.edge.sequences.as_ref().map_or(Ok(()), |sequences| sequences.check(model));
+        check.map_err(|cause| format!("{}: sequence_batching: {cause}", self.file))
     }
 
     fn of(&self, outcome: Outcome) -> impl Iterator<Item = &Finding> {
@@ -178,24 +195,53 @@ impl TritonConfig {
     }
 }
 
-/// Which version the file of a model asks for, and which file in its folder. Nothing if it cannot be read, which shows when the
-/// model is loaded.
-pub(super) fn asked(path: &Path, found: &Found) -> (Option<u64>, Option<String>) {
-    let read = TritonConfig::read(path, &found.name, &found.versions);
-    let Ok(TritonConfig { version, model_file, .. }) = read else { return (None, None) };
-    (version, model_file.filter(|name| rules::is_file_name(name)))
+/// What the file of a model asks the scan for.
+#[derive(Default)]
+pub(super) struct Asked {
+    /// The versions to serve, ascending.
+    pub(super) versions: Vec<u64>,
+    /// The file in their folders.
+    pub(super) model: Option<String>,
+    pub(super) is_ensemble: bool,
 }
 
-/// The highest version of those that a policy asks for. One version of a model is served.
-fn version(config: &ModelConfig, versions: &[u64]) -> Option<u64> {
-    let policy = config.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref());
-    let asked = |version: &&u64| match policy {
-        Some(PolicyChoice::Specific(specific)) => {
-            specific.versions.iter().any(|&asked| u64::try_from(asked) == Ok(**version))
-        }
-        _ => true,
+/// What the file of a model asks for. Nothing if it cannot be read, which shows when the model is loaded.
+pub(super) fn asked(path: &Path, found: &Found) -> Asked {
+    let Ok(read) = TritonConfig::read(path, &found.name, &found.versions) else { return Asked::default() };
+    let TritonConfig { versions, model_file, steps, .. } = read;
+    Asked { versions, model: model_file.filter(|name| rules::is_file_name(name)), is_ensemble: !steps.is_empty() }
+}
+
+/// The steps of an ensemble; none of any other model.
+fn steps(config: &ModelConfig) -> Vec<EnsembleStep> {
+    let Some(SchedulingChoice::EnsembleScheduling(ensemble)) = &config.scheduling_choice else { return Vec::new() };
+    let names =
+        |map: &HashMap<String, String>| map.iter().map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+    let step = |step: &Step| EnsembleStep {
+        model: step.model_name.clone(),
+        version: if step.model_version > 0 { step.model_version.to_string() } else { String::new() },
+        inputs: names(&step.input_map),
+        outputs: names(&step.output_map),
     };
-    versions.iter().filter(asked).max().copied()
+    ensemble.step.iter().map(step).collect()
+}
+
+/// Of the versions that are there, ascending, those that a policy asks for. Beyond [`MOST_VERSIONS`] the newest are served.
+fn served(config: &ModelConfig, versions: &[u64]) -> Vec<u64> {
+    let policy = config.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref());
+    let newest = |count: usize| versions[versions.len().saturating_sub(count)..].to_vec();
+    let mut asked = match policy {
+        None => newest(1),
+        Some(PolicyChoice::Latest(latest)) => newest(latest.num_versions.max(1) as usize),
+        Some(PolicyChoice::All(_)) => versions.to_vec(),
+        Some(PolicyChoice::Specific(specific)) => {
+            let is_asked =
+                |version: &&u64| specific.versions.iter().any(|&asked| u64::try_from(asked) == Ok(**version));
+            versions.iter().filter(is_asked).copied().collect()
+        }
+    };
+    asked.drain(..asked.len().saturating_sub(MOST_VERSIONS));
+    asked
 }
 
 fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[(&TensorSpec, &[i64])]) -> Result<(), String> {
@@ -215,6 +261,27 @@ fn check_tensor(kind: &str, declared: &TensorSpec, actual: &[(&TensorSpec, &[i64
         ));
     }
     Ok(())
+}
+
+/// A shape that fits must become one that the model takes.
+fn check_reshape(spec: &TensorSpec, reshape: &Reshape, batched: bool) -> Result<(), String> {
+    let TensorSpec { name, shape, .. } = spec;
+    if batched && reshape.model()[0] == 1 {
+        return Err(format!("{name:?}: reshape needs to know whether requests share batches; say max_batch_size"));
+    }
+    // Others than the rows agree already, as far as both say a number.
+    let is_open = |(&own, &said): (&i64, &i64)| own != -1 && said == -1;
+    match shape.iter().zip(reshape.model()).skip(1).find(|&pair| is_open(pair)) {
+        Some((size, _)) => Err(format!("{name:?}: reshape says -1 where the model has {size}; write that")),
+        None => Ok(()),
+    }
+}
+
+/// The type of a tensor; none if it is not said, or no model has it.
+fn model_type(datatype: inference::DataType) -> Option<DataType> {
+    DataType::ALL.into_iter().find(|known| {
+        Datatype::from_name(known.name()).is_some_and(|known| known.config_name() == datatype.as_str_name())
+    })
 }
 
 /// A text from a file as it may stand in a log: short, and without control characters.

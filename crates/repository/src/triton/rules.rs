@@ -1,7 +1,11 @@
 //! What becomes of each field of a `config.pbtxt`: one row a field, or one for all fields below it.
 
-use super::settings::{instances, micros, most_queued, queue_policy, slo_ms, warm_up};
-use super::{Case, Outcome, version};
+use super::sequences::sequences;
+use super::settings::{
+    input_reshapes, instances, levels, micros, most_queued, output_reshapes, queue_policy, slo_ms, warm_up,
+};
+use super::{Case, MOST_VERSIONS, Outcome, served, steps};
+use crate::edge::{LEVELS, Reshape};
 use ripieno_model::Profile;
 use ripieno_wire::pbtxt::Field;
 use ripieno_wire::proto::inference::model_version_policy::PolicyChoice;
@@ -38,7 +42,7 @@ const RULES: &[(&str, Rule)] = &[
     ("input", Always(Honoured, "checked against the model")),
     ("input.name", Ask(input_name)),
     ("input.format", Always(NotNeeded, "the shape says it all")),
-    ("input.reshape", Always(Refused, RESHAPE)),
+    ("input.reshape", Ask(input_reshape)),
     ("input.is_shape_tensor", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
     ("input.allow_ragged_batch", IfTrue(Refused, RAGGED)),
     (
@@ -49,7 +53,7 @@ const RULES: &[(&str, Rule)] = &[
     ("output", Always(Honoured, "checked against the model; outputs that are not listed are not returned")),
     ("output.name", Ask(output_name)),
     ("output.label_filename", Ask(labels)),
-    ("output.reshape", Always(Refused, RESHAPE)),
+    ("output.reshape", Ask(output_reshape)),
     ("output.is_shape_tensor", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
     ("output.is_non_linear_format_io", IfTrue(Refused, NO_ENGINE_LIKE_IT)),
     ("batch_input", Always(Refused, RAGGED)),
@@ -68,7 +72,7 @@ const RULES: &[(&str, Rule)] = &[
         "dynamic_batching.preserve_ordering",
         IfTrue(WithoutEffect, "answers on one stream come as they are done; tell them apart by their id"),
     ),
-    ("dynamic_batching.priority_levels", Ask(levels)),
+    ("dynamic_batching.priority_levels", Ask(priority_levels)),
     ("dynamic_batching.default_priority_level", Ask(default_level)),
     (
         "dynamic_batching.default_queue_policy",
@@ -82,8 +86,20 @@ const RULES: &[(&str, Rule)] = &[
         "dynamic_batching.priority_queue_policy",
         Always(WithoutEffect, "one queue policy holds for all levels: that of default_queue_policy"),
     ),
-    ("sequence_batching", Always(Refused, SEQUENCES)),
-    ("ensemble_scheduling", Always(Refused, ENSEMBLE)),
+    ("sequence_batching", Ask(sequence_batching)),
+    ("sequence_batching.direct", Always(NotNeeded, SHARED)),
+    ("sequence_batching.oldest", Always(NotNeeded, SHARED)),
+    ("sequence_batching.state.initial_state.data_file", Always(Refused, STATE_FILE)),
+    ("sequence_batching.state.use_same_buffer_for_input_output", Always(NotNeeded, TENSORRT)),
+    ("sequence_batching.state.use_growable_memory", Always(NotNeeded, TENSORRT)),
+    ("sequence_batching.iterative_sequence", IfTrue(Refused, ITERATIVE)),
+    ("ensemble_scheduling", Ask(ensemble)),
+    ("ensemble_scheduling.step.model_name", Always(Honoured, "the model of a step; it must be served")),
+    ("ensemble_scheduling.step.model_version", Always(Honoured, "-1, or none, is the newest")),
+    ("ensemble_scheduling.step.model_namespace", Ask(namespace)),
+    ("ensemble_scheduling.step.input_map", Always(Honoured, "checked against the model")),
+    ("ensemble_scheduling.step.output_map", Always(Honoured, "checked against the model")),
+    ("ensemble_scheduling.max_inflight_responses", Always(NotNeeded, "each step gives one answer")),
     ("instance_group", Always(NotNeeded, "the server's --devices say what runs models")),
     ("instance_group.count", Ask(instance_count)),
     ("instance_group.kind", Ask(instance_kind)),
@@ -135,13 +151,12 @@ const RULES: &[(&str, Rule)] = &[
     ("response_cache", Always(NotNeeded, "every request is computed")),
 ];
 
-const RESHAPE: &str =
-    "tensors are served in the model's own shape; write that into dims, have clients send it, and remove reshape";
 const RAGGED: &str = "ragged batches are not formed; declare length_dim in model.toml to pad, and remove the field";
-const SEQUENCES: &str = "models keep no state between requests; serve it in cells, one request a sequence (walk in model.toml), \
-                         or have clients carry the state";
-const ENSEMBLE: &str =
-    "ensembles are not served; have clients call the models of its steps, or join them into one ONNX file";
+const SHARED: &str = "sequences share batches as other requests do, by the measured profile and the SLO";
+const STATE_FILE: &str =
+    "states begin as zeros; write zero_data: true, or have the model choose its first state by a control of the start";
+const ITERATIVE: &str = "a request is run once; serve the model in cells (walk in model.toml), and remove the field";
+const ENSEMBLE: &str = "platform \"ensemble\" and ensemble_scheduling with a step go together; write both, or neither";
 
 /// What becomes of a field.
 pub(super) fn judge(field: &Field, case: &Case<'_>) -> (Outcome, String) {
@@ -188,8 +203,33 @@ fn name(_: &Field, case: &Case<'_>) -> Verdict {
 fn platform(_: &Field, case: &Case<'_>) -> Verdict {
     match case.config.platform.as_str() {
         "" | "onnxruntime_onnx" | "onnx_onnxv1" => say(Honoured, "ONNX is what is served"),
-        "ensemble" => say(Refused, ENSEMBLE),
+        "ensemble" if steps(case.config).is_empty() => say(Refused, ENSEMBLE),
+        "ensemble" => say(Honoured, "its steps are run under one deadline"),
         _ => say(Refused, "only ONNX models are served (onnxruntime_onnx); export the model to ONNX"),
+    }
+}
+
+fn ensemble(_: &Field, case: &Case<'_>) -> Verdict {
+    match case.config.platform == "ensemble" && !steps(case.config).is_empty() {
+        true => say(Honoured, "steps run as soon as what they need is there, under the one deadline of the whole"),
+        false => say(Refused, ENSEMBLE),
+    }
+}
+
+fn sequence_batching(_: &Field, case: &Case<'_>) -> Verdict {
+    match sequences(case.config) {
+        Some(Err(cause)) => say(Refused, cause),
+        _ => say(
+            Honoured,
+            "requests of a sequence run one after another; the server keeps its states and fills its controls",
+        ),
+    }
+}
+
+fn namespace(field: &Field, _: &Case<'_>) -> Verdict {
+    match field.value.trim_matches(['"', '\'']).is_empty() {
+        true => say(NotNeeded, "no namespace"),
+        false => say(Refused, "models have no namespaces; remove it"),
     }
 }
 
@@ -201,22 +241,35 @@ fn backend(_: &Field, case: &Case<'_>) -> Verdict {
 }
 
 fn versions(_: &Field, case: &Case<'_>) -> Verdict {
+    let served = served(case.config, case.versions);
     let policy = case.config.version_policy.as_ref().and_then(|policy| policy.policy_choice.as_ref());
-    let asked = match policy {
-        Some(PolicyChoice::Latest(latest)) => case.versions.len().min(latest.num_versions.max(1) as usize),
-        Some(PolicyChoice::All(_)) => case.versions.len(),
+    let missing = match policy {
         Some(PolicyChoice::Specific(specific)) => {
-            let there = |version: &&u64| specific.versions.iter().any(|&asked| u64::try_from(asked) == Ok(**version));
-            case.versions.iter().filter(there).count()
+            let is_there = |asked: i64| u64::try_from(asked).is_ok_and(|asked| case.versions.contains(&asked));
+            specific.versions.iter().filter(|&&asked| !is_there(asked)).map(i64::to_string).collect()
         }
-        None => 1,
+        _ => Vec::new(),
     };
-    match (version(case.config, case.versions), asked) {
-        (None, _) => say(Refused, "none of these versions has a folder; add it, or name one that is there"),
-        (Some(version), 0 | 1) => say(Honoured, format!("version {version} is served")),
-        (Some(version), _) => {
-            say(WithoutEffect, format!("one version is served, {version}; requests for another are answered with 404"))
-        }
+    let named: Vec<String> = served.iter().map(u64::to_string).collect();
+    match (&named[..], policy) {
+        ([], _) => say(Refused, "none of these versions has a folder; add it, or name one that is there"),
+        _ if !missing.is_empty() => say(
+            WithoutEffect,
+            format!(
+                "versions {} are served; {} has no folder: add it, or name it no more",
+                named.join(", "),
+                missing.join(", ")
+            ),
+        ),
+        (_, Some(PolicyChoice::All(_))) if served.len() < case.versions.len() => say(
+            WithoutEffect,
+            format!(
+                "{MOST_VERSIONS} versions of a model are served at most: {}; remove folders of old ones",
+                named.join(", ")
+            ),
+        ),
+        ([version], _) => say(Honoured, format!("version {version} is served")),
+        _ => say(Honoured, format!("versions {} are served; who names none gets the newest", named.join(", "))),
     }
 }
 
@@ -239,10 +292,32 @@ fn output_name(field: &Field, case: &Case<'_>) -> Verdict {
     tensor_name(field, case.config.output.iter().map(|output| output.name.as_str()))
 }
 
-/// Of the tensor with the index that stands in the field's name.
+/// The index of a tensor, which stands in the field's name.
+fn index(field: &Field) -> Option<usize> {
+    field.name.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok())
+}
+
+fn input_reshape(field: &Field, case: &Case<'_>) -> Verdict {
+    reshape(case, index(field).and_then(|index| input_reshapes(case.config).nth(index)?.1))
+}
+
+fn output_reshape(field: &Field, case: &Case<'_>) -> Verdict {
+    reshape(case, index(field).and_then(|index| output_reshapes(case.config).nth(index)?.1))
+}
+
+fn reshape(case: &Case<'_>, reshape: Option<Result<Reshape, String>>) -> Verdict {
+    match reshape {
+        Some(Err(cause)) => say(Refused, cause),
+        Some(Ok(_)) if case.config.platform == "ensemble" => {
+            say(Refused, "an ensemble has the shapes of its models; write the reshape there")
+        }
+        Some(Ok(_)) => say(Honoured, "clients see dims, the model has this shape"),
+        None => say(NotNeeded, "no reshape"),
+    }
+}
+
 fn tensor_name<'a>(field: &Field, names: impl Iterator<Item = &'a str> + Clone) -> Verdict {
-    let index = field.name.split_once('[').and_then(|(_, rest)| rest.split_once(']')?.0.parse().ok());
-    match index.and_then(|index| names.clone().nth(index)) {
+    match index(field).and_then(|index| names.clone().nth(index)) {
         Some(own) if !own.is_empty() && names.filter(|name| *name == own).count() == 1 => {
             say(Honoured, "the model must have it")
         }
@@ -271,24 +346,24 @@ fn model_priority(field: &Field, _: &Case<'_>) -> Verdict {
     }
 }
 
-/// Levels of priority that requests have; see `check.rs`.
-const LEVELS: u64 = 9;
-
-fn levels(field: &Field, _: &Case<'_>) -> Verdict {
-    match field.value.parse() {
-        Ok(0..=LEVELS) => say(Honoured, "the parameter priority of a request counts from 1, the most urgent"),
-        _ => say(WithoutEffect, format!("there are {LEVELS} levels; requests beyond stand at the last")),
+fn priority_levels(field: &Field, case: &Case<'_>) -> Verdict {
+    match levels(case.config) {
+        None => say(NotNeeded, "no levels"),
+        Some(Err(())) => say(
+            Refused,
+            format!("default_priority_level must be one of the levels, 1 to {}; write it, or remove both", field.value),
+        ),
+        Some(Ok(_)) if field.value.parse().is_ok_and(|count: u64| count > LEVELS) => {
+            say(WithoutEffect, format!("there are {LEVELS} levels; neighbours share one"))
+        }
+        Some(Ok(_)) => say(Honoured, "the parameter priority of a request counts from 1, the most urgent"),
     }
 }
 
-fn default_level(field: &Field, _: &Case<'_>) -> Verdict {
-    let middle = LEVELS.div_ceil(2);
-    match field.value.parse() == Ok(middle) {
-        true => say(Honoured, "where requests without a level stand"),
-        false => say(
-            WithoutEffect,
-            format!("a request without a level stands at {middle} of {LEVELS}; have clients name it"),
-        ),
+fn default_level(_: &Field, case: &Case<'_>) -> Verdict {
+    match levels(case.config) {
+        Some(_) => say(Honoured, "where requests stand that name none of the levels"),
+        None => say(NotNeeded, "there are no priority_levels"),
     }
 }
 

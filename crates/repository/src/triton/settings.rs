@@ -1,13 +1,15 @@
 //! What a `config.pbtxt` says, in keys of `model.toml`.
 
+use super::model_type;
+use super::sequences::sequences;
 use crate::config::{DEFAULT_WARM_UP, LONGEST_MS, MOST_INSTANCES, MOST_QUEUED, MOST_WARM_UP, Settings};
+use crate::edge::{Edge, Levels, Reshape};
 use ripieno_base::Nanos;
-use ripieno_model::{DataType, Profile, TensorSpec};
-use ripieno_wire::Datatype;
+use ripieno_model::{Profile, TensorSpec};
 use ripieno_wire::proto::inference::model_config::SchedulingChoice;
 use ripieno_wire::proto::inference::model_instance_group::Kind;
 use ripieno_wire::proto::inference::model_queue_policy::TimeoutAction;
-use ripieno_wire::proto::inference::{self, ModelConfig, ModelQueuePolicy};
+use ripieno_wire::proto::inference::{self, ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelTensorReshape};
 
 /// What a file says; `explicit` if it sets the largest batch, which is 0 where it does not.
 pub(super) fn of(config: &ModelConfig, explicit: bool) -> Settings {
@@ -30,16 +32,53 @@ pub(super) fn of(config: &ModelConfig, explicit: bool) -> Settings {
         inputs: config
             .input
             .iter()
-            .filter_map(|input| spec(&input.name, input.data_type(), &input.dims, batched))
+            .filter_map(|input| spec(&input.name, input.data_type(), (&input.dims, &input.reshape), batched))
             .collect(),
         outputs: config
             .output
             .iter()
-            .filter_map(|output| spec(&output.name, output.data_type(), &output.dims, batched))
+            .filter_map(|output| spec(&output.name, output.data_type(), (&output.dims, &output.reshape), batched))
             .collect(),
         labels: config.output.iter().filter_map(labels).collect(),
         answers: config.output.iter().map(|output| output.name.clone()).collect(),
+        edge: edge(config),
     }
+}
+
+fn edge(config: &ModelConfig) -> Edge {
+    let reshapes = input_reshapes(config).chain(output_reshapes(config));
+    let reshapes = reshapes.filter_map(|(name, reshape)| Some((name.to_owned(), reshape?.ok()?)));
+    Edge {
+        reshapes: reshapes.collect(),
+        levels: levels(config).and_then(Result::ok).unwrap_or_default(),
+        sequences: sequences(config).and_then(Result::ok),
+    }
+}
+
+/// The levels of priority, if there are any; an error if the default is none of them.
+pub(super) fn levels(config: &ModelConfig) -> Option<Result<Levels, ()>> {
+    let (count, default) =
+        dynamic(config).map(|batching| (batching.priority_levels, batching.default_priority_level))?;
+    (count > 0).then(|| Levels::new(count, default).ok_or(()))
+}
+
+/// A tensor's name, and its reshape if it has one: an error if that holds not as much as the dims.
+type Named<'a> = (&'a str, Option<Result<Reshape, String>>);
+
+/// Of all inputs, in their order.
+pub(super) fn input_reshapes(config: &ModelConfig) -> impl Iterator<Item = Named<'_>> {
+    let batched = config.max_batch_size > 0;
+    config.input.iter().map(move |input| (&*input.name, reshape(&input.dims, input.reshape.as_ref(), batched)))
+}
+
+/// Of all outputs, in their order.
+pub(super) fn output_reshapes(config: &ModelConfig) -> impl Iterator<Item = Named<'_>> {
+    let batched = config.max_batch_size > 0;
+    config.output.iter().map(move |output| (&*output.name, reshape(&output.dims, output.reshape.as_ref(), batched)))
+}
+
+fn reshape(dims: &[i64], reshape: Option<&ModelTensorReshape>, batched: bool) -> Option<Result<Reshape, String>> {
+    reshape.map(|reshape| Reshape::new(dims, &reshape.shape, batched))
 }
 
 fn labels(output: &inference::ModelOutput) -> Option<(String, String)> {
@@ -64,8 +103,12 @@ fn is_described(config: &ModelConfig) -> bool {
 
 /// The queue policy of requests without a level.
 pub(super) fn queue_policy(config: &ModelConfig) -> Option<&ModelQueuePolicy> {
+    dynamic(config)?.default_queue_policy.as_ref()
+}
+
+fn dynamic(config: &ModelConfig) -> Option<&ModelDynamicBatching> {
     match &config.scheduling_choice {
-        Some(SchedulingChoice::DynamicBatching(batching)) => batching.default_queue_policy.as_ref(),
+        Some(SchedulingChoice::DynamicBatching(batching)) => Some(batching),
         _ => None,
     }
 }
@@ -92,18 +135,17 @@ pub(super) fn warm_up(config: &ModelConfig) -> Option<usize> {
     (runs > 0).then(|| runs.clamp(DEFAULT_WARM_UP, MOST_WARM_UP))
 }
 
-/// A declared tensor, if its type and shape are said.
-fn spec(name: &str, datatype: inference::DataType, dims: &[i64], batched: bool) -> Option<TensorSpec> {
+/// A declared tensor as the model has it, if its type and shape are said.
+fn spec(
+    name: &str,
+    datatype: inference::DataType,
+    (dims, reshape): (&[i64], &Option<ModelTensorReshape>),
+    batched: bool,
+) -> Option<TensorSpec> {
     let datatype = model_type(datatype)?;
     if name.is_empty() || dims.is_empty() || dims.iter().any(|&size| size < -1 || size == 0) {
         return None;
     }
-    let batch = batched.then_some(-1);
+    let (batch, dims) = (batched.then_some(-1), reshape.as_ref().map_or(dims, |reshape| &reshape.shape));
     Some(TensorSpec { name: name.to_owned(), datatype, shape: batch.into_iter().chain(dims.iter().copied()).collect() })
-}
-
-pub(super) fn model_type(datatype: inference::DataType) -> Option<DataType> {
-    DataType::ALL.into_iter().find(|known| {
-        Datatype::from_name(known.name()).is_some_and(|known| known.config_name() == datatype.as_str_name())
-    })
 }

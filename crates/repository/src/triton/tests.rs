@@ -48,6 +48,10 @@ fn repository(text: &str) -> Folder {
     for version in one("versions", "1").split(' ') {
         folder.write(&format!("m/{version}/{}", one("file", "model.onnx")), &onnx);
     }
+    for beside in said(text, "beside") {
+        let (name, file) = beside.split_once(' ').unwrap();
+        folder.write(&format!("{name}/1/model.onnx"), fs::read(models.join(file)).unwrap());
+    }
     folder.write("m/config.pbtxt", text);
     folder.write("m/labels.txt", "one\ntwo\n");
     if let Some(toml) = said(text, "toml").first() {
@@ -66,7 +70,10 @@ fn served(folder: &Folder) -> (Result<String, String>, Vec<String>) {
         Arc::new(Everything),
         Arc::new(|_, _, _| {}),
     );
-    let report = repository.load_all().unwrap().remove(0);
+    let mut reports = repository.load_all().unwrap();
+    let report = reports.pop().unwrap();
+    let all = reports.iter().all(|other| other.error.is_none() && other.warnings == report.warnings);
+    assert!(all, "{reports:?}");
     if let Some(error) = report.error {
         return (Err(error), report.warnings);
     }
@@ -76,7 +83,7 @@ fn served(folder: &Folder) -> (Result<String, String>, Vec<String>) {
     let words = format!(
         "max_batch {}, version {}, inputs {}, late {}{slo}",
         entry.max_batch,
-        entry.version,
+        registry.versions("m").join(" "),
         report.inputs.join("; "),
         report.late.unwrap()
     );
@@ -125,7 +132,11 @@ fn repositories_serve_as_their_comments_say() {
 fn who_wins_is_said() {
     for (name, text) in files() {
         let folder = repository(&text);
-        let found = crate::scan::scan(folder.path()).unwrap().remove(0).found.unwrap();
+        let mut all = crate::scan::scan(folder.path()).unwrap().into_iter();
+        let found = all.find(|candidate| candidate.name == "m").unwrap().found.unwrap();
+        if found.is_ensemble {
+            continue;
+        }
         let Ok(plan) = crate::plan::Plan::new(&found, &target()) else { continue };
         let note = plan.triton_note().unwrap();
         for expected in said(&text, "notes") {

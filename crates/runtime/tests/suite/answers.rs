@@ -101,6 +101,7 @@ impl Tally {
             inputs: bytes(rows, number as u8),
             rows,
             timeout,
+            stage: None,
             client: 0,
             priority: 0,
             on_step: None,

@@ -93,7 +93,9 @@ impl Bench {
         let (model, timeout, bytes) = (self.model, None, rows);
         let job =
             RemoteJob { model, origin, rows, extent, sizes: None, bytes, timeout, client: 0, priority: 0, on_answer };
-        self.engine.submit_remote(job).map(|_| answer)
+        let submitted = self.engine.submit_remote(job);
+        self.engine.look();
+        submitted.map(|_| answer)
     }
 }
 

@@ -37,6 +37,7 @@ fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<Answer>) {
             inputs: sequence(bytes),
             rows: 1,
             timeout: None,
+            stage: None,
             client: 0,
             priority: 0,
             on_step: None,
@@ -288,7 +289,17 @@ impl Tally {
         let timeout = number.is_multiple_of(3).then(|| Duration::from_micros((number % 97) as u64 * 20));
         let on_step: Option<OnStep> = number.is_multiple_of(2).then(|| Box::new(|step: Step| drop(step)) as OnStep);
         let model = models[usize::from(number.is_multiple_of(11))];
-        Job { model, inputs: sequence(&bytes), rows: 1, timeout, client: 0, priority: 0, on_step, on_answer }
+        Job {
+            model,
+            inputs: sequence(&bytes),
+            rows: 1,
+            timeout,
+            stage: None,
+            client: 0,
+            priority: 0,
+            on_step,
+            on_answer,
+        }
     }
 }
 

@@ -23,10 +23,11 @@
 //! `max_tasks = 1`: with the paper's 5, a newcomer may wait for five cells. Without early leave a sequence keeps its row, a
 //! decoder or tree only waits with its answer. What runs once is submitted one task at a time: it makes nothing ready.
 //!
-//! One addition of ours, `order = "waiting"`: with the paper's fixed priorities, later cells first, an idle device always finds
-//! a later cell with a row or two, so that earlier ones are starved and no batch fills. So the rows that a cell type has ready
-//! count by how long ago it was last chosen: a fuller batch goes first, and a small one not never. One that has had no turn for a
-//! quarter of its model's latency target counts as full, so that a light model has its turn beside one that always fills. Where a request
+//! One addition of ours, `order = "urgency"`: with the paper's fixed priorities, later cells first, an idle device always finds
+//! a later cell with a row or two, so that earlier ones are starved and no batch fills. By turns all requests are under way and none
+//! ends. So the cell type goes first whose next batch is the most urgent: its rows, each by the time until its deadline, for the time
+//! that the batch takes; where all models go on in steps, of all of them. One that has had no turn for a quarter of its model's
+//! latency target counts as full, so that a light model has its turn beside one that always fills. Where a request
 //! needs several turns, that quarter is divided among them as long as somebody fills batches. Of a chain, whose blocks run once, the
 //! latest block goes first: a batch runs to its end before the next one begins. A turn is put off that would make a request of
 //! another cell type late which can be in time otherwise and can wait less. `"priority"` is the paper.
@@ -58,10 +59,10 @@ pub(crate) const POLICY: Policy = Policy {
 
 pub(super) const ORDER: Knob = Knob {
     name: "order",
-    default: "waiting",
-    help: "which cell type of a model goes first: \"waiting\" = where the most rows are ready, times how long ago it was last \
-           chosen (of a chain the latest block), \"priority\" = the one with the highest priority, as in the paper; it starves \
-           earlier cells where later ones always have a row or two",
+    default: "urgency",
+    help: "which cell type goes first: \"urgency\" = the one whose next batch has the most rows, each by the time until its \
+           deadline, for the time that it takes (of a chain the latest block), \"priority\" = the one of a model with the \
+           highest priority, as in the paper; it starves earlier cells where later ones always have a row or two",
 };
 
 const MAX_TASKS: Knob = Knob {
@@ -147,15 +148,15 @@ fn build(setup: &Setup, knobs: &Knobs<'_>) -> Result<Box<dyn Scheduler>, BuildEr
 /// Which cell type of a model goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The one where most rows have waited longest.
-    Waiting,
+    /// The one whose next batch is the most urgent.
+    Urgency,
     /// The one with the highest priority.
     Priority,
 }
 
 /// The order that the options say.
 pub(super) fn order(knobs: &Knobs<'_>) -> Result<Order, BuildError> {
-    knobs.choice(ORDER.name, &[("waiting", Order::Waiting), ("priority", Order::Priority)], Order::Waiting)
+    knobs.choice(ORDER.name, &[("urgency", Order::Urgency), ("priority", Order::Priority)], Order::Urgency)
 }
 
 /// "Schedule" of Algorithm 1, lines 4 to 10. Shared with "late".
@@ -175,7 +176,7 @@ impl Choose for Algorithm1 {
         let ready = |_: &Served, cell: &Cell| cell.ready(device) > 0;
         let best = |eligible: &Eligible<'_>| self.best(now, cells, device, eligible);
         let chosen = best(&full).or_else(|| best(&quiet)).or_else(|| best(&ready))?;
-        let urgent = (self.order == Order::Waiting).then(|| self.more_urgent(now, cells, device, chosen));
+        let urgent = (self.order == Order::Urgency).then(|| self.more_urgent(now, cells, device, chosen));
         Some(urgent.flatten().unwrap_or(chosen))
     }
 }
@@ -184,7 +185,7 @@ impl Algorithm1 {
     /// Whether a cell type, whose oldest request needs so many turns, has had none for so long that it counts as one with a full batch.
     fn is_kept_waiting(&self, now: Time, served: &Served, cell: &Cell, (device, turns): (DeviceId, u32)) -> bool {
         let patience = Nanos(served.model.slo.0 / PATIENCE / i64::from(turns));
-        self.order == Order::Waiting && cell.ready(device) > 0 && now - cell.chosen_at >= patience
+        self.order == Order::Urgency && cell.ready(device) > 0 && now - cell.chosen_at >= patience
     }
 
     /// A cell type with a request that would be late behind a turn of the chosen one, and can be in time without it; of several the one
@@ -208,34 +209,40 @@ impl Algorithm1 {
         (other && slack(own, chosen.1).is_none_or(|own| least < own)).then_some(place)
     }
 
-    /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago.
-    fn best(&self, now: Time, cells: &Cells, device: DeviceId, eligible: &Eligible<'_>) -> Option<(ModelId, BlockId)> {
+    /// Of each model the cell type that goes first, and of these the one that was chosen the longest ago; if all models go on in steps,
+    /// the most urgent of all cell types.
+    fn best(&self, now: Time, cells: &Cells, device: DeviceId, eligible: &Eligible<'_>) -> Option<Place> {
         // Behind what runs stands only what goes on in steps: a batch of a whole model would miss who comes meanwhile.
         let behind = cells.holds(device) > 0;
-        let may_run = |served: &Served| served.may_run_on(device) && (!behind || served.model.walk.is_unfolded());
-        let of_model = |(id, served): (ModelId, &Served)| {
-            let block = self.first(now, served, device, eligible)?;
-            Some((served.cells[block].chosen, id, BlockId(block as u16)))
-        };
-        let models = cells.models().filter(|(_, served)| may_run(served));
-        models.filter_map(of_model).min().map(|(_, model, block)| (model, block))
+        let steps = |served: &Served| served.model.walk.is_unfolded();
+        let by_urgency = self.order == Order::Urgency && cells.models().all(|(_, served)| steps(served));
+        let models = cells.models().filter(|(_, served)| served.may_run_on(device) && (!behind || steps(served)));
+        let firsts = models.filter_map(|(id, served)| {
+            let (weight, block) = self.first(now, cells, (served, device), eligible)?;
+            let rank = (Reverse(if by_urgency { weight } else { 0 }), served.cells[block].chosen, id);
+            Some((rank, (id, BlockId(block as u16))))
+        });
+        firsts.min_by_key(|&(rank, _)| rank).map(|(_, place)| place)
     }
 
-    /// The cell type of a model that goes first; of equal ones the one that was chosen the longest ago.
-    fn first(&self, now: Time, served: &Served, device: DeviceId, eligible: &Eligible<'_>) -> Option<usize> {
-        let cells = &served.cells;
-        let eligible = |cell: &Cell| eligible(served, cell);
-        if self.order == Order::Waiting && !served.model.walk.is_unfolded() {
-            let latest = || cells.iter().rposition(|cell| cell.ready(device) > 0);
-            return cells.iter().any(&eligible).then(latest).flatten();
+    /// The cell type of a model that goes first, and its weight; of equal ones the one that was chosen the longest ago.
+    fn first(
+        &self,
+        now: Time,
+        cells: &Cells,
+        (served, device): (&Served, DeviceId),
+        eligible: &Eligible<'_>,
+    ) -> Option<(u128, usize)> {
+        let types = || served.cells.iter().enumerate();
+        if self.order == Order::Urgency && !served.model.walk.is_unfolded() {
+            let latest = || served.cells.iter().rposition(|cell| cell.ready(device) > 0);
+            return types().any(|(_, cell)| eligible(served, cell)).then(latest).flatten().map(|at| (0, at));
         }
-        let weight = |cell: &Cell| match self.order {
-            Order::Waiting => {
-                cell.ready(device).min(cell.max) as u128 * u128::from((now - cell.chosen_at).0.unsigned_abs())
-            }
-            Order::Priority => cell.priority.into(),
+        let weight = |at: usize, cell: &Cell| match self.order {
+            Order::Urgency => cells.urgency(now, served, at, device),
+            Order::Priority => u128::from(cell.priority),
         };
-        let among = cells.iter().enumerate().filter(|(_, cell)| eligible(cell));
-        among.min_by_key(|(_, cell)| (Reverse(weight(cell)), cell.chosen)).map(|(at, _)| at)
+        let among = types().filter(|(_, cell)| eligible(served, cell)).map(|(at, cell)| (weight(at, cell), at));
+        among.min_by_key(|&(weight, at)| (Reverse(weight), served.cells[at].chosen))
     }
 }

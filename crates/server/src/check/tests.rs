@@ -13,7 +13,7 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
     ServedEntry {
         name: "m".into(),
         version: "1".into(),
-        id: ModelId(0),
+        id: Some(ModelId(0)),
         platform: "emulated".into(),
         inputs,
         outputs: vec![spec("y", DataType::Fp32, &[-1, 2]), spec("z", DataType::Int64, &[-1])],
@@ -25,6 +25,8 @@ fn entry(inputs: Vec<TensorSpec>) -> ServedEntry {
         text: None,
         slo: Slo { span: Nanos::from_millis(10), origin: Origin::Owner, answer_late: false },
         one_row: None,
+        ensemble: None,
+        edge: Default::default(),
         stats: Statistics::default(),
     }
 }
@@ -95,12 +97,19 @@ fn parameters_are_understood_or_refused() {
 
 #[test]
 fn priorities_count_from_the_most_urgent() {
-    let with = |parameters: Value| {
-        check(&two_inputs(), request(&json!({"inputs": [a(1), b(1)], "parameters": parameters}))).map(|ok| ok.priority)
+    let of = |entry: &ServedEntry, parameters: Value| {
+        check(entry, request(&json!({"inputs": [a(1), b(1)], "parameters": parameters}))).map(|ok| ok.priority)
     };
-    let levels = [0, 1, 2, 5, 9, 1000].map(|level| with(json!({"priority": level})).unwrap());
-    assert_eq!((levels, with(json!({})).unwrap()), ([5, 9, 8, 5, 1, 1], 5));
-    assert!(with(json!({"priority": "high"})).unwrap_err().message.contains("a whole number from 1, the most urgent"));
+    let mut entry = two_inputs();
+    let levels = [0, 1, 2, 5, 9, 1000].map(|level| of(&entry, json!({"priority": level})).unwrap());
+    assert_eq!((levels, of(&entry, json!({})).unwrap()), ([5, 9, 8, 5, 1, 5], 5));
+    // Two levels, as the model's file has it: who names none is not behind those who name the last.
+    entry.edge.levels = Levels::new(2, 1).unwrap();
+    let levels = [0, 1, 2, 3].map(|level| of(&entry, json!({"priority": level})).unwrap());
+    assert_eq!((levels, of(&entry, json!({})).unwrap()), ([9, 9, 8, 9], 9));
+    assert!(
+        of(&entry, json!({"priority": "high"})).unwrap_err().message.contains("a whole number from 1, the most urgent")
+    );
 }
 
 #[test]

@@ -59,7 +59,7 @@ async fn unary(state: &State, request: Request<Incoming>, encoding: Encoding) ->
     let (_, request) = frames::decode(state, budget, message).await;
     let request = request?;
     let caller = caller(state, &request, &parts.uri, &parts.headers, &parts.extensions);
-    let asked = Asked { request, received, timeout, slo, caller };
+    let asked = Asked { request, received, timeout, slo, caller, place: None };
     let inferred = infer(state, budget, asked).await?;
     let (entry, late) = (inferred.entry.clone(), inferred.late);
     let message = delivered(&entry, late, encode(connection.as_ref(), inferred))?;

@@ -71,22 +71,34 @@ pub(crate) async fn handle(
     Ok(answer)
 }
 
-async fn route(state: Arc<State>, mut routes: tonic::service::Routes, request: Request<Incoming>) -> Response<Body> {
+/// Answers one of the calls without tensors that these routes have.
+pub(crate) async fn small_call(
+    state: &Arc<State>,
+    mut routes: tonic::service::Routes,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let unknown = not_offered::unknown_call(request.uri().path());
+    match small(state, request).await {
+        Ok((request, _reserved)) => {
+            let Ok(answer) = routes.call(request).await;
+            with_text(answer, unknown)
+        }
+        Err(problem) => refused(problem),
+    }
+}
+
+/// A call that is not made, and why.
+pub(crate) fn refused(problem: Problem) -> Response<Body> {
+    calls::failed(status(problem))
+}
+
+async fn route(state: Arc<State>, routes: tonic::service::Routes, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
         calls::MODEL_INFER => calls::model_infer(state, request).await,
         calls::MODEL_STREAM_INFER => calls::model_stream_infer(state, request),
         calls::MODEL_LOAD => calls::model_load(&state, request).await,
         path if reflection::is_asked(path) => reflection::answer(&state, routes, request).await,
-        path => {
-            let unknown = not_offered::unknown_call(path);
-            match small(&state, request).await {
-                Ok((request, _reserved)) => {
-                    let Ok(answer) = routes.call(request).await;
-                    with_text(answer, unknown)
-                }
-                Err(problem) => calls::failed(status(problem)),
-            }
-        }
+        _ => small_call(&state, routes, request).await,
     }
 }
 

@@ -16,6 +16,7 @@ use crate::bounds::connection::Connection;
 use crate::compression::Encoding;
 use crate::infer::Asked;
 use crate::problem::{Kind, Problem};
+use crate::sequences::Order;
 use crate::slo;
 use crate::state::State;
 use crate::stream::{Part, Parts};
@@ -54,7 +55,8 @@ pub(super) fn start(state: Arc<State>, call: Request<Incoming>, encoding: Encodi
     let ends_on_error = head.headers.get("triton_grpc_error").is_some_and(|value| value == "true");
     // Any of its messages may name regions.
     let caller = state.access.sharer(&head.uri, &head.headers, &head.extensions);
-    let stream = Stream { state, send, connection, encoding, ends_on_error, deadline, slo, caller };
+    let order = Arc::default();
+    let stream = Stream { state, send, connection, encoding, ends_on_error, deadline, slo, caller, order };
     tokio::spawn(stream.run(incoming));
     Ok(ReceiverStream::new(receive))
 }
@@ -71,6 +73,8 @@ struct Stream {
     /// What a gateway gives each request.
     slo: Option<Duration>,
     caller: Caller,
+    /// Of the messages that have come.
+    order: Arc<Order>,
 }
 
 impl Stream {
@@ -140,11 +144,12 @@ impl Stream {
         let (state, send, ends_on_error) = (self.state.clone(), self.send.clone(), self.ends_on_error);
         let (connection, slo, caller) = (self.connection.clone(), self.slo, self.caller);
         let encoding = self.encoding;
+        let place = Some(self.order.place());
         tasks.spawn(async move {
             let budget = state.budget_of(connection.as_ref());
             let (id, request) = frames::decode(&state, budget, message).await;
             let answered = async {
-                let asked = Asked { request: request?, received, timeout, slo, caller };
+                let asked = Asked { request: request?, received, timeout, slo, caller, place };
                 answer(&state, asked, &send, connection.as_ref(), encoding).await
             };
             match answered.await {

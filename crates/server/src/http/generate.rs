@@ -132,7 +132,7 @@ async fn read(state: &State, target: &Target, request: &mut Request<Incoming>) -
     let work = move || parse(&entry, &version, &bytes);
     let parsed = if length <= PARSE_INLINE_BYTES { work() } else { state.work(work).await? };
     let parsed = decoded::keep(parsed?, room)?;
-    Ok(Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()) })
+    Ok(Asked { request: parsed, received, timeout: None, slo, caller: caller_of(request.extensions()), place: None })
 }
 
 fn parse(entry: &ServedEntry, version: &str, body: &[u8]) -> Result<InferRequest, WireError> {

@@ -33,7 +33,7 @@ pub(super) async fn infer(
     let budget = state.budget_of(connection.as_ref());
     let parsed = parse(state, budget, target, bytes, json_length).await?;
     let caller = caller(state, &parsed, request.uri(), request.headers(), request.extensions());
-    let asked = Asked { request: parsed, received, timeout: None, slo, caller };
+    let asked = Asked { request: parsed, received, timeout: None, slo, caller, place: None };
     let inferred = run(state, budget, asked).await?;
     let (entry, late) = (inferred.entry.clone(), inferred.late);
     delivered(&entry, late, encode(state, &connection, inferred).await)

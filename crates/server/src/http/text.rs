@@ -224,7 +224,7 @@ impl<'a> Call<'a> {
             TextInput::Text(text) => vec![text],
             TextInput::Texts(texts) => texts,
         };
-        let (count, bytes) = (texts.len(), texts.iter().map(String::len).sum());
+        let (count, bytes) = (texts.len(), texts.iter().map(|text| self.text.text.read_bytes(text)).sum());
         self.tokenised(count, bytes, truncate, move |text, truncate, at| text.encode(&texts[at], None, truncate)).await
     }
 
@@ -244,7 +244,8 @@ impl<'a> Call<'a> {
         truncate: Option<bool>,
     ) -> Result<Vec<Tokens>, Problem> {
         let count = documents.len();
-        let bytes = documents.iter().map(|document| document.text().len() + query.len()).sum();
+        let read = |text: &str| self.text.text.read_bytes(text);
+        let bytes = documents.iter().map(|document| read(document.text()) + read(&query)).sum();
         let encode =
             move |text: &TextModel, truncate, at: usize| text.encode(&query, Some(documents[at].text()), truncate);
         self.tokenised(count, bytes, truncate, encode).await
@@ -258,7 +259,8 @@ impl<'a> Call<'a> {
         encode: impl Fn(&TextModel, bool, usize) -> Result<Tokens, TextError> + Send + 'static,
     ) -> Result<Vec<Tokens>, Problem> {
         self.check_count(count)?;
-        let working = self.text.budget.reserve(bytes.saturating_mul(BYTES_FOR_EACH))?;
+        let kept = self.room.bytes();
+        self.room.add(bytes.saturating_mul(BYTES_FOR_EACH))?;
         let text = self.text.text.clone();
         let truncate = truncate.unwrap_or(text.truncate);
         let work = move || {
@@ -266,7 +268,7 @@ impl<'a> Call<'a> {
             (0..count).map(one).collect::<Result<Vec<_>, _>>()
         };
         let tokens = if bytes <= INLINE_BYTES { work() } else { self.text.state.work(work).await? }?;
-        drop(working);
+        self.room.resize(kept)?;
         self.keep(tokens)
     }
 

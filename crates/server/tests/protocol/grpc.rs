@@ -64,7 +64,7 @@ async fn describes_server_and_models() {
         assert_eq!(client.model_ready(request).await.unwrap().into_inner().ready, ready, "{name}");
     }
     let metadata = client.server_metadata(ServerMetadataRequest {}).await.unwrap().into_inner();
-    assert_eq!((metadata.name.as_str(), metadata.extensions.len()), ("ripieno", 6));
+    assert_eq!((metadata.name.as_str(), metadata.extensions.len()), ("ripieno", 7));
     let request = ModelMetadataRequest { name: "two".into(), version: "1".into() };
     let model = client.model_metadata(request).await.unwrap().into_inner();
     assert_eq!((model.inputs.len(), model.inputs[1].shape.as_slice()), (2, &[-1, 2][..]));

@@ -52,8 +52,15 @@ async fn metadata_describes_server_and_model() {
     let server = start().await;
     let metadata = server.get("/v2").await.json();
     assert_eq!(metadata["name"], "ripieno");
-    let extensions =
-        ["binary_tensor_data", "classification", "generate", "model_configuration", "model_repository", "statistics"];
+    let extensions = [
+        "binary_tensor_data",
+        "classification",
+        "generate",
+        "model_configuration",
+        "model_repository",
+        "sequence",
+        "statistics",
+    ];
     assert_eq!(metadata["extensions"], json!(extensions));
     let model = server.get("/v2/models/simple").await.json();
     assert_eq!(

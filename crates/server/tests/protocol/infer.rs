@@ -127,6 +127,9 @@ async fn failures_have_their_statuses() {
         let reply = server.infer(model, &floats()).await;
         assert_eq!((reply.status.as_u16(), reply.error().as_str()), (status, text));
     }
+    let rows = json!({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4]}]});
+    let error = server.infer("expired", &rows).await.error();
+    assert!(error.contains("one row needs 178ms by its profile on an idle device, and the request has 2;"), "{error}");
     let full = server.infer("full", &floats()).await;
     assert_eq!((full.status.as_u16(), full.headers["retry-after"].to_str().unwrap()), (429, "2"));
     assert!(full.error().starts_with("Exceeds maximum queue size"));

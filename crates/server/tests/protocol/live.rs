@@ -38,7 +38,7 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
     let entry = ServedEntry {
         name: name.into(),
         version: "1".into(),
-        id,
+        id: Some(id),
         platform: "emulated".into(),
         inputs,
         outputs,
@@ -50,6 +50,8 @@ fn load(engine: &Engine, executor: &EmulatedEngine, registry: &Registry, name: &
         text: None,
         slo: Slo { span: Nanos::from_millis(60_000), origin: Origin::Owner, answer_late: false },
         one_row: None,
+        ensemble: None,
+        edge: Default::default(),
         stats: Default::default(),
     };
     registry.set(name, "1", ModelState::Ready(Arc::new(entry)), "");

@@ -12,6 +12,7 @@ use ripieno_runtime::{
 };
 use ripieno_server::{Backend, DeviceChange, Withdraw};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -38,7 +39,7 @@ pub(crate) const MODELS: [(&str, Act); 16] = [
         Ok(())
     }),
     ("timed", |job, scripted| {
-        let _ = scripted.events.try_send(Event::Timeout(job.timeout));
+        let _ = scripted.events.try_send(Event::Timeout(job.stage.or(job.timeout)));
         answer(job, echo)
     }),
     ("counting", |mut job, _| {
@@ -84,13 +85,15 @@ pub(crate) enum Event {
 
 pub(crate) struct Scripted {
     pub(crate) stuck: Mutex<Vec<Job>>,
+    /// Whether its devices are all that there are.
+    pub(crate) primary: AtomicBool,
     events: mpsc::Sender<Event>,
 }
 
 impl Scripted {
     pub(crate) fn new() -> (Arc<Scripted>, mpsc::Receiver<Event>) {
         let (events, receive) = mpsc::channel(64);
-        (Arc::new(Scripted { stuck: Mutex::default(), events }), receive)
+        (Arc::new(Scripted { stuck: Mutex::default(), primary: AtomicBool::new(true), events }), receive)
     }
 }
 
@@ -133,6 +136,10 @@ impl Backend for Scripted {
         vec![DeviceSnapshot::default()]
     }
 
+    fn is_primary(&self) -> bool {
+        self.primary.load(Ordering::Relaxed)
+    }
+
     fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
         Err(DeviceRefused::Stopped)
     }
@@ -158,7 +165,7 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
     let entry = ServedEntry {
         name: name.into(),
         version: version.into(),
-        id: ModelId(id),
+        id: Some(ModelId(id)),
         platform: "emulated".into(),
         inputs: specs(&|name| name.to_owned()),
         outputs,
@@ -170,6 +177,8 @@ pub(crate) fn serve(registry: &Registry, name: &str, version: &str, id: u16, dat
         text: None,
         slo: Slo { span: Nanos::from_millis(100), origin: Origin::Owner, answer_late: false },
         one_row: Some(Nanos::from_millis(178)),
+        ensemble: None,
+        edge: Default::default(),
         stats: Default::default(),
     };
     registry.set(name, version, ModelState::Ready(Arc::new(entry)), "");

@@ -139,7 +139,7 @@ async fn many_texts_in_one_call() {
     let texts: Vec<String> = (0..2000).map(|at| "great film ".repeat(1 + at % 14)).collect();
     let (status, answer) = ask(&server, "/v1/embeddings", json!({"model": "encoder", "input": texts})).await;
     assert_eq!((status, answer["data"].as_array().map(Vec::len)), (StatusCode::OK, Some(2000)));
-    let tight = start(ServerConfig { max_bytes_in_flight: 1 << 20, ..config() }).await;
+    let tight = start(ServerConfig { max_bytes_in_flight: 1 << 19, ..config() }).await;
     let large = json!({"model": "encoder", "input": "word ".repeat(10_000), "truncate": true});
     let (status, answer) = ask(&tight, "/v1/embeddings", large).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE, "{answer}");

@@ -218,6 +218,7 @@ impl Recorded {
             check: true,
             requests: Some(requests),
             loads: vec![load; models.len()],
+            ensembles: Vec::new(),
             network: Network { control: Delay::Fixed(Nanos::ZERO), data_per_row: Nanos::ZERO, estimate: Nanos::ZERO },
             jitter: Jitter::default(),
             reports,

@@ -58,22 +58,22 @@ pub(super) struct ModelTable {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ArrivalTable {
+pub(super) struct ArrivalTable {
     kind: Option<String>,
     shape: Option<f64>,
 }
 
-fn one_share() -> f64 {
+pub(super) fn one_share() -> f64 {
     1.0
 }
 
-/// Each model's share of the rate, as a fraction, and its arrival process.
-pub(super) fn loads(models: &[ModelTable]) -> Checked<Vec<Load>> {
+/// Each model's share of the rate, as a fraction, and its arrival process, beside ensembles of so much; and of what it is a fraction.
+pub(super) fn loads(models: &[ModelTable], of_ensembles: f64) -> Checked<(Vec<Load>, f64)> {
     let bad = |model: &&ModelTable| !(model.share.is_finite() && model.share >= 0.0);
     if let Some(model) = models.iter().find(bad) {
         return Err(format!("model {:?}: share = {}; it must be at least 0", model.name, model.share));
     }
-    let total: f64 = models.iter().map(|model| model.share).sum();
+    let total: f64 = models.iter().map(|model| model.share).sum::<f64>() + of_ensembles;
     if total <= 0.0 {
         return Err("the shares of all models are 0; give at least one model a share above 0".to_owned());
     }
@@ -81,7 +81,7 @@ pub(super) fn loads(models: &[ModelTable]) -> Checked<Vec<Load>> {
         let arrival = model.arrival.parse(&model.name)?;
         Ok(Load { share: model.share / total, arrival, curve: None })
     };
-    models.iter().map(load).collect()
+    Ok((models.iter().map(load).collect::<Checked<_>>()?, total))
 }
 
 impl ModelTable {
@@ -249,7 +249,7 @@ fn network(key: &str, name: &str) -> Checked<&'static npu::Network> {
 }
 
 impl ArrivalTable {
-    fn parse(&self, model: &str) -> Checked<Process> {
+    pub(super) fn parse(&self, model: &str) -> Checked<Process> {
         let text = match (self.kind.as_deref().unwrap_or("poisson"), self.shape) {
             ("gamma", Some(shape)) => format!("gamma:{shape}"),
             ("gamma", None) => return Err(format!("model {model:?}: arrival kind \"gamma\" needs a shape")),

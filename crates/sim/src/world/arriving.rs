@@ -3,20 +3,29 @@
 use super::{World, each};
 use crate::observer::Observer;
 use crate::route::Arrival;
+use ripieno_base::RequestSlot;
 use ripieno_sched::Request;
 
 impl World<'_> {
-    /// Takes a request in and tells the scheduler of it, if there is room for it and its model is loaded.
+    /// Takes what arrives.
     pub(super) fn arrive(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) {
-        self.arrived += 1;
+        if arrival.model.index() >= self.models.len() {
+            return self.arrive_whole(arrival, observers);
+        }
         self.last_arrival = self.now;
+        self.accept(arrival, observers);
+    }
+
+    /// Takes a request in and tells the scheduler of it, if there is room for it and its model is loaded.
+    pub(super) fn accept(&mut self, arrival: &Arrival, observers: &mut [&mut dyn Observer]) -> Option<RequestSlot> {
+        self.arrived += 1;
         let loaded = self.loaded[arrival.model.index()];
         let graph = arrival.graph.map(|graph| &self.graphs[graph as usize]);
         let fits = graph.is_none_or(|graph| self.unfolded.as_ref().is_some_and(|unfolded| unfolded.has_room(graph)));
         let queue = self.queues.as_ref().is_none_or(|queues| queues.has_room(arrival.model));
         let Some(slot) = self.free.pop_if(|_| loaded && fits && queue) else {
             each(observers, |observer| observer.refused(self.now, self.arrived, arrival.model));
-            return;
+            return None;
         };
         let Arrival { arrived, model, rows, deadline, extent, class, .. } = *arrival;
         let (_, request) = self.live[slot.index()]
@@ -49,5 +58,6 @@ impl World<'_> {
                 self.scheduler.on_request(self.now, &Request { deadline: deadline - ahead, ..*request });
             }
         }
+        Some(slot)
     }
 }

@@ -11,6 +11,7 @@ mod common;
 mod contract;
 mod dvabatch_examples;
 mod dvabatch_loads;
+mod ensembles;
 mod fairness;
 mod graph_batching;
 mod idle;

@@ -20,6 +20,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("descriptors.bin"), plain.encode_to_vec())?;
     // Tensors stay views of the received message instead of copies.
     tonic_prost_build::configure().bytes(".inference").out_dir(&out).compile_fds(files)?;
+    // Beside the metrics, and not offered to clients of the models.
+    let scaler = protox::compile(["external_scaler.proto"], [wire.join("proto")])?;
+    tonic_prost_build::configure().out_dir(&out).compile_fds(scaler)?;
     for entry in fs::read_dir(&out)? {
         let path = entry?.path();
         if path.extension().is_none_or(|extension| extension != "rs") {

@@ -25,17 +25,17 @@ impl Stream for Nowhere {
 
 fn table(most: u32) -> Table {
     let mut table = Table::new(most);
-    lead(&mut table, &link(), 1);
+    follow_primary(&mut table, &link(), 1);
     table
 }
 
-/// A scheduler says that it reigns: what is answered at once, and what it is asked.
-fn lead(table: &mut Table, link: &Arc<Link>, epoch: u64) -> (usize, Vec<u64>) {
-    match table.lead(link, (Epoch(epoch), Process(epoch)), Instant::now()) {
-        Led::Asks { due, again } => {
+/// A scheduler says that it is the primary: what is answered at once, and what it is asked.
+fn follow_primary(table: &mut Table, link: &Arc<Link>, epoch: u64) -> (usize, Vec<u64>) {
+    match table.follow_primary(link, (Epoch(epoch), Process(epoch)), Instant::now()) {
+        Followed::Asks { due, again } => {
             (due.into_iter().map(Due::answer).count(), again.iter().map(|ask| ask.request).collect())
         }
-        Led::Past(known) => panic!("{known:?} is known"),
+        Followed::Stale(known) => panic!("{known:?} is known"),
     }
 }
 
@@ -174,12 +174,12 @@ fn whoever_reigns_next_is_asked_for_all_that_is_unanswered_and_outputs_that_are_
     assert!(!answer(table.outputs(here, 0, 1, tensor(1, 0))), "its scheduler has not said how it ended");
     let first = table.scheduler().unwrap();
     let next = link();
-    assert_eq!(lead(&mut table, &next, 2), (1, vec![runs, waits]));
-    assert_eq!(lead(&mut table, &next, 2), (0, vec![]), "once");
+    assert_eq!(follow_primary(&mut table, &next, 2), (1, vec![runs, waits]));
+    assert_eq!(follow_primary(&mut table, &next, 2), (0, vec![]), "once");
     assert!(told.try_recv().unwrap().is_ok() && table.asks(&next));
-    assert!(matches!(table.lead(&first, (Epoch(1), Process(1)), now), Led::Past(Epoch(2))));
+    assert!(matches!(table.follow_primary(&first, (Epoch(1), Process(1)), now), Followed::Stale(Epoch(2))));
     let due = table.outputs(runs, 0, 2, tensor(2, 0)).unwrap();
-    assert_eq!(due.orphan(), Some(runs), "whoever reigns is to be told");
+    assert_eq!(due.orphan(), Some(runs), "the primary is to be told");
     due.answer();
     assert!(later.try_recv().unwrap().is_ok());
     // The new one cuts otherwise: rows of the old cut do not count.

@@ -70,7 +70,7 @@ fn what_fails_or_is_lost_runs_again_and_so_does_what_had_begun_in_parts_only() {
     assert_eq!(report(&mut primary, TWO, 2, &[]), [joins(TWO, 2)]);
     assert_eq!(report(&mut primary, ONE, 3, &[held(2, 1)]), [Over(id(3))], "both halves have run");
     assert_eq!(out(&mut primary, |it, out| it.on_backend_lost(Time(2), ONE, out)), [Admit(id(2))]);
-    assert_eq!(out(&mut primary, |it, out| it.on_backend_lost(Time(2), TWO, out)), [Part(TWO)]);
+    assert_eq!(out(&mut primary, |it, out| it.on_backend_lost(Time(2), TWO, out)), [Leave(TWO)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The one value that decides who commands: which reign it is, and whose.
+//! The one value that decides who commands: which epoch it is, and whose.
 
 mod alone;
 mod etcd;
@@ -17,7 +17,7 @@ use std::str::FromStr;
 /// What the store holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The latest reign.
+    /// The latest epoch.
     pub epoch: Epoch,
     /// Whose it is.
     pub holder: Process,
@@ -26,7 +26,7 @@ pub struct Entry {
 /// What is asked of the store: to put `next` in the place of `expected`, if that is what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
-    /// None: nobody has ever reigned.
+    /// None: there has been no primary.
     pub expected: Option<Entry>,
     /// Of the asker, one epoch later.
     pub next: Entry,
@@ -85,7 +85,7 @@ impl FromStr for Entry {
 pub trait EpochStore: Send {
     /// Makes the swap if it can, and says what the store holds after that.
     ///
-    /// There is no other reply: if that is `swap.next`, the asker reigns, be it by this call or by an earlier one whose
+    /// There is no other reply: if that is `swap.next`, the asker is the primary, by this call or by an earlier one whose
     /// reply was lost.
     fn swap(&mut self, swap: &Swap) -> Result<Entry, Unreachable>;
 

@@ -60,7 +60,7 @@ fn answers() -> Vec<Answer> {
     std::iter::once(Ok(answered)).chain(failures.map(Err)).collect()
 }
 
-/// What is said about who reigns.
+/// What is said about who is the primary.
 fn of_reigns() -> Vec<Message> {
     let stamp = Stamp { epoch: Epoch(u64::MAX), number: 2 };
     let request = RequestId { frontend: Process(6), number: u64::MAX };
@@ -68,7 +68,7 @@ fn of_reigns() -> Vec<Message> {
     vec![
         Message::Claim { stamp, holder: Process(7) },
         Message::Report(Report { stamp, revision: 3, held: vec![held, Held { failed: true, ..held }] }),
-        Message::Lead(Epoch(8), Process(9)),
+        Message::Heartbeat(Epoch(8), Process(9)),
         Message::Fenced(Epoch(10)),
         Message::Peer(Process(11)),
     ]

@@ -1,7 +1,7 @@
 //! Each epoch is one scheduler's, and only what the store gave is claimed.
 //!
-//! The store's own history is compared with those who say that they reign: a scheduler that takes a refused swap for a
-//! success, or goes back into a reign that is over, is found here.
+//! The store's own history is compared with those who say that they are primaries: a scheduler that takes a refused swap for a
+//! success, or goes back into an epoch that is over, is found here.
 
 use ripieno_cluster::handover::store::Entry;
 use ripieno_cluster::handover::{Epoch, Process};
@@ -22,8 +22,8 @@ impl Epochs {
         assert_eq!(holder, entry.holder, "{:?} was given twice", entry.epoch);
     }
 
-    /// This process begins to reign.
-    pub(crate) fn leads(&mut self, process: Process, epoch: Epoch) {
+    /// This process becomes the primary.
+    pub(crate) fn begins(&mut self, process: Process, epoch: Epoch) {
         assert_eq!(self.given.get(&epoch), Some(&process), "{process:?} takes {epoch:?}, which it was not given");
         assert_eq!(self.begun.insert(epoch, process), None, "{epoch:?} begins twice");
     }
@@ -33,7 +33,7 @@ impl Epochs {
         self.given.get(&epoch).copied()
     }
 
-    pub(crate) fn reigns(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.begun.len() as u64
     }
 }

@@ -21,9 +21,9 @@ impl Recovery {
         assert!(fine, "{request:?} was submitted after all faults, and got {outcome:?} at {now:?}");
     }
 
-    /// The time has come: who reigns, and which backends each of them commands.
-    pub(crate) fn due(&self, now: Time, reigning: usize, commanded: usize, backends: usize) {
-        assert_eq!(reigning, 1, "at {now:?} so many schedulers reign");
+    /// The time has come: who is the primary, and which backends each of them commands.
+    pub(crate) fn due(&self, now: Time, primaries: usize, commanded: usize, backends: usize) {
+        assert_eq!(primaries, 1, "at {now:?} so many primaries");
         assert_eq!(commanded, backends, "at {now:?} the primary commands so many backends");
     }
 }

@@ -13,11 +13,12 @@ impl World {
             Fault::Crash { place, seen, back } => self.crash(place, seen, back),
             Fault::Hang { place, back } => self.hang(place, back),
             Fault::CrashPrimary { seen, back } => {
-                self.reigning().into_iter().for_each(|place| self.crash(place, seen, back))
+                self.primaries().into_iter().for_each(|place| self.crash(place, seen, back))
             }
-            Fault::HangPrimary { back } => self.reigning().into_iter().for_each(|place| self.hang(place, back)),
+            Fault::HangPrimary { back } => self.primaries().into_iter().for_each(|place| self.hang(place, back)),
             Fault::IsolatePrimary { back } => {
-                let places = self.reigning().into_iter().flat_map(|place| (0..=STORE).map(move |other| (place, other)));
+                let places =
+                    self.primaries().into_iter().flat_map(|place| (0..=STORE).map(move |other| (place, other)));
                 for (place, other) in places.filter(|(place, other)| place != other) {
                     let backend = (SCHEDULERS..SCHEDULERS + BACKENDS).contains(&other);
                     let back = if backend { back } else { back * 2 };
@@ -50,9 +51,10 @@ impl World {
         self.post(self.until(back), Event::Mend { from, to });
     }
 
-    fn reigning(&self) -> Vec<Place> {
-        let reigns = |node: &Node| matches!(&node.machine, Machine::Scheduler(it, ..) if it.reigns().is_some());
-        (0..SCHEDULERS).filter(|&place| reigns(&self.nodes[place])).collect()
+    fn primaries(&self) -> Vec<Place> {
+        let is_primary =
+            |node: &Node| matches!(&node.machine, Machine::Scheduler(it, ..) if it.primary_epoch().is_some());
+        (0..SCHEDULERS).filter(|&place| is_primary(&self.nodes[place])).collect()
     }
 
     fn crash(&mut self, place: Place, seen: bool, back: Nanos) {

@@ -1,6 +1,6 @@
 //! Schedulers: what they hear, by connections that end, and what they and their hosts have done.
 
-use super::{Event, GONE, HELLO, Heard, Machine, World};
+use super::{Event, GONE, HELLO, Machine, Peers, World};
 use crate::host::{Host, Said};
 use crate::message::{Answer, Body, Message, Outcome};
 use crate::network::Place;
@@ -10,23 +10,23 @@ use ripieno_cluster::handover::{Process, Role, Scheduler, SchedulerAction};
 impl World {
     pub(super) fn tell_scheduler(&mut self, place: Place, now: Time, event: Event) {
         let node = &mut self.nodes[place];
-        let Machine::Scheduler(scheduler, host, heard) = &mut node.machine else { unreachable!("it was one") };
+        let Machine::Scheduler(scheduler, host, peers) = &mut node.machine else { unreachable!("it was one") };
         let mut out = Vec::new();
         match event {
             Event::Deliver { from, message, .. } => {
                 self.counts.adopted += u64::from(adopts(&message));
                 scheduler.on_epoch(now, message.epoch, &mut out);
-                if let Some(seen) = heard.when.get_mut(&from) {
+                if let Some(seen) = peers.when.get_mut(&from) {
                     *seen = now;
                 }
                 match message.body {
                     Body::Hello(role) => {
                         // An earlier life at the same place has ended.
                         let earlier = |other: &Process| other.0 >> 48 == from.0 >> 48 && *other < from;
-                        let gone: Vec<Process> = heard.when.keys().copied().filter(earlier).collect();
-                        let new = heard.when.insert(from, now).is_none();
-                        gone.into_iter().for_each(|who| lose((scheduler, host, heard), now, who, &mut out));
-                        if new || scheduler.reigns().is_some_and(|epoch| message.epoch < epoch) {
+                        let gone: Vec<Process> = peers.when.keys().copied().filter(earlier).collect();
+                        let new = peers.when.insert(from, now).is_none();
+                        gone.into_iter().for_each(|who| lose((scheduler, host, peers), now, who, &mut out));
+                        if new || scheduler.primary_epoch().is_some_and(|epoch| message.epoch < epoch) {
                             scheduler.on_member(now, from, role, &mut out);
                         }
                     }
@@ -34,7 +34,7 @@ impl World {
                     Body::Report { number, revision, held } => {
                         scheduler.on_report(now, from, (message.epoch, number, revision), &held, &mut out);
                     }
-                    Body::Ask(wanted) if scheduler.reigns().is_some() => {
+                    Body::Ask(wanted) if scheduler.primary_epoch().is_some() => {
                         let new = wanted.into_iter().filter(|&wanted| host.ask(now, wanted));
                         new.for_each(|wanted| scheduler.on_ask(wanted.request, 1, &mut out));
                     }
@@ -43,7 +43,7 @@ impl World {
                 }
             }
             Event::Lost { who, .. } => {
-                lose((scheduler, host, heard), now, who, &mut out);
+                lose((scheduler, host, peers), now, who, &mut out);
                 // At once, if that was the primary.
                 scheduler.on_timer(now, &mut out);
             }
@@ -51,11 +51,11 @@ impl World {
             _ => {
                 node.wake_at = Time::NEVER;
                 scheduler.on_timer(now, &mut out);
-                if now >= heard.next_hello {
-                    heard.next_hello = now + HELLO;
-                    let silent: Vec<_> = heard.when.iter().filter(|(_, at)| **at + GONE <= now).collect();
+                if now >= peers.next_hello {
+                    peers.next_hello = now + HELLO;
+                    let silent: Vec<_> = peers.when.iter().filter(|(_, at)| **at + GONE <= now).collect();
                     let silent: Vec<Process> = silent.into_iter().map(|(&who, _)| who).collect();
-                    silent.into_iter().for_each(|who| lose((scheduler, host, heard), now, who, &mut out));
+                    silent.into_iter().for_each(|who| lose((scheduler, host, peers), now, who, &mut out));
                     let hello = Message { epoch: scheduler.known(), body: Body::Hello(Role::Scheduler) };
                     self.greet(place, &hello);
                 }
@@ -71,10 +71,10 @@ impl World {
                 self.on_action(place, now, action);
             }
             // The host acts once all that it was told has been heard.
-            let Machine::Scheduler(scheduler, host, heard) = &mut self.nodes[place].machine else { return };
+            let Machine::Scheduler(scheduler, host, peers) = &mut self.nodes[place].machine else { return };
             let mut said = Vec::new();
             match host.overdue(now) {
-                Some(backend) => lose((scheduler, host, heard), now, backend, &mut out),
+                Some(backend) => lose((scheduler, host, peers), now, backend, &mut out),
                 None => host.schedule(now, &mut said),
             }
             if out.is_empty() && said.is_empty() {
@@ -110,15 +110,15 @@ impl World {
                 let message = Message { epoch: stamp.epoch, body: Body::Claim { number: stamp.number } };
                 self.send(place, to, message);
             }
-            SchedulerAction::Lead(epoch) => self.checkers.epochs.leads(process, epoch),
-            SchedulerAction::Follow => {
+            SchedulerAction::BecomePrimary(epoch) => self.checkers.epochs.begins(process, epoch),
+            SchedulerAction::StepDown => {
                 self.counts.stepped_down += 1;
                 host.forget();
             }
             SchedulerAction::Admit(request) => host.admit(request),
             SchedulerAction::Over(request) => host.over(now, request),
             SchedulerAction::Join { backend, stamp } => host.join(backend, stamp),
-            SchedulerAction::Part(backend) => host.part(backend, &mut said),
+            SchedulerAction::Leave(backend) => host.leave(backend, &mut said),
         }
         self.say(place, said);
     }
@@ -126,12 +126,12 @@ impl World {
 
 /// Its connection to somebody is over.
 fn lose(
-    (scheduler, host, heard): (&mut Scheduler, &mut Host, &mut Heard),
+    (scheduler, host, peers): (&mut Scheduler, &mut Host, &mut Peers),
     now: Time,
     who: Process,
     out: &mut Vec<SchedulerAction>,
 ) {
-    heard.when.remove(&who);
+    peers.when.remove(&who);
     host.frontend_lost(who);
     scheduler.on_lost(now, who, out);
 }

@@ -49,7 +49,8 @@ pub(crate) fn submit(
     loop {
         let (inputs, told) = (Arc::clone(inputs), Arc::clone(&told));
         let on_answer = Box::new(move |answer| (told.lock().unwrap().take().expect("answered once"))(answer));
-        let job = Job { model, inputs, rows, timeout: None, client: 0, priority: 0, on_step: None, on_answer };
+        let job =
+            Job { model, inputs, rows, timeout: None, stage: None, client: 0, priority: 0, on_step: None, on_answer };
         match engine.submit(job) {
             Ok(_) => return,
             Err(Refused::QueueFull { .. }) => std::thread::yield_now(),

@@ -153,6 +153,7 @@ impl Client {
             inputs: bytes(rows, number as u8),
             rows,
             timeout,
+            stage: None,
             client: 0,
             priority: 0,
             on_step: None,

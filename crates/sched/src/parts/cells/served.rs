@@ -114,6 +114,14 @@ impl Served {
         self.devices -= usize::from(self.held[device.index()] == 0);
     }
 
+    /// The blocks that a request runs beside this one, itself among them.
+    pub(super) fn beside(&self, block: usize) -> Range<usize> {
+        match self.stages.iter().find(|stage| stage.blocks().contains(&(block as u16))) {
+            Some(Stage::Lines(blocks)) => usize::from(blocks.start)..usize::from(blocks.end),
+            _ => block..block + 1,
+        }
+    }
+
     pub(super) fn steps(&self, block: BlockId) -> Steps {
         self.model.blocks[block.index()].steps
     }
@@ -123,6 +131,11 @@ impl Cell {
     /// Rows that this device could take now.
     pub(crate) fn ready(&self, device: DeviceId) -> usize {
         (self.free + self.pinned[device.index()]) as usize
+    }
+
+    /// Rows of its next batch on this device; one if nothing is ready.
+    pub(super) fn next_rows(&self, device: DeviceId) -> usize {
+        self.ready(device).clamp(1, self.max)
     }
 
     pub(super) fn count(&mut self, pinned: Option<DeviceId>) -> &mut u32 {

@@ -5,15 +5,15 @@ use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-pub(super) struct Keeper(SyncSender<Swap>);
+pub(super) struct StoreThread(SyncSender<Swap>);
 
-impl Keeper {
+impl StoreThread {
     /// Begins to keep the store, and reads it once, so that its connections are warm when they are needed. Until the
-    /// keeper is gone, `on_held` hears what the store holds after each swap; false if nobody listens any more.
+    /// thread is gone, `on_held` hears what the store holds after each swap; false if nobody listens any more.
     pub(super) fn start(
         mut store: Box<dyn EpochStore>,
         on_held: impl Fn(Entry) -> bool + Send + 'static,
-    ) -> io::Result<Keeper> {
+    ) -> io::Result<StoreThread> {
         let (sender, swaps) = sync_channel::<Swap>(1);
         let keep = move || {
             // What it fails of shows when it is asked.
@@ -32,7 +32,7 @@ impl Keeper {
             }
         };
         thread::Builder::new().name("epoch-store".to_owned()).spawn(keep)?;
-        Ok(Keeper(sender))
+        Ok(StoreThread(sender))
     }
 
     /// Asks, unless an earlier question is still open; the scheduler asks again.

@@ -3,7 +3,7 @@
 //! What it wants done is done with its lock held, so that everybody hears of it in order; none of it waits for the network.
 //! Locks are taken in this order: the machine, who is there, the requests of a frontend.
 
-use super::keeper::Keeper;
+use super::store_thread::StoreThread;
 use super::{Shared, frontends};
 use crate::handover::store::{Entry, EpochStore};
 use crate::handover::{Epoch, Process, Scheduler, SchedulerAction, Timing};
@@ -16,17 +16,17 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(super) struct Reign {
+pub(super) struct Leadership {
     pub(super) me: Process,
     began: Instant,
     machine: Mutex<Machine>,
     /// The machine wants to be woken earlier than it did.
-    stirred: Condvar,
+    changed: Condvar,
     /// Whether all that is asked may go to the engine.
     open: AtomicBool,
     /// The latest that is known.
     epoch: AtomicU64,
-    keeper: OnceLock<Keeper>,
+    store_thread: OnceLock<StoreThread>,
 }
 
 struct Machine {
@@ -36,39 +36,44 @@ struct Machine {
     closed: bool,
 }
 
-impl Reign {
-    pub(super) fn new(me: Process, timing: Timing) -> Reign {
+impl Leadership {
+    pub(super) fn new(me: Process, timing: Timing) -> Leadership {
         let scheduler = Scheduler::new(Time::ORIGIN, me, timing);
         let machine = Machine { scheduler, out: Vec::new(), wakeup: Time::ORIGIN, closed: false };
-        Reign {
+        Leadership {
             me,
             began: Instant::now(),
             machine: Mutex::new(machine),
-            stirred: Condvar::new(),
+            changed: Condvar::new(),
             open: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
-            keeper: OnceLock::new(),
+            store_thread: OnceLock::new(),
         }
     }
 
-    /// Whether it reigns, and nothing of earlier reigns is left.
+    /// Whether it is the primary, and nothing of earlier epochs is left.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
 
-    /// The latest reign that it knows of.
+    /// The latest epoch that it knows of.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
     /// Whether it is the primary.
-    pub(super) fn reigns(&self) -> bool {
-        self.machine.lock().scheduler.reigns().is_some()
+    pub(super) fn is_primary(&self) -> bool {
+        self.machine.lock().scheduler.primary_epoch().is_some()
+    }
+
+    /// Whether it is the primary, or a spare that hears one.
+    pub(super) fn knows_primary(&self) -> bool {
+        self.machine.lock().scheduler.knows_primary()
     }
 
     pub(super) fn close(&self) {
         self.machine.lock().closed = true;
-        self.stirred.notify_all();
+        self.changed.notify_all();
     }
 
     fn now(&self) -> Time {
@@ -78,14 +83,14 @@ impl Reign {
 
 impl Shared {
     /// Begins to ask the store and to keep time.
-    pub(super) fn reign(self: &Arc<Shared>, store: Box<dyn EpochStore>) -> io::Result<()> {
+    pub(super) fn start_election(self: &Arc<Shared>, store: Box<dyn EpochStore>) -> io::Result<()> {
         let shared = Arc::downgrade(self);
         let on_held = move |held: Entry| {
             let shared = Weak::upgrade(&shared);
             shared.iter().for_each(|shared| shared.tell(|machine, now, out| machine.on_store(now, held, out)));
             shared.is_some()
         };
-        let kept = self.reign.keeper.set(Keeper::start(store, on_held)?);
+        let kept = self.leadership.store_thread.set(StoreThread::start(store, on_held)?);
         assert!(kept.is_ok(), "it begins once");
         let shared = Arc::clone(self);
         thread::Builder::new().name("scheduler-time".to_owned()).spawn(move || shared.keep_time()).map(drop)
@@ -93,11 +98,11 @@ impl Shared {
 
     fn keep_time(&self) {
         loop {
-            let mut machine = self.reign.machine.lock();
-            let left = machine.wakeup - self.reign.now();
+            let mut machine = self.leadership.machine.lock();
+            let left = machine.wakeup - self.leadership.now();
             let left = Duration::from_nanos(u64::try_from(left.0).unwrap_or(0));
             if !left.is_zero() && !machine.closed {
-                self.reign.stirred.wait_for(&mut machine, left);
+                self.leadership.changed.wait_for(&mut machine, left);
             }
             if machine.closed {
                 return;
@@ -109,37 +114,39 @@ impl Shared {
 
     /// Tells the machine something, and what time it is, and does what it wants done.
     pub(super) fn tell<T>(&self, tell: impl FnOnce(&mut Scheduler, Time, &mut Vec<SchedulerAction>) -> T) -> T {
-        let mut machine = self.reign.machine.lock();
+        let mut machine = self.leadership.machine.lock();
         let Machine { scheduler, out, .. } = &mut *machine;
-        let now = self.reign.now();
+        let now = self.leadership.now();
         let told = tell(scheduler, now, out);
         if now >= scheduler.next_wakeup() {
             scheduler.on_timer(now, out);
         }
-        self.reign.epoch.store(scheduler.known().0, Ordering::Relaxed);
-        if scheduler.reigns().is_none() {
+        self.leadership.epoch.store(scheduler.known().0, Ordering::Relaxed);
+        if scheduler.primary_epoch().is_none() {
             // Before the engine goes.
-            self.reign.open.store(false, Ordering::Release);
+            self.leadership.open.store(false, Ordering::Release);
         }
         for action in out.drain(..) {
             self.act(action);
         }
-        self.reign.open.store(scheduler.is_open(), Ordering::Release);
+        self.leadership.open.store(scheduler.is_open(), Ordering::Release);
         let wakeup = scheduler.next_wakeup();
         if std::mem::replace(&mut machine.wakeup, wakeup) > wakeup {
-            self.reign.stirred.notify_all();
+            self.leadership.changed.notify_all();
         }
         told
     }
 
     fn act(&self, action: SchedulerAction) {
         match action {
-            SchedulerAction::Swap(swap) => self.reign.keeper.get().into_iter().for_each(|keeper| keeper.ask(swap)),
-            SchedulerAction::Heartbeat { to, epoch } => self.say(to, &Message::Lead(epoch, self.reign.me)),
+            SchedulerAction::Swap(swap) => {
+                self.leadership.store_thread.get().into_iter().for_each(|store_thread| store_thread.ask(swap))
+            }
+            SchedulerAction::Heartbeat { to, epoch } => self.say(to, &Message::Heartbeat(epoch, self.leadership.me)),
             SchedulerAction::Fenced { to, epoch } => self.say(to, &Message::Fenced(epoch)),
-            SchedulerAction::Claim { to, stamp } => self.say(to, &Message::Claim { stamp, holder: self.reign.me }),
-            SchedulerAction::Lead(Epoch(epoch)) => tracing::info!(epoch, "this scheduler is the primary"),
-            SchedulerAction::Follow => self.step_down(),
+            SchedulerAction::Claim { to, stamp } => self.say(to, &Message::Claim { stamp, holder: self.leadership.me }),
+            SchedulerAction::BecomePrimary(Epoch(epoch)) => tracing::info!(epoch, "this scheduler is the primary"),
+            SchedulerAction::StepDown => self.step_down(),
             SchedulerAction::Admit(request) => {
                 if let Some((frontend, served)) = self.frontend_of(request) {
                     frontends::admit(&served, &frontend, request.number);
@@ -152,7 +159,7 @@ impl Shared {
             }
             SchedulerAction::Join { backend, .. } => self.join(backend),
             // Its connection has ended, and whoever read from it has it leave the engine.
-            SchedulerAction::Part(_) => {}
+            SchedulerAction::Leave(_) => {}
         }
     }
 
@@ -163,7 +170,7 @@ impl Shared {
 
     /// Forgets everything: a later scheduler is in charge. All connect again, as to one that has just begun.
     fn step_down(&self) {
-        tracing::warn!(epoch = self.reign.epoch(), "a later scheduler is in charge; this one is a spare");
+        tracing::warn!(epoch = self.leadership.epoch(), "a later scheduler is in charge; this one is a spare");
         let mut peers = self.peers.lock();
         peers.links.iter().for_each(|link| link.close());
         let served = peers.served.take();

@@ -5,12 +5,14 @@
 //! [--model-us US]`
 //!
 //! The frontend asks and counts ends, without clients and tensors; backends say that a batch has ended when its time is
-//! over, without pulling: what is left is what a request's numbers cost. Three rows, each in processes of their own:
+//! over, without pulling: what is left is what a request's numbers cost. Each row is in processes of its own:
 //! `echo`, where a peer ends each request as it reads it (the connection alone); `engine`, where the scheduler's engine
-//! refuses each for want of a model (its door); `cluster`, all of it. Latency is from asking to the end; the processor
-//! time is that of the peer, or of the scheduler, for each request.
+//! refuses each for want of a model (its door); `cluster`, all of it. `grpc 1` and `grpc 256` are `echo` over a
+//! bidirectional stream of tonic's, whose messages hold one record, or up to 256 of them. Latency is from asking to the
+//! end; the processor time is that of the peer, or of the scheduler, for each request.
 
-use parking_lot::Mutex;
+mod grpc;
+
 use ripieno_base::{ModelId, Nanos};
 use ripieno_cluster::handover::store::AloneStore;
 use ripieno_cluster::handover::{Epoch, Timing};
@@ -45,6 +47,10 @@ fn main() -> Outcome<()> {
         Some("scheduler") => scheduler(),
         Some("backend") => backend(&words[1], model_us),
         Some("frontend") => frontend(&words[1], in_flight, Duration::from_secs(seconds)),
+        Some("grpc-echo") => grpc::echo(),
+        Some("grpc-frontend") => {
+            grpc::frontend(&words[1], in_flight, number("--a-message", 1)? as usize, Duration::from_secs(seconds))
+        }
         _ => all(&words, backends),
     }
 }
@@ -52,13 +58,21 @@ fn main() -> Outcome<()> {
 /// Starts the processes of each row and prints what the frontend saw.
 fn all(words: &[String], backends: u64) -> Outcome<()> {
     println!("{:8} {:>12} {:>9} {:>9} {:>8} {:>9}", "what", "requests/s", "p50 µs", "p99 µs", "a batch", "CPU µs");
-    for (what, server, count) in [("echo", "echo", 0), ("engine", "scheduler", 0), ("cluster", "scheduler", backends)] {
+    let rows = [
+        ("echo", "echo", "frontend", 0, ""),
+        ("grpc 1", "grpc-echo", "grpc-frontend", 0, "1"),
+        ("grpc 256", "grpc-echo", "grpc-frontend", 0, "256"),
+        ("engine", "scheduler", "frontend", 0, ""),
+        ("cluster", "scheduler", "frontend", backends, ""),
+    ];
+    for (what, server, frontend, count, a_message) in rows {
         let (mut server, address) = started(&[server.to_owned()])?;
         let mut others = Vec::new();
         for _ in 0..count {
             others.push(started(&[&["backend".to_owned(), address.clone()], words].concat())?.0);
         }
-        let (mut frontend, line) = started(&[&["frontend".to_owned(), address], words].concat())?;
+        let own = [frontend, &address, "--a-message", a_message].map(str::to_owned);
+        let (mut frontend, line) = started(&[&own, words].concat())?;
         let (ended, line) = line.split_once(' ').ok_or("the frontend says nothing")?;
         println!("{what:8} {line} {:>9.2}", processor_us(server.id())? / ended.parse::<f64>()?);
         frontend.wait()?;
@@ -103,13 +117,17 @@ fn echo() -> Outcome<()> {
         let mut reader = Reader::new(stream, Link::SILENCE);
         while let Ok(message) = reader.read() {
             if let Message::Ask(Ask { request, .. }) = message {
-                let (queued, executed) = (Nanos::ZERO, Nanos::ZERO);
-                let answer = Ok(Answered { outputs: Vec::new(), queued, executed, batch: 1, late: false });
-                link.send(&Message::End(End { request, answer }));
+                link.send(&ended_well(request));
             }
         }
     }
     Ok(())
+}
+
+fn ended_well(request: u64) -> Message {
+    let (queued, executed) = (Nanos::ZERO, Nanos::ZERO);
+    let answer = Ok(Answered { outputs: Vec::new(), queued, executed, batch: 1, late: false });
+    Message::End(End { request, answer })
 }
 
 fn scheduler() -> Outcome<()> {
@@ -183,44 +201,43 @@ fn connect(address: &str, role: Role) -> Outcome<(Arc<Link>, Reader)> {
     Ok((link, Reader::new(stream, Link::SILENCE)))
 }
 
+fn asked(request: u64) -> Message {
+    let (model, client, priority, rows, length) = (ModelId(0), 0, 0, 1, 1);
+    Message::Ask(Ask { request, model, client, priority, rows, length, bytes: 1, left_ns: None, sizes: None })
+}
+
 /// Keeps so many requests in flight: each that ends is asked anew.
 fn frontend(address: &str, in_flight: usize, span: Duration) -> Outcome<()> {
     let (link, mut reader) = connect(address, Role::Frontend)?;
     link.send(&Message::DataAt(1, "127.0.0.1:9".to_owned()));
-    // Until the scheduler reigns; who answers each request at once says nothing of that.
+    // Until the scheduler is the primary; who answers each request at once says nothing of that.
     thread::sleep(Duration::from_millis(1_000));
-    let asked = Arc::new(Mutex::new(vec![Instant::now(); in_flight]));
-    let ask = |request: u64| {
-        asked.lock()[request as usize % in_flight] = Instant::now();
-        let (model, client, priority, rows, length) = (ModelId(0), 0, 0, 1, 1);
-        link.send(&Message::Ask(Ask {
-            request,
-            model,
-            client,
-            priority,
-            rows,
-            length,
-            bytes: 1,
-            left_ns: None,
-            sizes: None,
-        }));
+    let mut since = vec![Instant::now(); in_flight];
+    let ask = |since: &mut [Instant], request: u64| {
+        since[request as usize % in_flight] = Instant::now();
+        link.send(&asked(request));
     };
-    (0..in_flight as u64).for_each(ask);
+    (0..in_flight as u64).for_each(|request| ask(&mut since, request));
     let (begun, mut took, mut batches, mut refused) = (Instant::now(), Vec::new(), 0.0, 0);
     while begun.elapsed() < span {
         let Message::End(End { request, answer }) = reader.read()? else { continue };
-        took.push(asked.lock()[request as usize % in_flight].elapsed());
+        took.push(since[request as usize % in_flight].elapsed());
         match answer {
             Ok(answered) => batches += 1.0 / answered.batch.max(1) as f64,
             Err(Failure::Refused(_)) => refused += 1,
             Err(other) => return Err(format!("a request failed: {other}").into()),
         }
-        ask(request + in_flight as u64);
+        ask(&mut since, request + in_flight as u64);
     }
+    let batch = if refused > 0 { "refused".to_owned() } else { format!("{:.1}", took.len() as f64 / batches) };
+    say(begun.elapsed(), took, &batch);
+    Ok(())
+}
+
+/// What a frontend has seen, for a row.
+fn say(span: Duration, mut took: Vec<Duration>, batch: &str) {
     took.sort_unstable();
     let at = |percent: usize| took[(took.len() - 1) * percent / 100].as_micros();
-    let rate = took.len() as f64 / begun.elapsed().as_secs_f64();
-    let batch = if refused > 0 { "refused".to_owned() } else { format!("{:.1}", took.len() as f64 / batches) };
+    let rate = took.len() as f64 / span.as_secs_f64();
     println!("{} {rate:12.0} {:>9} {:>9} {batch:>8}", took.len(), at(50), at(99));
-    Ok(())
 }

@@ -14,8 +14,8 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::thread;
 
-pub(super) struct Crew {
-    own: Weak<Crew>,
+pub(super) struct Sessions {
+    own: Weak<Sessions>,
     pub(super) backend: Backend,
     command: Mutex<Command>,
     sources: Mutex<HashMap<u32, Arc<Source>>>,
@@ -24,7 +24,7 @@ pub(super) struct Crew {
 struct Command {
     fence: Fence,
     /// How many there were.
-    sessions: u64,
+    session_count: u64,
     /// Of the last claim.
     current: Option<Arc<Session>>,
     /// Of claims before, as long as something of them runs.
@@ -33,11 +33,11 @@ struct Command {
     revision: u32,
 }
 
-impl Crew {
-    pub(super) fn new(backend: Backend) -> Arc<Crew> {
+impl Sessions {
+    pub(super) fn new(backend: Backend) -> Arc<Sessions> {
         let fence = Fence::new(backend.epoch);
-        let command = Command { fence, sessions: 0, current: None, earlier: Vec::new(), revision: 0 };
-        Arc::new_cyclic(|own| Crew {
+        let command = Command { fence, session_count: 0, current: None, earlier: Vec::new(), revision: 0 };
+        Arc::new_cyclic(|own| Sessions {
             own: own.clone(),
             backend,
             command: Mutex::new(command),
@@ -45,7 +45,7 @@ impl Crew {
         })
     }
 
-    /// The latest reign that it has obeyed.
+    /// The latest epoch that it has obeyed.
     pub(super) fn epoch(&self) -> Epoch {
         self.command.lock().fence.last().epoch
     }
@@ -58,9 +58,9 @@ impl Crew {
             *stood = true;
             match message {
                 Message::Here => {}
-                Message::Frontend(id, address) => self.meet(id, &address),
+                Message::Frontend(id, address) => self.on_frontend(id, &address),
                 Message::FrontendGone(id) if session.as_ref().is_some_and(|session| !session.is_over()) => {
-                    self.part(id)
+                    self.on_frontend_gone(id)
                 }
                 Message::FrontendGone(_) => {}
                 Message::Claim { stamp, holder } => {
@@ -89,8 +89,8 @@ impl Crew {
             }
             Claimed::Repeated => return None,
         }
-        command.sessions += 1;
-        let number = command.sessions;
+        command.session_count += 1;
+        let number = command.session_count;
         let session = Session::new(self.own.clone(), (stamp, holder), number, Arc::clone(link));
         if let Some(before) = command.current.replace(Arc::clone(&session)) {
             // From here on it begins nothing. What waits will be ordered anew.
@@ -145,7 +145,7 @@ impl Crew {
 
     // Frontends.
 
-    fn meet(&self, id: u32, address: &str) {
+    fn on_frontend(&self, id: u32, address: &str) {
         let mut sources = self.sources.lock();
         if sources.get(&id).is_none_or(|known| known.address != address) {
             let earlier = sources.insert(id, self.connect_to(id, address));
@@ -158,7 +158,7 @@ impl Crew {
         Source::connect(Arc::clone(&self.backend.transport), (id, address.to_owned()), self.epoch().0, receiver)
     }
 
-    fn part(&self, id: u32) {
+    fn on_frontend_gone(&self, id: u32) {
         let source = self.sources.lock().remove(&id);
         source.iter().for_each(|source| source.close());
     }
@@ -168,7 +168,7 @@ impl Crew {
     }
 }
 
-impl Shared for Crew {
+impl Shared for Sessions {
     fn backend(&self) -> &Backend {
         &self.backend
     }
@@ -202,7 +202,7 @@ impl Shared for Crew {
     }
 }
 
-impl Receiver for Crew {
+impl Receiver for Sessions {
     fn on_rows(&self, tag: u64, inputs: Option<Vec<Tensor>>) {
         // Only what is to begin needs any.
         self.current().iter().for_each(|session| session.on_rows(tag, inputs.clone()));

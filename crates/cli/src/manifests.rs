@@ -1,0 +1,252 @@
+//! The manifests under `deploy/`, held against the program that they start: each flag and variable is one of the command
+//! line, each port is where somebody listens, and nobody has more rights than needed. Whether their fields are those of
+//! Kubernetes is for `tests/python/test_manifests.py`, which has the schemas.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const ROLES: [&str; 3] = ["scheduler", "backend", "frontend"];
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
+}
+
+/// All objects of all files.
+fn objects() -> Vec<Value> {
+    let (mut folders, mut found) = (vec![deploy().join("kubernetes")], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "yaml") {
+                let text = fs::read_to_string(&path).unwrap();
+                let read = serde_saphyr::from_multiple::<Value>(&text);
+                found.extend(read.unwrap_or_else(|error| panic!("{}: {error}", path.display())));
+            }
+        }
+    }
+    assert!(found.len() > 20, "{} objects", found.len());
+    found
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+fn named<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let found = of_kind(objects, kind).into_iter().find(|object| object["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("no {kind} {name}"))
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+/// What pods are made of, by whoever makes them.
+fn pods(objects: &[Value]) -> Vec<(&str, &Value)> {
+    objects
+        .iter()
+        .filter_map(|object| match text(&object["kind"]) {
+            "StatefulSet" | "Deployment" => {
+                Some((text(&object["metadata"]["name"]), &object["spec"]["template"]["spec"]))
+            }
+            "ClusterServingRuntime" => Some(("kserve", &object["spec"])),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The containers of our image.
+fn containers(objects: &[Value]) -> Vec<(&str, &Value)> {
+    let all =
+        pods(objects).into_iter().flat_map(|(name, pod)| list(&pod["containers"]).iter().map(move |one| (name, one)));
+    all.filter(|(_, container)| container["image"] == "ripieno").collect()
+}
+
+/// Its words, with an address where Kubernetes would put one.
+fn words(container: &Value) -> Vec<String> {
+    list(&container["args"]).iter().map(|word| text(word).replace("$(POD_IP)", "10.0.0.7")).collect()
+}
+
+/// The variables that all roles are given.
+fn shared(objects: &[Value]) -> Vec<(&str, &str)> {
+    let generators = of_kind(objects, "Kustomization").into_iter().flat_map(|one| list(&one["configMapGenerator"]));
+    let literals: Vec<_> = generators.flat_map(|one| list(&one["literals"])).map(text).collect();
+    literals.into_iter().map(|literal| literal.split_once('=').unwrap()).collect()
+}
+
+fn after<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
+    let at = words.iter().position(|word| word == flag)?;
+    words.get(at + 1).map(String::as_str)
+}
+
+#[test]
+fn every_command_is_one_of_the_program() {
+    let objects = objects();
+    let variables = shared(&objects);
+    let mut roles = BTreeSet::new();
+    let mut known = BTreeSet::new();
+    for (name, container) in containers(&objects) {
+        let mut words = words(container);
+        let role = words[0].clone();
+        let command = crate::command();
+        let command = command.find_subcommand(&role).unwrap_or_else(|| panic!("{name}: no command {role}"));
+        if !list(&container["envFrom"]).is_empty() {
+            for (variable, value) in &variables {
+                let flag = command.get_arguments().find(|arg| arg.get_env().is_some_and(|env| env == *variable));
+                if let Some(flag) = flag.and_then(|arg| arg.get_long()) {
+                    known.insert(*variable);
+                    words.extend([format!("--{flag}"), (*value).to_owned()]);
+                }
+            }
+        }
+        let whole = [vec!["ripieno".to_owned()], words.clone()].concat();
+        crate::command().try_get_matches_from(&whole).unwrap_or_else(|error| panic!("{name}: {error}"));
+        roles.insert(role);
+    }
+    assert_eq!(roles, ROLES.map(str::to_owned).into());
+    assert_eq!(known, variables.iter().map(|(name, _)| *name).collect(), "a variable that is no flag");
+}
+
+#[test]
+fn the_schedulers_that_are_named_are_those_that_run() {
+    let objects = objects();
+    let set = named(&objects, "StatefulSet", "ripieno-scheduler");
+    let service = text(&set["spec"]["serviceName"]);
+    assert_eq!(named(&objects, "Service", service)["spec"]["clusterIP"], "None", "names of pods");
+    let port = after(&words(&set["spec"]["template"]["spec"]["containers"][0]), "--listen").unwrap().to_owned();
+    let replicas = set["spec"]["replicas"].as_u64().unwrap();
+    let expected: Vec<String> = (0..replicas).map(|at| format!("ripieno-scheduler-{at}.{service}{port}")).collect();
+    for (variable, value) in shared(&objects) {
+        if ["RIPIENO_SCHEDULER", "RIPIENO_SCHEDULERS"].contains(&variable) {
+            assert_eq!(value, expected.join(","), "{variable}");
+        }
+    }
+    let metrics = after(&words(&set["spec"]["template"]["spec"]["containers"][0]), "--metrics").unwrap().to_owned();
+    let scaler = named(&objects, "ScaledObject", "ripieno-backend");
+    let asked = list(&scaler["spec"]["triggers"]).iter().map(|trigger| text(&trigger["metadata"]["scalerAddress"]));
+    let pods = expected.iter().map(|one| one.replace(&port, &format!(".ripieno{metrics}")));
+    assert_eq!(asked.collect::<Vec<_>>(), pods.collect::<Vec<_>>(), "each scheduler is asked");
+    let runtime = of_kind(&objects, "ClusterServingRuntime")[0];
+    let elsewhere = words(&runtime["spec"]["containers"][0]);
+    let expected: Vec<String> = expected.iter().map(|one| one.replace(&port, &format!(".ripieno{port}"))).collect();
+    assert_eq!(after(&elsewhere, "--scheduler"), Some(expected.join(",").as_str()), "from other namespaces");
+}
+
+#[test]
+fn ports_are_where_somebody_listens_and_may_be_reached() {
+    let objects = objects();
+    for (name, container) in containers(&objects) {
+        let words = words(container);
+        let flags = ["--http", "--grpc", "--metrics", "--data", "--listen"];
+        let listens: BTreeSet<u64> = flags
+            .iter()
+            .filter_map(|flag| after(&words, flag))
+            .map(|address| address.trim_start_matches(':').parse().unwrap())
+            .collect();
+        let ports = list(&container["ports"]);
+        let declared: BTreeSet<u64> = ports.iter().map(|port| port["containerPort"].as_u64().unwrap()).collect();
+        // KServe takes one port of a container, and frontends are reached at the others all the same.
+        let kserve = name == "kserve";
+        assert!(if kserve { declared.is_subset(&listens) } else { declared == listens }, "{name}: {declared:?}");
+        for probe in ["readinessProbe", "livenessProbe"] {
+            let port = &container[probe]["httpGet"]["port"];
+            let number = ports.iter().find(|one| &one["name"] == port).map_or(port, |one| &one["containerPort"]);
+            let metrics = after(&words, "--metrics").unwrap();
+            assert_eq!(format!(":{number}"), metrics, "{name}: {probe}");
+        }
+        if !kserve {
+            let allowed: BTreeSet<u64> =
+                list(&named(&objects, "NetworkPolicy", &format!("ripieno-{}", words[0]))["spec"]["ingress"])
+                    .iter()
+                    .flat_map(|rule| list(&rule["ports"]))
+                    .map(|port| port["port"].as_u64().unwrap())
+                    .collect();
+            assert_eq!(allowed, listens, "{name}: network policy");
+        }
+    }
+}
+
+#[test]
+fn no_pod_has_rights_that_it_does_not_need() {
+    let objects = objects();
+    for (name, pod) in pods(&objects) {
+        for container in list(&pod["containers"]) {
+            let own = &container["securityContext"];
+            let either = |field: &str| if own[field].is_null() { &pod["securityContext"][field] } else { &own[field] };
+            assert_eq!(either("runAsNonRoot"), true, "{name}");
+            assert!(either("runAsUser").as_u64().is_some_and(|user| user > 0), "{name}");
+            assert_eq!(either("seccompProfile")["type"], "RuntimeDefault", "{name}");
+            assert_eq!(own["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(own["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(own["capabilities"]["drop"][0], "ALL", "{name}");
+            assert!(!container["resources"]["limits"]["memory"].is_null(), "{name}: memory is not bounded");
+        }
+        if name != "kserve" {
+            assert_eq!(pod["automountServiceAccountToken"], false, "{name}");
+            assert_eq!(pod["enableServiceLinks"], false, "{name}: variables of services begin with RIPIENO_, too");
+        }
+    }
+}
+
+#[test]
+fn a_pod_has_time_to_drain() {
+    let objects = objects();
+    for (name, pod) in pods(&objects).into_iter().filter(|(name, _)| *name != "kserve" && *name != "ripieno-etcd") {
+        let container = &pod["containers"][0];
+        let pause = container["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap_or(0);
+        // The default of the flag.
+        let drain = after(&words(container), "--drain-timeout-s").map_or(30, |span| span.parse().unwrap());
+        let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
+        assert!(grace > pause + drain + 2, "{name}: {grace} s for {pause} s and {drain} s");
+    }
+}
+
+#[test]
+fn whatever_runs_has_a_disruption_budget() {
+    let objects = objects();
+    for (name, _) in pods(&objects).into_iter().filter(|(name, _)| *name != "kserve") {
+        let budget = &named(&objects, "PodDisruptionBudget", name)["spec"];
+        assert_eq!(budget["selector"]["matchLabels"]["app.kubernetes.io/name"], name);
+    }
+}
+
+#[test]
+fn rules_name_metrics_that_there_are() {
+    let source = include_str!("../../server/src/metrics.rs");
+    let objects = objects();
+    let rules = of_kind(&objects, "PrometheusRule");
+    let rules = rules.iter().flat_map(|one| list(&one["spec"]["groups"])).flat_map(|group| list(&group["rules"]));
+    let mut metrics: BTreeSet<&str> = BTreeSet::new();
+    for rule in rules {
+        let expression = text(&rule["expr"]);
+        let words = expression.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+        metrics.extend(words.filter(|word| word.starts_with("ripieno_") && *word != "ripieno_dev_role"));
+    }
+    assert!(metrics.len() >= 5, "{metrics:?}");
+    for autoscaler in of_kind(&objects, "HorizontalPodAutoscaler") {
+        metrics.extend(
+            list(&autoscaler["spec"]["metrics"]).iter().filter_map(|it| it["external"]["metric"]["name"].as_str()),
+        );
+    }
+    for metric in metrics {
+        assert!(source.contains(&format!("\"{metric}\"")), "{metric} is no metric");
+    }
+}
+
+#[test]
+fn the_image_runs_the_program_without_root() {
+    let text = fs::read_to_string(deploy().join("Containerfile")).unwrap();
+    assert!(text.contains("\nENTRYPOINT [\"/usr/local/bin/ripieno\"]\n"), "args are words of the program");
+    assert!(text.contains("\nUSER 65532:65532\n"));
+    let rust = text.lines().find_map(|line| line.strip_prefix("FROM docker.io/library/rust:")).unwrap();
+    let version = env!("CARGO_PKG_RUST_VERSION");
+    assert!(rust.starts_with(&format!("{version}-")), "the toolchain of the manifest is {version}");
+}

@@ -1,0 +1,67 @@
+//! What an orchestrator asks a backend: whether it lives, and whether it may be counted on.
+
+use super::scheduler::Told;
+use crate::front_end::FrontEnd;
+use anyhow::Context;
+use ripieno_base::{DeviceId, ModelId};
+use ripieno_cluster::Stop;
+use ripieno_repository::registry::Registry;
+use ripieno_runtime::{DeviceRefused, DeviceSnapshot, Job, ModelSnapshot, Processes, Refused, SchedulerSnapshot};
+use ripieno_server::{Backend, DeviceChange, Server, ServerConfig, Withdraw};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Answers probes as long as it is there, on threads of its own: while models are loaded, and while a device hangs.
+pub(super) struct Probes {
+    pub(super) address: Option<SocketAddr>,
+    _front: FrontEnd,
+}
+
+impl Probes {
+    /// Answers on this address for these devices.
+    pub(super) async fn start(address: SocketAddr, devices: &[Arc<Stop>]) -> anyhow::Result<Probes> {
+        let front = FrontEnd::start().context("cannot start the threads of the front end")?;
+        let config = ServerConfig { http: None, grpc: None, metrics: Some(address), ..ServerConfig::default() };
+        let registry = Arc::new(Registry::default());
+        let told = Arc::new(Told(Arc::clone(&registry)));
+        let server = Server::bind(config, Arc::new(Devices(devices.to_vec())), registry, told);
+        let server = front.runtimes()[0].spawn(server).await??;
+        let address = server.addresses().metrics;
+        front.runtimes()[0].spawn(server.run(std::future::pending()));
+        Ok(Probes { address, _front: front })
+    }
+}
+
+/// The devices of this process, whose requests are counted by the scheduler.
+struct Devices(Vec<Arc<Stop>>);
+
+impl Backend for Devices {
+    fn submit(&self, _: Job) -> Result<Withdraw, Refused> {
+        // Clients have no port here.
+        Err(Refused::NotLoaded)
+    }
+
+    fn model(&self, _: ModelId) -> Option<ModelSnapshot> {
+        None
+    }
+
+    fn processes(&self, _: ModelId) -> Option<Processes> {
+        None
+    }
+
+    fn devices(&self) -> Vec<DeviceSnapshot> {
+        Vec::new()
+    }
+
+    fn has_device(&self) -> bool {
+        self.0.iter().all(|device| device.is_connected())
+    }
+
+    fn change_devices(&self, _: DeviceChange) -> Result<DeviceId, DeviceRefused> {
+        Err(DeviceRefused::Elsewhere)
+    }
+
+    fn scheduler(&self) -> SchedulerSnapshot {
+        SchedulerSnapshot::default()
+    }
+}

@@ -1,0 +1,90 @@
+//! Several versions of a model that serve at once; repositories that are looked at again and again.
+
+use super::{Fixture, cpu, onnx};
+use crate::fixture::Folder;
+use crate::live::Looks;
+use crate::registry::Repository;
+
+fn version(folder: &Folder, number: u64) {
+    folder.write(&format!("m/{number}/model.onnx"), onnx("mlp.onnx"));
+}
+
+#[test]
+fn versions_come_and_go_by_themselves() {
+    let fixture = Fixture::new();
+    fixture.folder.write("m/config.pbtxt", "max_batch_size: 8 version_policy { latest { num_versions: 2 } }");
+    (1..=2).for_each(|number| version(&fixture.folder, number));
+    let repository = fixture.repository(cpu());
+    let reports = repository.load_all().unwrap();
+    let shown: Vec<_> = reports.iter().map(|report| (report.name.as_str(), report.version.as_str())).collect();
+    assert_eq!(shown, [("m", "1"), ("m", "2")]);
+    assert_eq!(fixture.registry.versions("m"), ["1", "2"]);
+    let first = fixture.registry.get("m", "1").unwrap();
+    let second = fixture.registry.get("m", "2").unwrap();
+    assert_ne!(first.id, second.id, "each is a model of its own to the scheduler");
+    assert_eq!(fixture.registry.get("m", "").unwrap().version, "2");
+    fixture.notes();
+    // The third takes the first one's place, and nobody touches the second.
+    version(&fixture.folder, 3);
+    let loaded: Vec<String> = repository.reload().unwrap().into_iter().map(|report| report.version).collect();
+    assert_eq!((loaded, fixture.registry.versions("m")), (vec!["3".to_owned()], vec!["2".to_owned(), "3".to_owned()]));
+    assert_eq!(fixture.registry.get("m", "2").unwrap().id, second.id);
+    let notes = fixture.notes();
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    assert!(notes[1].starts_with(&format!("unload {} while [m/2=", first.id.unwrap().0)), "{notes:?}");
+    // One that fails is told of, and takes nobody with it.
+    fixture.folder.write("m/4/model.onnx", "no model");
+    assert!(repository.reload().unwrap()[0].error.is_some());
+    assert_eq!(fixture.registry.versions("m"), ["2", "3"]);
+    let failed = fixture.registry.index().into_iter().find(|row| row.version == "4").unwrap();
+    assert_eq!(failed.state, "UNAVAILABLE");
+    std::fs::remove_dir_all(fixture.folder.path().join("m/4")).unwrap();
+    assert_eq!(repository.reload().unwrap(), []);
+    repository.load("m", None).unwrap();
+    assert!(fixture.registry.index().iter().all(|row| row.state == "READY"), "{:?}", fixture.registry.index());
+    repository.unload("m").unwrap();
+    assert!(fixture.registry.versions("m").is_empty());
+    assert_eq!(fixture.registry.index().len(), 2);
+}
+
+#[test]
+fn looks_load_what_has_changed_and_is_whole() {
+    let fixture = Fixture::new();
+    version(&fixture.folder, 1);
+    let repository = fixture.repository(cpu());
+    repository.load_all().unwrap();
+    let mut looks = Looks::default();
+    let mut look = || -> Vec<(String, bool)> {
+        let reports = repository.look(&mut looks).unwrap();
+        reports.into_iter().map(|report| (report.version, report.error.is_none())).collect()
+    };
+    assert_eq!([look(), look()], [vec![], vec![]], "what serves is left alone");
+    // Half of a file is not looked at: it grows until the next look.
+    let whole = onnx("mlp.onnx");
+    fixture.folder.write("m/2/model.onnx", &whole[..whole.len() / 2]);
+    assert_eq!(look(), []);
+    fixture.folder.write("m/2/model.onnx", &whole);
+    assert_eq!([look(), look(), look()], [vec![], vec![("2".to_owned(), true)], vec![]]);
+    assert_eq!(fixture.registry.versions("m"), ["2"]);
+    // What fails is tried once.
+    fixture.folder.write("m/3/model.onnx", "no model");
+    assert_eq!([look(), look(), look()], [vec![], vec![("3".to_owned(), false)], vec![]]);
+    assert_eq!(fixture.registry.versions("m"), ["2"], "what served goes on");
+    // What a call unloads stays so until it changes.
+    std::fs::remove_dir_all(fixture.folder.path().join("m/3")).unwrap();
+    assert_eq!([look(), look()], [vec![], vec![]]);
+    repository.unload("m").unwrap();
+    assert_eq!([look(), look()], [vec![], vec![]]);
+    fixture.folder.write("m/model.toml", "max_batch = 2");
+    assert_eq!([look(), look()], [vec![], vec![("2".to_owned(), true)]]);
+    // A folder that is moved away and back is not unloaded between.
+    let (folder, aside) = (fixture.folder.path().join("m"), fixture.folder.path().join(".aside"));
+    std::fs::rename(&folder, &aside).unwrap();
+    assert_eq!(look(), []);
+    assert_eq!(fixture.registry.versions("m"), ["2"]);
+    std::fs::rename(&aside, &folder).unwrap();
+    assert_eq!([look(), look()], [vec![], vec![]]);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!([look(), look()], [vec![], vec![]]);
+    assert!(fixture.registry.versions("m").is_empty());
+}
