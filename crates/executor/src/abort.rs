@@ -13,13 +13,13 @@ use std::time::Instant;
 /// Shared by a lane's thread and those that submit to it.
 #[derive(Default)]
 pub(crate) struct Abort {
-    state: Mutex<State>,
+    state: Mutex<AbortState>,
     asked: Condvar,
 }
 
 /// As many entries as the lane holds tasks.
 #[derive(Default)]
-struct State {
+struct AbortState {
     /// The tasks held, and whether each shall stop.
     held: Vec<(TaskId, bool)>,
     running: Option<TaskId>,

@@ -1,30 +1,30 @@
-//! The one answer of each accepted job.
+//! The single answer of each accepted job.
 //!
-//! That every accepted job is answered exactly once is a promise to the clients, so it hangs on ownership rather than
-//! on care: an [`Answerer`] can answer once, and if it is dropped before, by a shutdown, a bug or a panic, it says
-//! that the server is going down.
+//! Every accepted job is answered exactly once. Ownership guarantees this: an [`Answerer`] can
+//! answer once, and one that is dropped before (by a shutdown, a bug or a panic) answers that the
+//! server is shutting down.
 
-use crate::{Answer, Failure, OnStep, Step};
+use crate::{JobResult, Failure, OnStep, StreamedStep};
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Owes one answer.
+/// Obligation to answer one job.
 pub(crate) struct Answerer {
-    on_answer: Option<Box<dyn FnOnce(Answer) + Send>>,
+    on_answer: Option<Box<dyn FnOnce(JobResult) + Send>>,
     on_step: Option<OnStep>,
-    _pass: Pass,
+    _pass: DrainPass,
 }
 
 impl Answerer {
-    pub(crate) fn new(on_answer: Box<dyn FnOnce(Answer) + Send>, on_step: Option<OnStep>, pass: Pass) -> Answerer {
+    pub(crate) fn new(on_answer: Box<dyn FnOnce(JobResult) + Send>, on_step: Option<OnStep>, pass: DrainPass) -> Answerer {
         Answerer { on_answer: Some(on_answer), on_step, _pass: pass }
     }
 
-    /// Passes a step on, if the client wants any. A receiver that panics gets no further ones.
-    pub(crate) fn step(&mut self, step: Step) {
+    /// Delivers a step, if the client asked for steps. A receiver that panics gets no further ones.
+    pub(crate) fn step(&mut self, step: StreamedStep) {
         if let Some(on_step) = &mut self.on_step
             && catch_unwind(AssertUnwindSafe(|| on_step(step))).is_err()
         {
@@ -33,13 +33,14 @@ impl Answerer {
         }
     }
 
-    /// Answers. A panic in the receiver's code is its own fault and must not stop the thread that serves all others.
-    pub(crate) fn answer(mut self, answer: Answer) {
+    /// Delivers the answer. A panic in the receiver is contained, so it cannot stop the thread that
+    /// serves all clients.
+    pub(crate) fn answer(mut self, answer: JobResult) {
         self.deliver(answer);
     }
 
-    fn deliver(&mut self, answer: Answer) {
-        // Whoever reads the steps sees their end before the answer.
+    fn deliver(&mut self, answer: JobResult) {
+        // A reader of steps sees their end before the answer.
         self.on_step = None;
         if let Some(on_answer) = self.on_answer.take()
             && catch_unwind(AssertUnwindSafe(|| on_answer(answer))).is_err()
@@ -55,26 +56,26 @@ impl Drop for Answerer {
     }
 }
 
-/// Counts the jobs that await their answer and can be closed to further ones.
+/// Counts the unanswered jobs and can be closed to new ones, so that a drain can wait for zero.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub(crate) struct DrainGate {
     inside: AtomicUsize,
     closed: AtomicBool,
     lock: Mutex<()>,
     emptied: Condvar,
 }
 
-/// One job inside the gate.
-pub(crate) struct Pass(Arc<Gate>);
+/// Registration of one job at the gate; dropping it ends the registration.
+pub(crate) struct DrainPass(Arc<DrainGate>);
 
-impl Gate {
-    /// Lets a job in, unless the gate is closed.
+impl DrainGate {
+    /// Registers a job, unless the gate is closed.
     ///
-    /// It is counted before the look at `closed`: whoever closes the gate and then reads the count either sees this
-    /// job or has made it turn round.
-    pub(crate) fn enter(self: &Arc<Gate>) -> Option<Pass> {
+    /// The job is counted before `closed` is read: a thread that closes the gate and then reads the
+    /// count either sees this job or has made it return `None`.
+    pub(crate) fn enter(self: &Arc<DrainGate>) -> Option<DrainPass> {
         self.inside.fetch_add(1, Ordering::SeqCst);
-        let pass = Pass(Arc::clone(self));
+        let pass = DrainPass(Arc::clone(self));
         (!self.closed.load(Ordering::SeqCst)).then_some(pass)
     }
 
@@ -90,7 +91,7 @@ impl Gate {
         self.inside.load(Ordering::SeqCst)
     }
 
-    /// Waits until nobody is inside a closed gate; false if `until` comes first.
+    /// Waits until a closed gate has no jobs left; returns false if `until` passes first.
     pub(crate) fn wait_until_empty(&self, until: Instant) -> bool {
         let mut guard = self.lock.lock();
         while self.inside() > 0 {
@@ -102,11 +103,12 @@ impl Gate {
     }
 }
 
-impl Drop for Pass {
+impl Drop for DrainPass {
     fn drop(&mut self) {
         let gate = &self.0;
         if gate.inside.fetch_sub(1, Ordering::SeqCst) == 1 && gate.is_closed() {
-            // Taking the lock orders this with a waiter between its look at the count and its wait.
+            // Taking the lock orders this notification after a waiter's check of the count and
+            // before its wait.
             drop(gate.lock.lock());
             gate.emptied.notify_all();
         }
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn an_answerer_that_is_dropped_still_answers() {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(DrainGate::default());
         let (send, receive) = mpsc::channel();
         for answered in [true, false] {
             let send = send.clone();
@@ -139,18 +141,18 @@ mod tests {
 
     #[test]
     fn a_panicking_receiver_harms_nobody() {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(DrainGate::default());
         let panics = || panic!("the receiver's own fault");
         let mut answerer =
             Answerer::new(Box::new(move |_| panics()), Some(Box::new(move |_| panics())), gate.enter().unwrap());
-        (0..2).for_each(|_| answerer.step(Step { outputs: Vec::new(), last: false }));
+        (0..2).for_each(|_| answerer.step(StreamedStep { outputs: Vec::new(), last: false }));
         answerer.answer(Err(Failure::Cancelled));
         assert_eq!(gate.inside(), 0);
     }
 
     #[test]
     fn a_closed_gate_waits_for_those_inside() {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(DrainGate::default());
         let pass = gate.enter().unwrap();
         gate.close();
         assert!(gate.enter().is_none());

@@ -1,4 +1,4 @@
-//! What the front end sees of the runtime: submit a job, get one answer.
+//! The runtime's interface to the HTTP and gRPC servers: submit a job, get one answer.
 
 use crate::OpenSizes;
 use ripieno_base::{ModelId, Nanos};
@@ -11,18 +11,19 @@ use thiserror::Error;
 
 /// A model to serve.
 pub struct ServedModel {
-    /// As the scheduler sees it: profile, SLO, largest batch, instances, drop rule.
+    /// The scheduler's view: profile, SLO, largest batch, instances, drop rule.
     pub model: Model,
-    /// As the executor sees it.
+    /// The executor's view.
     pub loaded: Arc<dyn Loaded>,
-    /// The most live requests of this model; further ones are refused.
+    /// Largest number of live requests of this model; further ones are refused.
     pub max_queue: usize,
-    /// Whether a request past its SLO is still answered (`late = "answer"`), instead of refused at its deadline.
+    /// Whether a request past its SLO is still answered (`late = "answer"`) instead of refused at
+    /// its deadline.
     pub answer_late: bool,
 }
 
 impl ServedModel {
-    /// The bound of its queue where its owner names none.
+    /// Default of [`ServedModel::max_queue`].
     pub const MAX_QUEUE: usize = Limits::SERVED_QUEUE;
 }
 
@@ -30,91 +31,95 @@ impl ServedModel {
 pub struct Job {
     /// The model.
     pub model: ModelId,
-    /// All inputs of the model, checked against its specification; their first dimension is the rows.
+    /// All inputs of the model, checked against its specification; their first dimension is the
+    /// rows.
     pub inputs: Arc<[Tensor]>,
-    /// Rows; may exceed the model's largest batch, then the call is split and put together again. 1 where walks unfold.
+    /// Number of rows. A call with more rows than the model's largest batch is split, and its
+    /// outputs are joined. 1 where walks unfold.
     pub rows: usize,
-    /// The client's own time limit, if it gave one; the model's SLO holds as well.
+    /// The client's own time limit, if it gave one; the model's SLO applies as well.
     pub timeout: Option<Duration>,
-    /// Of a stage of an ensemble, what is left to it of the time of the whole. That counts instead of the model's SLO, and past it
-    /// the stage is given up, even if the model answers late.
+    /// The remaining time of the whole ensemble, for a stage of one. It replaces the model's SLO,
+    /// and the stage is dropped after it even if the model answers late.
     pub stage: Option<Duration>,
-    /// Whose share of the devices it takes; 0 if nobody knows.
+    /// The client whose fair share the job counts against; 0 if unknown.
     pub client: u16,
-    /// The higher, the sooner among requests of the same client for the same model, where not all can be served.
+    /// Priority among requests of the same client for the same model; higher is served first where
+    /// not all can be.
     pub priority: u8,
-    /// Wants the outputs that hold every step as they come, if the model has any; dropped before `on_answer` is called.
-    /// Called from a runtime thread, for which all other clients wait: it must not block, and must bound what it keeps.
+    /// Receives each step of the outputs that hold every step, if the model has any; dropped before
+    /// `on_answer` is called. Runs on a runtime thread that serves all clients: it must not block,
+    /// and must bound what it buffers.
     pub on_step: Option<OnStep>,
     /// Called exactly once for every accepted job, from a runtime thread; must not block.
-    pub on_answer: Box<dyn FnOnce(Answer) + Send>,
+    pub on_answer: Box<dyn FnOnce(JobResult) + Send>,
 }
 
-/// A client call whose inputs lie with a front end elsewhere, which gets the outputs, too: what there is to know of it
-/// to decide when it runs and where.
+/// A client call whose inputs and outputs stay with a remote frontend. It holds all that the
+/// scheduler needs to decide when and where to run it.
 pub struct RemoteJob {
     /// The model, whose walks do not unfold.
     pub model: ModelId,
-    /// Where the rows lie, from the first on.
+    /// The location of the rows, from the first on.
     pub origin: Origin,
-    /// Rows; may exceed the model's largest batch.
+    /// Number of rows; may exceed the model's largest batch.
     pub rows: usize,
-    /// How far it walks, which the front end has found by [`Loaded::describe`].
+    /// The extent of its walk, which the frontend computed by [`Loaded::describe`].
     pub extent: Extent,
     /// The sizes of its open dimensions, by [`OpenDims::sizes`](crate::OpenDims::sizes).
     pub sizes: OpenSizes,
     /// Bytes of its inputs.
     pub bytes: usize,
-    /// As in [`Job`].
+    /// See [`Job`].
     pub timeout: Option<Duration>,
-    /// As in [`Job`].
+    /// See [`Job`].
     pub client: u16,
-    /// As in [`Job`].
+    /// See [`Job`].
     pub priority: u8,
-    /// As in [`Job`]; the answer has no outputs.
-    pub on_answer: Box<dyn FnOnce(Answer) + Send>,
+    /// See [`Job`]; the answer has no outputs.
+    pub on_answer: Box<dyn FnOnce(JobResult) + Send>,
 }
 
 /// Receives the steps of one job, in order.
-pub type OnStep = Box<dyn FnMut(Step) + Send>;
+pub type OnStep = Box<dyn FnMut(StreamedStep) + Send>;
 
-/// A part of an answer that is still under way.
+/// One streamed part of an answer.
 #[derive(Clone, Debug)]
-pub struct Step {
-    /// What one step adds to outputs that hold every step, each of shape [1, 1, …].
+pub struct StreamedStep {
+    /// The step's contribution to each output that holds every step, of shape [1, 1, …].
     pub outputs: Vec<Tensor>,
-    /// Whether the walk ended with it, so that the answer comes next.
+    /// Whether the walk ended with this step, so that the answer follows.
     pub last: bool,
 }
 
 /// The one answer to an accepted job.
-pub type Answer = Result<Answered, Failure>;
+pub type JobResult = Result<JobOutput, Failure>;
 
 /// A successful answer.
 #[derive(Debug)]
-pub struct Answered {
+pub struct JobOutput {
     /// All outputs of the model; their first dimension is the rows.
     pub outputs: Vec<Tensor>,
-    /// From arrival to the start of its (last part's) batch.
+    /// Time from arrival to the start of the (last part's) batch.
     pub queued: Nanos,
     /// Execution time of that batch.
     pub executed: Nanos,
-    /// Rows in that batch.
+    /// Number of rows in that batch.
     pub batch: usize,
-    /// Whether it came after the deadline.
+    /// Whether the answer came after the deadline.
     pub late: bool,
 }
 
-/// The processes that run a model's engine, where it has some of its own.
+/// State of a model's engine processes, where the engine runs in processes of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Processes {
-    /// Whether one is there.
+pub struct EngineProcesses {
+    /// Whether at least one process runs.
     pub up: bool,
-    /// How often one was started again.
+    /// Number of restarts.
     pub restarts: u64,
 }
 
-/// Why an accepted job ends without outputs.
+/// Reason why an accepted job ends without outputs.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Failure {
     /// Its deadline passed.
@@ -123,7 +128,8 @@ pub enum Failure {
     /// No schedule could meet its deadline any more.
     #[error("Request timeout expired: no schedule could meet its deadline")]
     Hopeless,
-    /// Its model or client asks for more than its share of the devices.
+    /// Its model or client asks for more than its share of the devices. Holds the time after which
+    /// to retry.
     #[error(
         "the devices are busy, and the model or the client asks for more than its share of them; retry after {0:?}"
     )]
@@ -134,63 +140,63 @@ pub enum Failure {
     /// The engine failed on its batch.
     #[error("inference failed: {0}")]
     Failed(String),
-    /// The process that runs its model's engine ended with its batch, or is not back yet.
+    /// The process of its model's engine ended with its batch, or has not restarted yet.
     #[error("{cause}; retry after {retry_after:?}")]
     Outage {
-        /// What happened to the process.
+        /// The end of the process, in words.
         cause: String,
-        /// When there may be another.
+        /// Time after which a new process may run.
         retry_after: Duration,
     },
-    /// It was not taken by whoever decides, elsewhere.
+    /// The remote scheduler refused it.
     #[error("{0}")]
     Refused(Refused),
     /// Its model was unloaded while it waited.
     #[error("the model was unloaded")]
     Unloaded,
-    /// The server is going down and did not get to it in time.
+    /// The server shut down before it ran.
     #[error("the server is shutting down")]
     ShuttingDown,
 }
 
-/// Why a job was not accepted; `on_answer` is not called.
+/// Reason why a job was not accepted; `on_answer` is not called.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Refused {
-    /// The queue bound of the model or of the server is hit.
+    /// The queue of the model or of the server is full.
     #[error("Exceeds maximum queue size of {bound} requests; retry after {retry_after:?}")]
     QueueFull {
         /// The bound.
         bound: usize,
-        /// When a retry may succeed.
+        /// Time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// It could not be taken even by an empty server.
+    /// It exceeds the limits even of an empty server.
     #[error("{asked} in one request; at most {most} can ever be taken, so send it in parts")]
     TooLarge {
-        /// What it has: rows, bytes.
+        /// Its size: rows or bytes.
         asked: String,
-        /// How much of that may wait at once.
+        /// Largest size that may wait.
         most: usize,
     },
-    /// The nodes of all live requests that bring graphs hit their bound.
+    /// The graphs of all live requests together hold the largest allowed number of nodes.
     #[error("the graphs of the requests in the server hold {held} of {bound} nodes; retry after {retry_after:?}")]
     NodesFull {
-        /// Nodes taken.
+        /// Nodes held.
         held: usize,
         /// The bound.
         bound: usize,
-        /// When a retry may succeed.
+        /// Time after which a retry may succeed.
         retry_after: Duration,
     },
-    /// The inputs are not what the model's walk takes: too long, no tree, an unknown token.
+    /// The inputs do not fit the model's walk: too long, no tree, an unknown token.
     #[error("{0}")]
     Invalid(String),
-    /// The process that runs the model's engine has ended, and is not back yet.
+    /// The process of the model's engine has ended and not restarted yet.
     #[error("{cause}; retry after {retry_after:?}")]
     Outage {
-        /// What happened to the process.
+        /// The end of the process, in words.
         cause: String,
-        /// When there may be another.
+        /// Time after which a new process may run.
         retry_after: Duration,
     },
     /// No such model is loaded.

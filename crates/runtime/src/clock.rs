@@ -1,29 +1,29 @@
-//! Wall time as the core counts it: nanoseconds since an origin, never backwards.
+//! Wall time as the core counts it: nanoseconds since an origin, never decreasing.
 //!
-//! All of the runtime reads time here, so that "now" means the same to a front-end thread that stamps an arrival and to
-//! the scheduler thread that decides about it.
+//! The whole runtime reads time here, so the time at which a server thread stamps an arrival and
+//! the time at which the scheduler thread decides are comparable.
 
 use ripieno_base::{Nanos, Time};
 use std::time::{Duration, Instant};
 
-/// Converts between the instants of the operating system and the times of the core.
+/// Converts between instants of the operating system and times of the core.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
 }
 
 impl Clock {
-    /// A clock whose origin is now.
+    /// Starts a clock whose origin is the current instant.
     pub fn start() -> Clock {
         Clock { origin: Instant::now() }
     }
 
-    /// The time now.
+    /// Returns the current time.
     pub fn now(&self) -> Time {
         self.time(Instant::now())
     }
 
-    /// The time of `instant`; negative if it lies before the origin.
+    /// Returns the time of `instant`; negative if it lies before the origin.
     pub fn time(&self, instant: Instant) -> Time {
         match instant.checked_duration_since(self.origin) {
             Some(since) => Time(saturating_nanos(since).0),
@@ -31,7 +31,7 @@ impl Clock {
         }
     }
 
-    /// The instant of `time`; none for [`Time::NEVER`], and the origin for what lies before it.
+    /// Returns the instant of `time`; `None` for [`Time::NEVER`], the origin for earlier times.
     pub fn instant(&self, time: Time) -> Option<Instant> {
         if time == Time::NEVER {
             return None;
@@ -40,7 +40,7 @@ impl Clock {
     }
 }
 
-/// A duration as the core counts it; the longest one if it does not fit.
+/// Converts a duration to core time, saturating at the largest value.
 pub(crate) fn saturating_nanos(span: Duration) -> Nanos {
     Nanos(i64::try_from(span.as_nanos()).unwrap_or(i64::MAX))
 }

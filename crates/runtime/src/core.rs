@@ -1,22 +1,22 @@
-//! The scheduler with the driver's promises built in: time never goes back, one settle an instant, every input on
-//! record.
+//! The scheduler, wrapped so that the driver keeps its contract: time increases strictly, one
+//! settle per instant, every input is recorded.
 
 use crate::recorder::Recorder;
-use crate::shards::Link;
+use crate::shards::MatchmakerLink;
 use ripieno_base::{RequestSlot, TaskId, Time};
 use ripieno_model::Graph;
 use ripieno_sched::{Action, Control, Event, Grant, Guess, Limits, Outbox, Prediction, Request, Scheduler, TaskDone};
 
-/// Owns the scheduler and all that is said to it and by it.
+/// Owns the scheduler with its inputs and outputs.
 pub(crate) struct Core {
     scheduler: Box<dyn Scheduler>,
     outbox: Outbox,
     recorder: Option<Recorder>,
-    /// Where it asks for devices, if it is a shard.
-    link: Option<Link>,
+    /// Connection to the matchmaker, if the scheduler is a shard.
+    link: Option<MatchmakerLink>,
     /// The last instant; the next one is later.
     now: Time,
-    /// Whether there were inputs since the last settle.
+    /// Whether inputs arrived since the last settle.
     dirty: bool,
 }
 
@@ -25,24 +25,25 @@ impl Core {
         scheduler: Box<dyn Scheduler>,
         limits: &Limits,
         recorder: Option<Recorder>,
-        link: Option<Link>,
+        link: Option<MatchmakerLink>,
     ) -> Core {
         Core { scheduler, outbox: Outbox::new(limits), recorder, link, now: Time(i64::MIN), dirty: false }
     }
 
-    /// Whether the matchmaker has been told all that was decided; before it has, nothing further can be.
-    pub(crate) fn has_told(&mut self) -> bool {
-        self.link.as_mut().is_none_or(Link::has_told)
+    /// Sends pending messages to the matchmaker; returns whether all are sent. Until then the
+    /// scheduler may not settle again.
+    pub(crate) fn flush_link(&mut self) -> bool {
+        self.link.as_mut().is_none_or(MatchmakerLink::flush)
     }
 
-    /// Begins an instant. The clock may stand still between two turns; the core's time may not, for it settles once
-    /// an instant.
+    /// Begins an instant. The clock may stand still between two turns; the core's time may not,
+    /// since the scheduler settles once per instant.
     pub(crate) fn advance(&mut self, clock: Time) -> Time {
         self.now = clock.max(self.now.next());
         self.now
     }
 
-    /// A request, and the graph that it brings.
+    /// Passes a request, and its graph if it has one, to the scheduler.
     pub(crate) fn request(&mut self, request: &Request, graph: Option<&Graph>) {
         if let Some(graph) = graph {
             self.input(|| Event::Graph { request: request.slot, graph: graph.clone() });
@@ -79,8 +80,8 @@ impl Core {
         }
     }
 
-    /// Lets the scheduler decide, if anything has happened or it asked to be woken. The actions stay readable, and
-    /// their members too, until the next input.
+    /// Lets the scheduler decide, if it has had inputs or its wake-up is due. The actions and their
+    /// members stay readable until the next input.
     pub(crate) fn settle(&mut self) {
         self.outbox.clear();
         if !self.dirty && self.now < self.scheduler.next_wakeup() {
@@ -93,16 +94,16 @@ impl Core {
             recorder.record(self.now, Event::of_settle(self.scheduler.as_ref(), &self.outbox));
         }
         if let Some(link) = &mut self.link {
-            link.tell(self.outbox.take_mail());
+            link.send(self.outbox.take_mail());
         }
     }
 
-    /// How many actions the last settle decided.
+    /// Number of actions that the last settle decided.
     pub(crate) fn actions(&self) -> usize {
         self.outbox.actions().len()
     }
 
-    /// The action at this position of the last settle.
+    /// Returns the action at this position of the last settle.
     pub(crate) fn action(&self, at: usize) -> Action {
         self.outbox.actions()[at]
     }
@@ -111,12 +112,12 @@ impl Core {
         self.scheduler.members(task)
     }
 
-    /// Which node each of its members runs; empty where each runs its first step.
+    /// Returns the node that each member of the task runs; empty where each runs its first step.
     pub(crate) fn nodes(&self, task: TaskId) -> &[u32] {
         self.scheduler.nodes(task)
     }
 
-    /// What the policy predicted for a request, if it predicts.
+    /// Returns the policy's prediction for a request, if it predicts.
     pub(crate) fn prediction(&self, request: RequestSlot) -> Option<Prediction> {
         self.scheduler.prediction(request)
     }

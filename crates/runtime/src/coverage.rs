@@ -1,19 +1,20 @@
-//! How long a device was busy, when several of its lanes run side by side: the time that any of them covered.
+//! Busy time of a device whose lanes run side by side: the union of their batches' execution spans.
 //!
-//! Batches are told of when they end, so a long one may cover time that seemed idle when shorter ones beside it had ended. The
-//! last few gaps are kept for that. What is forgotten is counted as idle.
+//! Batches are reported when they end, so a long batch may cover a span that counted as idle after
+//! shorter batches ended beside it. The last few gaps are therefore kept; a forgotten gap counts as
+//! idle.
 
 use ripieno_base::{Nanos, Time};
 
-/// As many gaps as are kept for each lane.
+/// Number of gaps kept for each lane.
 const GAPS_A_LANE: usize = 8;
 
-/// The time that batches of one device have covered.
+/// The time covered by batches of one device.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     /// The latest end of a batch.
     until: Time,
-    /// Spans before it that no batch has covered, the latest last.
+    /// Spans before `until` that no batch has covered, the latest last.
     gaps: Vec<(Time, Time)>,
     most: usize,
 }
@@ -24,7 +25,8 @@ impl Coverage {
         Coverage { until: Time::ORIGIN, gaps: Vec::with_capacity(2 * most), most }
     }
 
-    /// A batch ran from `started` to `finished`. Returns how much of that no batch had covered.
+    /// Adds a batch that ran from `started` to `finished`. Returns the part of that span that no
+    /// earlier batch covered.
     pub(crate) fn add(&mut self, started: Time, finished: Time) -> Nanos {
         let mut fresh = Nanos::ZERO;
         for at in (0..self.gaps.len()).rev() {
@@ -78,7 +80,7 @@ mod tests {
         let mut coverage = Coverage::new(2);
         let mut add = |from, to| coverage.add(at(from), at(to)).0 / 1_000_000;
         assert_eq!((add(0, 2), add(4, 5), add(7, 8)), (2, 1, 1));
-        // It ran beside the last two, and fills what lay between them.
+        // It ran beside the last two and fills the gaps between them.
         assert_eq!(add(3, 10), 1 + 2 + 2);
         assert_eq!((add(3, 9), add(2, 3), add(1, 12)), (0, 1, 2));
     }
@@ -87,7 +89,7 @@ mod tests {
     fn any_spans_cover_what_a_drawing_of_them_covers() {
         let mut random = stream(1, 0);
         let mut next = |bound: u64| below(&mut random, bound) as i64;
-        // Few enough that no gap is forgotten.
+        // So few spans that no gap is forgotten.
         for _ in 0..200 {
             let (mut coverage, mut drawing, mut total) = (Coverage::new(4), vec![false; 100], 0);
             for _ in 0..12 {

@@ -1,8 +1,9 @@
-//! The devices by id, as whoever loads models, adds devices or looks at them sees them.
+//! The devices by id, as seen by the threads that load models, add devices or read metrics.
 //!
-//! The scheduler's thread has its own list and looks here only when a device comes or goes. An id is taken from when its device
-//! is opened until the last thread of the device has ended. A device that hangs may never get there: its id stays taken, so
-//! that what it still reports can be told from what its successor does, and there are never more reports than places.
+//! The scheduler thread keeps its own list and accesses this one only when a device joins or
+//! leaves. An id is taken from the opening of its device until the device's last thread has ended.
+//! A hanging device may never end: its id then stays taken, so that its late results cannot be
+//! mistaken for its successor's, and the number of results stays bounded.
 
 use parking_lot::{Condvar, Mutex};
 use ripieno_base::DeviceId;
@@ -12,30 +13,30 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a device that was given up, or is to leave, is waited for by who wants its place: what does not hang is gone
+/// Time to wait for a departing or lost device to free its id; a device that does not hang ends
 /// within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_END_WAIT: Duration = Duration::from_secs(1);
 
-/// A device in a list that its user owns.
-pub(crate) type Shared = Arc<dyn Device>;
+/// A device shared between threads.
+pub(crate) type SharedDevice = Arc<dyn Device>;
 
-/// A device that held nothing after a loop's last turn.
-pub(crate) type KnownIdle = Arc<Mutex<Option<Shared>>>;
+/// A device that held no task after a loop's last turn.
+pub(crate) type KnownIdle = Arc<Mutex<Option<SharedDevice>>>;
 
-/// How a device is.
+/// State of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceState {
-    /// It takes batches.
+    /// It accepts batches.
     #[default]
     Serving,
-    /// It ends what it holds, and is gone then.
+    /// It ends the tasks that it holds, then it is removed.
     Leaving,
-    /// It was given up; some thread of it has not ended.
+    /// It was given up; at least one of its threads has not ended.
     Lost,
 }
 
 impl DeviceState {
-    /// As programs read it.
+    /// Name of the state in machine-readable output.
     pub fn name(self) -> &'static str {
         match self {
             DeviceState::Serving => "serving",
@@ -45,25 +46,25 @@ impl DeviceState {
     }
 }
 
-/// Why devices stay as they are.
+/// Reason why a change of the devices was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceRefused {
-    /// So many serve, which is the bound.
+    /// The largest allowed number of devices serve.
     #[error("there are {0} devices, which is the bound; start the server with a higher one")]
     TooMany(usize),
-    /// Fewer than the bound serve, but one that leaves or was given up has not ended.
+    /// Fewer devices than the bound serve, but a leaving or lost one still occupies an id.
     #[error("a device that leaves, or was given up, has not ended and keeps its place; retry after {0:?}")]
     NotEnded(Duration),
-    /// It cannot be opened.
+    /// The device cannot be opened.
     #[error("the device cannot be opened: {0}")]
     Unopened(String),
-    /// There is no such device, or it is going already.
+    /// No such device exists, or it is leaving already.
     #[error("there is no device {0} that serves")]
     NotServing(u16),
-    /// Nobody would be left to serve.
+    /// It is the last serving device.
     #[error("device {0} is the last one; add another first")]
     Last(u16),
-    /// They are those of a cluster.
+    /// The devices belong to a cluster.
     #[error("the devices of a cluster are its backends; start one, or stop one with SIGTERM")]
     Elsewhere,
     /// The engine has stopped.
@@ -77,150 +78,155 @@ impl fmt::Display for DeviceState {
     }
 }
 
-/// Opens a device anew under its id; called once its threads have ended.
+/// Reopens a device under its id; called once its threads have ended.
 type Reopen = Box<dyn Fn(DeviceId) + Send + Sync>;
 
-/// All devices.
-pub(crate) struct DeviceTable {
-    slots: Mutex<Vec<Slot>>,
-    /// Told when an id is free again.
+/// All devices by id.
+pub(crate) struct DeviceDirectory {
+    entries: Mutex<Vec<DirectoryEntry>>,
+    /// Notified when an id becomes free.
     freed: Condvar,
     reopen: OnceLock<Reopen>,
 }
 
 #[derive(Clone, Default)]
-struct Slot {
-    /// None of an id that is free, or whose device is being opened.
+struct DirectoryEntry {
+    /// `None` if the id is free or its device is being opened.
     state: Option<DeviceState>,
     opening: bool,
-    /// Loops that give it tasks.
+    /// Number of scheduler loops that give it tasks.
     users: usize,
-    /// Of one that was given up: another is opened in its place once it has ended.
+    /// Whether a lost device is reopened once it has ended.
     again: bool,
-    /// None once it is being closed.
-    device: Option<Shared>,
+    /// `None` once the device is being closed.
+    device: Option<SharedDevice>,
 }
 
-impl DeviceTable {
-    /// Of these devices, each for so many loops, and so many ids in all.
-    pub(crate) fn new(devices: &[Shared], users: usize, ids: usize) -> DeviceTable {
-        let serving = |device: &Shared| Slot { users, ..Slot::serving(Arc::clone(device)) };
-        let mut slots: Vec<Slot> = devices.iter().map(serving).collect();
-        slots.resize(ids, Slot::default());
-        DeviceTable { slots: Mutex::new(slots), freed: Condvar::new(), reopen: OnceLock::new() }
+impl DeviceDirectory {
+    /// Creates the directory with room for `ids` devices; each given device starts with `users`
+    /// loops.
+    pub(crate) fn new(devices: &[SharedDevice], users: usize, ids: usize) -> DeviceDirectory {
+        let serving = |device: &SharedDevice| DirectoryEntry { users, ..DirectoryEntry::serving(Arc::clone(device)) };
+        let mut slots: Vec<DirectoryEntry> = devices.iter().map(serving).collect();
+        slots.resize(ids, DirectoryEntry::default());
+        DeviceDirectory { entries: Mutex::new(slots), freed: Condvar::new(), reopen: OnceLock::new() }
     }
 
-    /// What is to be done once a device that hung has ended after all.
+    /// Sets the action for a hung device that has ended after all.
     pub(crate) fn on_end(&self, reopen: Reopen) {
         assert!(self.reopen.set(reopen).is_ok(), "it is said once");
     }
 
-    /// Takes the smallest id that is free. Where none is, but a device is on its way out, waits a while for its end.
+    /// Reserves the smallest free id. If none is free but a device is ending, waits up to
+    /// [`MAX_END_WAIT`].
     pub(crate) fn reserve(&self) -> Result<DeviceId, DeviceRefused> {
-        let (mut slots, until) = (self.slots.lock(), Instant::now() + PATIENCE);
+        let (mut slots, until) = (self.entries.lock(), Instant::now() + MAX_END_WAIT);
         loop {
             if let Some(at) = slots.iter().position(|slot| slot.state.is_none() && !slot.opening) {
                 slots[at].opening = true;
                 return Ok(DeviceId(at as u16));
             }
-            let going = |slot: &Slot| matches!(slot.state, Some(DeviceState::Leaving | DeviceState::Lost));
+            let going = |slot: &DirectoryEntry| matches!(slot.state, Some(DeviceState::Leaving | DeviceState::Lost));
             if !slots.iter().any(going) {
                 return Err(DeviceRefused::TooMany(slots.len()));
             }
-            // Who comes again keeps its place.
+            // A device that will be reopened keeps its id.
             let waits = slots.iter().any(|slot| going(slot) && !slot.again);
             if !waits || self.freed.wait_until(&mut slots, until).timed_out() {
-                return Err(DeviceRefused::NotEnded(PATIENCE));
+                return Err(DeviceRefused::NotEnded(MAX_END_WAIT));
             }
         }
     }
 
-    /// A loop uses a device from now on.
-    pub(crate) fn serve(&self, id: DeviceId, device: Shared) {
-        let slot = &mut self.slots.lock()[id.index()];
+    /// Registers one more loop as a user of the device.
+    pub(crate) fn add(&self, id: DeviceId, device: SharedDevice) {
+        let slot = &mut self.entries.lock()[id.index()];
         let users = slot.users + 1;
-        *slot = Slot { users, ..Slot::serving(device) };
+        *slot = DirectoryEntry { users, ..DirectoryEntry::serving(device) };
     }
 
-    /// What is lost stays so.
-    pub(crate) fn set(&self, id: DeviceId, state: DeviceState) {
-        let known = &mut self.slots.lock()[id.index()].state;
+    /// Sets the state of a device; `Lost` is final.
+    pub(crate) fn set_state(&self, id: DeviceId, state: DeviceState) {
+        let known = &mut self.entries.lock()[id.index()].state;
         *known = Some(if *known == Some(DeviceState::Lost) { DeviceState::Lost } else { state });
     }
 
-    /// A loop uses a device no more. The last one has it end; if one of them lost it, it may be to come `again`.
-    pub(crate) fn part_with(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
-        let slot = &mut self.slots.lock()[id.index()];
+    /// Unregisters a loop from the device. The last one closes it; with `again` from any of them,
+    /// it is reopened.
+    pub(crate) fn release(self: &Arc<DeviceDirectory>, id: DeviceId, again: bool) {
+        let slot = &mut self.entries.lock()[id.index()];
         (slot.users, slot.again) = (slot.users - 1, slot.again || again);
         if slot.users == 0 {
             self.close(id, slot.again);
         }
     }
 
-    /// Those that are there, or were and have not ended; not those that are being opened.
-    pub(crate) fn all(&self) -> Vec<(DeviceId, DeviceState, Option<Shared>)> {
-        let slots = self.slots.lock();
+    /// Returns all devices that have not ended, without those being opened.
+    pub(crate) fn all(&self) -> Vec<(DeviceId, DeviceState, Option<SharedDevice>)> {
+        let slots = self.entries.lock();
         let each = (0..).map(DeviceId).zip(slots.iter());
         each.filter_map(|(id, slot)| Some((id, slot.state?, slot.device.clone()))).collect()
     }
 
-    /// How a device is, if it is there.
+    /// Returns the state of a device, if it exists.
     pub(crate) fn state(&self, id: DeviceId) -> Option<DeviceState> {
-        self.slots.lock().get(id.index())?.state
+        self.entries.lock().get(id.index())?.state
     }
 
-    /// How many serve.
+    /// Returns the number of serving devices.
     pub(crate) fn serving(&self) -> usize {
-        self.slots.lock().iter().filter(|slot| slot.state == Some(DeviceState::Serving)).count()
+        self.entries.lock().iter().filter(|slot| slot.state == Some(DeviceState::Serving)).count()
     }
 
-    /// Those that models are attached to.
-    pub(crate) fn open(&self) -> Vec<Shared> {
-        let slots = self.slots.lock();
+    /// Returns the devices that models are attached to.
+    pub(crate) fn open(&self) -> Vec<SharedDevice> {
+        let slots = self.entries.lock();
         let open = slots.iter().filter(|slot| slot.state != Some(DeviceState::Lost));
         open.filter_map(|slot| slot.device.clone()).collect()
     }
 
     pub(crate) fn free(&self, id: DeviceId) {
-        self.slots.lock()[id.index()] = Slot::default();
+        self.entries.lock()[id.index()] = DirectoryEntry::default();
         self.freed.notify_all();
     }
 
-    /// Has a device end on a thread of its own, which may take as long as it likes. Its id is free then; if it is to come
-    /// `again`, it is opened anew under it.
-    fn close(self: &Arc<DeviceTable>, id: DeviceId, again: bool) {
+    /// Closes a device on a thread of its own, which may take arbitrarily long. Afterwards the id
+    /// is freed, or the device reopened if `again`.
+    fn close(self: &Arc<DeviceDirectory>, id: DeviceId, again: bool) {
         let table = Arc::clone(self);
         let end = move || {
-            // Not in one statement: the lock would be held until the device has ended.
-            let device = table.slots.lock()[id.index()].device.take();
-            device.into_iter().for_each(end_last);
+            // A separate statement: otherwise the lock would be held until the device has ended.
+            let device = table.entries.lock()[id.index()].device.take();
+            if let Some(device) = device {
+                end_last(device);
+            }
             let Some(reopen) = table.reopen.get().filter(|_| again) else { return table.free(id) };
-            table.slots.lock()[id.index()] = Slot { opening: true, ..Slot::default() };
+            table.entries.lock()[id.index()] = DirectoryEntry { opening: true, ..DirectoryEntry::default() };
             reopen(id);
         };
-        // Without a thread it is never ended, and its id stays taken.
+        // Without a thread the device is never ended, and its id stays taken.
         if let Err(error) = thread::Builder::new().name(format!("ripieno-close-{}", id.0)).spawn(end) {
             tracing::error!(device = id.0, %error, "no thread to close a device");
         }
     }
 
-    /// Ends all that are open, on this thread.
+    /// Closes all open devices on the calling thread.
     pub(crate) fn close_all(&self) {
-        let open: Vec<Shared> = self.slots.lock().iter_mut().filter_map(|slot| slot.device.take()).collect();
+        let open: Vec<SharedDevice> = self.entries.lock().iter_mut().filter_map(|slot| slot.device.take()).collect();
         drop(open);
     }
 }
 
-/// Ends a device. Whoever drops it last waits for its threads, so nobody else must be the last: once it is in no list, others
-/// hold it for a moment at most.
-fn end_last(mut device: Shared) {
+/// Drops the last reference to a device, which waits for its threads. No other thread may be the
+/// last: once the device is in no list, others hold a reference for a moment at most.
+fn end_last(mut device: SharedDevice) {
     while Arc::get_mut(&mut device).is_none() {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-impl Slot {
-    fn serving(device: Shared) -> Slot {
-        Slot { state: Some(DeviceState::Serving), device: Some(device), ..Slot::default() }
+impl DirectoryEntry {
+    fn serving(device: SharedDevice) -> DirectoryEntry {
+        DirectoryEntry { state: Some(DeviceState::Serving), device: Some(device), ..DirectoryEntry::default() }
     }
 }

@@ -1,8 +1,8 @@
-//! How a request can end, as counted.
+//! Outcomes of requests, as counted by metrics.
 
 use crate::Failure;
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// Answered by its deadline.
@@ -11,26 +11,26 @@ pub enum Ending {
     Late,
     /// Not answered by its deadline.
     Expired,
-    /// Given up before its deadline, which no schedule could meet.
+    /// Dropped before its deadline, which no schedule could meet.
     Hopeless,
-    /// Given up because its model or client asks for more than its share.
+    /// Dropped because its model or client asks for more than its share.
     Share,
-    /// Withdrawn by its client.
+    /// Cancelled by its client.
     Cancelled,
     /// The engine failed on it.
     Failed,
-    /// There was no process of its model's engine, or it ended with it.
+    /// No process of its model's engine ran, or the process ended during its batch.
     Outage,
     /// Not accepted: a queue bound was hit.
     Refused,
     /// Its model was unloaded.
     Unloaded,
-    /// The server went down.
+    /// The server shut down.
     ShuttingDown,
 }
 
 impl Ending {
-    /// Every ending.
+    /// All endings.
     pub const ALL: [Ending; 11] = [
         Ending::Ok,
         Ending::Late,
@@ -45,7 +45,7 @@ impl Ending {
         Ending::ShuttingDown,
     ];
 
-    /// As this failure counts.
+    /// Returns the ending that this failure counts as.
     pub fn of(failure: &Failure) -> Ending {
         match failure {
             Failure::Expired => Ending::Expired,
@@ -60,7 +60,8 @@ impl Ending {
         }
     }
 
-    /// Whether it counts as good or bad; as neither where more devices would have changed nothing.
+    /// Whether it counts as good or bad; `None` where more devices would not have changed the
+    /// outcome.
     pub fn is_good(self) -> Option<bool> {
         match self {
             Ending::Ok => Some(true),
@@ -69,7 +70,7 @@ impl Ending {
         }
     }
 
-    /// As a metric's label.
+    /// The value of the metrics label.
     pub fn name(self) -> &'static str {
         match self {
             Ending::Ok => "ok",

@@ -1,21 +1,21 @@
-//! The handle that the front end holds: load models, submit jobs, drain, shut down.
+//! The handle that servers and embedders hold: load models, submit jobs, drain, shut down.
 
 mod devices;
 mod start;
 
-use crate::admission::{Admission, Asked, ModelEntry};
-use crate::answer::{Answerer, Gate, Pass};
+use crate::capacity::{CapacityLimits, RequestedCapacity, ModelEntry};
+use crate::answer::{Answerer, DrainGate, DrainPass};
 use crate::clock::saturating_nanos;
-use crate::devices::{DeviceState, DeviceTable, Shared};
-use crate::hangs::HangBound;
-use crate::jobs::{Call, Hold, Part};
-use crate::mailbox::{Mail, Mailbox, Order};
+use crate::devices::{DeviceState, DeviceDirectory, SharedDevice};
+use crate::hang_detector::HangBound;
+use crate::jobs::{ClientCall, CancelState, CallPart};
+use crate::mailbox::{Mail, Mailbox, EngineCommand};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
-use crate::registry::Registry;
-use crate::schedulers::{Schedulers, Stopped, Threads};
+use crate::model_ids::ModelIds;
+use crate::schedulers::{Schedulers, Stopped, SchedulerThreads};
 use crate::shapes::OpenSizes;
-use crate::turns::takes_a_turn;
-use crate::{Answer, Clock, Job, OnStep, Processes, Refused, RemoteJob, ServedModel, split, suitable};
+use crate::event_loop::in_turn;
+use crate::{JobResult, Clock, Job, OnStep, EngineProcesses, Refused, RemoteJob, ServedModel, split, suitable};
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Engine as Executor, Entry, LoadError, Origin, Payload};
@@ -27,41 +27,44 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// What an engine is made of.
+/// Configuration of an engine.
 pub struct EngineConfig {
-    /// Decides; built for `setup`. Each of its pieces has a thread of its own.
+    /// The scheduler, built for `setup`. Each of its pieces gets a thread of its own.
     pub scheduler: Served,
-    /// No models (they are loaded later), as many devices as `devices`, and the bounds of everything, of devices also that of
-    /// those to come.
+    /// The setup: no models (they are loaded later), as many devices as `devices`, and the limits,
+    /// which include devices added later.
     pub setup: Setup,
-    /// Each opens one device; one executor may stand here many times. Devices that come later are opened by the first.
+    /// Each entry opens one device; an executor may be listed several times. Devices added later
+    /// are opened by the first.
     pub devices: Vec<Arc<dyn Executor>>,
-    /// The most bytes of inputs in the server.
+    /// Largest number of input bytes in the server.
     pub max_queued_bytes: usize,
-    /// What the scheduler is in the catalogue: models whose walk it does not serve are refused. None takes any model.
+    /// The scheduler's catalogue entry: models whose walk it does not support are refused. `None`
+    /// accepts any model.
     pub policy: Option<&'static Policy>,
-    /// Where and under what name to record the run.
+    /// File and name for a recording of the run, if any.
     pub record: Option<Recording>,
-    /// When a device that does not end its task is given up as lost.
+    /// Time after which a device that does not end its task is given up as lost.
     pub hang: HangBound,
 }
 
 /// A recording to be made.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// The file; an old one is replaced.
+    /// The file; an existing one is replaced.
     pub path: PathBuf,
     /// The policy's name in the catalogue.
     pub policy: String,
-    /// The policy's options; whoever replays builds the scheduler from them.
+    /// The policy's options; a replay builds the scheduler from them.
     pub options: serde_json::Value,
 }
 
 impl EngineConfig {
-    /// The default of [`EngineConfig::max_queued_bytes`], 1 GiB.
+    /// Default of [`EngineConfig::max_queued_bytes`], 1 GiB.
     pub const MAX_QUEUED_BYTES: usize = 1 << 30;
 
-    /// Serves with `scheduler`, which was built for `setup`, on `devices`; not recorded.
+    /// Creates a configuration for `scheduler`, which was built for `setup`, on `devices`; not
+    /// recorded.
     pub fn new(scheduler: impl Into<Served>, setup: Setup, devices: Vec<Arc<dyn Executor>>) -> EngineConfig {
         let max_queued_bytes = EngineConfig::MAX_QUEUED_BYTES;
         let hang = HangBound::default();
@@ -69,16 +72,16 @@ impl EngineConfig {
     }
 }
 
-/// Why an engine cannot start.
+/// Reason why an engine cannot start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// Configuration that contradicts itself.
+    /// The configuration contradicts itself.
     #[error("{0}")]
     Config(String),
     /// A device cannot be opened.
     #[error("cannot open device {device}: {error}")]
     Device {
-        /// Its position.
+        /// Its index.
         device: usize,
         /// The cause.
         error: LoadError,
@@ -91,18 +94,18 @@ pub enum StartError {
         /// The cause.
         error: std::io::Error,
     },
-    /// The operating system gave no thread.
+    /// The operating system provided no thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// Why a model cannot be loaded, changed or unloaded.
+/// Reason why a model cannot be loaded, changed or unloaded.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ModelRefused {
-    /// Every id is taken, be it by a model that is just leaving.
+    /// Every id is taken; a model that is being unloaded still holds its id.
     #[error("{0} models are loaded already, which is the bound; unload one first")]
     TooMany(usize),
-    /// Its parts contradict each other or the engine's bounds.
+    /// Its parts contradict each other or the engine's limits.
     #[error("{0}")]
     Unsuitable(String),
     /// No such model is loaded.
@@ -119,9 +122,9 @@ impl From<Stopped> for ModelRefused {
     }
 }
 
-/// Serves models: a cheap handle, shared by all threads of the front end.
+/// Serves models: a cheap handle, shared by all server threads.
 ///
-/// The last one to go answers what is still unanswered and joins the threads.
+/// Dropping the last handle answers all unanswered jobs and joins the threads.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
 
@@ -129,48 +132,50 @@ struct Inner {
     clock: Clock,
     limits: Limits,
     policy: Option<&'static Policy>,
-    gate: Arc<Gate>,
-    admission: Arc<Admission>,
-    registry: Arc<Registry>,
+    gate: Arc<DrainGate>,
+    capacity: Arc<CapacityLimits>,
+    model_ids: Arc<ModelIds>,
     metrics: Arc<[DeviceMetrics]>,
-    turns: Arc<SchedulerMetrics>,
-    devices: Arc<DeviceTable>,
-    /// Opens devices that come later; none if there was no device to begin with.
+    scheduler_metrics: Arc<SchedulerMetrics>,
+    devices: Arc<DeviceDirectory>,
+    /// Opens devices added later; `None` if the engine started without devices.
     executor: Option<Arc<dyn Executor>>,
-    /// Held to change what is attached where: many models at a time, or one device.
+    /// Guards which models are attached to which devices: a read lock per model, a write lock per
+    /// device.
     attaching: RwLock<()>,
-    /// One order at a time, so that they are bounded in the mailbox.
+    /// Serialises commands, so that their number in the mailbox is bounded.
     orders: Mutex<()>,
     schedulers: Arc<Schedulers>,
-    /// None once stopped.
-    threads: Mutex<Option<Threads>>,
+    /// `None` once stopped.
+    threads: Mutex<Option<SchedulerThreads>>,
 }
 
-/// Who hears of a request.
-type Receivers = (Box<dyn FnOnce(Answer) + Send>, Option<OnStep>);
+/// The receivers of a request's answer and steps.
+type Receivers = (Box<dyn FnOnce(JobResult) + Send>, Option<OnStep>);
 
 /// An accepted job. Dropping it changes nothing.
 pub struct Ticket {
-    hold: Arc<Hold>,
+    cancel_state: Arc<CancelState>,
     lead: RequestSlot,
     mailbox: Arc<Mailbox>,
 }
 
 impl Ticket {
-    /// The client went away: what waits is freed, what runs is discarded when done, and the answer, unless it has been
-    /// given, is [`Failure::Cancelled`](crate::Failure::Cancelled).
+    /// Cancels the job because the client went away: waiting parts are freed, running ones are
+    /// discarded when done, and the answer, unless it has been given, is
+    /// [`Failure::Cancelled`](crate::Failure::Cancelled).
     pub fn cancel(&self) {
-        if self.hold.cancel() {
+        if self.cancel_state.cancel() {
             self.mailbox.post(Mail::Cancel(self.lead));
         }
     }
 }
 
 impl Engine {
-    /// Serves a model from now on; its id stays its own until it is unloaded and its last request has ended.
+    /// Loads a model; its id stays taken until it is unloaded and its last request has ended.
     ///
-    /// `model.drop` is the core's rule and set by the caller: with `answer_late` it should be `DropRule::Never`, or
-    /// the core gives up what the client would still take.
+    /// `model.drop` is the core's drop rule and set by the caller: with `answer_late` it should be
+    /// `DropRule::Never`, or the core drops requests that the client would still accept late.
     pub fn load(&self, mut served: ServedModel) -> Result<ModelId, ModelRefused> {
         suitable::check(&served, self.0.policy, &self.0.limits).map_err(ModelRefused::Unsuitable)?;
         if let Some(policy) = self.0.policy {
@@ -181,31 +186,31 @@ impl Engine {
             return Err(ModelRefused::Stopped);
         }
         let _no_device_comes = inner.attaching.read();
-        let id = inner.registry.reserve().ok_or(ModelRefused::TooMany(inner.limits.models))?;
-        // May be slow, so it is this thread's business and holds up no other model.
+        let id = inner.model_ids.reserve().ok_or(ModelRefused::TooMany(inner.limits.models))?;
+        // Attaching may be slow, so it runs on this thread and delays no other model.
         inner.devices.open().iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
         let entry = Arc::new(ModelEntry::new(&served));
         let _one_at_a_time = inner.orders.lock();
-        self.0.schedulers.order_of(id, Order::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
-        inner.registry.serve(id, entry);
+        self.0.schedulers.command_for_model(id, EngineCommand::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
+        inner.model_ids.serve(id, entry);
         Ok(id)
     }
 
-    /// Serves a model no more: queued requests are rejected, running ones finish. Returns once no further request can
-    /// reach it.
+    /// Unloads a model: queued requests are rejected, running ones finish. Returns once no further
+    /// request can reach it.
     pub fn unload(&self, id: ModelId) -> Result<(), ModelRefused> {
         let _one_at_a_time = self.0.orders.lock();
-        if !self.0.registry.leave(id) {
+        if !self.0.model_ids.leave(id) {
             return Err(ModelRefused::NotLoaded);
         }
-        Ok(self.0.schedulers.order_of(id, Order::Unload(id))?)
+        Ok(self.0.schedulers.command_for_model(id, EngineCommand::Unload(id))?)
     }
 
-    /// Plans with a new latency profile of one block from now on: that of its longest requests, where lengths matter. What
-    /// shorter ones cost changes in proportion.
+    /// Replaces the latency profile of one block: that of its longest requests, where lengths
+    /// matter. The cost of shorter ones changes in proportion.
     pub fn replace_profile(&self, id: ModelId, block: BlockId, profile: Profile) -> Result<(), ModelRefused> {
         let _one_at_a_time = self.0.orders.lock();
-        let entry = self.0.registry.get(id).ok_or(ModelRefused::NotLoaded)?;
+        let entry = self.0.model_ids.get(id).ok_or(ModelRefused::NotLoaded)?;
         if block.index() >= entry.blocks {
             let text = format!("model {:?} has {} blocks; there is no block {}", entry.name, entry.blocks, block.0);
             return Err(ModelRefused::Unsuitable(text));
@@ -213,13 +218,14 @@ impl Engine {
         if !entry.unfolds {
             suitable::check_profile(&entry.name, &profile, entry.max_batch).map_err(ModelRefused::Unsuitable)?;
         }
-        Ok(self.0.schedulers.order_of(id, Order::Profile { id, block, profile })?)
+        Ok(self.0.schedulers.command_for_model(id, EngineCommand::Profile { id, block, profile })?)
     }
 
-    /// Accepts a job, which will be answered exactly once, or refuses it, and then `on_answer` is not called.
+    /// Accepts a job, which will be answered exactly once, or refuses it, in which case `on_answer`
+    /// is not called.
     ///
-    /// The answer is due at arrival plus the smaller of the model's SLO and the job's own timeout. A model that
-    /// answers late waives its SLO for the answer, never the client's own timeout.
+    /// The deadline is the arrival plus the smaller of the model's SLO and the job's own timeout. A
+    /// model that answers late waives its SLO for the answer, never the client's own timeout.
     pub fn submit(&self, job: Job) -> Result<Ticket, Refused> {
         let bytes = job.inputs.iter().map(|input| input.data.len()).sum();
         let newcomer = self.0.receive(job.model, job.rows, bytes)?;
@@ -227,30 +233,33 @@ impl Engine {
         let Job { timeout, stage, client, priority, on_step, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
         let ticket =
-            self.0.accept(newcomer, Ask { parts, sizes: None, timeout, stage, class }, (on_answer, on_step))?;
-        self.0.schedulers.of_model(job.model).look();
+            self.0.accept(newcomer, RequestSpec { parts, sizes: None, timeout, stage, class }, (on_answer, on_step))?;
+        self.0.schedulers.for_model(job.model).wake();
         Ok(ticket)
     }
 
-    /// The same for a request whose inputs lie elsewhere. Devices elsewhere run it; none of this process can.
+    /// Accepts a job whose inputs are on another machine, like [`Engine::submit`]. Only remote
+    /// devices can run it.
     ///
-    /// It is looked at in the scheduler's next turn, and [`Engine::look`] must follow: who has many requests to submit
-    /// wakes the scheduler once for all of them. No answer is given before this returns.
+    /// The scheduler handles it in its next turn, and [`Engine::wake_scheduler`] must follow: a
+    /// caller with many requests wakes the scheduler once for all of them. No answer is given
+    /// before this returns.
     pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
         let newcomer = self.0.receive(job.model, job.rows, job.bytes)?;
         let parts = remote_parts(&job, &newcomer.model)?;
         let RemoteJob { sizes, timeout, client, priority, on_answer, .. } = job;
         let class = RequestClass { client, priority, ..RequestClass::default() };
-        self.0.accept(newcomer, Ask { parts, sizes, timeout, stage: None, class }, (on_answer, None))
+        self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class }, (on_answer, None))
     }
 
-    /// Has what was submitted as remote looked at.
-    pub fn look(&self) {
-        self.0.schedulers.look();
+    /// Wakes the scheduler for jobs submitted by [`Engine::submit_remote`].
+    pub fn wake_scheduler(&self) {
+        self.0.schedulers.wake_all();
     }
 
-    /// Refuses new jobs and waits until all accepted ones are answered. What is not answered after `timeout` is
-    /// answered with [`Failure::ShuttingDown`](crate::Failure::ShuttingDown), and false is returned.
+    /// Refuses new jobs and waits until all accepted ones are answered. Jobs unanswered after
+    /// `timeout` are answered with [`Failure::ShuttingDown`](crate::Failure::ShuttingDown), and
+    /// false is returned.
     pub fn drain(&self, timeout: Duration) -> bool {
         self.0.gate.close();
         let now = Instant::now();
@@ -259,46 +268,47 @@ impl Engine {
             return true;
         }
         let _one_at_a_time = self.0.orders.lock();
-        // If the thread has stopped meanwhile, it has answered everything.
-        let _ = self.0.schedulers.order_all(|_| Order::Dismiss);
+        // A scheduler thread that has stopped meanwhile has answered everything.
+        let _ = self.0.schedulers.command_all(|_| EngineCommand::Dismiss);
         false
     }
 
-    /// Answers what is unanswered and joins the threads. A device that never ends its task holds this up.
+    /// Answers unanswered jobs and joins the threads. Blocks while a device never ends its task.
     pub fn shutdown(&self) {
         self.0.stop();
     }
 
-    /// Whether the scheduler's threads run; false after a shutdown or a crash.
+    /// Whether the scheduler threads run; false after a shutdown or a crash.
     pub fn is_alive(&self) -> bool {
         self.0.schedulers.are_alive()
     }
 
-    /// Jobs that await their answer.
+    /// Number of unanswered jobs.
     pub fn unanswered(&self) -> usize {
         self.0.gate.inside()
     }
 
-    /// The numbers of a model.
+    /// Returns the metrics of a model.
     pub fn model_metrics(&self, id: ModelId) -> Option<ModelSnapshot> {
-        self.0.registry.get(id).map(|entry| entry.snapshot())
+        self.0.model_ids.get(id).map(|entry| entry.snapshot())
     }
 
-    /// The processes of a model's engine; none if it has none of its own, or is not loaded.
-    pub fn model_processes(&self, id: ModelId) -> Option<Processes> {
-        let loaded = &self.0.registry.get(id)?.loaded;
-        loaded.restarts().map(|restarts| Processes { up: loaded.outage().is_none(), restarts })
+    /// Returns the state of a model's engine processes; `None` if it has none of its own or is not
+    /// loaded.
+    pub fn model_processes(&self, id: ModelId) -> Option<EngineProcesses> {
+        let loaded = &self.0.model_ids.get(id)?.loaded;
+        loaded.restarts().map(|restarts| EngineProcesses { up: loaded.outage().is_none(), restarts })
     }
 
-    /// The numbers of all models served, by id.
+    /// Returns the metrics of all served models, by id.
     pub fn all_metrics(&self) -> Vec<(ModelId, String, ModelSnapshot)> {
-        let served = self.0.registry.serving().into_iter();
+        let served = self.0.model_ids.serving().into_iter();
         served.map(|(id, entry)| (id, entry.name.clone(), entry.snapshot())).collect()
     }
 
-    /// The numbers of the devices that are there, by id.
+    /// Returns the metrics of all devices, by id.
     pub fn device_metrics(&self) -> Vec<DeviceSnapshot> {
-        let snapshot = |(id, state, device): (DeviceId, DeviceState, Option<Shared>)| {
+        let snapshot = |(id, state, device): (DeviceId, DeviceState, Option<SharedDevice>)| {
             let counted = DeviceSnapshot { id: id.0, state, ..self.0.metrics[id.index()].snapshot() };
             match device {
                 Some(open) => DeviceSnapshot {
@@ -313,15 +323,15 @@ impl Engine {
         self.0.devices.all().into_iter().map(snapshot).collect()
     }
 
-    /// The numbers of the scheduler's turns.
+    /// Returns the metrics of the scheduler's turns.
     pub fn scheduler_metrics(&self) -> SchedulerSnapshot {
-        self.0.turns.snapshot()
+        self.0.scheduler_metrics.snapshot()
     }
 }
 
-/// A request at the door.
-struct Newcomer {
-    pass: Pass,
+/// A request that has passed the basic checks but holds no capacity yet.
+struct IncomingRequest {
+    pass: DrainPass,
     id: ModelId,
     model: Arc<ModelEntry>,
     arrived: Time,
@@ -329,9 +339,9 @@ struct Newcomer {
     bytes: usize,
 }
 
-/// What it is to the core.
-struct Ask {
-    parts: Vec<Part>,
+/// The request's parts and constraints, as the core sees them.
+struct RequestSpec {
+    parts: Vec<CallPart>,
     sizes: OpenSizes,
     timeout: Option<Duration>,
     stage: Option<Duration>,
@@ -339,28 +349,28 @@ struct Ask {
 }
 
 impl Inner {
-    /// Whether a request may come in at all.
-    fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<Newcomer, Refused> {
+    /// Checks whether a request may enter at all.
+    fn receive(&self, id: ModelId, rows: usize, bytes: usize) -> Result<IncomingRequest, Refused> {
         assert!(rows > 0, "a job has at least one row");
         let arrived = self.clock.now();
         let pass = self.gate.enter().ok_or(Refused::ShuttingDown)?;
-        let model = self.registry.get(id).ok_or(Refused::NotLoaded)?;
-        self.admission.check(&model, rows, bytes)?;
+        let model = self.model_ids.get(id).ok_or(Refused::NotLoaded)?;
+        self.capacity.check(&model, rows, bytes)?;
         model.check_outage()?;
-        Ok(Newcomer { pass, id, model, arrived, rows, bytes })
+        Ok(IncomingRequest { pass, id, model, arrived, rows, bytes })
     }
 
-    /// Takes what it needs and leaves it to its scheduler, who is to be told to look.
-    fn accept(&self, newcomer: Newcomer, ask: Ask, (on_answer, on_step): Receivers) -> Result<Ticket, Refused> {
-        let Newcomer { pass, id, model, arrived, rows, bytes } = newcomer;
-        let Ask { parts, sizes, timeout, stage, class } = ask;
+    /// Reserves capacity and enqueues the request; the caller must then wake the scheduler.
+    fn accept(&self, newcomer: IncomingRequest, ask: RequestSpec, (on_answer, on_step): Receivers) -> Result<Ticket, Refused> {
+        let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
+        let RequestSpec { parts, sizes, timeout, stage, class } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
-        let permit = self.admission.enter(&model, Asked { parts: parts.len(), bytes, nodes })?;
-        let (deadline, expires) = due(arrived, &model, timeout, stage);
-        let hold = Arc::new(Hold::new());
-        let call = Call {
+        let permit = self.capacity.reserve(&model, RequestedCapacity { parts: parts.len(), bytes, nodes })?;
+        let (deadline, expires) = deadlines(arrived, &model, timeout, stage);
+        let cancel_state = Arc::new(CancelState::new());
+        let call = ClientCall {
             answerer: Some(Answerer::new(on_answer, on_step, pass)),
-            hold: Arc::clone(&hold),
+            cancel_state: Arc::clone(&cancel_state),
             id,
             model,
             arrived,
@@ -376,9 +386,9 @@ impl Inner {
             class,
             permit,
         };
-        let scheduler = self.schedulers.of_model(id);
-        let ticket = Ticket { hold, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
-        scheduler.leave(Box::new(call));
+        let scheduler = self.schedulers.for_model(id);
+        let ticket = Ticket { cancel_state: cancel_state, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
+        scheduler.enqueue(Box::new(call));
         Ok(ticket)
     }
 
@@ -391,8 +401,9 @@ impl Inner {
             schedulers.join(threads);
             devices.close_all();
         };
-        // The last handle may be dropped by an answer's receiver, on one of the very threads that are to end.
-        if !takes_a_turn() {
+        // The last handle may be dropped by an answer's receiver, on one of the threads that are to
+        // be joined.
+        if !in_turn() {
             return end();
         }
         if let Err(error) = thread::Builder::new().name("ripieno-end".to_owned()).spawn(end) {
@@ -407,14 +418,15 @@ impl Drop for Inner {
     }
 }
 
-/// What a job is to the core: batches of rows, or one sequence or graph, which is checked here.
-fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
+/// Splits a job into parts for the core: batches of rows, or one sequence or graph, which is
+/// checked here.
+fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
     let stream = job.on_step.is_some();
     let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
     if !model.unfolds {
         let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
         let entry = |inputs| Entry { stream, ..Entry::new(Payload::Here(inputs), extent) };
-        let part = |(rows, inputs)| Part::new(rows, entry(inputs));
+        let part = |(rows, inputs)| CallPart::new(rows, entry(inputs));
         return Ok(parts.map(part).collect());
     }
     if job.rows != 1 {
@@ -422,11 +434,11 @@ fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
         return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
     }
     let (payload, graph) = (Payload::Here(Arc::clone(&job.inputs)), graph.map(Arc::new));
-    Ok(vec![Part::new(1, Entry { graph, stream, ..Entry::new(payload, extent) })])
+    Ok(vec![CallPart::new(1, Entry { graph, stream, ..Entry::new(payload, extent) })])
 }
 
-/// The batches of rows of a request whose inputs lie elsewhere.
-fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<Part>, Refused> {
+/// Returns the parts of a request whose inputs are on another machine.
+fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
     if model.unfolds {
         let cause =
             format!("model {:?} has a walk that unfolds, whose inputs must be where its devices are", model.name);
@@ -444,16 +456,16 @@ fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<Part>, Refuse
     let part = |rows: usize| {
         let origin = Origin { first_row, ..job.origin };
         first_row = first_row.saturating_add(rows as u32);
-        Part::new(rows, Entry::new(Payload::Elsewhere(origin), job.extent))
+        CallPart::new(rows, Entry::new(Payload::Elsewhere(origin), job.extent))
     };
-    // Of a known number, so that one part takes the room of one.
+    // Exact capacity, so that one part allocates room for one.
     let mut parts = Vec::with_capacity(job.rows.div_ceil(model.max_batch));
     parts.extend(split::sizes(job.rows, model.max_batch).map(part));
     Ok(parts)
 }
 
-/// When an answer is due, and when the client is told that it is too late.
-fn due(arrived: Time, model: &ModelEntry, timeout: Option<Duration>, stage: Option<Duration>) -> (Time, Time) {
+/// Returns the deadline of the answer and the time at which the call expires.
+fn deadlines(arrived: Time, model: &ModelEntry, timeout: Option<Duration>, stage: Option<Duration>) -> (Time, Time) {
     let own = timeout.map_or(Nanos::MAX, saturating_nanos);
     if let Some(stage) = stage {
         let deadline = arrived + saturating_nanos(stage).min(own);
@@ -473,17 +485,17 @@ mod tests {
         let strict = ModelEntry::new(&served(1, 1));
         let patient = ModelEntry::new(&ServedModel { answer_late: true, ..served(1, 1) });
         let (slo, now, ms) = (Nanos::from_millis(100), Time(5), Duration::from_millis);
-        assert_eq!(due(now, &strict, None, None), (now + slo, now + slo));
-        assert_eq!(due(now, &strict, Some(ms(7)), None), (Time(7_000_005), Time(7_000_005)));
-        assert_eq!(due(now, &patient, None, None), (now + slo, Time::NEVER));
-        assert_eq!(due(now, &patient, Some(ms(900)), None), (now + slo, Time(900_000_005)));
-        assert_eq!(due(now, &patient, Some(Duration::MAX), None), (now + slo, Time::NEVER));
-        // What is left of the whole counts for a stage, be it less than the model's SLO or more.
+        assert_eq!(deadlines(now, &strict, None, None), (now + slo, now + slo));
+        assert_eq!(deadlines(now, &strict, Some(ms(7)), None), (Time(7_000_005), Time(7_000_005)));
+        assert_eq!(deadlines(now, &patient, None, None), (now + slo, Time::NEVER));
+        assert_eq!(deadlines(now, &patient, Some(ms(900)), None), (now + slo, Time(900_000_005)));
+        assert_eq!(deadlines(now, &patient, Some(Duration::MAX), None), (now + slo, Time::NEVER));
+        // A stage uses the remaining time of the whole, whether less or more than the model's SLO.
         for (left, model) in [(7, &strict), (900, &strict), (900, &patient)] {
             let at = now + Nanos::from_millis(left);
-            assert_eq!(due(now, model, None, Some(ms(left.unsigned_abs()))), (at, at));
+            assert_eq!(deadlines(now, model, None, Some(ms(left.unsigned_abs()))), (at, at));
         }
         let nearer = now + Nanos::from_millis(3);
-        assert_eq!(due(now, &strict, Some(ms(3)), Some(ms(900))), (nearer, nearer));
+        assert_eq!(deadlines(now, &strict, Some(ms(3)), Some(ms(900))), (nearer, nearer));
     }
 }

@@ -1,92 +1,95 @@
-//! Whose requests run alone for a while, because the engine failed on too many of them.
+//! Clients whose requests run alone for a while, because the engine failed on too many of them.
 //!
-//! A request that the engine fails on costs its batch a few further runs, until it is told from the others. That is cheap now and
-//! then, and dear if somebody sends little else. So failures are counted by model and client, and fade with time; who has too
-//! many runs alone until they have faded. Clients that nobody can tell apart are one: there, everybody would pay for one of
-//! them, so they run alone only while so many requests fail that telling them apart costs more than running each by itself.
+//! The engine's failure on one request costs its batch a few further runs until that request is
+//! found. That is cheap if rare, and expensive if a client sends little else. So failures are
+//! counted by model and client and decay with time; the requests of a client with too many of them
+//! run alone until the count has decayed. Unidentified clients count as one: isolating them makes
+//! all of them pay for one, so they run alone only while the failure rate is so high that finding them
+//! costs more than running each alone.
 //!
-//! Only who has failed is kept, and of those a bounded number.
+//! Only clients with failures are kept, up to a fixed number.
 
 use ripieno_base::{ModelId, Nanos, Time};
 use std::collections::HashMap;
 
-/// After this time a failure counts half.
-const HALF_LIFE: Nanos = Nanos::from_millis(10_000);
+/// Time after which a failure counts half.
+const FAILURE_HALF_LIFE: Nanos = Nanos::from_millis(10_000);
 
-/// One failure, so that it can be halved a few times.
+/// The fixed-point value of one failure; leaves bits for several halvings.
 const ONE: u32 = 1 << 8;
 
-/// So many failures have a client run alone.
-const MANY: u32 = 3 * ONE;
+/// Decayed failures from which on a client's requests run alone.
+const ISOLATION_THRESHOLD: u32 = 3 * ONE;
 
-/// Among clients that cannot be told apart, also one failure in so many requests: from there on, finding the culprits of a full
-/// batch takes more runs than there are members.
-const ONE_IN: u32 = 4;
+/// Unidentified clients are isolated only if also one request in this many fails: from there on,
+/// finding the failed requests of a full batch takes more runs than it has members.
+const UNKNOWN_CLIENT_RATIO: u32 = 4;
 
-/// Of the clients that nobody tells apart.
-const UNKNOWN: u16 = 0;
+/// The id shared by all unidentified clients.
+const UNKNOWN_CLIENT: u16 = 0;
 
-/// The most that are kept in mind.
-const MOST: usize = 1024;
+/// Largest number of records kept.
+const MAX_RECORDS: usize = 1024;
 
-/// Who has failed lately.
+/// Recent failures by model and client.
 #[derive(Debug, Default)]
 pub(crate) struct FailureHistory {
-    records: HashMap<(ModelId, u16), Record>,
+    records: HashMap<(ModelId, u16), FailureRecord>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Record {
+struct FailureRecord {
     failed: u32,
-    /// Requests since the first failure, likewise fading.
-    asked: u32,
-    /// Until when both have faded.
-    faded: Time,
+    /// Requests since the first failure, decayed likewise.
+    requests: u32,
+    /// The time to which both counts have been decayed.
+    decayed_to: Time,
 }
 
-impl Record {
-    /// Fades; false once nothing is left.
-    fn fade(&mut self, now: Time) -> bool {
-        let halves = ((now - self.faded).0 / HALF_LIFE.0).max(0);
-        self.faded = self.faded + HALF_LIFE * halves;
+impl FailureRecord {
+    /// Decays the counts to `now`; returns false once nothing is left.
+    fn decay(&mut self, now: Time) -> bool {
+        let halves = ((now - self.decayed_to).0 / FAILURE_HALF_LIFE.0).max(0);
+        self.decayed_to = self.decayed_to + FAILURE_HALF_LIFE * halves;
         let by = halves.min(31) as u32;
-        (self.failed, self.asked) = (self.failed >> by, self.asked >> by);
-        self.failed > ONE / ONE_IN
+        (self.failed, self.requests) = (self.failed >> by, self.requests >> by);
+        self.failed > ONE / UNKNOWN_CLIENT_RATIO
     }
 }
 
 impl FailureHistory {
-    /// A request comes in; whether it must run alone.
+    /// Counts a request; returns whether it must run alone.
     pub(crate) fn on_request(&mut self, now: Time, model: ModelId, client: u16) -> bool {
         let Some(record) = self.records.get_mut(&(model, client)) else { return false };
-        if !record.fade(now) {
+        if !record.decay(now) {
             self.records.remove(&(model, client));
             return false;
         }
-        record.asked = record.asked.saturating_add(ONE);
-        record.failed >= MANY && (client != UNKNOWN || record.failed.saturating_mul(ONE_IN) >= record.asked)
+        record.requests = record.requests.saturating_add(ONE);
+        record.failed >= ISOLATION_THRESHOLD && (client != UNKNOWN_CLIENT || record.failed.saturating_mul(UNKNOWN_CLIENT_RATIO) >= record.requests)
     }
 
-    /// The engine failed on a request alone.
+    /// Counts a request that failed alone.
     pub(crate) fn on_failure(&mut self, now: Time, model: ModelId, client: u16) {
         let key = (model, client);
-        if self.records.len() == MOST && !self.records.contains_key(&key) {
-            let least = self.records.iter().min_by_key(|(key, record)| (record.faded, record.failed, **key));
+        if self.records.len() == MAX_RECORDS && !self.records.contains_key(&key) {
+            let least = self.records.iter().min_by_key(|(key, record)| (record.decayed_to, record.failed, **key));
             if let Some(least) = least.map(|(&key, _)| key) {
                 self.records.remove(&least);
             }
         }
-        let record = self.records.entry(key).or_insert(Record { failed: 0, asked: ONE, faded: now });
-        record.fade(now);
+        let record = self.records.entry(key).or_insert(FailureRecord { failed: 0, requests: ONE, decayed_to: now });
+        record.decay(now);
         record.failed = record.failed.saturating_add(ONE);
     }
 
-    /// A process of the model's engine ended with a request in it, perhaps by its doing: the client runs alone at once.
-    pub(crate) fn on_death(&mut self, now: Time, model: ModelId, client: u16) {
-        (0..MANY / ONE).for_each(|_| self.on_failure(now, model, client));
+    /// Counts a request that was in an engine process when the process ended: it may be the cause,
+    /// so the client is isolated immediately.
+    pub(crate) fn on_process_death(&mut self, now: Time, model: ModelId, client: u16) {
+        (0..ISOLATION_THRESHOLD / ONE).for_each(|_| self.on_failure(now, model, client));
     }
 
-    /// The model has gone, and its id may be another's.
+    /// Forgets a model whose id may be reused.
     pub(crate) fn forget(&mut self, model: ModelId) {
         self.records.retain(|&(of, _), _| of != model);
     }
@@ -124,8 +127,8 @@ mod tests {
     fn clients_that_nobody_tells_apart_run_alone_only_while_many_fail() {
         let mut failures = FailureHistory::default();
         let mut send = |now: Time, of: u32, failing: u32| {
-            let alone = (0..of).filter(|_| failures.on_request(now, MODEL, UNKNOWN)).count();
-            (0..failing).for_each(|_| failures.on_failure(now, MODEL, UNKNOWN));
+            let alone = (0..of).filter(|_| failures.on_request(now, MODEL, UNKNOWN_CLIENT)).count();
+            (0..failing).for_each(|_| failures.on_failure(now, MODEL, UNKNOWN_CLIENT));
             alone
         };
         for _ in 0..100 {
@@ -138,22 +141,22 @@ mod tests {
     #[test]
     fn who_was_in_a_process_that_ended_runs_alone_at_once() {
         let mut failures = FailureHistory::default();
-        failures.on_death(s(1), MODEL, 7);
+        failures.on_process_death(s(1), MODEL, 7);
         assert!(failures.on_request(s(1), MODEL, 7) && !failures.on_request(s(1), MODEL, 8));
         assert!(!failures.on_request(s(11), MODEL, 7), "and no longer if nothing more happens");
-        failures.on_death(s(20), MODEL, UNKNOWN);
-        let alone = (0..100).filter(|_| failures.on_request(s(20), MODEL, UNKNOWN)).count();
+        failures.on_process_death(s(20), MODEL, UNKNOWN_CLIENT);
+        let alone = (0..100).filter(|_| failures.on_request(s(20), MODEL, UNKNOWN_CLIENT)).count();
         assert!((8..16).contains(&alone), "{alone} of those that nobody tells apart");
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
         let mut failures = FailureHistory::default();
-        for client in 0..3 * MOST as u16 {
+        for client in 0..3 * MAX_RECORDS as u16 {
             failures.on_failure(s(i64::from(client)), MODEL, 1 + client);
-            assert!(failures.records.len() <= MOST);
+            assert!(failures.records.len() <= MAX_RECORDS);
         }
-        let last = 3 * MOST as u16;
+        let last = 3 * MAX_RECORDS as u16;
         (0..2).for_each(|_| failures.on_failure(s(i64::from(last)), MODEL, last));
         assert!(failures.on_request(s(i64::from(last)), MODEL, last), "the latest is not forgotten");
         failures.forget(MODEL);

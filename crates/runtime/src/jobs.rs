@@ -1,13 +1,14 @@
-//! The table of live requests: what belongs to a slot, and who is due.
+//! The table of live requests: the state behind each slot, and the expiry timers.
 //!
-//! A call is one client request. It has one or more parts, each at most a batch, which are what the core knows as
-//! requests. All slots of a call are taken and given back together, and its first slot is its name in the table.
+//! A call is one client request. It has one or more parts of at most a batch each, which the core
+//! knows as requests. All slots of a call are reserved and freed together, and its first slot
+//! identifies it in the table.
 //!
-//! Steps of a walk may be queued ahead on a device, so a part can outlive its answer: its slot names state that those
-//! steps still touch. It is kept until the last of them has landed.
+//! Steps of a walk may be queued ahead on a device, so a part can outlive its answer: queued steps
+//! still access the state of its slot. It is kept until the last of them has completed.
 
-use crate::Answer;
-use crate::admission::{ModelEntry, Permit};
+use crate::JobResult;
+use crate::capacity::{ModelEntry, Permit};
 use crate::answer::Answerer;
 use crate::shapes::OpenSizes;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
@@ -17,89 +18,90 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// One client request.
-pub(crate) struct Call {
-    /// Until it is answered.
+pub(crate) struct ClientCall {
+    /// `None` once answered.
     pub(crate) answerer: Option<Answerer>,
-    pub(crate) hold: Arc<Hold>,
+    pub(crate) cancel_state: Arc<CancelState>,
     pub(crate) id: ModelId,
     pub(crate) model: Arc<ModelEntry>,
     pub(crate) arrived: Time,
-    /// When the answer is due.
+    /// Deadline of the answer.
     pub(crate) deadline: Time,
-    /// When the client is told that it is too late; [`Time::NEVER`] where late answers are wanted.
+    /// Time at which the call expires; [`Time::NEVER`] where late answers are
+    /// wanted.
     pub(crate) expires: Time,
     pub(crate) rows: usize,
-    pub(crate) parts: Vec<Part>,
-    /// Parts that have their outputs.
+    pub(crate) parts: Vec<CallPart>,
+    /// Number of parts that have their outputs.
     pub(crate) done: usize,
-    /// Parts that the core has not ended.
+    /// Number of parts that the core has not ended.
     pub(crate) in_core: usize,
     /// Whether the mail of its cancellation has been read.
     pub(crate) cancel_read: bool,
-    /// If a part of it failed for want of a process.
+    /// Set if a part failed because an engine process was missing or ended.
     pub(crate) lost: Option<Loss>,
-    /// The sizes of its open dimensions, if its inputs lie elsewhere.
+    /// The sizes of its open dimensions, if its inputs are on another machine.
     pub(crate) sizes: OpenSizes,
-    /// What the core is told of its parts.
+    /// The class that the core sees for its parts.
     pub(crate) class: RequestClass,
     pub(crate) permit: Permit,
 }
 
-/// What the core knows as a request.
-pub(crate) struct Part {
+/// A request of the core.
+pub(crate) struct CallPart {
     pub(crate) rows: usize,
     pub(crate) entry: Arc<Entry>,
-    pub(crate) stage: Stage,
-    /// How often it stands in tasks in flight: once for each of its nodes there.
-    pub(crate) flying: u32,
-    /// Devices that have been given its entry.
+    pub(crate) stage: PartStage,
+    /// Number of places in tasks in flight: one for each of its nodes there.
+    pub(crate) in_flight: u32,
+    /// Devices that have received its entry.
     pub(crate) known_on: Vec<DeviceId>,
-    /// Where it was started last: the state of a chain lies there.
+    /// The device that it was started on last: the state of a chain lies there.
     pub(crate) device: Option<DeviceId>,
     /// The number of its walk.
     pub(crate) walk: u64,
-    /// Whether its walk began anew because a device was lost.
+    /// Whether its walk was restarted because a device was lost.
     pub(crate) retried: bool,
-    /// Whether its client has had a step of its answer.
+    /// Whether its client has received a step of the answer.
     pub(crate) streamed: bool,
-    /// Which landing it was last in; a task may hold it several times.
-    pub(crate) landed: u64,
-    /// Whether a block of it that runs until its end has reported the end.
-    pub(crate) over: bool,
-    /// When its first batch began.
+    /// Number of the completion that it was last part of; a task may hold it several times.
+    pub(crate) last_completion: u64,
+    /// Whether a block that runs until its end has reported the end.
+    pub(crate) end_reported: bool,
+    /// Start of its first batch.
     pub(crate) started: Option<Time>,
-    /// Execution time of its batches.
+    /// Total execution time of its batches.
     pub(crate) executed: Nanos,
-    /// Rows in its last batch.
+    /// Number of rows in its last batch.
     pub(crate) batch: usize,
     pub(crate) result: Option<Result<Vec<Tensor>, String>>,
 }
 
-/// Where a part is.
+/// Stage of a part in the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum PartStage {
     /// Not in the core: not yet, or ended.
     Outside,
     /// In the core, never dispatched.
     Waiting,
-    /// In the core, and dispatched at least once.
+    /// In the core, dispatched at least once.
     Begun,
 }
 
-impl Part {
-    pub(crate) fn new(rows: usize, entry: Entry) -> Part {
-        Part {
+impl CallPart {
+    pub(crate) fn new(rows: usize, entry: Entry) -> CallPart {
+        CallPart {
             rows,
             entry: Arc::new(entry),
-            stage: Stage::Outside,
-            flying: 0,
+            stage: PartStage::Outside,
+            in_flight: 0,
             known_on: Vec::new(),
             device: None,
             walk: next_walk(),
             retried: false,
             streamed: false,
-            landed: 0,
-            over: false,
+            last_completion: 0,
+            end_reported: false,
             started: None,
             executed: Nanos::ZERO,
             batch: 0,
@@ -107,14 +109,14 @@ impl Part {
         }
     }
 
-    /// Its walk begins anew, elsewhere.
-    pub(crate) fn start_over(&mut self) {
-        (self.walk, self.retried, self.device, self.over) = (next_walk(), true, None, false);
+    /// Restarts the walk, on another device.
+    pub(crate) fn restart_walk(&mut self) {
+        (self.walk, self.retried, self.device, self.end_reported) = (next_walk(), true, None, false);
         self.known_on.clear();
         self.executed = Nanos::ZERO;
     }
 
-    /// Whether the device is still to be given the entry; from now on it is not.
+    /// Whether the device still needs the entry; records that it gets it.
     pub(crate) fn introduce(&mut self, device: DeviceId) -> bool {
         let known = self.known_on.contains(&device);
         if !known {
@@ -124,39 +126,39 @@ impl Part {
     }
 }
 
-impl Call {
-    /// Its name in the table.
+impl ClientCall {
+    /// The first slot, which identifies the call in the table.
     pub(crate) fn lead(&self) -> RequestSlot {
         self.permit.slots()[0]
     }
 
-    /// Answers, unless it has been answered.
-    pub(crate) fn answer(&mut self, answer: Answer) {
+    /// Answers the call, unless it has been answered.
+    pub(crate) fn answer(&mut self, answer: JobResult) {
         if let Some(answerer) = self.answerer.take() {
             answerer.answer(answer);
         }
     }
 }
 
-/// What a ticket and its call agree on, so that at most one cancellation is ever sent, and only while the call holds
-/// its slots. Without this, tickets of long-finished calls could flood the mailbox.
-pub(crate) struct Hold(AtomicU8);
+/// State shared by a ticket and its call, so that at most one cancellation is ever sent, and only
+/// while the call holds its slots. Without it, tickets of finished calls could flood the mailbox.
+pub(crate) struct CancelState(AtomicU8);
 
 const LIVE: u8 = 0;
 const CANCELLING: u8 = 1;
 const OVER: u8 = 2;
 
-impl Hold {
-    pub(crate) fn new() -> Hold {
-        Hold(AtomicU8::new(LIVE))
+impl CancelState {
+    pub(crate) fn new() -> CancelState {
+        CancelState(AtomicU8::new(LIVE))
     }
 
-    /// Whether the caller is to send the cancellation.
+    /// Requests cancellation; returns whether the caller must send the mail.
     pub(crate) fn cancel(&self) -> bool {
         self.0.compare_exchange(LIVE, CANCELLING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Ends the hold; false if a cancellation is on its way, which must be read first.
+    /// Ends the call; returns false if a cancellation is in the mailbox, which must be read first.
     fn end(&self) -> bool {
         self.0.compare_exchange(LIVE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -164,9 +166,9 @@ impl Hold {
 
 /// All live calls.
 pub(crate) struct JobTable {
-    /// By first slot.
-    calls: Vec<Option<Box<Call>>>,
-    /// Of each slot in use: the first slot of its call, and which part it is.
+    /// Indexed by first slot.
+    calls: Vec<Option<Box<ClientCall>>>,
+    /// Owner of each slot in use: the first slot of its call and the index of the part.
     owner: Vec<(RequestSlot, u32)>,
     expiries: IndexedHeap<Time>,
 }
@@ -180,7 +182,7 @@ impl JobTable {
         }
     }
 
-    pub(crate) fn insert(&mut self, call: Box<Call>) -> RequestSlot {
+    pub(crate) fn insert(&mut self, call: Box<ClientCall>) -> RequestSlot {
         let lead = call.lead();
         for (part, slot) in call.permit.slots().iter().enumerate() {
             self.owner[slot.index()] = (lead, part as u32);
@@ -193,56 +195,58 @@ impl JobTable {
         lead
     }
 
-    /// The call with this first slot.
-    pub(crate) fn call(&mut self, lead: RequestSlot) -> &mut Call {
+    /// Returns the call with this first slot.
+    pub(crate) fn call(&mut self, lead: RequestSlot) -> &mut ClientCall {
         self.calls[lead.index()].as_mut().expect("the call is live")
     }
 
-    /// The call that `slot` belongs to, its first slot and the part.
-    pub(crate) fn owner(&mut self, slot: RequestSlot) -> (RequestSlot, &mut Call, usize) {
+    /// Returns the first slot, the call and the part index that `slot` belongs to.
+    pub(crate) fn owner(&mut self, slot: RequestSlot) -> (RequestSlot, &mut ClientCall, usize) {
         let (lead, part) = self.owner[slot.index()];
         (lead, self.call(lead), part as usize)
     }
 
-    /// The part in `slot`.
-    pub(crate) fn part(&mut self, slot: RequestSlot) -> &mut Part {
+    /// Returns the part in `slot`.
+    pub(crate) fn part(&mut self, slot: RequestSlot) -> &mut CallPart {
         let (_, call, part) = self.owner(slot);
         &mut call.parts[part]
     }
 
-    /// Whether the core holds the part in `slot`; false for a slot that nobody has.
+    /// Whether the core holds the part in `slot`; false for a free slot.
     pub(crate) fn in_core(&self, slot: RequestSlot) -> bool {
         let (lead, part) = self.owner[slot.index()];
         let call = self.calls[lead.index()].as_ref();
-        call.is_some_and(|call| call.parts[part as usize].stage != Stage::Outside)
+        call.is_some_and(|call| call.parts[part as usize].stage != PartStage::Outside)
     }
 
     pub(crate) fn next_expiry(&self) -> Time {
         self.expiries.peek().map_or(Time::NEVER, |(time, _)| time)
     }
 
-    /// A call whose time is over, its timer removed.
+    /// Returns a call whose time has expired, and removes its timer.
     pub(crate) fn pop_expired(&mut self, now: Time) -> Option<RequestSlot> {
         self.expiries.peek().filter(|(time, _)| *time <= now)?;
         self.expiries.pop().map(|(_, lead)| RequestSlot(lead as u32))
     }
 
-    /// It will be answered at once, or has been; its timer must not strike any more.
+    /// Removes the timer of a call that is answered or about to be.
     pub(crate) fn disarm(&mut self, lead: RequestSlot) {
         self.expiries.remove(lead.index());
     }
 
-    /// Frees the slots of a call that is answered, ended in the core, in no task in flight, and not about to be cancelled.
+    /// Frees the slots of a call that is answered, ended in the core, in no task in flight, and not
+    /// about to be cancelled.
     pub(crate) fn release_if_over(&mut self, lead: RequestSlot) {
         let call = self.call(lead);
-        let gone = call.in_core == 0 && call.answerer.is_none() && call.parts.iter().all(|part| part.flying == 0);
-        if gone && (call.cancel_read || call.hold.end()) {
+        let gone = call.in_core == 0 && call.answerer.is_none() && call.parts.iter().all(|part| part.in_flight == 0);
+        if gone && (call.cancel_read || call.cancel_state.end()) {
             self.calls[lead.index()] = None;
         }
     }
 
-    /// Likewise for the members of a task that has landed, each of which may stand there several times.
-    pub(crate) fn release_landed(&mut self, members: &[RequestSlot]) {
+    /// Frees the slots of ended calls among the members of a completed task, where a call may
+    /// appear several times.
+    pub(crate) fn release_completed(&mut self, members: &[RequestSlot]) {
         for slot in members {
             let (lead, _) = self.owner[slot.index()];
             if self.calls[lead.index()].as_ref().is_some_and(|call| call.in_core == 0) {
@@ -251,12 +255,13 @@ impl JobTable {
         }
     }
 
-    /// The slots of parts in the core whose walk went with a device: those of chains that were started there last, and where
-    /// walks unfold the `members` of tasks that were lost with it. Each once, in order.
+    /// Returns the slots of parts in the core whose walk was lost with a device: chains that were
+    /// started there last, and, where walks unfold, the `members` of tasks that were lost with it.
+    /// Each once, in order.
     pub(crate) fn lost_with(&self, device: DeviceId, members: impl Iterator<Item = RequestSlot>) -> Vec<RequestSlot> {
         let calls = self.calls.iter().flatten().filter(|call| !call.model.unfolds);
         let parts = calls.flat_map(|call| call.parts.iter().zip(call.permit.slots()));
-        let there = parts.filter(|(part, _)| part.stage == Stage::Begun && part.device == Some(device));
+        let there = parts.filter(|(part, _)| part.stage == PartStage::Begun && part.device == Some(device));
         let mut lost: Vec<RequestSlot> = there.map(|(_, &slot)| slot).collect();
         lost.extend(members);
         lost.sort_unstable_by_key(|slot| slot.0);
@@ -264,13 +269,13 @@ impl JobTable {
         lost
     }
 
-    /// A device has gone: whoever comes under its id knows nobody.
+    /// Forgets a device that is gone, since its id may be reused by a device that knows no entry.
     pub(crate) fn forget_device(&mut self, device: DeviceId) {
         let parts = self.calls.iter_mut().flatten().flat_map(|call| &mut call.parts);
         parts.for_each(|part| part.known_on.retain(|&known| known != device));
     }
 
-    /// The first slots of all calls.
+    /// Returns the first slots of all calls.
     pub(crate) fn leads(&self) -> Vec<RequestSlot> {
         self.calls.iter().flatten().map(|call| call.lead()).collect()
     }
@@ -282,9 +287,9 @@ mod tests {
 
     #[test]
     fn one_cancellation_at_most_and_none_after_the_end() {
-        let hold = Hold::new();
-        assert_eq!((hold.cancel(), hold.cancel(), hold.end()), (true, false, false));
-        let over = Hold::new();
+        let cancel_state = CancelState::new();
+        assert_eq!((cancel_state.cancel(), cancel_state.cancel(), cancel_state.end()), (true, false, false));
+        let over = CancelState::new();
         assert_eq!((over.end(), over.cancel()), (true, false));
     }
 }

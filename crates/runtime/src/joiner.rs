@@ -1,34 +1,34 @@
-//! The thread that puts large answers together.
+//! The thread that joins the outputs of requests that were larger than a batch.
 //!
-//! Joining copies every output once, which for a large answer takes longer than other clients' deadlines allow the
-//! scheduler thread to be away. So it hands such answers over; if the joiner falls behind, it does one itself, which
-//! bounds what is queued.
+//! Joining copies every output once, which for a large answer takes longer than other clients'
+//! deadlines allow the scheduler thread. So the scheduler hands such answers over; if the queue is
+//! full, it joins one itself, which bounds the queue.
 
 use crate::answer::Answerer;
-use crate::{Answered, split};
+use crate::{JobOutput, split};
 use ripieno_executor::Tensor;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 
-const QUEUED: usize = 64;
+const MAX_QUEUED_ANSWERS: usize = 64;
 
-/// An answer in pieces.
+/// An answer whose outputs are still in parts.
 pub(crate) struct Pieces {
     pub(crate) answerer: Answerer,
     /// The outputs of the parts, in order.
     pub(crate) parts: Vec<Vec<Tensor>>,
-    /// The answer but for its outputs.
-    pub(crate) answered: Answered,
+    /// The answer without its outputs.
+    pub(crate) answered: JobOutput,
 }
 
 impl Pieces {
     fn deliver(self) {
         let outputs = split::join(&self.parts);
-        self.answerer.answer(Ok(Answered { outputs, ..self.answered }));
+        self.answerer.answer(Ok(JobOutput { outputs, ..self.answered }));
     }
 }
 
-/// Hands answers to the thread; dropping it waits until all are delivered.
+/// Sends answers to the joiner thread; dropping it waits until all are delivered.
 pub(crate) struct Joiner {
     sender: Option<SyncSender<Pieces>>,
     thread: Option<JoinHandle<()>>,
@@ -36,7 +36,7 @@ pub(crate) struct Joiner {
 
 impl Joiner {
     pub(crate) fn start() -> std::io::Result<Joiner> {
-        let (sender, receiver): (_, Receiver<Pieces>) = sync_channel(QUEUED);
+        let (sender, receiver): (_, Receiver<Pieces>) = sync_channel(MAX_QUEUED_ANSWERS);
         let deliver_all = move || receiver.iter().for_each(Pieces::deliver);
         let thread = thread::Builder::new().name("ripieno-joiner".to_owned()).spawn(deliver_all)?;
         Ok(Joiner { sender: Some(sender), thread: Some(thread) })

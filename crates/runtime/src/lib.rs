@@ -1,12 +1,13 @@
-//! Driver B: wall time. Runs a scheduler of `ripieno-sched` against real devices.
+//! The live driver: runs a scheduler of `ripieno-sched` in wall time against real devices.
 //!
-//! Threads: the front end's own threads admit requests and put them into the mailbox; one loop (`scheduler_loop.rs`)
-//! decides, in turns that its own thread and those of devices take (`scheduler_thread.rs`), or several do, each for its
-//! models, and a matchmaker gives them devices (`shards/`); each device has threads of its executor; a joiner puts
-//! together the answers of requests that were larger than a batch; a recorder writes, if asked to. All of them talk in
-//! bounded queues.
+//! Threads: server threads admit requests and put them into the mailbox; one event loop
+//! (`scheduler_loop.rs`) decides, in turns that its own thread and device threads take
+//! (`scheduler_thread.rs`), or several loops decide, each for its models, with a matchmaker that
+//! grants them devices (`shards/`); each device has the threads of its executor; a joiner assembles
+//! the answers of requests that were larger than a batch; a recorder writes recordings. All of them
+//! communicate through bounded queues.
 
-mod admission;
+mod capacity;
 mod answer;
 mod api;
 mod clock;
@@ -17,8 +18,8 @@ mod devices;
 mod ending;
 mod engine;
 mod failures;
-mod fleet;
-mod hangs;
+mod dispatcher;
+mod hang_detector;
 mod jobs;
 mod joiner;
 mod mailbox;
@@ -26,12 +27,12 @@ mod metrics;
 mod parking;
 mod profiles;
 mod recorder;
-mod registry;
+mod model_ids;
 mod replay;
 mod scheduler_loop;
 mod scheduler_thread;
 mod schedulers;
-mod seats;
+mod device_slots;
 mod shapes;
 mod sharded;
 mod shards;
@@ -39,24 +40,24 @@ mod split;
 mod suitable;
 #[cfg(test)]
 mod testing;
-mod turns;
+mod event_loop;
 mod wakeup;
 
-pub use api::{Answer, Answered, Failure, Job, OnStep, Processes, Refused, RemoteJob, ServedModel, Step};
+pub use api::{JobResult, JobOutput, Failure, Job, OnStep, EngineProcesses, Refused, RemoteJob, ServedModel, StreamedStep};
 pub use clock::Clock;
 pub use devices::{DeviceRefused, DeviceState};
 pub use ending::Ending;
 pub use engine::{Engine, EngineConfig, ModelRefused, Recording, StartError, Ticket};
-pub use hangs::HangBound;
+pub use hang_detector::HangBound;
 pub use metrics::{DeviceSnapshot, HistogramSnapshot, ModelMetrics, ModelSnapshot, SchedulerSnapshot, TallySnapshot};
 pub use recorder::Header;
-pub use replay::{Difference, Events, ReplayError, Replayed, replay};
+pub use replay::{Difference, RecordedEvents, ReplayError, ReplayReport, replay};
 pub use shapes::{OpenDims, OpenSizes};
-pub use sharded::{Stress, StressReport};
+pub use sharded::{SchedulerStress, StressReport};
 pub use split::{check_joinable, join, some_rows};
-pub use wakeup::{Wakeups, measure_wakeups};
+pub use wakeup::{WakeupLateness, measure_wakeups};
 
-/// The page on embedding, so that its program is compiled and run.
+/// The page on embedding, included so that its program is compiled and run.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/embedding.md")]
 pub struct Embedding;

@@ -1,19 +1,21 @@
-//! What other threads tell the scheduler.
+//! Messages from other threads to the scheduler.
 //!
-//! One bounded queue without locks. It can never be full, so nothing mandatory is ever lost or waited for: every kind
-//! of mail is bounded by something that its sender must hold first. A submission and a cancellation hold the slots of
-//! their request until they have been read, a result holds its task, a grant holds a device slot, orders are sent one
-//! at a time, and each of several shards says once of a device that it hangs, and once that all end.
+//! One bounded lock-free queue. It can never be full, so no mandatory message is lost or has to
+//! wait: each kind of mail is bounded by a resource that its sender must hold. A submission and a
+//! cancellation hold the slots of their request until they have been read, a result holds its task,
+//! a grant holds a device slot, commands are sent one at a time, and each of several shards reports
+//! a hang of a device once and the stop of all once.
 //!
-//! It is also the completion queue of all devices: the end of a task is one push from the device's thread, which then takes
-//! the scheduler's turn itself if it can, or wakes the scheduler's thread if that sleeps. docs/adr/0007-completions.md says how a device whose end shows in pinned memory
-//! keeps this contract.
+//! It is also the completion queue of all devices: the end of a task is one push by the device's
+//! thread, which then takes the scheduler's turn itself if it can, or wakes the scheduler's thread.
+//! docs/adr/0007-completions.md explains how a device that signals completion in pinned memory
+//! fulfils this contract.
 
-use crate::admission::ModelEntry;
-use crate::devices::Shared;
-use crate::jobs::Call;
+use crate::capacity::ModelEntry;
+use crate::devices::SharedDevice;
+use crate::jobs::ClientCall;
 use crate::parking::Parking;
-use crate::turns::Inbox;
+use crate::event_loop::Inbox;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;
@@ -23,44 +25,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 
-/// Orders in the queue at once: one from the holder of the engine's order lock, two to stop, and one to spare.
-const ORDERS: usize = 4;
+/// Largest number of commands in the queue: one from the holder of the engine's command lock, two
+/// to stop, one spare.
+const MAX_COMMANDS: usize = 4;
 
 /// A message to the scheduler.
 pub(crate) enum Mail {
     /// A request has been admitted.
-    Submit(Box<Call>),
+    Submit(Box<ClientCall>),
     /// The client of the request with this first slot went away.
     Cancel(RequestSlot),
     /// A device has ended a task.
     Done(DeviceId, TaskResult),
-    /// The matchmaker gives a model a device.
+    /// The matchmaker grants a device to a model.
     Grant(Grant),
-    /// Another shard found that a device hangs; if it ends after all it comes again, or not.
+    /// Another shard found that a device hangs. The flag: whether the device rejoins if it ends
+    /// after all.
     Hangs(DeviceId, bool),
-    /// An order, to be confirmed through the sender once it is carried out.
-    Order(Order, SyncSender<()>),
+    /// A command, confirmed through the sender once it is executed.
+    Order(EngineCommand, SyncSender<()>),
     /// End the thread.
     Stop,
 }
 
-/// What the owner of the engine wants.
-pub(crate) enum Order {
+/// A command of the engine's owner.
+pub(crate) enum EngineCommand {
     /// Serve a model that is attached to all devices.
     Load { id: ModelId, entry: Arc<ModelEntry>, model: Box<Model> },
-    /// Serve it no more.
+    /// Stop serving a model.
     Unload(ModelId),
     /// Use a new profile.
     Profile { id: ModelId, block: BlockId, profile: Profile },
-    /// Serve on this device, too, which these models are attached to.
-    Join { id: DeviceId, device: Shared, attached: Vec<(ModelId, Arc<ModelEntry>)> },
-    /// Serve on this device no more: what it holds is ended first, or if it is `lost` given up.
+    /// Add a device that these models are attached to.
+    Join { id: DeviceId, device: SharedDevice, attached: Vec<(ModelId, Arc<ModelEntry>)> },
+    /// Remove a device: its tasks are ended first, or given up if it is `lost`.
     Leave { id: DeviceId, lost: bool },
-    /// Answer everything that is unanswered, now and from now on, with the news of the shutdown.
+    /// Answer all current and future requests with the shutdown failure.
     Dismiss,
 }
 
-/// The scheduler's one inbox.
+/// The scheduler's inbox.
 pub(crate) struct Mailbox {
     queue: ArrayQueue<Mail>,
     parking: Parking,
@@ -68,20 +72,22 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// Of one of so many shards.
+    /// Creates the mailbox of one of `shards` shards.
     pub(crate) fn new(limits: &Limits, shards: usize) -> Mailbox {
         let others = (shards - 1) * (limits.devices + 1);
-        let capacity = 2 * limits.requests + 2 * limits.tasks() + ORDERS + others;
+        let capacity = 2 * limits.requests + 2 * limits.tasks() + MAX_COMMANDS + others;
         Mailbox { queue: ArrayQueue::new(capacity), parking: Parking::default(), closed: AtomicBool::new(false) }
     }
 
-    /// Delivers `mail`. If the thread has ended it is dropped instead, which answers what it carries.
+    /// Delivers `mail` and wakes the loop's thread. If the loop has ended, the mail is dropped,
+    /// which answers the request that it carries.
     pub(crate) fn post(&self, mail: Mail) {
         self.put(mail);
-        self.call();
+        self.wake();
     }
 
-    /// Leaves `mail` for the next turn, whoever takes it. Unless the sender does, [`Inbox::call`] must follow.
+    /// Enqueues `mail` for the next turn. The sender must take that turn itself or call
+    /// [`Inbox::wake`].
     pub(crate) fn put(&self, mail: Mail) {
         assert!(self.queue.push(mail).is_ok(), "the mailbox is sized for all mail that can exist");
     }
@@ -110,9 +116,10 @@ impl Inbox for Mailbox {
         &self.parking
     }
 
-    fn call(&self) {
+    fn wake(&self) {
         self.parking.wake();
-        // The scheduler thread closes, then discards. Mail that came too late for its discard is discarded here.
+        // The scheduler thread closes, then discards. Mail that came too late for its discard is
+        // discarded here.
         if self.closed.load(Ordering::SeqCst) {
             self.discard();
         }

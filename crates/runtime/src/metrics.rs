@@ -1,8 +1,9 @@
-//! What is counted while serving, and the snapshots that the front end prints.
+//! Counters updated while serving, and the snapshots that servers export.
 //!
-//! Derived from actions and results where the driver performs them, never in a decision. Everything is an atomic with
-//! one short write, so the scheduler thread never waits for a reader; a snapshot is not one instant, but each number
-//! in it only grows. Histograms are cumulative with fixed bounds, so that those of many servers can be added.
+//! They derive from actions and results where the driver performs them, and never influence a
+//! decision. Every counter is an atomic with one short write, so the scheduler thread never waits
+//! for a reader; a snapshot is not one instant, but each number in it only grows. Histograms are
+//! cumulative with fixed bounds, so those of several servers can be added.
 
 use crate::devices::DeviceState;
 use crate::ending::Ending;
@@ -12,7 +13,7 @@ use ripieno_report::ModelTotals;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
-/// Bounds of durations in nanoseconds: 10 µs to 100 s, three a decade.
+/// Bucket bounds of durations in nanoseconds: 10 µs to 100 s, three per decade.
 const DURATIONS_NS: [i64; 22] = [
     10_000,
     20_000,
@@ -38,7 +39,7 @@ const DURATIONS_NS: [i64; 22] = [
     100_000_000_000,
 ];
 
-/// Bounds of slack: what has none, then as durations.
+/// Bucket bounds of slack in nanoseconds: 0, then those of durations.
 const SLACK_NS: [i64; 23] = {
     let mut bounds = [0; 23];
     let mut at = 0;
@@ -49,19 +50,19 @@ const SLACK_NS: [i64; 23] = {
     bounds
 };
 
-/// Bounds of batch sizes in rows.
+/// Bucket bounds of batch sizes in rows.
 const ROWS: [i64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 
-/// Bounds of relative errors in permille.
+/// Bucket bounds of relative errors in permille.
 const ERRORS: [i64; 25] = [
     10, 20, 30, 50, 75, 100, 150, 200, 250, 300, 400, 500, 600, 700, 850, 1_000, 1_250, 1_500, 2_000, 3_000, 5_000,
     7_500, 10_000, 20_000, 50_000,
 ];
 
 /// A cumulative histogram with fixed bounds.
-pub(crate) struct Histogram {
+pub(crate) struct AtomicHistogram {
     bounds: &'static [i64],
-    /// One more than bounds: the last counts what exceeds them all.
+    /// One more bucket than bounds: the last counts values above all bounds.
     buckets: Box<[AtomicU64]>,
     sum: AtomicI64,
 }
@@ -71,17 +72,17 @@ pub(crate) struct Histogram {
 pub struct HistogramSnapshot {
     /// The inclusive upper bounds, ascending: nanoseconds or rows.
     pub bounds: &'static [i64],
-    /// How many values were at most each bound.
+    /// Number of values at most equal to each bound.
     pub cumulative: Vec<u64>,
-    /// How many values there were.
+    /// Number of values.
     pub count: u64,
-    /// Their sum.
+    /// Sum of the values.
     pub sum: i64,
 }
 
-impl Histogram {
-    fn new(bounds: &'static [i64]) -> Histogram {
-        Histogram { bounds, buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(), sum: AtomicI64::new(0) }
+impl AtomicHistogram {
+    fn new(bounds: &'static [i64]) -> AtomicHistogram {
+        AtomicHistogram { bounds, buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(), sum: AtomicI64::new(0) }
     }
 
     fn add(&self, value: i64) {
@@ -101,23 +102,23 @@ impl Histogram {
     }
 }
 
-/// How often something happened, and how long it took in all.
+/// A count of events and their total duration.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct AtomicTally {
     count: AtomicU64,
     ns: AtomicU64,
 }
 
-/// A count and the total duration of what was counted.
+/// A count of events and their total duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TallySnapshot {
-    /// How often.
+    /// Number of events.
     pub count: u64,
-    /// How long in all.
+    /// Total duration.
     pub ns: u64,
 }
 
-impl Tally {
+impl AtomicTally {
     fn add(&self, span: Nanos) {
         self.count.fetch_add(1, Relaxed);
         self.ns.fetch_add(span.0.max(0).cast_unsigned(), Relaxed);
@@ -128,7 +129,7 @@ impl Tally {
     }
 }
 
-/// The numbers of one model, counted where its requests are answered.
+/// The metrics of one model, counted where its requests are answered.
 pub struct ModelMetrics {
     endings: [AtomicU64; Ending::ALL.len()],
     rows: AtomicU64,
@@ -143,30 +144,31 @@ pub struct ModelMetrics {
     skips: AtomicU64,
     /// Parts of requests that wait for their first batch.
     pub(crate) waiting: AtomicUsize,
-    queue_delay: Histogram,
-    batch_rows: Histogram,
-    execution: Histogram,
-    slack: Histogram,
-    response: Histogram,
-    /// Relative errors of predictions in permille: how far they were off, and the sum of by how much they were too long.
-    prediction_error: Histogram,
+    queue_delay: AtomicHistogram,
+    batch_rows: AtomicHistogram,
+    execution: AtomicHistogram,
+    slack: AtomicHistogram,
+    response: AtomicHistogram,
+    /// Absolute relative errors of predictions in permille; `prediction_bias` is the sum of the
+    /// signed ones.
+    prediction_error: AtomicHistogram,
     prediction_bias: AtomicI64,
-    success: Tally,
-    fail: Tally,
-    queue: Tally,
-    compute: Tally,
+    success: AtomicTally,
+    fail: AtomicTally,
+    queue: AtomicTally,
+    compute: AtomicTally,
     /// `[b - 1]` counts the batches of b rows.
-    by_batch: Box<[Tally]>,
+    by_batch: Box<[AtomicTally]>,
     last_inference_ms: AtomicU64,
 }
 
-/// The numbers of one model at some instant. A request is one client call, however many parts it was split into; each
-/// block that ran a batch counts as one.
+/// The metrics of one model at some instant. A request is one client call, regardless of the number
+/// of its parts; each block that ran a batch counts as one batch.
 #[derive(Clone, Debug)]
 pub struct ModelSnapshot {
-    /// Requests by how they ended.
+    /// Requests by outcome.
     pub requests: Vec<(Ending, u64)>,
-    /// Rows answered, late ones included (Triton's `inference_count`).
+    /// Rows answered, including late ones (Triton's `inference_count`).
     pub rows: u64,
     /// Batches executed (Triton's `execution_count`).
     pub batches: u64,
@@ -174,55 +176,59 @@ pub struct ModelSnapshot {
     pub waiting: usize,
     /// Requests (or parts) that wait or run.
     pub live: usize,
-    /// From arrival to the start of the first batch.
+    /// Time from arrival to the start of the first batch.
     pub queue_delay: HistogramSnapshot,
-    /// Rows in a batch; where walks unfold a row is a step or node, and the sum counts all that ran.
+    /// Rows in a batch; where walks unfold a row is a step or node, and the sum counts all that
+    /// ran.
     pub batch_rows: HistogramSnapshot,
-    /// Of these rows, those of requests that had ended already: steps queued ahead before the end was known, and requests
-    /// whose client had got its answer or gone away.
+    /// Rows of requests that had already ended: steps queued ahead before the end was known, and
+    /// requests whose client had been answered or had gone away.
     pub wasted_rows: u64,
-    /// Of these rows, steps beyond the end of a sequence, which only fill a batch up.
+    /// Rows that are steps beyond the end of a sequence, which only fill a batch.
     pub padding_rows: u64,
-    /// Of requests that differ in length: what the batches computed of them, as rows times length.
+    /// Elements (rows times length) that batches computed of requests that differ in length.
     pub useful_elements: u64,
-    /// Likewise, what the batches computed only to fill shorter requests up to the longest beside them.
+    /// Elements that batches computed only to pad shorter requests to the batch's length.
     pub padding_elements: u64,
     /// Requests (or parts of large ones) whose walk a condition ended before the last block.
     pub early_exits: u64,
     /// Batches that failed and were run again in parts.
     pub batches_again: u64,
-    /// Requests (or parts of large ones) that the engine failed on alone.
+    /// Requests (or parts of large ones) on which the engine failed alone.
     pub bad_requests: u64,
-    /// How often its latency profile was replaced because its batches took otherwise.
+    /// Number of times that the latency profile was replaced because measured batches contradicted
+    /// it.
     pub profile_corrections: u64,
-    /// How often a condition sent a request (or part) on to a later block than the next one.
+    /// Number of times that a condition let a request (or part) skip blocks.
     pub skips: u64,
     /// Duration of a batch.
     pub execution: HistogramSnapshot,
-    /// Deadline minus the start of the first batch; what was started too late counts at most 0.
+    /// Deadline minus the start of the first batch; the first bucket counts starts after the
+    /// deadline.
     pub slack: HistogramSnapshot,
-    /// From arrival to answer, of requests that were answered with outputs.
+    /// Time from arrival to answer, of requests that were answered with outputs.
     pub response: HistogramSnapshot,
-    /// Of policies that predict: |predicted - actual| over the actual time from first start to end, in permille, by request.
+    /// Prediction error of policies that predict: |predicted - actual| over the actual time from first start to
+    /// end, in permille, by request.
     pub prediction_error: HistogramSnapshot,
-    /// The sum of (predicted - actual) over actual, in permille: above 0, predictions were too long.
+    /// Sum of (predicted - actual) over actual, in permille; positive if predictions were too long.
     pub prediction_bias: i64,
     /// Requests answered with outputs, and their response times.
     pub success: TallySnapshot,
-    /// Accepted requests that ended otherwise, and how long they took.
+    /// Accepted requests that ended without outputs, and their durations.
     pub fail: TallySnapshot,
-    /// Successful requests, and how long they waited for their batch.
+    /// Successful requests, and the times they waited for their batch.
     pub queue: TallySnapshot,
-    /// Successful requests, and how long their batches ran.
+    /// Successful requests, and the execution times of their batches.
     pub compute: TallySnapshot,
-    /// By batch size in rows, ascending: the batches of that size. Sizes that never ran are left out.
+    /// Batches by size in rows, ascending; sizes that never ran are omitted.
     pub by_batch: Vec<(usize, TallySnapshot)>,
-    /// The end of the last batch in milliseconds since the Unix epoch; 0 if there was none.
+    /// End of the last batch in milliseconds since the Unix epoch; 0 if there was none.
     pub last_inference_ms: u64,
 }
 
 impl ModelSnapshot {
-    /// What an autoscaler looks at.
+    /// Totals for the autoscaler.
     pub fn totals(&self) -> ModelTotals {
         let count =
             |good| self.requests.iter().filter(|(ending, _)| ending.is_good() == Some(good)).map(|(_, n)| n).sum();
@@ -232,7 +238,7 @@ impl ModelSnapshot {
 }
 
 impl ModelMetrics {
-    /// Nothing yet, of a model with batches of so many rows.
+    /// Creates empty metrics for a model with batches of up to `max_batch` rows.
     pub fn new(max_batch: usize) -> ModelMetrics {
         ModelMetrics {
             endings: Default::default(),
@@ -247,28 +253,28 @@ impl ModelMetrics {
             corrections: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
-            queue_delay: Histogram::new(&DURATIONS_NS),
-            batch_rows: Histogram::new(&ROWS),
-            execution: Histogram::new(&DURATIONS_NS),
-            slack: Histogram::new(&SLACK_NS),
-            response: Histogram::new(&DURATIONS_NS),
-            prediction_error: Histogram::new(&ERRORS),
+            queue_delay: AtomicHistogram::new(&DURATIONS_NS),
+            batch_rows: AtomicHistogram::new(&ROWS),
+            execution: AtomicHistogram::new(&DURATIONS_NS),
+            slack: AtomicHistogram::new(&SLACK_NS),
+            response: AtomicHistogram::new(&DURATIONS_NS),
+            prediction_error: AtomicHistogram::new(&ERRORS),
             prediction_bias: AtomicI64::new(0),
-            success: Tally::default(),
-            fail: Tally::default(),
-            queue: Tally::default(),
-            compute: Tally::default(),
-            by_batch: (0..max_batch).map(|_| Tally::default()).collect(),
+            success: AtomicTally::default(),
+            fail: AtomicTally::default(),
+            queue: AtomicTally::default(),
+            compute: AtomicTally::default(),
+            by_batch: (0..max_batch).map(|_| AtomicTally::default()).collect(),
             last_inference_ms: AtomicU64::new(0),
         }
     }
 
-    /// A request was not accepted.
+    /// Counts a request that was not accepted.
     pub fn on_refused(&self) {
         self.endings[Ending::Refused as usize].fetch_add(1, Relaxed);
     }
 
-    /// A batch ended after `execution`.
+    /// Counts a batch that ended after `execution`.
     pub(crate) fn on_batch(&self, rows: usize, execution: Nanos) {
         self.batch_rows.add(rows as i64);
         self.execution.add(execution.0);
@@ -277,19 +283,19 @@ impl ModelMetrics {
         self.last_inference_ms.store(since_epoch.as_millis() as u64, Relaxed);
     }
 
-    /// So many rows of a batch were for nothing.
+    /// Counts wasted and padding rows of a batch.
     pub(crate) fn on_lost_rows(&self, wasted: usize, padding: usize) {
         self.wasted.fetch_add(wasted as u64, Relaxed);
         self.padding.fetch_add(padding as u64, Relaxed);
     }
 
-    /// A batch of requests that differ in length computed so much of them, and so much for nothing.
+    /// Counts useful and padding elements of a batch of requests that differ in length.
     pub(crate) fn on_elements(&self, useful: u64, padding: u64) {
         self.useful_elements.fetch_add(useful, Relaxed);
         self.padding_elements.fetch_add(padding, Relaxed);
     }
 
-    /// A member of a batch may have left on the way.
+    /// Counts a member of a batch that ended early or skipped blocks.
     pub(crate) fn on_leaving(&self, early: bool, skipped: bool) {
         if early {
             self.early_exits.fetch_add(1, Relaxed);
@@ -299,28 +305,28 @@ impl ModelMetrics {
         }
     }
 
-    /// A batch failed and was run again in parts.
+    /// Counts a batch that failed and was run again in parts.
     pub(crate) fn on_again(&self) {
         self.batches_again.fetch_add(1, Relaxed);
     }
 
-    /// The engine failed on a request alone.
+    /// Counts a request that failed alone.
     pub(crate) fn on_bad_request(&self) {
         self.bad_requests.fetch_add(1, Relaxed);
     }
 
-    /// Its latency profile was replaced because its batches took otherwise.
+    /// Counts a replacement of the latency profile.
     pub(crate) fn on_correction(&self) {
         self.corrections.fetch_add(1, Relaxed);
     }
 
-    /// The first batch of a request (or part) has run.
+    /// Counts the first batch of a request (or part).
     pub(crate) fn on_first_start(&self, queued: Nanos, slack: Nanos) {
         self.queue_delay.add(queued.0);
         self.slack.add(slack.0);
     }
 
-    /// A request (or part) that was predicted to take so long from its first start has ended.
+    /// Counts a request (or part) with its predicted and actual time from first start to end.
     pub(crate) fn on_prediction(&self, predicted: Nanos, actual: Nanos) {
         let permille =
             (i128::from((predicted - actual).0) * 1000 / i128::from(actual.0.max(1))).clamp(-1000, 1_000_000_000);
@@ -328,7 +334,7 @@ impl ModelMetrics {
         self.prediction_bias.fetch_add(permille as i64, Relaxed);
     }
 
-    /// A request was answered with outputs.
+    /// Counts a request that was answered with outputs.
     pub fn on_success(&self, late: bool, rows: usize, response: Nanos, queued: Nanos, executed: Nanos) {
         let ending = if late { Ending::Late } else { Ending::Ok };
         self.endings[ending as usize].fetch_add(1, Relaxed);
@@ -339,16 +345,16 @@ impl ModelMetrics {
         self.compute.add(executed);
     }
 
-    /// An accepted request ended without outputs.
+    /// Counts an accepted request that ended without outputs.
     pub fn on_failure(&self, ending: Ending, after: Nanos) {
         self.endings[ending as usize].fetch_add(1, Relaxed);
         self.fail.add(after);
     }
 
-    /// The numbers now, with so many requests that wait or run.
+    /// Returns a snapshot; `live` is the number of requests that wait or run.
     pub fn snapshot(&self, live: usize) -> ModelSnapshot {
         let batch_rows = self.batch_rows.snapshot();
-        let by_batch = self.by_batch.iter().map(Tally::snapshot).enumerate();
+        let by_batch = self.by_batch.iter().map(AtomicTally::snapshot).enumerate();
         ModelSnapshot {
             requests: Ending::ALL.into_iter().map(|e| (e, self.endings[e as usize].load(Relaxed))).collect(),
             rows: self.rows.load(Relaxed),
@@ -381,36 +387,37 @@ impl ModelMetrics {
     }
 }
 
-/// The numbers of one device.
+/// The metrics of one device.
 pub(crate) struct DeviceMetrics {
-    batches: Tally,
+    batches: AtomicTally,
     percent: AtomicU32,
 }
 
 impl Default for DeviceMetrics {
     fn default() -> DeviceMetrics {
-        DeviceMetrics { batches: Tally::default(), percent: AtomicU32::new(100) }
+        DeviceMetrics { batches: AtomicTally::default(), percent: AtomicU32::new(100) }
     }
 }
 
-/// The numbers of one device at some instant.
+/// The metrics of one device at some instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSnapshot {
     /// Its id.
     pub id: u16,
-    /// How it is.
+    /// Its state.
     pub state: DeviceState,
-    /// How long it takes for its batches, in percent of what others take: 100 unless it is found to be slower.
+    /// Execution time of its batches in percent of other devices; 100 unless it was found to be
+    /// slower.
     pub percent: u32,
     /// Batches executed.
     pub batches: u64,
-    /// Time spent executing; its rate is the busy fraction. A batch counts when it ends.
+    /// Total execution time; its rate is the utilisation. A batch counts when it ends.
     pub busy_ns: u64,
     /// Rows copied to make batches contiguous, counted once for each tensor.
     pub rows_gathered: u64,
-    /// Batches that went on with the state of their requests where it lay.
+    /// Batches that read the state of their requests in place.
     pub tasks_without_copy: u64,
-    /// What the batches took, by what was done.
+    /// Time of the batches by phase.
     pub spent: Spent,
 }
 
@@ -430,16 +437,16 @@ impl DeviceMetrics {
     }
 }
 
-/// The numbers of the scheduler's turns.
+/// The metrics of the scheduler's turns.
 #[derive(Default)]
-pub(crate) struct SchedulerMetrics(Tally);
+pub(crate) struct SchedulerMetrics(AtomicTally);
 
-/// The numbers of the scheduler's turns at some instant.
+/// The metrics of the scheduler's turns at some instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerSnapshot {
-    /// Turns that found something to do.
+    /// Turns that had work.
     pub turns: u64,
-    /// How long it worked in them: facts taken in, decisions made, tasks handed over, clients answered.
+    /// Total duration of these turns: reading mail, deciding, submitting tasks, answering clients.
     pub busy_ns: u64,
 }
 
@@ -460,7 +467,7 @@ mod tests {
 
     #[test]
     fn histograms_are_cumulative_with_inclusive_bounds() {
-        let histogram = Histogram::new(&ROWS);
+        let histogram = AtomicHistogram::new(&ROWS);
         for rows in [1, 2, 3, 4, 9_999] {
             histogram.add(rows);
         }
@@ -502,7 +509,7 @@ mod tests {
         assert_eq!(seen.success, TallySnapshot { count: 2, ns: 3_000 });
         assert_eq!(seen.fail, TallySnapshot { count: 1, ns: 50 });
         assert_eq!(seen.by_batch, [(3, TallySnapshot { count: 1, ns: 700 })]);
-        // Answered late, expired and refused are bad, one was good.
+        // The late, expired and refused requests count as bad; one counts as good.
         assert_eq!(seen.totals(), ModelTotals { good: 1, bad: 3, busy: Nanos(700) });
         let counted: Vec<_> = seen.requests.iter().filter(|(_, n)| *n == 1).map(|(ending, _)| ending.name()).collect();
         assert_eq!(counted, ["ok", "late", "expired", "refused"]);

@@ -1,14 +1,17 @@
-//! Sleeping until an instant or until mail, to within some tens of microseconds.
+//! Sleep until an instant or until mail arrives, precise to some tens of microseconds.
 //!
-//! Timers of an async runtime tick in milliseconds; a batch that is to start at its latest moment would miss its
-//! deadline by the tick. So one dedicated thread parks until shortly before the instant and spins for the rest. How
-//! shortly is learnt: the operating system wakes a thread late by an amount that differs from machine to machine, so
-//! the margin follows the lateness seen, quickly upwards and slowly downwards, and stays within fixed bounds.
+//! Timers of an async runtime tick in milliseconds; a batch that must start at its latest moment
+//! would miss its deadline by a tick. So one dedicated thread parks until shortly before the
+//! instant and spins for the rest. The margin is learnt: the operating system wakes a thread late
+//! by an amount that differs between machines, so the margin follows the observed lateness, quickly
+//! upwards and slowly downwards, within fixed bounds.
 //!
-//! Where instants follow each other closely, as under overload, spinning before each would keep a core busy that devices may need.
-//! So the thread spins a twentieth of the time at most, and otherwise is late by as much as the system wakes it late.
+//! Where instants follow each other closely, as under overload, spinning before each would keep a
+//! core busy that devices may need. So the thread spins at most a twentieth of the time, and
+//! otherwise accepts the system's wake-up delay.
 //!
-//! Producers must not pay for a system call per message, so they wake the sleeper only if it says that it sleeps.
+//! Producers must not pay for a system call per message, so they wake the sleeper only if it has
+//! declared that it sleeps.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -18,34 +21,35 @@ use std::time::{Duration, Instant};
 const MARGIN_MIN: Duration = Duration::from_micros(20);
 const MARGIN_MAX: Duration = Duration::from_micros(200);
 
-/// One part in so many of the time may be spent spinning.
-const SPINS_ONE_IN: u32 = 20;
-/// The most that is saved up for spinning.
+/// At most one part in this many of the time is spent spinning.
+const SPIN_RATIO: u32 = 20;
+/// Upper bound on the accumulated spin allowance.
 const ALLOWANCE_MAX: Duration = Duration::from_millis(2);
 
-/// The one sleeper's bed, shared with those who may wake it.
+/// Parking place of one sleeping thread, shared with the threads that may wake it.
 #[derive(Default)]
 pub(crate) struct Parking {
     parked: AtomicBool,
     sleeper: OnceLock<Thread>,
 }
 
-/// What the sleeper knows about how late it is woken, and how long it has spun.
+/// The sleeper's learnt wake-up delay and its spin budget.
 pub(crate) struct Sleeper {
     margin: Duration,
-    /// How long it may still spin.
+    /// Remaining time that it may spin.
     allowance: Duration,
-    /// When the allowance was last added to.
+    /// Time at which the allowance was last increased.
     added: Instant,
 }
 
 impl Parking {
-    /// Wakes the sleeper if it sleeps; call it after publishing what it should see.
+    /// Wakes the sleeper if it sleeps; call it after publishing the data that it should see.
     ///
-    /// No wake-up is lost. The producer publishes, then reads `parked`; the sleeper sets `parked`, then looks for
-    /// mail. The two fences put these four steps into one order, in which at least one of the two sees the other's
-    /// write: either the sleeper finds the mail and does not sleep, or the producer finds it parked and unparks it. An
-    /// unpark that comes before the park is kept by the thread's token and makes the park return at once.
+    /// No wake-up is lost. The producer publishes, then reads `parked`; the sleeper sets `parked`,
+    /// then looks for mail. The two fences put these four steps into one order, in which at least
+    /// one of the two sees the other's write: either the sleeper finds the mail and does not sleep,
+    /// or the producer finds it parked and unparks it. An unpark that comes before the park is kept
+    /// by the thread's token and makes the park return immediately.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed)
@@ -56,7 +60,7 @@ impl Parking {
         }
     }
 
-    /// Parks for at most `span` unless `ready` already; may return early for no reason.
+    /// Parks for at most `span` unless `ready` already; may return spuriously.
     fn park(&self, span: Option<Duration>, ready: &impl Fn() -> bool) {
         self.parked.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -75,11 +79,11 @@ impl Sleeper {
     pub(crate) fn new(parking: &Parking) -> Sleeper {
         let adopted = parking.sleeper.set(thread::current()).is_ok();
         assert!(adopted, "a parking has one sleeper");
-        ask_for_sharp_timers();
+        disable_timer_slack();
         Sleeper { margin: Duration::from_micros(80), allowance: ALLOWANCE_MAX, added: Instant::now() }
     }
 
-    /// Returns at `target`, or as soon as `ready`; with no target, only when ready.
+    /// Returns at `target`, or as soon as `ready`; without a target, only when ready.
     pub(crate) fn wait(&mut self, parking: &Parking, target: Option<Instant>, ready: impl Fn() -> bool) {
         while !ready() {
             let Some(target) = target else {
@@ -98,9 +102,9 @@ impl Sleeper {
         }
     }
 
-    /// Whether the allowance, with what the time since has added, is enough for one margin.
+    /// Whether the allowance, including its growth since the last call, covers one margin.
     fn may_spin(&mut self, now: Instant) -> bool {
-        self.allowance = (self.allowance + (now - self.added) / SPINS_ONE_IN).min(ALLOWANCE_MAX);
+        self.allowance = (self.allowance + (now - self.added) / SPIN_RATIO).min(ALLOWANCE_MAX);
         self.added = now;
         self.allowance >= self.margin
     }
@@ -114,7 +118,7 @@ impl Sleeper {
 
     fn nap(&mut self, parking: &Parking, now: Instant, span: Duration, ready: &impl Fn() -> bool) {
         parking.park(Some(span), ready);
-        // A nap cut short by mail says nothing about the timer.
+        // A nap cut short by mail contains no information about the timer.
         if let Some(late) = now.elapsed().checked_sub(span) {
             self.learn(late);
         }
@@ -129,9 +133,9 @@ impl Sleeper {
     }
 }
 
-/// Linux delays timers of ordinary threads by up to 50 µs to save power; this asks for none of that. Where the file
-/// does not exist or may not be written, the margin learns to live with it.
-fn ask_for_sharp_timers() {
+/// Disables timer slack: Linux delays timers of ordinary threads by up to 50 µs to save power.
+/// Where the file is missing or read-only, the learnt margin absorbs the delay.
+fn disable_timer_slack() {
     let thread = std::fs::read_link("/proc/thread-self").ok();
     if let Some(id) = thread.as_deref().and_then(|path| path.file_name()) {
         let file = std::path::Path::new("/proc").join(id).join("timerslack_ns");
@@ -193,7 +197,8 @@ mod tests {
         assert_eq!(sleeper.margin, MARGIN_MIN);
     }
 
-    /// By a clock of the test: instants that follow each other closely are not all waited for awake.
+    /// Uses a simulated clock: the sleeper does not spin before each of many closely spaced
+    /// instants.
     #[test]
     fn spins_a_twentieth_of_the_time() {
         let mut sleeper = Sleeper::new(&Parking::default());
@@ -206,7 +211,7 @@ mod tests {
                 spun += each;
             }
         }
-        let allowed = gap * turns / SPINS_ONE_IN + ALLOWANCE_MAX + each;
+        let allowed = gap * turns / SPIN_RATIO + ALLOWANCE_MAX + each;
         assert!(spun > allowed / 2 && spun <= allowed, "{spun:?} of {allowed:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Profiles that are found to be wrong while they are in use.
+//! Corrections of latency profiles that prove wrong in use.
 
 use crate::scheduler_loop::SchedulerLoop;
 use ripieno_base::{BlockId, ModelId, RequestSlot, Time};
@@ -6,13 +6,13 @@ use ripieno_model::Profile;
 use ripieno_sched::Control;
 
 impl SchedulerLoop {
-    /// The tasks of a block take otherwise than profiled: plans with what they take.
-    pub(crate) fn correct(&mut self, id: ModelId, block: BlockId, profile: Profile) {
+    /// Replaces the profile of a block by measured latencies.
+    pub(crate) fn replace_profile(&mut self, id: ModelId, block: BlockId, profile: Profile) {
         let known = self.models[id.index()].as_mut().expect("a model stays while its tasks fly");
         if known.leaving {
             return;
         }
-        let wrong = known.learnt.model().blocks[block.index()].profile.latency(1).as_millis_f64();
+        let wrong = known.calibration.model().blocks[block.index()].profile.latency(1).as_millis_f64();
         let right = profile.latency(1).as_millis_f64();
         tracing::warn!(
             model = known.entry.name,
@@ -20,27 +20,29 @@ impl SchedulerLoop {
             "batches take otherwise than profiled: one row {right:.3} ms instead of {wrong:.3}; the profile is replaced"
         );
         known.entry.metrics.on_correction();
-        known.learnt.replace(block, profile.clone());
+        known.calibration.replace(block, profile.clone());
         self.speeds.forget();
         self.core.control(Control::ProfileReplaced { model: id, block, profile });
     }
 
-    /// A request was given up before it ran: perhaps by a profile that nothing can correct because nothing runs.
-    pub(crate) fn doubt(&mut self, now: Time, slot: RequestSlot) {
+    /// Notes a request that was dropped before it ran: its profile may be wrong, and nothing can
+    /// correct it while nothing runs.
+    pub(crate) fn suspect_profile(&mut self, now: Time, slot: RequestSlot) {
         let (_, call, part) = self.jobs.owner(slot);
         let (extent, allowed) = (call.parts[part].entry.extent, call.deadline - call.arrived);
         let idle = self.models.iter().flatten().all(|known| known.tasks == 0);
         let known = self.models[call.id.index()].as_mut().expect("a model stays while its requests live");
         if known.tasks == 0
-            && let Some(alone) = known.learnt.on_hopeless(now, extent, allowed, idle)
+            && let Some(alone) = known.calibration.on_hopeless(now, extent, allowed, idle)
         {
-            self.doubted.push((call.id, alone));
+            self.suspect_profiles.push((call.id, alone));
         }
     }
 
-    /// Gives models the benefit of the doubt, as an input of its own: the outbox may be half performed when it arises.
-    pub(crate) fn test_doubted(&mut self) {
-        while let Some((id, alone)) = self.doubted.pop() {
+    /// Tests suspect profiles by lowering them, so that a request is tried. Done as an input of its
+    /// own, since the outbox may be half performed when the suspicion arises.
+    pub(crate) fn test_suspect_profiles(&mut self) {
+        while let Some((id, alone)) = self.suspect_profiles.pop() {
             let Some(known) = self.models[id.index()].as_mut().filter(|known| !known.leaving) else {
                 continue;
             };
@@ -50,7 +52,7 @@ impl SchedulerLoop {
                 alone.as_millis_f64()
             );
             self.speeds.forget();
-            for (block, profile) in known.learnt.test(alone) {
+            for (block, profile) in known.calibration.test(alone) {
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
         }

@@ -1,9 +1,10 @@
-//! Writes down everything that a scheduler is told and decides, so that a live run can be replayed.
+//! Records all inputs and decisions of a scheduler, so that a live run can be replayed.
 //!
-//! A file of JSON lines: a header with the setup and the policy, then one line an event with its time, then a line that
-//! says whether it is complete. Shards write into one file, the lines of each in its order. Writing happens on a thread
-//! of its own behind a bounded queue. If the disk cannot keep up the recording ends there, marked as truncated: what is
-//! missing in the middle could not be replayed anyway, and the scheduler never waits.
+//! The format is JSON lines: a header with the setup and the policy, one line per event with its
+//! time, and a last line that says whether the recording is complete. Shards write into one file,
+//! each in its own order. A separate thread writes, behind a bounded queue. If the disk cannot keep
+//! up, the recording ends there, marked as truncated: a recording with a gap could not be replayed
+//! anyway, and the scheduler never waits.
 
 use ripieno_base::Time;
 use ripieno_sched::{Event, Setup};
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-/// Events that wait for the disk.
-const QUEUED: usize = 16_384;
+/// Capacity of the queue of events to be written.
+const MAX_QUEUED_EVENTS: usize = 16_384;
 
 /// The format's version; a reader refuses others.
 pub(crate) const VERSION: u32 = 3;
@@ -29,11 +30,11 @@ pub struct Header {
     pub ripieno_recording: u32,
     /// The policy's name in the catalogue.
     pub policy: String,
-    /// Its options, as the one who started the engine gave them.
+    /// The policy's options, as given at the start of the engine.
     pub options: serde_json::Value,
-    /// What the scheduler was built for.
+    /// The setup that the scheduler was built for.
     pub setup: Setup,
-    /// In how many shards it ran; 1 in one piece.
+    /// Number of shards; 1 for an unsharded scheduler.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub shards: usize,
 }
@@ -50,10 +51,10 @@ fn is_one(shards: &usize) -> bool {
 /// A further line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Line {
-    /// Something was told or decided.
+pub(crate) enum RecordedLine {
+    /// An input or decision of the first shard.
     At(Time, Event),
-    /// By the shard with this number, if it is not the first.
+    /// An input or decision of the shard with this number.
     Of(usize, Time, Event),
     /// The last line; true if events are missing after the line before.
     End {
@@ -62,15 +63,16 @@ pub(crate) enum Line {
     },
 }
 
-/// Takes the events of one shard.
+/// Records the events of one shard.
 pub(crate) struct Recorder {
     shard: usize,
-    /// None once the queue has overflowed. Goes before the file, which waits for all of them to go.
-    sender: Option<SyncSender<Line>>,
+    /// `None` once the queue has overflowed. Dropped before the file, which waits for all senders
+    /// to go.
+    sender: Option<SyncSender<RecordedLine>>,
     file: Arc<RecordingFile>,
 }
 
-/// The file that the shards of a server write into.
+/// The file that all shards of a server write into.
 struct RecordingFile {
     /// Whether events are missing.
     truncated: Arc<AtomicBool>,
@@ -78,11 +80,11 @@ struct RecordingFile {
 }
 
 impl Recorder {
-    /// Creates the file and starts the writer. A recorder for each shard.
+    /// Creates the file, starts the writer, and returns a recorder for each shard.
     pub(crate) fn start(path: &Path, header: &Header) -> io::Result<Vec<Recorder>> {
         let mut file = BufWriter::new(File::create(path)?);
         write_line(&mut file, header)?;
-        let (sender, receiver) = sync_channel(QUEUED);
+        let (sender, receiver) = sync_channel(MAX_QUEUED_EVENTS);
         let truncated = Arc::new(AtomicBool::new(false));
         let missing = Arc::clone(&truncated);
         let write = move || {
@@ -98,7 +100,7 @@ impl Recorder {
 
     /// Queues an event; never waits.
     pub(crate) fn record(&mut self, now: Time, event: Event) {
-        let line = if self.shard == 0 { Line::At(now, event) } else { Line::Of(self.shard, now, event) };
+        let line = if self.shard == 0 { RecordedLine::At(now, event) } else { RecordedLine::Of(self.shard, now, event) };
         if let Some(sender) = &self.sender
             && sender.try_send(line).is_err()
         {
@@ -120,12 +122,12 @@ impl Drop for RecordingFile {
     }
 }
 
-/// Writes what comes until nobody is left to send any.
-fn write_all(mut file: impl Write, lines: &Receiver<Line>, truncated: &AtomicBool) -> io::Result<()> {
+/// Writes lines until all senders are gone.
+fn write_all(mut file: impl Write, lines: &Receiver<RecordedLine>, truncated: &AtomicBool) -> io::Result<()> {
     for line in lines {
         write_line(&mut file, &line)?;
     }
-    write_line(&mut file, &Line::End { truncated: truncated.load(Ordering::Acquire) })?;
+    write_line(&mut file, &RecordedLine::End { truncated: truncated.load(Ordering::Acquire) })?;
     file.flush()
 }
 
@@ -145,7 +147,7 @@ mod tests {
         {
             let (sender, receiver) = sync_channel(4);
             let settle = Event::Settle { actions: Vec::new(), members: Vec::new(), nodes: Vec::new() };
-            sender.send(Line::At(Time(7), settle)).unwrap();
+            sender.send(RecordedLine::At(Time(7), settle)).unwrap();
             drop(sender);
             let mut written = Vec::new();
             write_all(&mut written, &receiver, &AtomicBool::new(truncated)).unwrap();

@@ -1,9 +1,10 @@
-//! Reads a recording and asks a freshly built scheduler the same questions.
+//! Replays a recording through a newly built scheduler and compares the decisions.
 //!
-//! Equal answers show that the live server decided nothing by chance, wall clock or thread timing: all that it decided
-//! follows from what it was told. A difference is either a bug or another version of the policy.
+//! Equal decisions show that the live scheduler is deterministic: none of its decisions depended on
+//! chance, wall clock or thread timing. A difference is either a bug or another version of the
+//! policy.
 
-use crate::recorder::{Header, Line, VERSION};
+use crate::recorder::{Header, RecordedLine, VERSION};
 use ripieno_base::Time;
 use ripieno_sched::{Event, Outbox, Served};
 use serde::de::Error;
@@ -11,36 +12,37 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Much longer than a line is: the widest graph of the largest batch fits.
-const LONGEST_LINE: u64 = 64 << 20;
+/// Upper bound on the length of a line, far above any real one: the widest graph of the largest
+/// batch fits.
+const MAX_LINE_BYTES: u64 = 64 << 20;
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Replayed {
-    /// Inputs repeated.
+pub struct ReplayReport {
+    /// Number of inputs replayed.
     pub inputs: usize,
-    /// Settles that decided as recorded.
+    /// Number of settles that decided as recorded.
     pub settles: usize,
     /// Whether the recording lacks its end: it overflowed, or the server was killed.
     pub truncated: bool,
-    /// The first difference, where the replay ends.
+    /// The first difference, at which the replay stops.
     pub difference: Option<Difference>,
 }
 
-/// A settle that decided otherwise than recorded.
+/// A settle whose decisions differ from the recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     /// The line of the file, from 1.
     pub line: usize,
     /// The instant.
     pub now: Time,
-    /// What was recorded.
+    /// The recorded decisions.
     pub recorded: Event,
-    /// What was decided now.
+    /// The decisions of the replay.
     pub decided: Event,
 }
 
-/// Why a recording cannot be replayed.
+/// Reason why a recording cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The file cannot be read.
@@ -51,7 +53,7 @@ pub enum ReplayError {
         /// The cause.
         error: io::Error,
     },
-    /// A line is not what it should be.
+    /// A line is malformed.
     #[error("{path}:{line}: not a line of a recording: {error}; give a file that `ripieno serve --record` wrote")]
     Line {
         /// The file.
@@ -61,7 +63,7 @@ pub enum ReplayError {
         /// The cause.
         error: serde_json::Error,
     },
-    /// The file has another format.
+    /// The file has another version.
     #[error("{path}:1: a recording of version {found}; this program reads version {VERSION}: record the run anew")]
     Version {
         /// The file.
@@ -79,18 +81,19 @@ pub enum ReplayError {
     },
 }
 
-/// Replays the recording in `path` through the scheduler that `build` makes for its header, in as many shards.
+/// Replays the recording in `path` through the scheduler that `build` makes for its header, in as
+/// many shards.
 pub fn replay<S: Into<Served>, E: std::fmt::Display>(
     path: &Path,
     build: impl FnOnce(&Header) -> Result<S, E>,
-) -> Result<Replayed, ReplayError> {
-    let mut events = Events::open(path)?;
+) -> Result<ReplayReport, ReplayError> {
+    let mut events = RecordedEvents::open(path)?;
     let header = events.header();
     let built = build(header)
         .map_err(|error| ReplayError::Build { policy: header.policy.clone(), error: error.to_string() })?;
     let mut shards = built.into().pieces;
     let mut out = Outbox::new(&header.setup.limits);
-    let mut replayed = Replayed { inputs: 0, settles: 0, truncated: true, difference: None };
+    let mut replayed = ReplayReport { inputs: 0, settles: 0, truncated: true, difference: None };
     while let Some((shard, now, event)) = events.next()? {
         let shard = shards.get_mut(shard).ok_or_else(|| events.unknown(shard))?;
         if let Err(decided) = event.replay(now, shard.as_mut(), &mut out) {
@@ -106,44 +109,45 @@ pub fn replay<S: Into<Served>, E: std::fmt::Display>(
     Ok(replayed)
 }
 
-/// A recording that is read event by event.
-pub struct Events {
+/// Reader of a recording, event by event.
+pub struct RecordedEvents {
     lines: Lines,
     header: Header,
     truncated: bool,
 }
 
-impl Events {
+impl RecordedEvents {
     /// Opens a recording and reads its first line.
-    pub fn open(path: &Path) -> Result<Events, ReplayError> {
+    pub fn open(path: &Path) -> Result<RecordedEvents, ReplayError> {
         let mut lines = Lines::open(path)?;
         let Some(first) = lines.next::<serde_json::Value>()? else {
             let error = serde_json::Error::custom("the file is empty, or ends in its first line");
             return Err(ReplayError::Line { path: lines.path, line: 1, error });
         };
-        // Another version may have other keys, so it is looked at before them.
+        // The version is checked first, since another version may have other keys.
         let found = first.get("ripieno_recording").and_then(serde_json::Value::as_u64);
         if let Some(found) = found.filter(|&found| found != u64::from(VERSION)) {
             return Err(ReplayError::Version { path: lines.path, found });
         }
         let header = serde_json::from_value(first);
         let header = header.map_err(|error| ReplayError::Line { path: lines.path.clone(), line: 1, error })?;
-        Ok(Events { lines, header, truncated: true })
+        Ok(RecordedEvents { lines, header, truncated: true })
     }
 
-    /// What the recorded scheduler was built from.
+    /// Returns the header: the recorded scheduler's policy and setup.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The next event with its shard, from 0, and its instant; none at the end, be it the recording's own or where it
-    /// was cut off. Instants go on within a shard; those of different shards lie beside each other.
+    /// Returns the next event with its shard, from 0, and its instant; `None` at the end of the
+    /// recording or where it was cut off. Instants increase within a shard; those of different
+    /// shards interleave.
     #[allow(clippy::should_implement_trait, reason = "an iterator could not end with an error")]
     pub fn next(&mut self) -> Result<Option<(usize, Time, Event)>, ReplayError> {
         match self.lines.next()? {
-            Some(Line::At(now, event)) => Ok(Some((0, now, event))),
-            Some(Line::Of(shard, now, event)) => Ok(Some((shard, now, event))),
-            Some(Line::End { truncated }) => {
+            Some(RecordedLine::At(now, event)) => Ok(Some((0, now, event))),
+            Some(RecordedLine::Of(shard, now, event)) => Ok(Some((shard, now, event))),
+            Some(RecordedLine::End { truncated }) => {
                 self.truncated = truncated;
                 Ok(None)
             }
@@ -156,23 +160,24 @@ impl Events {
         ReplayError::Line { path: self.lines.path.clone(), line: self.line(), error }
     }
 
-    /// The line of the file, from 1, that was read last.
+    /// Number of the line read last, from 1.
     pub fn line(&self) -> usize {
         self.lines.number
     }
 
-    /// How many bytes of the file have been read.
+    /// Number of bytes read.
     pub fn bytes(&self) -> u64 {
         self.lines.bytes
     }
 
-    /// After the last event: whether further ones are missing, because the recording overflowed or the server was killed.
+    /// Whether further events are missing after the last one, because the recording overflowed or
+    /// the server was killed.
     pub fn is_truncated(&self) -> bool {
         self.truncated
     }
 }
 
-/// Reads values line by line and knows where it is.
+/// Reads JSON values line by line and tracks the position.
 struct Lines {
     path: String,
     reader: BufReader<File>,
@@ -190,10 +195,10 @@ impl Lines {
 
     fn next<T: serde::de::DeserializeOwned>(&mut self) -> Result<Option<T>, ReplayError> {
         self.buffer.clear();
-        let mut line = self.reader.by_ref().take(LONGEST_LINE);
+        let mut line = self.reader.by_ref().take(MAX_LINE_BYTES);
         let read = line.read_until(b'\n', &mut self.buffer).map_err(|error| self.error(error))? as u64;
-        if read == LONGEST_LINE {
-            let error = serde_json::Error::custom(format!("the line is longer than {LONGEST_LINE} bytes"));
+        if read == MAX_LINE_BYTES {
+            let error = serde_json::Error::custom(format!("the line is longer than {MAX_LINE_BYTES} bytes"));
             return Err(ReplayError::Line { path: self.path.clone(), line: self.number + 1, error });
         }
         // A server that was killed leaves half a line.

@@ -1,29 +1,32 @@
-//! The loop that decides: it owns the scheduler, the live requests, their timers and the devices.
+//! The event loop that decides: it owns the scheduler, the live requests, their timers and the
+//! devices.
 //!
-//! One owner, because all of it changes with every request and every decision; messages in, calls out. Each turn reads
-//! the clock once to decide: mail, expired requests and withdrawals are told to the core at that instant, the core
-//! decides, the decisions are performed. A turn takes at most [`MAILS_A_TURN`] messages, so that timers are looked at
-//! often however much comes in. Whose thread takes a turn, and when, is for `scheduler_thread.rs` to say. Where there
-//! are several loops, each has its models, and a device that was granted to it (docs/adr/0023).
+//! All of this has one owner, because all of it changes with every request and every decision. Each
+//! turn reads the clock once: mail, expired requests and withdrawals are passed to the core at that
+//! instant, the core decides, and the decisions are performed. A turn reads at most
+//! [`MAILS_A_TURN`] messages, so timers are checked often under any load. `scheduler_thread.rs`
+//! determines which thread takes a turn and when. Where there are several loops, each has its own
+//! models and uses devices that were granted to it (docs/adr/0023).
 //!
-//! Invariants: the outbox is performed whole before the next input; a client is answered at most once, by the type of
-//! its [`Answerer`](crate::answer::Answerer); a slot is given back only when its call is answered, the core has ended
-//! it, no task in flight names it and no cancellation is on its way.
+//! Invariants: the outbox is performed completely before the next input; a client is answered at
+//! most once, by the type of its [`Answerer`](crate::answer::Answerer); a slot is freed only when
+//! its call is answered, the core has ended it, no task in flight names it and no cancellation is
+//! in the mailbox.
 
-use crate::admission::ModelEntry;
+use crate::capacity::ModelEntry;
 use crate::core::Core;
 use crate::devices::KnownIdle;
 use crate::ending::Ending;
 use crate::failures::FailureHistory;
-use crate::fleet::{EndedTask, Fleet, Start, stop_waiting};
-use crate::jobs::{Call, JobTable, Stage};
+use crate::dispatcher::{EndedTask, Dispatcher, TaskStart, stop_waiting};
+use crate::jobs::{ClientCall, JobTable, PartStage};
 use crate::joiner::{Joiner, Pieces};
-use crate::mailbox::{Mail, Mailbox, Order};
+use crate::mailbox::{Mail, Mailbox, EngineCommand};
 use crate::metrics::SchedulerMetrics;
-use crate::registry::Registry;
-use crate::shapes::{Known, Shapes};
-use crate::turns::Looped;
-use crate::{Answered, Clock, Failure, split};
+use crate::model_ids::ModelIds;
+use crate::shapes::{ShapeSource, ShapeTable};
+use crate::event_loop::EventLoop;
+use crate::{JobOutput, Clock, Failure, split};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::Model;
@@ -33,31 +36,33 @@ use std::sync::mpsc::SyncSender;
 
 const MAILS_A_TURN: usize = 256;
 
-/// Everything that a turn works on.
+/// The state of one scheduler.
 pub(crate) struct SchedulerLoop {
     pub(crate) clock: Clock,
-    pub(crate) turns: Arc<SchedulerMetrics>,
+    pub(crate) metrics: Arc<SchedulerMetrics>,
     pub(crate) mailbox: Arc<Mailbox>,
-    /// Of the other shards.
+    /// Mailboxes of the other shards.
     pub(crate) others: Vec<Arc<Mailbox>>,
     pub(crate) idle: KnownIdle,
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) model_ids: Arc<ModelIds>,
     pub(crate) core: Core,
     pub(crate) jobs: JobTable,
-    pub(crate) fleet: Fleet,
+    pub(crate) dispatcher: Dispatcher,
     pub(crate) joiner: Joiner,
     pub(crate) failures: FailureHistory,
     pub(crate) speeds: Speeds,
-    /// By model id.
-    pub(crate) models: Vec<Option<KnownModel>>,
-    /// Parts whose client has been answered while the core still holds them; the core is told in the next turn's
-    /// inputs, since the outbox may be half performed when that becomes known.
+    /// Indexed by model id.
+    pub(crate) models: Vec<Option<LiveModel>>,
+    /// Parts whose client has been answered while the core still holds them; the core learns of
+    /// them among the next turn's inputs, since the outbox may be half performed when that becomes
+    /// known.
     pub(crate) withdrawals: Vec<RequestSlot>,
-    /// Models that nothing of runs, and what a request of them takes alone by profiles that are to be put to the test.
-    pub(crate) doubted: Vec<(ModelId, Nanos)>,
-    /// Models that are to go once their last request has ended.
+    /// Models with no task in flight whose profile is suspect, with the single-row latency that it
+    /// claims.
+    pub(crate) suspect_profiles: Vec<(ModelId, Nanos)>,
+    /// Models that are removed once their last request has ended.
     pub(crate) leaving: Vec<ModelId>,
-    /// Whether new requests are answered with the news of the shutdown.
+    /// Whether new requests are answered with the shutdown failure.
     pub(crate) dismissing: bool,
     /// Whether this was the last turn.
     pub(crate) stopped: bool,
@@ -66,31 +71,31 @@ pub(crate) struct SchedulerLoop {
 }
 
 /// A model that the core knows.
-pub(crate) struct KnownModel {
+pub(crate) struct LiveModel {
     pub(crate) entry: Arc<ModelEntry>,
     /// Parts in the core.
     live: usize,
     /// Tasks in flight; those queued ahead may outlive the last part.
     pub(crate) tasks: usize,
     pub(crate) leaving: bool,
-    /// Where requests differ in shape.
-    shapes: Option<Shapes>,
-    pub(crate) learnt: Calibration,
+    /// The shapes in use, where requests differ in shape.
+    shapes: Option<ShapeTable>,
+    pub(crate) calibration: Calibration,
 }
 
-impl KnownModel {
-    fn new(entry: Arc<ModelEntry>, model: &Model) -> KnownModel {
-        let shapes = Shapes::new(&*entry.loaded, entry.unfolds);
-        KnownModel { entry, live: 0, tasks: 0, leaving: false, shapes, learnt: Calibration::new(model) }
+impl LiveModel {
+    fn new(entry: Arc<ModelEntry>, model: &Model) -> LiveModel {
+        let shapes = ShapeTable::new(&*entry.loaded, entry.unfolds);
+        LiveModel { entry, live: 0, tasks: 0, leaving: false, shapes, calibration: Calibration::new(model) }
     }
 }
 
-impl Looped for SchedulerLoop {
+impl EventLoop for SchedulerLoop {
     type Inbox = Mailbox;
 
     fn turn(&mut self) -> Time {
         let due = self.decide();
-        let (idle, mut known) = (self.fleet.seats.idle(), self.idle.lock());
+        let (idle, mut known) = (self.dispatcher.slots.idle(), self.idle.lock());
         if idle.map(Arc::as_ptr).map(<*const _>::cast::<()>) != known.as_ref().map(Arc::as_ptr).map(<*const _>::cast) {
             *known = idle.cloned();
         }
@@ -103,51 +108,52 @@ impl Looped for SchedulerLoop {
 }
 
 impl SchedulerLoop {
-    /// Takes in what has come, decides and performs. When the next turn is due, if no mail comes before.
+    /// Reads the mail, decides and performs. Returns the time of the next turn, if no mail comes
+    /// before.
     fn decide(&mut self) -> Time {
-        if !self.core.has_told() {
+        if !self.core.flush_link() {
             return Time::ORIGIN;
         }
         let mut inbox = std::mem::take(&mut self.inbox);
         inbox.extend(std::iter::from_fn(|| self.mailbox.pop()).take(MAILS_A_TURN));
         let begun = self.clock.now();
         let now = self.core.advance(begun);
-        self.test_doubted();
+        self.test_suspect_profiles();
         self.end_orphans(now);
         let idle = inbox.is_empty();
-        inbox.drain(..).for_each(|mail| self.take(now, mail));
+        inbox.drain(..).for_each(|mail| self.handle_mail(now, mail));
         self.inbox = inbox;
         if self.stopped {
             return Time::ORIGIN;
         }
         self.expire(now);
-        self.look_for_hangs(now);
+        self.lose_hung_devices(now);
         self.withdraw();
         self.core.settle();
         for at in 0..self.core.actions() {
             self.perform(now, self.core.action(at));
         }
-        // What the core has ended by itself in this turn is not to be withdrawn in the next.
+        // Parts that the core ended by itself in this turn need no withdrawal in the next.
         self.withdrawals.retain(|&slot| self.jobs.in_core(slot));
         self.forget_unloaded();
-        self.let_go_of_drained(now);
+        self.remove_drained(now);
         if !idle || self.core.actions() > 0 {
-            self.turns.on_turn(self.clock.now() - begun);
+            self.metrics.on_turn(self.clock.now() - begun);
         }
-        if !self.withdrawals.is_empty() || !self.fleet.orphans.is_empty() {
+        if !self.withdrawals.is_empty() || !self.dispatcher.orphans.is_empty() {
             return Time::ORIGIN;
         }
-        self.core.next_wakeup().min(self.jobs.next_expiry()).min(self.fleet.hangs.next())
+        self.core.next_wakeup().min(self.jobs.next_expiry()).min(self.dispatcher.hang_detector.next())
     }
 
-    fn take(&mut self, now: Time, mail: Mail) {
+    fn handle_mail(&mut self, now: Time, mail: Mail) {
         match mail {
             Mail::Submit(call) => self.admit(now, call),
             Mail::Cancel(lead) => self.cancel(now, lead),
-            Mail::Done(device, result) => self.land(now, device, result),
+            Mail::Done(device, result) => self.complete_task(now, device, result),
             Mail::Grant(grant) => self.core.grant(grant),
             Mail::Hangs(id, again) => self.lose_if_there(now, id, again),
-            Mail::Order(order, confirm) => self.obey(now, order, &confirm),
+            Mail::Order(order, confirm) => self.execute(now, order, &confirm),
             Mail::Stop => {
                 self.dismiss(now);
                 self.stopped = true;
@@ -155,11 +161,11 @@ impl SchedulerLoop {
         }
     }
 
-    /// Tells the core of a request, unless its model has gone meanwhile.
-    fn admit(&mut self, now: Time, call: Box<Call>) {
+    /// Passes a request to the core, unless its model has been unloaded meanwhile.
+    fn admit(&mut self, now: Time, call: Box<ClientCall>) {
         let (id, entry) = (call.id, Arc::clone(&call.model));
         let lead = self.jobs.insert(call);
-        if self.is_stranded(now, lead) {
+        if self.fail_if_no_device(now, lead) {
             return;
         }
         let known = self.models[id.index()].as_mut();
@@ -171,21 +177,21 @@ impl SchedulerLoop {
         };
         let call = self.jobs.call(lead);
         known.live += call.parts.len();
-        let margin = known.learnt.ahead(self.core.guess());
+        let margin = known.calibration.ahead(self.core.guess());
         call.in_core = call.parts.len();
         if self.failures.on_request(now, id, call.class.client) {
             call.class.shape = Shape::ALONE;
         } else if let Some(shapes) = &mut known.shapes {
             let known = match &call.parts[0].entry.payload {
-                Payload::Here(inputs) => Known::Inputs(inputs),
-                Payload::Elsewhere(_) => Known::Sizes(call.sizes),
+                Payload::Here(inputs) => ShapeSource::Inputs(inputs),
+                Payload::Elsewhere(_) => ShapeSource::Sizes(call.sizes),
             };
             call.class.shape = shapes.enter(known, call.parts.len());
         }
         let class = call.class;
         entry.metrics.waiting.fetch_add(call.parts.len(), std::sync::atomic::Ordering::Relaxed);
         for (part, &slot) in call.parts.iter_mut().zip(call.permit.slots()) {
-            part.stage = Stage::Waiting;
+            part.stage = PartStage::Waiting;
             let (arrived, deadline) = (call.arrived, call.deadline - margin);
             let (rows, extent) = (part.rows as u32, part.entry.extent);
             let request = Request { slot, model: id, arrived, deadline, rows, extent, class };
@@ -199,49 +205,50 @@ impl SchedulerLoop {
         self.jobs.release_if_over(lead);
     }
 
-    fn land(&mut self, now: Time, from: DeviceId, result: TaskResult) {
-        let Some(ended) = self.fleet.land(now, from, result, &mut self.jobs) else { return };
+    fn complete_task(&mut self, now: Time, from: DeviceId, result: TaskResult) {
+        let Some(ended) = self.dispatcher.complete(now, from, result, &mut self.jobs) else { return };
         let EndedTask { task, outcome, members, model, expected, again, lost, ran } = ended;
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
-        // A batch that was stopped, run more than once or lost says nothing about how late batches end.
+        // A batch that was stopped, run more than once or lost contains no information about late
+        // ends.
         if outcome != Outcome::Cancelled && !again && lost.is_none() {
-            known.learnt.on_end(now - expected);
+            known.calibration.on_end(now - expected);
         }
         let sound = outcome == Outcome::Ok && !again;
-        let profiled = known.learnt.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
-        // What a slow device adds is no error of the profile.
+        let profiled = known.calibration.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
+        // The slowdown of a slow device is no error of the profile.
         let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
         let fair = sound && self.speeds.is_fair(from);
-        let better = fair.then(|| known.learnt.on_task(now, &Ran { took, ..ran })).flatten();
+        let better = fair.then(|| known.calibration.on_task(now, &Ran { took, ..ran })).flatten();
         for &slot in members.iter().filter(|_| !known.entry.unfolds) {
             let (lead, call, part) = self.jobs.owner(slot);
             if call.done == call.parts.len() || matches!(call.parts[part].result, Some(Err(_))) {
-                // It will be finished in this very turn, so its timer must not strike between.
+                // It will be finished in this turn, so its timer must not fire before.
                 self.jobs.disarm(lead);
             }
         }
-        self.core.task_done(&TaskDone { task, outcome, ended: self.fleet.ended(), skips: self.fleet.skips() });
+        self.core.task_done(&TaskDone { task, outcome, ended: self.dispatcher.ended(), skips: self.dispatcher.skips() });
         if let Some(better) = better {
-            self.correct(model, ran.block, better);
+            self.replace_profile(model, ran.block, better);
         } else if sound && ran.alone {
-            self.time_device(now, from, ran.took, profiled);
+            self.observe_speed(now, from, ran.took, profiled);
         }
-        self.convict(now, outcome);
+        self.record_failed_alone(now, outcome);
         if lost.is_some_and(|lost| lost.inside) {
-            self.suspect(now, &members);
+            self.isolate_clients(now, &members);
         }
-        self.jobs.release_landed(&members);
-        self.fleet.recycle(members);
+        self.jobs.release_completed(&members);
+        self.dispatcher.recycle(members);
     }
 
-    /// Takes note of the requests that the engine failed on alone in the task that has just landed.
+    /// Records the requests on which the engine failed alone in the task that has just completed.
     ///
-    /// If the task failed in all its members, the core rejects them. Otherwise it was told that their walks have ended, and
-    /// finishes them, but where walks unfold it is told that nobody waits for them any more.
-    fn convict(&mut self, now: Time, outcome: Outcome) {
-        for at in 0..self.fleet.culprits().len() {
-            let slot = self.fleet.culprits()[at];
+    /// If all members failed, the core rejects them. Otherwise it learnt that their walks ended,
+    /// and finishes them; but where walks unfold, they are withdrawn.
+    fn record_failed_alone(&mut self, now: Time, outcome: Outcome) {
+        for at in 0..self.dispatcher.failed_alone().len() {
+            let slot = self.dispatcher.failed_alone()[at];
             let (lead, call, part) = self.jobs.owner(slot);
             call.model.metrics.on_bad_request();
             self.failures.on_failure(now, call.id, call.class.client);
@@ -252,9 +259,9 @@ impl SchedulerLoop {
         }
     }
 
-    /// A process ended with these in it. Nobody knows whose fault it was, so they run alone for a while: whoever does it again
-    /// harms nobody beside.
-    fn suspect(&mut self, now: Time, members: &[RequestSlot]) {
+    /// Isolates the clients whose requests were in an engine process when it ended. Any of them may
+    /// be the cause, so they run alone for a while; another crash then affects no other request.
+    fn isolate_clients(&mut self, now: Time, members: &[RequestSlot]) {
         let mut clients: Vec<(ModelId, u16)> = Vec::with_capacity(members.len());
         clients.extend(members.iter().map(|&slot| {
             let (_, call, _) = self.jobs.owner(slot);
@@ -262,47 +269,48 @@ impl SchedulerLoop {
         }));
         clients.sort_unstable();
         clients.dedup();
-        clients.into_iter().for_each(|(model, client)| self.failures.on_death(now, model, client));
+        clients.into_iter().for_each(|(model, client)| self.failures.on_process_death(now, model, client));
     }
 
-    fn obey(&mut self, now: Time, order: Order, confirm: &SyncSender<()>) {
+    fn execute(&mut self, now: Time, order: EngineCommand, confirm: &SyncSender<()>) {
         match order {
-            Order::Load { id, entry, model } => {
-                self.models[id.index()] = Some(KnownModel::new(entry, &model));
+            EngineCommand::Load { id, entry, model } => {
+                self.models[id.index()] = Some(LiveModel::new(entry, &model));
                 self.core.control(Control::ModelLoaded(id, model));
             }
-            Order::Unload(id) => {
+            EngineCommand::Unload(id) => {
                 let known = self.models[id.index()].as_mut().expect("only what is served is unloaded");
                 known.leaving = true;
                 self.leaving.push(id);
                 self.core.control(Control::ModelUnloaded(id));
             }
-            Order::Profile { id, block, profile } => {
+            EngineCommand::Profile { id, block, profile } => {
                 if let Some(known) = &mut self.models[id.index()] {
-                    known.learnt.replace(block, profile.clone());
+                    known.calibration.replace(block, profile.clone());
                     self.speeds.forget();
                 }
                 self.core.control(Control::ProfileReplaced { model: id, block, profile });
             }
-            Order::Join { id, device, attached } => self.join(now, id, device, &attached),
-            Order::Leave { id, lost } => self.leave(now, id, lost),
-            Order::Dismiss => self.dismiss(now),
+            EngineCommand::Join { id, device, attached } => self.join(now, id, device, &attached),
+            EngineCommand::Leave { id, lost } => self.leave(now, id, lost),
+            EngineCommand::Dismiss => self.dismiss(now),
         }
-        // Whoever gave the order may have gone; then nobody needs the confirmation.
+        // The sender of the command may be gone; then the confirmation is not needed.
         let _ = confirm.try_send(());
     }
 
-    /// Answers the clients whose time is over, whether their requests wait or run.
+    /// Answers the clients whose time has expired, whether their requests wait or run.
     fn expire(&mut self, now: Time) {
         while let Some(lead) = self.jobs.pop_expired(now) {
-            if self.jobs.part(lead).stage == Stage::Waiting {
-                self.doubt(now, lead);
+            if self.jobs.part(lead).stage == PartStage::Waiting {
+                self.suspect_profile(now, lead);
             }
             self.fail(now, lead, Failure::Expired);
         }
     }
 
-    /// Tells the core of the requests that nobody waits for any more. Those that run are discarded when they are done.
+    /// Withdraws requests whose client has been answered. Those that run are discarded when they
+    /// are done.
     fn withdraw(&mut self) {
         while let Some(slot) = self.withdrawals.pop() {
             self.core.control(Control::Cancelled(slot));
@@ -315,11 +323,11 @@ impl SchedulerLoop {
                 let (members, nodes) = (self.core.members(task), self.core.nodes(task));
                 let known = self.models[model.index()].as_mut().expect("a model stays while its requests live");
                 known.tasks += 1;
-                let spec = &known.learnt.model().blocks[block.index()];
+                let spec = &known.calibration.model().blocks[block.index()];
                 let percent = self.speeds.percent(device);
                 let start =
-                    Start { task, model, block, spec, device, percent, lane, length, not_before, members, nodes };
-                self.fleet.start(now, &start, &mut self.jobs);
+                    TaskStart { task, model, block, spec, device, percent, lane, length, not_before, members, nodes };
+                self.dispatcher.start(now, &start, &mut self.jobs);
             }
             Action::Finish { request } => {
                 if let Some(Prediction { made, remaining }) = self.core.prediction(request) {
@@ -329,7 +337,7 @@ impl SchedulerLoop {
                 self.finish(now, request);
             }
             Action::Reject { request, why } => self.reject(now, request, why),
-            Action::Cancel { task } => self.fleet.cancel(task),
+            Action::Cancel { task } => self.dispatcher.cancel(task),
         }
     }
 
@@ -350,7 +358,7 @@ impl SchedulerLoop {
     fn reject(&mut self, now: Time, slot: RequestSlot, why: Why) {
         let lead = self.leave_core(slot);
         if matches!(why, Why::Hopeless | Why::Expired) {
-            self.doubt(now, slot);
+            self.suspect_profile(now, slot);
         }
         let failure = match why {
             Why::Expired => Failure::Expired,
@@ -367,14 +375,14 @@ impl SchedulerLoop {
         self.jobs.release_if_over(lead);
     }
 
-    /// The core has ended the part in `slot`.
+    /// Records that the core has ended the part in `slot`.
     fn leave_core(&mut self, slot: RequestSlot) -> RequestSlot {
         let (lead, call, part) = self.jobs.owner(slot);
-        let stage = std::mem::replace(&mut call.parts[part].stage, Stage::Outside);
-        assert!(stage != Stage::Outside, "a policy ended a request twice");
-        let runs = call.parts[part].flying > 0 && !call.model.unfolds;
+        let stage = std::mem::replace(&mut call.parts[part].stage, PartStage::Outside);
+        assert!(stage != PartStage::Outside, "a policy ended a request twice");
+        let runs = call.parts[part].in_flight > 0 && !call.model.unfolds;
         assert!(!runs, "a policy ended a request that runs");
-        if stage == Stage::Waiting {
+        if stage == PartStage::Waiting {
             stop_waiting(&call.model);
         }
         call.in_core -= 1;
@@ -386,7 +394,8 @@ impl SchedulerLoop {
         lead
     }
 
-    /// All parts have their outputs: answers the client, unless it has had an answer.
+    /// Answers the client of a call whose parts all have their outputs, unless it has been
+    /// answered.
     fn complete(&mut self, now: Time, lead: RequestSlot) {
         self.jobs.disarm(lead);
         let call = self.jobs.call(lead);
@@ -394,7 +403,7 @@ impl SchedulerLoop {
         let last = call.parts.iter().max_by_key(|part| part.started).expect("a call has parts");
         let queued = last.started.map_or(now, |started| started) - call.arrived;
         let late = now > call.deadline;
-        let answered = Answered { outputs: Vec::new(), queued, executed: last.executed, batch: last.batch, late };
+        let answered = JobOutput { outputs: Vec::new(), queued, executed: last.executed, batch: last.batch, late };
         let results = call.parts.iter_mut().map(|part| part.result.take().unwrap_or_else(|| Ok(Vec::new())));
         let parts =
             results.collect::<Result<Vec<_>, String>>().and_then(|parts| split::check_joinable(&parts).map(|()| parts));
@@ -402,7 +411,7 @@ impl SchedulerLoop {
             Ok(mut parts) => {
                 call.model.metrics.on_success(late, call.rows, now - call.arrived, queued, answered.executed);
                 if parts.len() == 1 {
-                    answerer.answer(Ok(Answered { outputs: parts.remove(0), ..answered }));
+                    answerer.answer(Ok(JobOutput { outputs: parts.remove(0), ..answered }));
                 } else {
                     self.joiner.join(Pieces { answerer, parts, answered });
                 }
@@ -414,7 +423,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Answers the client with a failure, unless it has been answered, and withdraws what the core still holds.
+    /// Answers the client with a failure, unless it has been answered, and withdraws the parts that
+    /// the core still holds.
     pub(crate) fn fail(&mut self, now: Time, lead: RequestSlot, failure: Failure) {
         self.jobs.disarm(lead);
         let call = self.jobs.call(lead);
@@ -423,20 +433,20 @@ impl SchedulerLoop {
         }
         call.model.metrics.on_failure(Ending::of(&failure), now - call.arrived);
         call.answer(Err(failure));
-        let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != Stage::Outside);
+        let held = call.parts.iter().zip(call.permit.slots()).filter(|(part, _)| part.stage != PartStage::Outside);
         self.withdrawals.extend(held.map(|(_, &slot)| slot));
     }
 
-    /// Lets go of unloaded models whose last request has ended.
+    /// Removes unloaded models whose last request has ended.
     fn forget_unloaded(&mut self) {
-        let (models, fleet, registry, failures) = (&mut self.models, &self.fleet, &self.registry, &mut self.failures);
+        let (models, dispatcher, model_ids, failures) = (&mut self.models, &self.dispatcher, &self.model_ids, &mut self.failures);
         self.leaving.retain(|&id| {
             let live = models[id.index()].as_ref().map_or(0, |known| known.live + known.tasks);
             if live == 0 {
                 models[id.index()] = None;
-                fleet.seats.detach(id);
+                dispatcher.slots.detach(id);
                 failures.forget(id);
-                registry.free(id);
+                model_ids.free(id);
             }
             live > 0
         });
@@ -451,8 +461,8 @@ impl SchedulerLoop {
     }
 }
 
-/// What the engine said of a part that it failed on, or was lost with.
-fn failure(call: &Call, part: usize) -> Failure {
+/// Returns the failure of a part on which the engine failed, or which was lost with its device.
+fn failure(call: &ClientCall, part: usize) -> Failure {
     let cause = match &call.parts[part].result {
         Some(Err(text)) => text.clone(),
         _ => "the engine ended the request without outputs".to_owned(),

@@ -1,30 +1,31 @@
-//! A number for each combination of shapes that the requests of a model come in.
+//! Numbers for the combinations of shapes that requests of a model have.
 //!
-//! Rows of different shapes cannot lie side by side in one tensor. The core forms batches of one shape and knows shapes as
-//! numbers only, which are given here: to each combination of the open dimensions of a model's inputs that is seen, the batch and
-//! the length that requests are padded to left out. There are so many numbers and no more, for a client makes up shapes as it
-//! likes; the one that was used longest ago goes to the next new shape as soon as none of its requests lives, and who gets
-//! none runs alone.
+//! Rows of different shapes cannot be put side by side in one tensor. The core forms batches of one
+//! shape and knows shapes only as the numbers assigned here: one for each combination of a model's
+//! open dimensions, without the batch dimension and the length that requests are padded to. The
+//! number of shapes is bounded, since clients choose shapes freely; the least recently used number
+//! without a live request is reassigned to the next new shape, and a request that gets no number
+//! runs alone.
 
 use ripieno_executor::{Loaded, Tensor};
 use ripieno_sched::Shape;
 use std::collections::HashMap;
 
-/// The most shapes of a model that requests can have at a time.
-const MOST: usize = 256;
+/// Largest number of shapes that live requests of a model can have.
+const MAX_SHAPES: usize = 256;
 
-/// The most open dimensions of a model whose requests share batches, if their inputs lie elsewhere.
-const MOST_OPEN: usize = 4;
+/// Largest number of open dimensions of a model whose remote requests can share batches.
+const MAX_OPEN_DIMS: usize = 4;
 
-/// The sizes of a request's open dimensions, for who does not have its inputs; none if they are too many or too large.
-pub type OpenSizes = Option<[u32; MOST_OPEN]>;
+/// The sizes of a remote request's open dimensions; `None` if they are too many or too large.
+pub type OpenSizes = Option<[u32; MAX_OPEN_DIMS]>;
 
-/// The open dimensions of a model: which input, which dimension of it.
+/// The open dimensions of a model, as pairs of input and dimension.
 #[derive(Clone, Debug)]
 pub struct OpenDims(Vec<(usize, usize)>);
 
 impl OpenDims {
-    /// None if requests unfold and have no rows.
+    /// Returns the open dimensions of a model; none if its requests unfold and have no rows.
     pub fn of(loaded: &dyn Loaded, unfolds: bool) -> OpenDims {
         let lengths = loaded.lengths();
         let is_length = |input: usize, dim: usize| {
@@ -38,10 +39,11 @@ impl OpenDims {
         OpenDims(open)
     }
 
-    /// What to say of inputs to who does not have them. They are in the order of the model's.
+    /// Returns the sizes of these inputs, to send instead of them. They are in the order of the
+    /// model's.
     pub fn sizes(&self, inputs: &[Tensor]) -> OpenSizes {
-        let mut sizes = [0; MOST_OPEN];
-        if self.0.len() > MOST_OPEN {
+        let mut sizes = [0; MAX_OPEN_DIMS];
+        if self.0.len() > MAX_OPEN_DIMS {
             return None;
         }
         for (to, size) in sizes.iter_mut().zip(self.each(inputs)) {
@@ -56,78 +58,80 @@ impl OpenDims {
     }
 }
 
-/// What is known of a request's shape.
-pub(crate) enum Known<'a> {
+/// Source of a request's shape.
+pub(crate) enum ShapeSource<'a> {
     Inputs(&'a [Tensor]),
     Sizes(OpenSizes),
 }
 
 /// The shapes of one model that has open dimensions.
 #[derive(Debug)]
-pub(crate) struct Shapes {
+pub(crate) struct ShapeTable {
     open: OpenDims,
     numbers: HashMap<Vec<i64>, u32>,
-    /// By number.
-    kept: Vec<Kept>,
-    /// Counts requests, to tell what was used when.
+    /// Indexed by number.
+    entries: Vec<ShapeEntry>,
+    /// Counts requests, for the time of last use.
     turn: u64,
-    /// Where a combination is put together.
+    /// Buffer for the current combination.
     scratch: Vec<i64>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ShapeEntry {
     sizes: Vec<i64>,
     /// Requests in the core.
     live: usize,
     used: u64,
 }
 
-impl Shapes {
-    /// None if all requests of the model are of one shape, or unfold and have no rows.
-    pub(crate) fn new(loaded: &dyn Loaded, unfolds: bool) -> Option<Shapes> {
+impl ShapeTable {
+    /// Creates the table; `None` if all requests of the model have one shape, or unfold and have no
+    /// rows.
+    pub(crate) fn new(loaded: &dyn Loaded, unfolds: bool) -> Option<ShapeTable> {
         let open = OpenDims::of(loaded, unfolds);
         let (numbers, kept, scratch) = (HashMap::new(), Vec::new(), Vec::new());
-        (!open.0.is_empty()).then_some(Shapes { open, numbers, kept, turn: 0, scratch })
+        (!open.0.is_empty()).then_some(ShapeTable { open, numbers, entries: kept, turn: 0, scratch })
     }
 
-    /// The shape of a request that enters the core as so many. Its inputs are in the order of the model's.
-    pub(crate) fn enter(&mut self, request: Known<'_>, requests: usize) -> Shape {
+    /// Returns the shape of a call that enters the core as `requests` requests. Its inputs are in
+    /// the order of the model's.
+    pub(crate) fn enter(&mut self, request: ShapeSource<'_>, requests: usize) -> Shape {
         self.turn += 1;
         self.scratch.clear();
         match request {
-            Known::Inputs(inputs) => self.scratch.extend(self.open.each(inputs)),
-            Known::Sizes(Some(sizes)) => {
+            ShapeSource::Inputs(inputs) => self.scratch.extend(self.open.each(inputs)),
+            ShapeSource::Sizes(Some(sizes)) => {
                 self.scratch.extend(sizes.into_iter().take(self.open.0.len()).map(i64::from));
             }
-            Known::Sizes(None) => return Shape::ALONE,
+            ShapeSource::Sizes(None) => return Shape::ALONE,
         }
         let known = self.numbers.get(&self.scratch).copied();
-        let Some(number) = known.or_else(|| self.learn()) else { return Shape::ALONE };
-        let kept = &mut self.kept[number as usize];
+        let Some(number) = known.or_else(|| self.assign_number()) else { return Shape::ALONE };
+        let kept = &mut self.entries[number as usize];
         (kept.live, kept.used) = (kept.live + requests, self.turn);
         Shape(number)
     }
 
-    /// One request of the shape has left the core.
+    /// Counts a request of the shape that has left the core.
     pub(crate) fn leave(&mut self, shape: Shape) {
         if shape != Shape::ALONE {
-            self.kept[shape.0 as usize].live -= 1;
+            self.entries[shape.0 as usize].live -= 1;
         }
     }
 
-    /// A number for the combination that was put together; none if all are in use.
-    fn learn(&mut self) -> Option<u32> {
-        let number = if self.kept.len() < MOST {
-            self.kept.push(Kept { sizes: Vec::new(), live: 0, used: 0 });
-            self.kept.len() - 1
+    /// Assigns a number to the current combination; `None` if all are in use.
+    fn assign_number(&mut self) -> Option<u32> {
+        let number = if self.entries.len() < MAX_SHAPES {
+            self.entries.push(ShapeEntry { sizes: Vec::new(), live: 0, used: 0 });
+            self.entries.len() - 1
         } else {
-            let idle = self.kept.iter().enumerate().filter(|(_, kept)| kept.live == 0);
+            let idle = self.entries.iter().enumerate().filter(|(_, kept)| kept.live == 0);
             let (number, kept) = idle.min_by_key(|(_, kept)| kept.used)?;
             self.numbers.remove(&kept.sizes);
             number
         };
-        self.kept[number].sizes.clone_from(&self.scratch);
+        self.entries[number].sizes.clone_from(&self.scratch);
         self.numbers.insert(self.scratch.clone(), number as u32);
         Some(number as u32)
     }
@@ -160,14 +164,14 @@ mod tests {
         }
     }
 
-    fn shapes(inputs: &[&[i64]], lengths: Option<&[Option<usize>]>) -> Option<Shapes> {
+    fn shapes(inputs: &[&[i64]], lengths: Option<&[Option<usize>]>) -> Option<ShapeTable> {
         let spec = |shape: &&[i64]| TensorSpec { name: "x".into(), datatype: DataType::Fp32, shape: shape.to_vec() };
         let lengths = lengths.map(|dims| InputLengths { max: 8, dims: dims.to_vec() });
-        Shapes::new(&Open(inputs.iter().map(spec).collect(), lengths), false)
+        ShapeTable::new(&Open(inputs.iter().map(spec).collect(), lengths), false)
     }
 
-    fn enter(shapes: &mut Shapes, inputs: &[Tensor], requests: usize) -> Shape {
-        shapes.enter(Known::Inputs(inputs), requests)
+    fn enter(shapes: &mut ShapeTable, inputs: &[Tensor], requests: usize) -> Shape {
+        shapes.enter(ShapeSource::Inputs(inputs), requests)
     }
 
     fn request(inputs: &[&[i64]]) -> Vec<Tensor> {
@@ -208,10 +212,10 @@ mod tests {
             Open(inputs.iter().map(spec).collect(), None)
         };
         let loaded = specs(&[&[-1, -1], &[-1, 3, -1]]);
-        let (mut shapes, open) = (Shapes::new(&loaded, false).unwrap(), OpenDims::of(&loaded, false));
+        let (mut shapes, open) = (ShapeTable::new(&loaded, false).unwrap(), OpenDims::of(&loaded, false));
         let mut both = |a, b| {
             let inputs = request(&[&[1, a], &[1, 3, b]]);
-            let elsewhere = shapes.enter(Known::Sizes(open.sizes(&inputs)), 1);
+            let elsewhere = shapes.enter(ShapeSource::Sizes(open.sizes(&inputs)), 1);
             (elsewhere, enter(&mut shapes, &inputs, 1))
         };
         let ((first, same), (other, other_same)) = (both(4, 5), both(5, 4));
@@ -225,17 +229,17 @@ mod tests {
     fn numbers_are_bounded_and_reused_only_when_nobody_has_them() {
         let mut shapes = shapes(&[&[-1, -1]], None).unwrap();
         let wide = |width: usize| request(&[&[1, width as i64]]);
-        let numbers: Vec<Shape> = (0..MOST).map(|width| enter(&mut shapes, &wide(width), 2)).collect();
-        assert_eq!(enter(&mut shapes, &wide(MOST), 1), Shape::ALONE);
+        let numbers: Vec<Shape> = (0..MAX_SHAPES).map(|width| enter(&mut shapes, &wide(width), 2)).collect();
+        assert_eq!(enter(&mut shapes, &wide(MAX_SHAPES), 1), Shape::ALONE);
         shapes.leave(Shape::ALONE);
-        // The one is used again, the other still has a request.
+        // Shape 7 is free and was used least recently; 3 is used again, and 9 still has a request.
         [3, 3, 7, 7, 9].iter().for_each(|&at: &usize| shapes.leave(numbers[at]));
         assert_eq!(enter(&mut shapes, &wide(3), 1), numbers[3]);
         shapes.leave(numbers[3]);
-        assert_eq!(enter(&mut shapes, &wide(MOST), 1), numbers[7], "the least recently used of those that are free");
+        assert_eq!(enter(&mut shapes, &wide(MAX_SHAPES), 1), numbers[7], "the least recently used of those that are free");
         assert_eq!(enter(&mut shapes, &wide(7), 1), numbers[3]);
         assert_eq!(enter(&mut shapes, &wide(3), 1), Shape::ALONE);
         assert_eq!(enter(&mut shapes, &wide(9), 1), numbers[9]);
-        assert!(shapes.numbers.len() == MOST && shapes.kept.len() == MOST);
+        assert!(shapes.numbers.len() == MAX_SHAPES && shapes.entries.len() == MAX_SHAPES);
     }
 }

@@ -1,19 +1,21 @@
-//! Requests larger than a batch: cut along the rows, and put together again.
+//! Splitting of requests larger than a batch along the rows, and joining of their outputs.
 
 use bytes::{Bytes, BytesMut};
 use ripieno_executor::Tensor;
 use std::sync::Arc;
 
-/// The rows and inputs of each part of a request of `rows` rows: full batches, then the rest. Copies no elements.
+/// Returns the rows and inputs of each part of a request of `rows` rows: full batches, then the
+/// rest. Copies no elements.
 pub(crate) fn split(inputs: &Arc<[Tensor]>, rows: usize, max_batch: usize) -> Vec<(usize, Arc<[Tensor]>)> {
     if rows <= max_batch {
         return vec![(rows, Arc::clone(inputs))];
     }
-    let mut columns: Vec<_> = inputs.iter().map(|input| Column::new(input, rows)).collect();
-    sizes(rows, max_batch).map(|take| (take, columns.iter_mut().map(|column| column.take(take)).collect())).collect()
+    let mut columns: Vec<_> = inputs.iter().map(|input| RowSplitter::new(input, rows)).collect();
+    sizes(rows, max_batch).map(|take| (take, columns.iter_mut().map(|column| column.take_rows(take)).collect())).collect()
 }
 
-/// Some rows of inputs, as a part of a request has them; none if there are not so many. Copies no elements.
+/// Returns `count` rows of the inputs from `first` on, as a part of a request has them; `None` if
+/// they do not exist. Copies no elements.
 pub fn some_rows(inputs: &Arc<[Tensor]>, rows: usize, first: usize, count: usize) -> Option<Arc<[Tensor]>> {
     if first == 0 && count == rows {
         return Some(Arc::clone(inputs));
@@ -21,44 +23,44 @@ pub fn some_rows(inputs: &Arc<[Tensor]>, rows: usize, first: usize, count: usize
     let within = count > 0 && first.checked_add(count).is_some_and(|end| end <= rows);
     within.then(|| {
         let cut = |input| {
-            let mut column = Column::new(input, rows);
-            column.take(first);
-            column.take(count)
+            let mut column = RowSplitter::new(input, rows);
+            column.take_rows(first);
+            column.take_rows(count)
         };
         inputs.iter().map(cut).collect()
     })
 }
 
-/// How many rows each part has: full batches, then the rest.
+/// Returns the number of rows of each part: full batches, then the rest.
 pub(crate) fn sizes(rows: usize, max_batch: usize) -> impl Iterator<Item = usize> {
     (0..rows).step_by(max_batch).map(move |first| max_batch.min(rows - first))
 }
 
-/// A tensor that is being cut.
-struct Column<'a> {
+/// A tensor that is being split.
+struct RowSplitter<'a> {
     tensor: &'a Tensor,
-    /// What has not been taken yet.
+    /// The bytes that are still to be split off.
     rest: Bytes,
-    /// Bytes in a row; none if elements vary in size.
+    /// Bytes in a row; `None` if elements vary in size.
     row_bytes: Option<usize>,
     row_elements: usize,
 }
 
-impl Column<'_> {
-    fn new(tensor: &Tensor, rows: usize) -> Column<'_> {
+impl RowSplitter<'_> {
+    fn new(tensor: &Tensor, rows: usize) -> RowSplitter<'_> {
         let row_elements = tensor.shape.iter().skip(1).map(|&dim| usize::try_from(dim).unwrap_or(0)).product();
         let row_bytes = tensor.datatype.size().map(|_| tensor.data.len() / rows);
-        Column { tensor, rest: tensor.data.clone(), row_bytes, row_elements }
+        RowSplitter { tensor, rest: tensor.data.clone(), row_bytes, row_elements }
     }
 
-    fn take(&mut self, rows: usize) -> Tensor {
+    fn take_rows(&mut self, rows: usize) -> Tensor {
         let wanted = self.row_bytes.map_or_else(|| self.varying(rows * self.row_elements), |bytes| bytes * rows);
         let data = self.rest.split_to(wanted.min(self.rest.len()));
         let shape = std::iter::once(rows as i64).chain(self.tensor.shape.iter().skip(1).copied()).collect();
         Tensor { name: Arc::clone(&self.tensor.name), datatype: self.tensor.datatype, shape, data }
     }
 
-    /// The bytes of the next `elements` elements, each with its 4-byte length before it.
+    /// Returns the bytes of the next `elements` elements, each preceded by its 4-byte length.
     fn varying(&self, elements: usize) -> usize {
         let mut at = 0_usize;
         for _ in 0..elements {
@@ -69,7 +71,7 @@ impl Column<'_> {
     }
 }
 
-/// Whether the outputs of the parts fit together; if not, why.
+/// Checks whether the outputs of the parts can be joined; the error is the reason.
 pub fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
     let first = &parts[0];
     for other in &parts[1..] {
@@ -83,7 +85,7 @@ pub fn check_joinable(parts: &[Vec<Tensor>]) -> Result<(), String> {
     Ok(())
 }
 
-/// The outputs of the whole request, from those of its parts in order.
+/// Joins the outputs of a request's parts, given in order.
 pub fn join(parts: &[Vec<Tensor>]) -> Vec<Tensor> {
     (0..parts[0].len()).map(|at| join_one(parts.iter().map(|part| &part[at]))).collect()
 }

@@ -1,10 +1,10 @@
-//! Can this engine serve this model?
+//! Checks whether this engine can serve a model.
 
 use crate::ServedModel;
 use ripieno_model::{Model, Profile};
 use ripieno_sched::{BuildError, Limits, Options, Policy, Setup, build};
 
-/// Why not, for whoever loads the model.
+/// Checks a model; the error is the reason, for the user who loads it.
 pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limits: &Limits) -> Result<(), String> {
     let model = &served.model;
     if model.max_batch == 0 || model.max_batch > limits.batch {
@@ -38,7 +38,7 @@ pub(crate) fn check(served: &ServedModel, policy: Option<&'static Policy>, limit
     }
 }
 
-/// Whether a profile describes batches up to the largest.
+/// Checks whether a profile covers batches up to the largest.
 pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) -> Result<(), String> {
     if profile.max_batch() >= max_batch {
         return Ok(());
@@ -49,7 +49,7 @@ pub(crate) fn check_profile(model: &str, profile: &Profile, max_batch: usize) ->
     ))
 }
 
-/// Whether the policy can run the model, asked of a scheduler that is built for it alone.
+/// Checks whether the policy can run the model, by building a scheduler for it alone.
 fn check_policy(policy: &'static Policy, model: &Model, limits: &Limits) -> Result<(), String> {
     let limits =
         Limits { requests: 1, models: 1, devices: 1, lanes: limits.lanes, depth: 1, batch: limits.batch, nodes: 1 };

@@ -1,4 +1,4 @@
-//! What unit tests of several modules need.
+//! Fixtures shared by unit tests of several modules.
 
 use crate::ServedModel;
 use ripieno_base::Nanos;

@@ -1,4 +1,4 @@
-//! How exactly the scheduler thread wakes up, measured with the very code that it parks with.
+//! Measures the wake-up delay of the scheduler thread, with the same code that it parks with.
 
 use crate::clock::saturating_nanos;
 use crate::parking::{Parking, Sleeper};
@@ -6,36 +6,38 @@ use ripieno_base::Nanos;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How late each of a number of wake-ups was.
+/// Delays of a number of wake-ups.
 #[derive(Clone, Debug)]
-pub struct Wakeups {
-    /// Actual minus target, ascending; never negative.
+pub struct WakeupLateness {
+    /// Actual minus target time, ascending; never negative.
     sorted: Vec<Nanos>,
 }
 
-impl Wakeups {
-    /// The lateness that a share `quantile` (0 to 1) of the wake-ups did not exceed; zero if there were none.
+impl WakeupLateness {
+    /// Returns the delay that a share `quantile` (0 to 1) of the wake-ups did not exceed; zero if
+    /// there were none.
     pub fn quantile(&self, quantile: f64) -> Nanos {
         let last = self.sorted.len().saturating_sub(1);
         let at = (quantile.clamp(0.0, 1.0) * last as f64).round() as usize;
         self.sorted.get(at).copied().unwrap_or_default()
     }
 
-    /// How many of the wake-ups were within each of `bounds`, which ascend; the last number counts those beyond all.
+    /// Returns the number of wake-ups within each of `bounds`, which ascend; the last number counts
+    /// those beyond all.
     pub fn histogram(&self, bounds: &[Nanos]) -> Vec<usize> {
         let within = bounds.iter().map(|bound| self.sorted.partition_point(|late| late <= bound));
         let edges: Vec<usize> = std::iter::once(0).chain(within).chain([self.sorted.len()]).collect();
         edges.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
-    /// Every lateness, ascending.
+    /// All delays, ascending.
     pub fn sorted(&self) -> &[Nanos] {
         &self.sorted
     }
 }
 
-/// Wakes up `count` times, `spacing` apart, on a thread of its own.
-pub fn measure_wakeups(count: usize, spacing: Duration) -> Wakeups {
+/// Measures `count` wake-ups, `spacing` apart, on a thread of its own.
+pub fn measure_wakeups(count: usize, spacing: Duration) -> WakeupLateness {
     let measure = move || {
         let parking = Parking::default();
         let mut sleeper = Sleeper::new(&parking);
@@ -49,7 +51,7 @@ pub fn measure_wakeups(count: usize, spacing: Duration) -> Wakeups {
     };
     let mut sorted = thread::spawn(measure).join().expect("measuring does not panic");
     sorted.sort_unstable();
-    Wakeups { sorted }
+    WakeupLateness { sorted }
 }
 
 #[cfg(test)]
@@ -67,7 +69,7 @@ mod tests {
 
     #[test]
     fn buckets_hold_what_lies_between_their_bounds() {
-        let wakeups = Wakeups { sorted: vec![Nanos(1), Nanos(10), Nanos(11), Nanos(500)] };
+        let wakeups = WakeupLateness { sorted: vec![Nanos(1), Nanos(10), Nanos(11), Nanos(500)] };
         assert_eq!(wakeups.histogram(&[Nanos(10), Nanos(100)]), [2, 1, 1]);
         assert_eq!((wakeups.quantile(0.5), wakeups.quantile(1.0)), (Nanos(11), Nanos(500)));
     }

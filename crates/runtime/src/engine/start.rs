@@ -1,19 +1,19 @@
-//! How an engine begins.
+//! Construction and start of an engine.
 
 use super::devices::open_all;
 use super::{Engine, EngineConfig, Inner, Recording, StartError};
 use crate::Clock;
-use crate::admission::Admission;
-use crate::answer::Gate;
+use crate::capacity::CapacityLimits;
+use crate::answer::DrainGate;
 use crate::core::Core;
-use crate::devices::DeviceTable;
+use crate::devices::DeviceDirectory;
 use crate::failures::FailureHistory;
-use crate::fleet::Fleet;
+use crate::dispatcher::Dispatcher;
 use crate::jobs::JobTable;
 use crate::joiner::Joiner;
 use crate::metrics::{DeviceMetrics, SchedulerMetrics};
 use crate::recorder::{Header, Recorder, VERSION};
-use crate::registry::Registry;
+use crate::model_ids::ModelIds;
 use crate::scheduler_loop::SchedulerLoop;
 use crate::schedulers::Schedulers;
 use crate::shards;
@@ -28,12 +28,12 @@ impl Engine {
         let limits = setup.limits;
         check(&config)?;
         let Served { pieces, matchmaker } = config.scheduler;
-        let (clock, gate) = (Clock::start(), Arc::new(Gate::default()));
-        let registry = Arc::new(Registry::new(limits.models));
+        let (clock, gate) = (Clock::start(), Arc::new(DrainGate::default()));
+        let model_ids = Arc::new(ModelIds::new(limits.models));
         let metrics: Arc<[DeviceMetrics]> = (0..limits.devices).map(|_| DeviceMetrics::default()).collect();
         let schedulers = Arc::new(Schedulers::new(clock, &limits, pieces.len(), matchmaker.as_ref()));
         let opened = open_all(&config.devices, &schedulers, &limits)?;
-        let devices = Arc::new(DeviceTable::new(&opened, pieces.len(), limits.devices));
+        let devices = Arc::new(DeviceDirectory::new(&opened, pieces.len(), limits.devices));
         let recorders = match &config.record {
             Some(recording) => record(recording, setup, pieces.len())?.into_iter().map(Some).collect(),
             None => pieces.iter().map(|_| None).collect::<Vec<_>>(),
@@ -43,20 +43,20 @@ impl Engine {
         for (at, (piece, recorder)) in pieces.into_iter().zip(recorders).enumerate() {
             loops.push(SchedulerLoop {
                 clock,
-                turns: Arc::clone(&turns),
+                metrics: Arc::clone(&turns),
                 mailbox: Arc::clone(schedulers.at(at).mailbox()),
                 others: schedulers.others(at),
                 idle: schedulers.at(at).idle(),
-                registry: Arc::clone(&registry),
+                model_ids: Arc::clone(&model_ids),
                 core: Core::new(piece, &limits, recorder, schedulers.link()),
                 jobs: JobTable::new(limits.requests),
-                fleet: Fleet::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
+                dispatcher: Dispatcher::new(clock, Arc::clone(&devices), Arc::clone(&metrics), &limits, config.hang),
                 joiner: Joiner::start().map_err(StartError::Thread)?,
                 models: (0..limits.models).map(|_| None).collect(),
                 failures: FailureHistory::default(),
                 speeds: Speeds::new(limits.devices, setup.devices),
                 withdrawals: Vec::with_capacity(limits.requests),
-                doubted: Vec::new(),
+                suspect_profiles: Vec::new(),
                 leaving: Vec::new(),
                 dismissing: false,
                 stopped: false,
@@ -64,16 +64,16 @@ impl Engine {
             });
         }
         let threads = schedulers.start(clock, loops, matchmaker, &gate).map_err(StartError::Thread)?;
-        let admission = Arc::new(Admission::new(limits.requests, config.max_queued_bytes, limits.nodes));
+        let admission = Arc::new(CapacityLimits::new(limits.requests, config.max_queued_bytes, limits.nodes));
         let inner = Arc::new(Inner {
             clock,
             limits,
             policy: config.policy,
             gate,
-            admission,
-            registry,
+            capacity: admission,
+            model_ids: model_ids,
             metrics,
-            turns,
+            scheduler_metrics: turns,
             devices,
             executor: config.devices.first().cloned(),
             attaching: RwLock::new(()),
@@ -101,8 +101,8 @@ fn check(config: &EngineConfig) -> Result<(), StartError> {
         return fault("an engine starts without models; load them afterwards".to_owned());
     }
     let pieces = config.scheduler.pieces.len();
-    if pieces == 0 || pieces > shards::MOST || (pieces > 1) != config.scheduler.matchmaker.is_some() {
-        return fault(format!("a scheduler runs in 1 to {} pieces, several with a matchmaker", shards::MOST));
+    if pieces == 0 || pieces > shards::MAX_SHARDS || (pieces > 1) != config.scheduler.matchmaker.is_some() {
+        return fault(format!("a scheduler runs in 1 to {} pieces, several with a matchmaker", shards::MAX_SHARDS));
     }
     if setup.devices != config.devices.len() || setup.devices > limits.devices {
         return fault(format!(

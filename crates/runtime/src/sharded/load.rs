@@ -1,5 +1,6 @@
-//! The load on a shard: requests at fixed, evenly spaced moments for random models, and devices that cost nothing, whose
-//! batches end when their profile says so. What is left is the scheduler: queues, batches, mailboxes, clock.
+//! The load on a shard: requests at fixed, evenly spaced times for random models, and devices
+//! without cost, whose batches end when their profile says. The remaining cost is the scheduler's:
+//! queues, batches, mailboxes, clock.
 
 use ripieno_base::{BlockId, ModelId, Nanos, Random, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
@@ -8,51 +9,51 @@ use ripieno_sched::{Limits, Request, RequestClass};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Requests taken in one turn, so that grants are looked at often.
+/// Number of requests taken in one turn, so that grants are read often.
 const ARRIVALS_A_TURN: usize = 256;
 
-/// Ends of tasks taken in one turn: no fewer than arrivals, which may start one by one, or a shard that is behind would free
-/// devices more slowly than it fills them.
+/// Number of task ends taken in one turn: no fewer than arrivals, which may start one by one, or a
+/// shard that is behind would free devices more slowly than it fills them.
 const ENDS_A_TURN: usize = ARRIVALS_A_TURN;
 
-/// What comes to a shard and when.
-pub(super) struct Plan {
+/// Arrivals of a shard.
+pub(super) struct ShardLoadPlan {
     pub(super) models: Vec<Model>,
     /// The ids of the models of this shard.
     pub(super) own: Vec<ModelId>,
-    /// Between two requests.
+    /// Time between two requests.
     pub(super) gap: Nanos,
-    /// What is due before this is not counted.
+    /// Start of the measurement; earlier requests are not counted.
     pub(super) counted_from: Time,
 }
 
-/// What became of the requests that count.
+/// Outcomes of the counted requests.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ShardTally {
     pub(super) requests: u64,
     pub(super) good: u64,
     pub(super) batches: u64,
     /// Requests in those batches.
     pub(super) batched: u64,
-    /// How late the thread got round to a request that was due.
+    /// Delay from a request's due time to its processing by the thread.
     pub(super) lag: Latencies,
-    /// From the moment at which a batch could start to the moment at which it was handed out.
+    /// Time from the moment at which a batch could start to its dispatch.
     pub(super) decision: Latencies,
 }
 
 /// Requests and running batches of a shard.
-pub(super) struct Load {
-    plan: Plan,
+pub(super) struct ShardLoad {
+    plan: ShardLoadPlan,
     next: Time,
     random: Random,
     live: Vec<Request>,
     free: Vec<RequestSlot>,
     ends: BinaryHeap<Reverse<(Time, TaskId)>>,
-    pub(super) tally: Tally,
+    pub(super) tally: ShardTally,
 }
 
-impl Load {
-    pub(super) fn new(plan: Plan, limits: &Limits) -> Load {
+impl ShardLoad {
+    pub(super) fn new(plan: ShardLoadPlan, limits: &Limits) -> ShardLoad {
         let none = Request {
             slot: RequestSlot(0),
             model: ModelId(0),
@@ -62,23 +63,24 @@ impl Load {
             extent: Extent::ONE,
             class: RequestClass::default(),
         };
-        Load {
+        ShardLoad {
             next: Time::ORIGIN,
             random: Random::new(1 + u64::from(plan.own[0].0)),
             live: vec![none; limits.requests],
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
             ends: BinaryHeap::with_capacity(limits.tasks()),
-            tally: Tally::default(),
+            tally: ShardTally::default(),
             plan,
         }
     }
 
-    /// The first request is due at `now`, not at the origin: a thread that took long to start has not missed anything.
+    /// Makes the first request due at `now`, not at the origin, so that a slow thread start is not
+    /// counted as lag.
     pub(super) fn begin(&mut self, now: Time) {
         self.next = now;
     }
 
-    /// The requests that are due. Returns how many there were.
+    /// Calls `each` with the requests that are due. Returns their number.
     pub(super) fn arrive(&mut self, now: Time, mut each: impl FnMut(&Request)) -> usize {
         let mut arrived = 0;
         while self.next <= now && arrived < ARRIVALS_A_TURN {
@@ -92,7 +94,7 @@ impl Load {
         arrived
     }
 
-    /// None if no slot is free: the request counts as not answered.
+    /// Creates a request; `None` if no slot is free, which counts as not answered.
     fn request(&mut self, now: Time, due: Time) -> Option<Request> {
         let model = self.plan.own[self.random.below(self.plan.own.len() as u64) as usize];
         let counted = due >= self.plan.counted_from;
@@ -115,7 +117,7 @@ impl Load {
         Some(request)
     }
 
-    /// The tasks that are done. Returns how many there were.
+    /// Calls `each` with the tasks that are done. Returns their number.
     pub(super) fn end_tasks(&mut self, now: Time, mut each: impl FnMut(TaskId)) -> usize {
         let mut ended = 0;
         while ended < ENDS_A_TURN && self.ends.peek().is_some_and(|&Reverse((at, _))| at <= now) {
@@ -126,7 +128,7 @@ impl Load {
         ended
     }
 
-    /// A batch of `rows` requests starts.
+    /// Starts a batch of `rows` requests.
     pub(super) fn start(&mut self, now: Time, task: TaskId, (model, block): (ModelId, BlockId), rows: usize) {
         let latency = self.plan.models[model.index()].blocks[block.index()].profile.latency(rows);
         self.ends.push(Reverse((now + latency, task)));
@@ -136,21 +138,21 @@ impl Load {
         }
     }
 
-    /// The decision to start a batch, handed out at `at`, took this long.
-    pub(super) fn decided(&mut self, at: Time, took: Nanos) {
+    /// Records the time `took` of a decision to start a batch, dispatched at `at`.
+    pub(super) fn record_decision(&mut self, at: Time, took: Nanos) {
         if at >= self.plan.counted_from {
             self.tally.decision.record(took);
         }
     }
 
-    /// A request is answered.
+    /// Counts an answered request.
     pub(super) fn finish(&mut self, now: Time, slot: RequestSlot) {
         let done = self.live[slot.index()];
         self.tally.good += u64::from(done.arrived >= self.plan.counted_from && now <= done.deadline);
         self.free.push(slot);
     }
 
-    /// A request is refused.
+    /// Frees the slot of a refused request.
     pub(super) fn reject(&mut self, slot: RequestSlot) {
         self.free.push(slot);
     }

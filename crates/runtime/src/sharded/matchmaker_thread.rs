@@ -1,19 +1,19 @@
-//! The thread of the matchmaker, which does not sleep: it is meant for a core of its own, where the next mail is always
-//! a few microseconds away.
+//! The thread of the matchmaker, which does not sleep: it is meant for a core of its own, where the
+//! next mail is always a few microseconds away.
 
-use super::meter::{Meter, Spent};
+use super::meter::{TurnMeter, TurnTime};
 use crate::Clock;
 use crate::shards::MatchmakerLoop;
 use ripieno_base::Time;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Takes turns until it is told to stop.
-pub(super) fn run(mut looped: MatchmakerLoop, clock: Clock, stop: &AtomicBool, counted_from: Time) -> Spent {
-    let mut meter = Meter::new(counted_from);
+/// Takes turns until `stop` is set.
+pub(super) fn run(mut event_loop: MatchmakerLoop, clock: Clock, stop: &AtomicBool, counted_from: Time) -> TurnTime {
+    let mut meter = TurnMeter::new(counted_from);
     while !stop.load(Ordering::Relaxed) {
         let now = clock.now();
         meter.begin(now);
-        meter.worked(looped.match_at(|| now) > 0);
+        meter.worked(event_loop.match_at(|| now) > 0);
     }
     meter.spent
 }

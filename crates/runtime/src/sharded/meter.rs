@@ -1,8 +1,9 @@
-//! What a thread that never sleeps spends on work.
+//! Busy time of a thread that never sleeps.
 //!
-//! Its processor time says nothing, since it spins. So each turn that found something to do counts with its length, up to
-//! the beginning of the next turn: the clock is read once a turn anyway. A turn of more than [`INTERRUPTED`] was not the
-//! scheduler's: the operating system gave the core to somebody else, and its time is kept apart.
+//! Its processor time contains no information, since it spins. So each turn that had work counts
+//! with its length, up to the beginning of the next turn: the clock is read once per turn anyway.
+//! In a turn longer than [`INTERRUPTED`] the operating system preempted the thread; its time is
+//! counted apart.
 
 use ripieno_base::{Nanos, Time};
 
@@ -10,44 +11,44 @@ use ripieno_base::{Nanos, Time};
 const INTERRUPTED: Nanos = Nanos::from_micros(300);
 
 /// Sums up the turns of a thread.
-pub(super) struct Meter {
-    /// Turns before this are not counted.
+pub(super) struct TurnMeter {
+    /// Start of the measurement; earlier turns are not counted.
     from: Time,
-    /// The present turn.
+    /// Start of the current turn.
     began: Time,
     worked: bool,
-    pub(super) spent: Spent,
+    pub(super) spent: TurnTime,
 }
 
-/// Sums of turns.
+/// Sums of turn lengths.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Spent {
-    /// In turns with work.
+pub(super) struct TurnTime {
+    /// Turns with work.
     pub(super) busy: Nanos,
-    /// In turns that were interrupted.
-    pub(super) away: Nanos,
-    /// In all.
+    /// Turns that were preempted.
+    pub(super) preempted: Nanos,
+    /// All turns.
     pub(super) total: Nanos,
 }
 
-impl Meter {
-    pub(super) fn new(from: Time) -> Meter {
-        Meter { from, began: Time::NEVER, worked: false, spent: Spent::default() }
+impl TurnMeter {
+    pub(super) fn new(from: Time) -> TurnMeter {
+        TurnMeter { from, began: Time::NEVER, worked: false, spent: TurnTime::default() }
     }
 
-    /// A turn begins, and with it the one before ends.
+    /// Begins a turn, which ends the one before.
     pub(super) fn begin(&mut self, now: Time) {
         self.end(now);
         self.began = now;
     }
 
-    /// The turn ends.
+    /// Ends the turn.
     pub(super) fn end(&mut self, now: Time) {
         if self.began >= self.from && self.began < now {
             let length = now - self.began;
             self.spent.total += length;
             if length > INTERRUPTED {
-                self.spent.away += length;
+                self.spent.preempted += length;
             } else if self.worked {
                 self.spent.busy += length;
             }
@@ -55,7 +56,7 @@ impl Meter {
         (self.began, self.worked) = (Time::NEVER, false);
     }
 
-    /// Whether the turn found something to do.
+    /// Records whether the turn had work.
     pub(super) fn worked(&mut self, worked: bool) {
         self.worked = worked;
     }
@@ -67,14 +68,14 @@ mod tests {
 
     #[test]
     fn turns_with_work_count_unless_they_were_interrupted() {
-        let mut meter = Meter::new(Time(1_000));
+        let mut meter = TurnMeter::new(Time(1_000));
         let after = INTERRUPTED.0 + 2_000;
         let turns = [(0, true), (1_000, true), (1_300, false), (1_700, true), (after, true), (after + 50, false)];
         for (at, worked) in turns {
             meter.begin(Time(at));
             meter.worked(worked);
         }
-        let Spent { busy, away, total } = meter.spent;
+        let TurnTime { busy, preempted: away, total } = meter.spent;
         assert_eq!((busy, away, total), (Nanos(350), Nanos(after - 1_700), Nanos(after + 50 - 1_000)));
     }
 }

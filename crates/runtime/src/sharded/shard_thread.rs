@@ -1,11 +1,11 @@
 //! The thread of a model shard, under a load that it generates itself.
 
-use super::load::Load;
-use super::meter::{Meter, Spent};
+use super::load::ShardLoad;
+use super::meter::{TurnMeter, TurnTime};
 use super::openings::Openings;
 use crate::Clock;
 use crate::mailbox::{Mail, Mailbox};
-use crate::shards::Link;
+use crate::shards::MatchmakerLink;
 use ripieno_base::Time;
 use ripieno_sched::{Action, Limits, ModelShard, Outbox, Outcome, Scheduler, TaskDone, ToMatchmaker};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A shard, its load and its ends of the mailboxes.
 pub(super) struct ShardThread {
     shard: ModelShard,
-    pub(super) load: Load,
+    pub(super) load: ShardLoad,
     openings: Openings,
-    link: Link,
+    link: MatchmakerLink,
     mailbox: Arc<Mailbox>,
     out: Outbox,
 }
@@ -24,18 +24,18 @@ pub(super) struct ShardThread {
 impl ShardThread {
     pub(super) fn new(
         shard: ModelShard,
-        load: Load,
+        load: ShardLoad,
         limits: &Limits,
-        link: Link,
+        link: MatchmakerLink,
         mailbox: Arc<Mailbox>,
     ) -> ShardThread {
         let (openings, out) = (Openings::new(limits.models), Outbox::new(limits));
         ShardThread { shard, load, openings, link, mailbox, out }
     }
 
-    /// Takes turns until it is told to stop.
-    pub(super) fn run(mut self, clock: Clock, stop: &AtomicBool, counted_from: Time) -> (Load, Spent) {
-        let mut meter = Meter::new(counted_from);
+    /// Takes turns until `stop` is set.
+    pub(super) fn run(mut self, clock: Clock, stop: &AtomicBool, counted_from: Time) -> (ShardLoad, TurnTime) {
+        let mut meter = TurnMeter::new(counted_from);
         self.load.begin(clock.now());
         while !stop.load(Ordering::Relaxed) {
             let now = clock.now();
@@ -49,10 +49,10 @@ impl ShardThread {
         (self.load, meter.spent)
     }
 
-    /// Takes in what is there, decides, tells. Whether there was anything to do. `at_hand_out` is asked when
-    /// batches have been handed out.
+    /// Reads inputs, decides and publishes. Returns whether there was work. `at_hand_out` returns
+    /// the time once batches have been dispatched.
     pub(super) fn turn(&mut self, now: Time, at_hand_out: impl Fn() -> Time) -> bool {
-        if !self.link.has_told() {
+        if !self.link.flush() {
             return false;
         }
         let ShardThread { shard, load, openings, .. } = self;
@@ -73,7 +73,7 @@ impl ShardThread {
         }
         shard.settle(now, &mut self.out);
         self.perform(now, at_hand_out);
-        self.tell(now);
+        self.publish(now);
         true
     }
 
@@ -95,20 +95,21 @@ impl ShardThread {
         }
     }
 
-    /// All batches of a turn count as handed out with the last of them: one look at the clock, and never too early.
+    /// Counts all batches of a turn as dispatched with the last of them: one clock read, and never
+    /// too early.
     fn note_decisions(&mut self, at: Time) {
         for action in self.out.actions() {
             if let Action::Start { model, .. } = *action
                 && let Some(waited) = self.openings.started(model, at)
             {
-                self.load.decided(at, waited);
+                self.load.record_decision(at, waited);
             }
         }
     }
 
-    fn tell(&mut self, now: Time) {
+    fn publish(&mut self, now: Time) {
         let openings = &mut self.openings;
-        self.link.tell(self.out.take_mail().inspect(|mail| {
+        self.link.send(self.out.take_mail().inspect(|mail| {
             if let ToMatchmaker::Offer(offer) = mail {
                 openings.offered(now, offer.model, offer.opens());
             }

@@ -1,13 +1,13 @@
-//! How many requests a second the scheduler alone carries, live: as the left side of Figure 13 of "Symphony: Optimized DNN
-//! Model Serving using Deferred Batch Scheduling".
+//! Live throughput of the scheduler alone, in requests per second: the left side of Figure 13 of
+//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling".
 
-use super::load::{Load, Plan, Tally};
+use super::load::{ShardLoad, ShardLoadPlan, ShardTally};
 use super::matchmaker_thread;
-use super::meter::{Meter, Spent};
+use super::meter::{TurnMeter, TurnTime};
 use super::shard_thread::ShardThread;
 use crate::Clock;
 use crate::mailbox::Mailbox;
-use crate::shards::{Desk, Link, MatchmakerLoop};
+use crate::shards::{MatchmakerInbox, MatchmakerLink, MatchmakerLoop};
 use ripieno_base::{ModelId, Nanos, Time};
 use ripieno_model::Model;
 use ripieno_report::Latencies;
@@ -19,63 +19,64 @@ use std::time::Duration;
 
 /// A load on the scheduler's threads.
 #[derive(Clone, Debug)]
-pub struct Stress {
+pub struct SchedulerStress {
     /// A policy that runs in shards.
     pub policy: String,
     /// Its options.
     pub options: Options,
-    /// The models, asked for equally often.
+    /// The models, requested equally often.
     pub models: Vec<Model>,
     /// Emulated devices.
     pub devices: usize,
-    /// Shard threads; models go to them in turn.
+    /// Shard threads; models are assigned to them round robin.
     pub shards: usize,
-    /// Offered requests a second, evenly spaced.
+    /// Offered requests per second, evenly spaced.
     pub rate: f64,
-    /// How long to count.
+    /// Duration of the measurement.
     pub duration: Duration,
-    /// How long to run before.
+    /// Warm-up before it.
     pub warmup: Duration,
 }
 
-/// What became of the load.
+/// The measured results.
 #[derive(Clone, Debug)]
 pub struct StressReport {
-    /// Requests that were due, and that a shard got round to, per second.
+    /// Requests that were due and processed by a shard, per second.
     pub handled_rps: f64,
-    /// Requests answered in time, over those handled; the tail that was still running at the end counts as answered.
+    /// Share of handled requests not answered in time; those still running at the end count as
+    /// answered.
     pub bad_rate: f64,
     /// Requests over batches.
     pub mean_batch: f64,
-    /// Batches, that is grants that were used, per second.
+    /// Batches, that is used grants, per second.
     pub batches_per_s: f64,
-    /// How late shards got round to requests: the generator shares their thread, so a scheduler that is too slow shows
-    /// here first.
+    /// Delay with which shards processed requests: the generator shares their thread, so a
+    /// scheduler that is too slow shows here first.
     pub lag: Latencies,
-    /// From the moment at which a batch could start, to the moment at which its `Start` was handed out; one value a
-    /// batch, that of its member which waited longest.
+    /// Time from the moment at which a batch could start to the dispatch of its `Start`; one value
+    /// per batch, that of the member that waited longest.
     pub decision: Latencies,
     /// Work of the shard threads, generator included, over requests.
     pub shard_ns: f64,
     /// Work of the matchmaker's thread over requests.
     pub matchmaker_ns: f64,
-    /// The part of their time in which the threads did not have their cores.
+    /// Share of the time in which the threads were preempted.
     pub away: f64,
 }
 
 /// Live requests in the scheduler.
 const MAX_LIVE: usize = 1 << 18;
 
-/// The threads before they are.
-struct Threads {
+/// The loops before their threads start.
+struct StressThreads {
     matchmaker: MatchmakerLoop,
     shards: Vec<ShardThread>,
 }
 
-impl Stress {
-    /// Runs the load; takes as long as it says.
+impl SchedulerStress {
+    /// Runs the load in real time.
     pub fn run(&self) -> Result<StressReport, BuildError> {
-        // The origin of the clock comes after the memory is there.
+        // The clock starts after all memory is allocated.
         let mut threads = self.threads()?;
         let (clock, stop) = (Clock::start(), &AtomicBool::new(false));
         let counted_from = self.counted_from();
@@ -93,8 +94,9 @@ impl Stress {
         Ok(self.report(&tallies, clock.now() - counted_from, shards, matchmaker))
     }
 
-    /// Runs the load on this thread in virtual time: every shard and the matchmaker take a turn in each `turn` of it. The
-    /// same turns, whatever the machine; only what they cost is measured by the clock.
+    /// Runs the load on this thread in virtual time: every shard and the matchmaker take a turn in
+    /// each `turn` of it. The turns are the same on every machine; only their cost is measured by
+    /// the clock.
     pub fn run_in_turns(&self, turn: Nanos) -> Result<StressReport, BuildError> {
         let mut threads = self.threads()?;
         let clock = Clock::start();
@@ -109,29 +111,29 @@ impl Stress {
         Time::ORIGIN + nanos(self.warmup)
     }
 
-    fn threads(&self) -> Result<Threads, BuildError> {
+    fn threads(&self) -> Result<StressThreads, BuildError> {
         let batch = self.models.iter().map(|model| model.max_batch).max().unwrap_or(1);
         let (models, devices) = (self.models.len(), self.devices);
         let limits = Limits { requests: MAX_LIVE, models, devices, lanes: 1, depth: 1, batch, nodes: 0 };
         let setup = Setup { models: self.models.clone(), devices, limits };
         let halves = build_halves(&self.policy, &setup, &self.options, self.shards)?;
-        let desk = Arc::new(Desk::new(&limits, models, halves.shards.len()));
-        // Nothing but grants comes as mail.
+        let inbox = Arc::new(MatchmakerInbox::new(&limits, models, halves.shards.len()));
+        // Only grants arrive as mail.
         let mailbox = |_| Arc::new(Mailbox::new(&Limits { requests: 0, ..limits }, halves.shards.len()));
         let mailboxes: Vec<_> = (0..halves.shards.len()).map(mailbox).collect();
         let shard = |(number, shard)| {
-            let (load, link) = (Load::new(self.plan(number), &limits), Link::new(Arc::clone(&desk)));
+            let (load, link) = (ShardLoad::new(self.plan(number), &limits), MatchmakerLink::new(Arc::clone(&inbox)));
             ShardThread::new(shard, load, &limits, link, Arc::clone(&mailboxes[number]))
         };
         let shards = halves.shards.into_iter().enumerate().map(shard).collect();
         let matchmaker =
-            MatchmakerLoop::new(Clock::start(), halves.matchmaker, Arc::clone(&desk), mailboxes, Arc::default());
-        Ok(Threads { matchmaker, shards })
+            MatchmakerLoop::new(Clock::start(), halves.matchmaker, Arc::clone(&inbox), mailboxes, Arc::default());
+        Ok(StressThreads { matchmaker, shards })
     }
 
     /// The load of one shard.
-    fn plan(&self, shard: usize) -> Plan {
-        Plan {
+    fn plan(&self, shard: usize) -> ShardLoadPlan {
+        ShardLoadPlan {
             models: self.models.clone(),
             own: (shard..self.models.len()).step_by(self.shards).map(|id| ModelId(id as u16)).collect(),
             gap: Nanos((1e9 * self.shards as f64 / self.rate) as i64).max(Nanos(1)),
@@ -139,11 +141,11 @@ impl Stress {
         }
     }
 
-    fn report(&self, tallies: &[Tally], counted: Nanos, shards: Spent, matchmaker: Spent) -> StressReport {
-        let sum = |of: fn(&Tally) -> u64| tallies.iter().map(of).sum::<u64>() as f64;
+    fn report(&self, tallies: &[ShardTally], counted: Nanos, shards: TurnTime, matchmaker: TurnTime) -> StressReport {
+        let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>() as f64;
         let (requests, good, batches) =
             (sum(|tally| tally.requests), sum(|tally| tally.good), sum(|tally| tally.batches));
-        // At the end up to one SLO's worth of requests was on its way.
+        // At the end, up to one SLO's worth of requests was still in progress.
         let slo = self.models.iter().map(|model| model.slo).max().unwrap_or(Nanos::ZERO);
         let rate = requests / counted.as_secs_f64();
         let on_the_way = (rate * slo.as_secs_f64()).min(requests - good);
@@ -162,16 +164,16 @@ impl Stress {
             decision,
             shard_ns: shards.busy.0 as f64 / requests.max(1.0),
             matchmaker_ns: matchmaker.busy.0 as f64 / requests.max(1.0),
-            away: (shards.away + matchmaker.away).0 as f64 / total,
+            away: (shards.preempted + matchmaker.preempted).0 as f64 / total,
         }
     }
 }
 
-impl Threads {
-    /// Takes the turns of all from `from` to `to`, in virtual time. Returns what the shards' and the matchmaker's took by
-    /// the clock.
-    fn take_turns(&mut self, from: Time, to: Time, turn: Nanos, clock: &Clock) -> (Spent, Spent) {
-        let (mut shards, mut matchmaker) = (Meter::new(Time::ORIGIN), Meter::new(Time::ORIGIN));
+impl StressThreads {
+    /// Takes the turns of all from `from` to `to`, in virtual time. Returns the measured time of
+    /// the shards' and of the matchmaker's turns.
+    fn take_turns(&mut self, from: Time, to: Time, turn: Nanos, clock: &Clock) -> (TurnTime, TurnTime) {
+        let (mut shards, mut matchmaker) = (TurnMeter::new(Time::ORIGIN), TurnMeter::new(Time::ORIGIN));
         let mut now = from;
         while now < to {
             shards.begin(clock.now());
@@ -191,10 +193,10 @@ impl Threads {
     }
 }
 
-fn sum(all: &[Spent]) -> Spent {
-    all.iter().fold(Spent::default(), |sum, one| Spent {
+fn sum(all: &[TurnTime]) -> TurnTime {
+    all.iter().fold(TurnTime::default(), |sum, one| TurnTime {
         busy: sum.busy + one.busy,
-        away: sum.away + one.away,
+        preempted: sum.preempted + one.preempted,
         total: sum.total + one.total,
     })
 }

@@ -1,50 +1,51 @@
-//! A shard's way to tell its matchmaker.
+//! A shard's sending side to the matchmaker.
 
-use super::{Desk, OfferWriter};
+use super::{MatchmakerInbox, OfferWriter};
 use ripieno_sched::ToMatchmaker;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One a shard.
-pub(crate) struct Link {
-    desk: Arc<Desk>,
+/// The connection of one shard to the matchmaker.
+pub(crate) struct MatchmakerLink {
+    inbox: Arc<MatchmakerInbox>,
     writer: OfferWriter,
-    /// What the ring had no room for, and all that was said after that.
-    waits: VecDeque<ToMatchmaker>,
+    /// Messages that found the ring full, and all later ones.
+    backlog: VecDeque<ToMatchmaker>,
 }
 
-impl Link {
-    pub(crate) fn new(desk: Arc<Desk>) -> Link {
-        let writer = OfferWriter::new(Arc::clone(&desk.table));
-        Link { desk, writer, waits: VecDeque::new() }
+impl MatchmakerLink {
+    pub(crate) fn new(inbox: Arc<MatchmakerInbox>) -> MatchmakerLink {
+        let writer = OfferWriter::new(Arc::clone(&inbox.table));
+        MatchmakerLink { inbox, writer, backlog: VecDeque::new() }
     }
 
-    /// Tells what a settle had to say, in order.
-    pub(crate) fn tell(&mut self, mail: impl Iterator<Item = ToMatchmaker>) {
-        self.waits.extend(mail);
-        self.has_told();
+    /// Sends the messages of a settle, in order.
+    pub(crate) fn send(&mut self, mail: impl Iterator<Item = ToMatchmaker>) {
+        self.backlog.extend(mail);
+        self.flush();
     }
 
-    /// Tries again; whether nothing waits any more. Until then nothing further may be said. To nobody all is said.
-    pub(crate) fn has_told(&mut self) -> bool {
-        if self.desk.stopped.load(Ordering::Relaxed) {
-            self.waits.clear();
+    /// Sends pending messages; returns whether none is left. Until then the shard may not settle
+    /// again. Once the matchmaker has stopped, messages are dropped.
+    pub(crate) fn flush(&mut self) -> bool {
+        if self.inbox.stopped.load(Ordering::Relaxed) {
+            self.backlog.clear();
         }
-        while let Some(mail) = self.waits.pop_front() {
+        while let Some(mail) = self.backlog.pop_front() {
             let refused = match mail {
                 ToMatchmaker::Offer(offer) => {
                     self.writer.write(&offer);
                     None
                 }
-                event => self.desk.events.push(event).err(),
+                event => self.inbox.events.push(event).err(),
             };
             if let Some(event) = refused {
-                self.waits.push_front(event);
+                self.backlog.push_front(event);
                 break;
             }
         }
         self.writer.publish();
-        self.waits.is_empty()
+        self.backlog.is_empty()
     }
 }

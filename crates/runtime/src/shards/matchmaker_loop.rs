@@ -1,20 +1,20 @@
-//! The matchmaker's loop: reads what shards say, and grants them devices.
+//! The matchmaker's loop: reads the shards' messages and grants them devices.
 
-use super::Desk;
+use super::MatchmakerInbox;
 use crate::Clock;
 use crate::mailbox::{Mail, Mailbox};
-use crate::turns::Looped;
+use crate::event_loop::EventLoop;
 use ripieno_base::Time;
 use ripieno_sched::{Matchmaker, Offer, ToMatchmaker, shard_of};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The matchmaker and its ends of the mail.
+/// The matchmaker and its ends of the mailboxes.
 pub(crate) struct MatchmakerLoop {
     clock: Clock,
     matchmaker: Matchmaker,
-    desk: Arc<Desk>,
-    /// Of the shards.
+    inbox: Arc<MatchmakerInbox>,
+    /// Mailboxes of the shards.
     mailboxes: Vec<Arc<Mailbox>>,
     granted: Arc<AtomicU64>,
     /// The offers of a turn; empty between turns.
@@ -25,24 +25,25 @@ impl MatchmakerLoop {
     pub(crate) fn new(
         clock: Clock,
         matchmaker: Matchmaker,
-        desk: Arc<Desk>,
+        inbox: Arc<MatchmakerInbox>,
         mailboxes: Vec<Arc<Mailbox>>,
         granted: Arc<AtomicU64>,
     ) -> MatchmakerLoop {
         let offers = Vec::with_capacity(matchmaker.models());
-        MatchmakerLoop { clock, matchmaker, desk, mailboxes, granted, offers }
+        MatchmakerLoop { clock, matchmaker, inbox, mailboxes, granted, offers }
     }
 
-    /// Takes in what is there and grants what can be granted; how much of both there was.
+    /// Reads all messages and grants all possible devices; returns the number of messages and
+    /// grants.
     pub(crate) fn match_at(&mut self, now: impl FnOnce() -> Time) -> usize {
-        let MatchmakerLoop { matchmaker, desk, offers, .. } = self;
-        // Offers are looked at before events and counted after them: what a shard said before its offer is in the ring
-        // by then.
-        let mut inputs = desk.table.read(|offer| offers.push(offer));
+        let MatchmakerLoop { matchmaker, inbox, offers, .. } = self;
+        // Offers are read before events and applied after them: all events that a shard sent before
+        // its offer are in the ring by then.
+        let mut inputs = inbox.table.read(|offer| offers.push(offer));
         let now = now();
-        // Bounded by what the ring can hold, so that offers count however many events come in.
-        for _ in 0..desk.events.capacity() {
-            let Some(event) = desk.events.pop() else { break };
+        // Bounded by the ring's capacity, so that offers are applied under any rate of events.
+        for _ in 0..inbox.events.capacity() {
+            let Some(event) = inbox.events.pop() else { break };
             matchmaker.on_mail(now, event);
             inputs += 1;
         }
@@ -59,8 +60,8 @@ impl MatchmakerLoop {
     }
 }
 
-impl Looped for MatchmakerLoop {
-    type Inbox = Desk;
+impl EventLoop for MatchmakerLoop {
+    type Inbox = MatchmakerInbox;
 
     fn turn(&mut self) -> Time {
         let clock = self.clock;
@@ -69,6 +70,6 @@ impl Looped for MatchmakerLoop {
     }
 
     fn has_ended(&self) -> bool {
-        self.desk.stopped.load(Ordering::SeqCst)
+        self.inbox.stopped.load(Ordering::SeqCst)
     }
 }

@@ -1,126 +1,129 @@
-//! Several loops that decide, each for its models, and the matchmaker that gives them devices.
+//! Several scheduler loops, each for its own models, and the matchmaker that grants them devices.
 //!
-//! A loop is what it is where it decides for all (`scheduler_loop.rs`); only its core asks for devices instead of
-//! having them. All that the matchmaker hears comes from the shards, by a [`Link`] each: offers are state, so the
-//! latest of each model lies in a table; everything else travels in one bounded ring. Grants come back as mail.
+//! A loop is the same as without shards (`scheduler_loop.rs`), but its core requests devices
+//! instead of owning them. All input of the matchmaker comes from the shards, through one
+//! [`MatchmakerLink`] each: offers are state, so a table holds the latest of each model; all other
+//! messages travel in one bounded ring. Grants come back as mail.
 //!
-//! Invariants: an offer is visible only after all that its shard said before it; a device token is in one place, a
-//! grant, a shard or the matchmaker; whoever leaves something for the matchmaker takes its turn afterwards, or finds
-//! somebody else at it and has its thread look.
+//! Invariants: an offer is visible only after all that its shard sent before it; a device token is
+//! in one place, a grant, a shard or the matchmaker; a thread that leaves a message for the
+//! matchmaker then takes its turn, or, if another thread is in a turn, wakes the matchmaker's
+//! thread.
 
 mod link;
 mod matchmaker_loop;
 mod offers;
 
-pub(crate) use link::Link;
+pub(crate) use link::MatchmakerLink;
 pub(crate) use matchmaker_loop::MatchmakerLoop;
 
 use crate::Clock;
-use crate::answer::Gate;
+use crate::answer::DrainGate;
 use crate::mailbox::{Mail, Mailbox};
 use crate::parking::Parking;
-use crate::turns::{Inbox, Looped, Turns};
+use crate::event_loop::{Inbox, EventLoop, LoopRunner};
 use crossbeam_queue::ArrayQueue;
 use offers::{OfferTable, OfferWriter};
 use ripieno_sched::{Limits, Matchmaker, ToMatchmaker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The most shards: a bit each.
-pub(crate) const MOST: usize = 64;
+/// Largest number of shards: one bit each.
+pub(crate) const MAX_SHARDS: usize = 64;
 
-/// What shards have told the matchmaker and it has not read.
-pub(crate) struct Desk {
+/// Messages from the shards that the matchmaker has not read.
+pub(crate) struct MatchmakerInbox {
     table: Arc<OfferTable>,
     events: ArrayQueue<ToMatchmaker>,
     parking: Parking,
     stopped: AtomicBool,
 }
 
-/// Where shards ask for devices.
-pub(crate) struct Exchange<L: Looped> {
-    matchmaker: Turns<MatchmakerLoop>,
-    shards: Vec<Arc<Turns<L>>>,
-    /// Shards that have a grant in their mailbox of which nobody has told them, a bit each.
+/// Routes device requests from shards to the matchmaker, and grants back.
+pub(crate) struct ShardRouter<L: EventLoop> {
+    matchmaker: LoopRunner<MatchmakerLoop>,
+    shards: Vec<Arc<LoopRunner<L>>>,
+    /// Bit set of shards that have a grant in their mailbox and have not been woken for it.
     granted: Arc<AtomicU64>,
 }
 
-/// What is done about shards that were granted a device.
+/// Means by which shards with a new grant learn of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum GrantDelivery {
     /// The calling thread takes their turns.
     TakeTurns,
-    /// Their threads are called.
-    Call,
+    /// Their threads are woken.
+    Wake,
 }
 
-impl<L: Looped<Inbox = Mailbox>> Exchange<L> {
-    /// Of these shards, for so many ids of models.
-    pub(crate) fn new(clock: Clock, limits: &Limits, models: usize, shards: Vec<Arc<Turns<L>>>) -> Exchange<L> {
-        let desk = Arc::new(Desk::new(limits, models, shards.len()));
-        Exchange { matchmaker: Turns::new(clock, desk), shards, granted: Arc::default() }
+impl<L: EventLoop<Inbox = Mailbox>> ShardRouter<L> {
+    /// Creates the router of these shards, for `models` model ids.
+    pub(crate) fn new(clock: Clock, limits: &Limits, models: usize, shards: Vec<Arc<LoopRunner<L>>>) -> ShardRouter<L> {
+        let inbox = Arc::new(MatchmakerInbox::new(limits, models, shards.len()));
+        ShardRouter { matchmaker: LoopRunner::new(clock, inbox), shards, granted: Arc::default() }
     }
 
-    /// One shard's way to tell the matchmaker.
-    pub(crate) fn link(&self) -> Link {
-        Link::new(Arc::clone(self.matchmaker.inbox()))
+    /// Returns a new connection of a shard to the matchmaker.
+    pub(crate) fn link(&self) -> MatchmakerLink {
+        MatchmakerLink::new(Arc::clone(self.matchmaker.inbox()))
     }
 
-    /// Takes the matchmaker's turns until it is told to stop. Without it no shard goes on.
-    pub(crate) fn run(&self, clock: Clock, matchmaker: Matchmaker, gate: Arc<Gate>) {
-        let _closing = Closing(self, gate);
+    /// Takes the matchmaker's turns until it is stopped. Without it no shard continues.
+    pub(crate) fn run(&self, clock: Clock, matchmaker: Matchmaker, gate: Arc<DrainGate>) {
+        let _closing = EndShardsOnExit(self, gate);
         let mailboxes = self.shards.iter().map(|shard| Arc::clone(shard.inbox())).collect();
-        let (desk, granted) = (Arc::clone(self.matchmaker.inbox()), Arc::clone(&self.granted));
-        let looped = MatchmakerLoop::new(clock, matchmaker, desk, mailboxes, granted);
-        let pass_on = || {
-            self.pass_on(Then::Call);
+        let (inbox, granted) = (Arc::clone(self.matchmaker.inbox()), Arc::clone(&self.granted));
+        let event_loop = MatchmakerLoop::new(clock, matchmaker, inbox, mailboxes, granted);
+        let deliver_grants = || {
+            self.pass_on(GrantDelivery::Wake);
         };
-        self.matchmaker.run(looped, pass_on);
+        self.matchmaker.run(event_loop, deliver_grants);
     }
 
     /// Ends the matchmaker's thread.
     pub(crate) fn stop(&self) {
-        let desk = self.matchmaker.inbox();
-        desk.close();
-        desk.call();
+        let inbox = self.matchmaker.inbox();
+        inbox.close();
+        inbox.wake();
     }
 
-    /// Ends all shards: none goes on without the others.
+    /// Ends all shards: none continues without the others.
     pub(crate) fn end_shards(&self) {
         self.shards.iter().for_each(|shard| shard.inbox().post(Mail::Stop));
     }
 
-    /// A shard has taken a turn on the calling thread: the matchmaker takes one if it was told something, and who was
-    /// granted a device by it takes one. What these turns bring about in turn is left to the threads of shards.
-    pub(crate) fn follow(&self, then: Then) {
-        if self.match_up(then) && then == Then::TakeTurns {
-            self.match_up(Then::Call);
+    /// Runs the matchmaker after a shard's turn on the calling thread, if it has messages, and then
+    /// the shards that it granted devices. Turns that follow from those are left to the shards'
+    /// threads.
+    pub(crate) fn run_matchmaker(&self, then: GrantDelivery) {
+        if self.match_once(then) && then == GrantDelivery::TakeTurns {
+            self.match_once(GrantDelivery::Wake);
         }
     }
 
-    /// Whether a shard was granted anything.
-    fn match_up(&self, then: Then) -> bool {
+    /// Runs the matchmaker once; returns whether a shard was granted a device.
+    fn match_once(&self, then: GrantDelivery) -> bool {
         if !self.matchmaker.inbox().is_empty() {
-            self.matchmaker.take_or_call();
+            self.matchmaker.turn_or_wake();
         }
         self.pass_on(then)
     }
 
-    fn pass_on(&self, then: Then) -> bool {
+    fn pass_on(&self, then: GrantDelivery) -> bool {
         let granted = self.granted.swap(0, Ordering::AcqRel);
         let shards = self.shards.iter().enumerate().filter(|(at, _)| granted & (1 << at) != 0);
         shards.for_each(|(_, shard)| match then {
-            Then::TakeTurns => shard.take_or_call(),
-            Then::Call => shard.inbox().call(),
+            GrantDelivery::TakeTurns => shard.turn_or_wake(),
+            GrantDelivery::Wake => shard.inbox().wake(),
         });
         granted != 0
     }
 }
 
-/// Ends the shards with the matchmaker: they would wait for devices for ever.
-struct Closing<'a, L: Looped<Inbox = Mailbox>>(&'a Exchange<L>, Arc<Gate>);
+/// Ends the shards with the matchmaker, since they would wait for devices for ever.
+struct EndShardsOnExit<'a, L: EventLoop<Inbox = Mailbox>>(&'a ShardRouter<L>, Arc<DrainGate>);
 
-impl<L: Looped<Inbox = Mailbox>> Drop for Closing<'_, L> {
+impl<L: EventLoop<Inbox = Mailbox>> Drop for EndShardsOnExit<'_, L> {
     fn drop(&mut self) {
         self.1.close();
         self.0.matchmaker.end();
@@ -128,18 +131,18 @@ impl<L: Looped<Inbox = Mailbox>> Drop for Closing<'_, L> {
     }
 }
 
-impl Desk {
-    /// For so many ids of models.
-    pub(crate) fn new(limits: &Limits, models: usize, shards: usize) -> Desk {
-        // Of each device slot what was sent and what comes back, and how each device stands with each shard. Who finds
-        // it full waits.
+impl MatchmakerInbox {
+    /// Creates the inbox for `models` model ids.
+    pub(crate) fn new(limits: &Limits, models: usize, shards: usize) -> MatchmakerInbox {
+        // Room for each device slot's release and return, each device's state with each shard, and
+        // each model. A shard that finds the ring full waits.
         let events = ArrayQueue::new(2 * limits.tasks() + shards * limits.devices + models);
         let table = Arc::new(OfferTable::new(models));
-        Desk { table, events, parking: Parking::default(), stopped: AtomicBool::new(false) }
+        MatchmakerInbox { table, events, parking: Parking::default(), stopped: AtomicBool::new(false) }
     }
 }
 
-impl Inbox for Desk {
+impl Inbox for MatchmakerInbox {
     fn is_empty(&self) -> bool {
         self.events.is_empty() && !self.table.has_news() && !self.stopped.load(Ordering::SeqCst)
     }
@@ -148,11 +151,11 @@ impl Inbox for Desk {
         &self.parking
     }
 
-    fn call(&self) {
+    fn wake(&self) {
         self.parking.wake();
     }
 
-    /// What is left there is nobody's answer.
+    /// Unread messages are dropped: no client waits for them.
     fn close(&self) {
         self.stopped.store(true, Ordering::SeqCst);
     }

@@ -1,41 +1,44 @@
-//! The table into which shards write the latest offer of each model: a seqlock an entry, and a set of changed entries.
+//! The table into which shards write the latest offer of each model: a seqlock per entry, and a set
+//! of changed entries.
 //!
-//! A newer offer replaces an older one that was not read, so the table never fills up, and a matchmaker that falls behind
-//! reads less instead of more. A set of changed models, one bit each under a bit for every 64 of them, spares it the look
-//! at every model: reading costs as much as there is news.
+//! A newer offer replaces an unread older one, so the table never fills up, and a matchmaker that
+//! falls behind reads less instead of more. A set of changed models, one bit each under a bit for
+//! every 64 of them, avoids a scan of all models: reading costs as much as there are changes.
 //!
-//! Nobody waits for anybody. An offer fills one cache line of atomic words with a version that is odd while the offer is
-//! being written. A reader that sees an odd version, or two different ones, passes on: the writer marks the model as
-//! changed after it has written, so the reader will be told again. The marks are set once a turn, not once an offer:
-//! they are the only words that both sides write, and therefore what a busy shard would wait for.
+//! No thread waits for another. An offer fills one cache line of atomic words with a version that
+//! is odd while the offer is being written. A reader that sees an odd version, or two different
+//! ones, skips the entry: the writer marks the model as changed after it has written, so the reader
+//! will see it again. The marks are set once per turn, not once per offer: they are the only words
+//! that both sides write, and therefore the point of contention of a busy shard.
 
 use ripieno_base::ModelId;
 use ripieno_sched::Offer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The latest offer of each model. One writer a model, one reader.
+/// The latest offer of each model. One writer per model, one reader.
 pub(crate) struct OfferTable {
-    slots: Box<[Slot]>,
-    /// Changed models, a bit each.
+    slots: Box<[OfferCell]>,
+    /// Changed models, one bit each.
     changed: Box<[AtomicU64]>,
-    /// Words of `changed` that are not zero, a bit each.
+    /// Words of `changed` that are not zero, one bit each.
     words: Box<[AtomicU64]>,
 }
 
 /// An offer on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Slot {
+struct OfferCell {
     /// Odd while the words are being written.
     version: AtomicU64,
     words: [AtomicU64; Offer::WORDS],
 }
 
-/// A shard's end of the table.
+/// A shard's writing end of the table.
 pub(crate) struct OfferWriter {
     table: Arc<OfferTable>,
-    /// Models posted since the last [`OfferWriter::publish`], a bit each; the words among them that are not zero.
+    /// Models written since the last [`OfferWriter::publish`], one bit each; `posted_words` lists
+    /// the words that are not zero.
     posted: Box<[u64]>,
     posted_words: Vec<usize>,
 }
@@ -44,18 +47,19 @@ impl OfferTable {
     pub(crate) fn new(models: usize) -> OfferTable {
         let words = models.div_ceil(64);
         OfferTable {
-            slots: (0..models).map(|_| Slot::default()).collect(),
+            slots: (0..models).map(|_| OfferCell::default()).collect(),
             changed: (0..words).map(|_| AtomicU64::new(0)).collect(),
             words: (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    /// Whether offers changed since they were last read.
+    /// Whether offers have changed since the last read.
     pub(crate) fn has_news(&self) -> bool {
         self.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
 
-    /// Reads the offers that changed since they were last read, in the order of the models. Returns how many there were.
+    /// Reads the offers that changed since the last read, in the order of the models. Returns their
+    /// number.
     pub(crate) fn read(&self, mut each: impl FnMut(Offer)) -> usize {
         let mut seen = 0;
         for_each_bit(&self.words, |word| {
@@ -71,10 +75,10 @@ impl OfferTable {
     }
 }
 
-/// Takes the bits out of these words.
+/// Clears the bits of these words and calls `each` with every one.
 fn for_each_bit(words: &[AtomicU64], mut each: impl FnMut(usize)) {
     for (at, word) in words.iter().enumerate() {
-        // Looking is cheaper than taking: nobody else need give up the line.
+        // A load is cheaper than a swap: other cores keep the cache line.
         let mut bits = if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) };
         while bits != 0 {
             each(at * 64 + bits.trailing_zeros() as usize);
@@ -83,12 +87,12 @@ fn for_each_bit(words: &[AtomicU64], mut each: impl FnMut(usize)) {
     }
 }
 
-impl Slot {
-    /// For the one writer.
+impl OfferCell {
+    /// Writes the offer; called by the one writer only.
     fn write(&self, words: [u64; Offer::WORDS]) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version + 1, Ordering::Relaxed);
-        // The odd version is visible before any of the words.
+        // Makes the odd version visible before any of the words.
         fence(Ordering::Release);
         for (slot, word) in self.words.iter().zip(words) {
             slot.store(word, Ordering::Relaxed);
@@ -96,11 +100,11 @@ impl Slot {
         self.version.store(version + 2, Ordering::Release);
     }
 
-    /// None if it is being written.
+    /// Reads the offer; `None` if it is being written.
     fn read(&self) -> Option<[u64; Offer::WORDS]> {
         let version = self.version.load(Ordering::Acquire);
         let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
-        // The words were read before the version is looked at again.
+        // Orders the reads of the words before the second read of the version.
         fence(Ordering::Acquire);
         (version.is_multiple_of(2) && version == self.version.load(Ordering::Relaxed)).then_some(words)
     }
@@ -112,7 +116,8 @@ impl OfferWriter {
         OfferWriter { table, posted: vec![0; words].into(), posted_words: Vec::with_capacity(words) }
     }
 
-    /// Writes an offer. It may be read from now on, and will be after the next [`OfferWriter::publish`].
+    /// Writes an offer. It may be read from this moment, and will be after the next
+    /// [`OfferWriter::publish`].
     pub(crate) fn write(&mut self, offer: &Offer) {
         let (word, bit) = (offer.model.index() / 64, offer.model.index() % 64);
         self.table.slots[offer.model.index()].write(offer.to_words());
@@ -122,8 +127,9 @@ impl OfferWriter {
         self.posted[word] |= 1 << bit;
     }
 
-    /// Marks as changed what was posted. The marks follow the offers: a reader that sees a mark sees this offer or a
-    /// later one. The mark of a word follows those in it: whoever finds the word empty sets it.
+    /// Marks the written models as changed. The marks follow the offers, so a reader that sees a
+    /// mark sees this offer or a later one. The mark of a word follows the bits in it: the writer
+    /// that finds the word empty sets it.
     pub(crate) fn publish(&mut self) {
         for word in self.posted_words.drain(..) {
             let bits = std::mem::take(&mut self.posted[word]);
@@ -140,7 +146,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::thread;
 
-    /// An offer that says the same thing in each of its words.
+    /// An offer whose words all hold the same value.
     fn offer(model: usize, say: u64) -> Offer {
         Offer::from_words(ModelId(model as u16), [say; Offer::WORDS])
     }
@@ -168,7 +174,8 @@ mod tests {
         assert_eq!(read(), [(64, 5)]);
     }
 
-    /// Two shards write while the matchmaker reads: no offer is torn, none goes back, and the last ones arrive.
+    /// Two shards write while the matchmaker reads: no offer is torn, none goes back, and the last
+    /// ones arrive.
     #[test]
     fn offers_are_read_whole_and_none_is_lost() {
         const MODELS: usize = 130;

@@ -4,7 +4,7 @@ use crate::common::device::Doubling;
 use crate::common::{Client, bytes, data, in_one_piece_and_in_shards, limits, served, start};
 use ripieno_base::{BlockId, ModelId, Nanos};
 use ripieno_model::Profile;
-use ripieno_runtime::{Answer, Engine, Failure, Job, ModelRefused, Refused};
+use ripieno_runtime::{JobResult, Engine, Failure, Job, ModelRefused, Refused};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -87,7 +87,7 @@ impl Tally {
     fn job(self: &Arc<Tally>, model: ModelId, number: usize) -> Job {
         let rows = 1 + number % 9;
         let tally = Arc::clone(self);
-        let on_answer = Box::new(move |answer: Answer| {
+        let on_answer = Box::new(move |answer: JobResult| {
             tally.answers[number].fetch_add(1, Ordering::Relaxed);
             let doubled =
                 bytes(rows, number as u8)[0].data.iter().map(|byte| byte.wrapping_mul(2)).collect::<Vec<u8>>();

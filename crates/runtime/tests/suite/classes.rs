@@ -69,7 +69,7 @@ impl Stand {
         let data = numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into();
         let input = Tensor { name: name.into(), datatype: DataType::Fp32, shape: shape.to_vec(), data };
         let (sender, answer) = channel();
-        let on_answer = Box::new(move |answer: ripieno_runtime::Answer| drop(sender.send(answer.map(drop))));
+        let on_answer = Box::new(move |answer: ripieno_runtime::JobResult| drop(sender.send(answer.map(drop))));
         let (model, inputs) = (self.model, vec![input].into());
         self.engine
             .submit(Job {

@@ -8,7 +8,7 @@ use ripieno_base::{DeviceId, ModelId, Nanos};
 use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::{
-    Answer, DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, OnStep, Recording,
+    JobResult, DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, OnStep, Recording,
     ServedModel, replay,
 };
 use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup, build, find};
@@ -63,7 +63,7 @@ fn until(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-fn is_lost(answer: &Answer) -> bool {
+fn is_lost(answer: &JobResult) -> bool {
     matches!(answer, Err(Failure::Outage { cause, .. }) if cause.contains("was lost"))
 }
 
@@ -373,7 +373,7 @@ in_one_piece_and_in_shards! {
 }
 
 /// A sequence that takes four steps to encode and six to decode, on devices of which only the first waits for the test.
-fn lose_a_walk(steps: usize, streams: bool) -> Answer {
+fn lose_a_walk(steps: usize, streams: bool) -> JobResult {
     let (executor, release) = Stepping::gated();
     let limits = Limits { requests: 8, models: 1, devices: 2, lanes: 1, depth: DEPTH, batch: 8, nodes: 64 };
     let setup = Setup { models: Vec::new(), devices: 2, limits };

@@ -7,7 +7,7 @@ use ripieno_executor::{
     Sink, Task, TaskResult,
 };
 use ripieno_model::Extent;
-use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Refused, RemoteJob};
+use ripieno_runtime::{JobResult, Engine, EngineConfig, Failure, Refused, RemoteJob};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -86,7 +86,7 @@ fn bench(does: fn(&Member) -> Progress) -> Bench {
 }
 
 impl Bench {
-    fn submit(&self, rows: usize, extent: Extent) -> Result<Receiver<Answer>, Refused> {
+    fn submit(&self, rows: usize, extent: Extent) -> Result<Receiver<JobResult>, Refused> {
         let (send, answer) = channel();
         let on_answer = Box::new(move |answer| send.send(answer).unwrap());
         let origin = Origin { frontend: 3, request: 70, first_row: 0 };
@@ -94,7 +94,7 @@ impl Bench {
         let job =
             RemoteJob { model, origin, rows, extent, sizes: None, bytes, timeout, client: 0, priority: 0, on_answer };
         let submitted = self.engine.submit_remote(job);
-        self.engine.look();
+        self.engine.wake_scheduler();
         submitted.map(|_| answer)
     }
 }

@@ -6,7 +6,7 @@ use ripieno_executor::{
     BlockSource, CpuEngine, CpuOptions, Engine as Executor, InputRange, Isolation, ModelSource, Tensor, serve_engine,
 };
 use ripieno_model::{DataType, Model, Profile};
-use ripieno_runtime::{Answer, Ending, Engine, EngineConfig, Failure, Job, Processes, Refused, ServedModel};
+use ripieno_runtime::{JobResult, Ending, Engine, EngineConfig, Failure, Job, EngineProcesses, Refused, ServedModel};
 use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,12 +57,12 @@ fn submit(engine: &Engine, model: ModelId, client: u16, input: Tensor, on_answer
     engine.submit(job).map(drop)
 }
 
-type OnAnswer = Box<dyn FnOnce(Answer) + Send>;
+type OnAnswer = Box<dyn FnOnce(JobResult) + Send>;
 
 /// Asks so many requests of a model, a few at a time; their answers, each once.
-fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> Tensor) -> Vec<Answer> {
+fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> Tensor) -> Vec<JobResult> {
     let (sender, answers) = channel();
-    let mut got: Vec<Option<Answer>> = (0..count).map(|_| None).collect();
+    let mut got: Vec<Option<JobResult>> = (0..count).map(|_| None).collect();
     let (mut asked, mut answered) = (0, 0);
     while answered < count {
         while asked < count && asked - answered < 8 {
@@ -79,13 +79,13 @@ fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> T
 }
 
 /// Sends these at once; what became of each, be it at the door.
-fn send(engine: &Engine, model: ModelId, client: u16, numbers: &[i64]) -> Vec<Result<Answer, Refused>> {
+fn send(engine: &Engine, model: ModelId, client: u16, numbers: &[i64]) -> Vec<Result<JobResult, Refused>> {
     let outcomes = numbers.iter().map(|&n| {
         let (sender, answer) = channel();
         submit(engine, model, client, whole(n), Box::new(move |answer| drop(sender.send(answer)))).map(|()| answer)
     });
     let outcomes: Vec<_> = outcomes.collect();
-    let wait = |answer: Receiver<Answer>| {
+    let wait = |answer: Receiver<JobResult>| {
         let only = answer.recv_timeout(PATIENCE).expect("every request is answered");
         assert!(answer.recv().is_err(), "a request is answered once");
         only
@@ -134,9 +134,9 @@ fn what_dies_takes_nobody_with_it() {
         let neighbour = scope.spawn(|| ask(&engine, double, 2_000, real));
         for death in 0..3 {
             outages += until_back(&engine, greedy);
-            assert_eq!(engine.model_processes(greedy), Some(Processes { up: true, restarts: death }));
+            assert_eq!(engine.model_processes(greedy), Some(EngineProcesses { up: true, restarts: death }));
             let outcomes = send(&engine, greedy, 7, &[7, 7, KILLER, 7, 7]);
-            let lost = |outcome: &Result<Answer, Refused>| {
+            let lost = |outcome: &Result<JobResult, Refused>| {
                 matches!(outcome, Ok(Err(Failure::Outage { .. })) | Err(Refused::Outage { .. }))
             };
             assert!(lost(&outcomes[2]) && outcomes.iter().all(|outcome| lost(outcome) || matches!(outcome, Ok(Ok(_)))));

@@ -8,7 +8,7 @@ use crate::common::{Client, SAFETY, data, eager, emulated, limits, policy, serve
 use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
 use ripieno_model::Profile;
-use ripieno_runtime::{Answer, DeviceState, Engine, EngineConfig, Failure, HangBound, StartError};
+use ripieno_runtime::{JobResult, DeviceState, Engine, EngineConfig, Failure, HangBound, StartError};
 use ripieno_sched::{Options, build_shards};
 use ripieno_workload::{below, stream};
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ fn stepped(shards: usize, seed: u64) -> Vec<(usize, Outcome)> {
     let clients = [1, 1, 2, 1].map(|blocks| Client::new(&engine, engine.load(served(blocks, LONG)).unwrap()));
     let (mut random, mut log, mut running) = (stream(seed, 0), Vec::new(), 0);
     let mut draw = |below_what: u64| below(&mut random, below_what) as usize;
-    let (sender, answers) = channel::<(usize, Answer)>();
+    let (sender, answers) = channel::<(usize, JobResult)>();
     let clients = clients.map(|client| Client { sender: sender.clone(), ..client });
     let told = |log: &mut Vec<(usize, Outcome)>| {
         let (number, answer) = answers.recv_timeout(SAFETY).expect("an answer");

@@ -5,7 +5,7 @@ use crate::common::stepping::{DEPTH, LONGEST, Stepping, answer_to, counting, seq
 use ripieno_base::{BlockId, ModelId};
 use ripieno_executor::Engine as Executor;
 use ripieno_runtime::{
-    Answer, Engine, EngineConfig, Failure, Job, ModelRefused, OnStep, Recording, Refused, Step, Ticket, replay,
+    JobResult, Engine, EngineConfig, Failure, Job, ModelRefused, OnStep, Recording, Refused, StreamedStep, Ticket, replay,
 };
 use ripieno_sched::{Limits, Options, Setup, build, find};
 use std::path::Path;
@@ -27,7 +27,7 @@ fn config_with(policy: &str, executor: &Arc<dyn Executor>, devices: usize, reque
     EngineConfig::new(scheduler, setup, vec![Arc::clone(executor); devices])
 }
 
-fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<Answer>) {
+fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<JobResult>) {
     let (send, answers) = channel();
     // A test that has seen enough may be gone.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
@@ -47,7 +47,7 @@ fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<Answer>) {
     )
 }
 
-fn ask(engine: &Engine, model: ModelId, bytes: &[u8]) -> Answer {
+fn ask(engine: &Engine, model: ModelId, bytes: &[u8]) -> JobResult {
     let (job, answers) = job(model, bytes);
     engine.submit(job).unwrap();
     answers.recv_timeout(SAFETY).unwrap()
@@ -112,7 +112,7 @@ fn a_request_is_answered_at_its_end_and_its_slot_kept_until_its_last_step_has_ru
     assert!(engine.model_metrics(model).unwrap().wasted_rows >= 3);
 }
 
-fn submit_when_there_is_room(engine: &Engine, model: ModelId, bytes: &[u8]) -> (Ticket, Receiver<Answer>) {
+fn submit_when_there_is_room(engine: &Engine, model: ModelId, bytes: &[u8]) -> (Ticket, Receiver<JobResult>) {
     let begun = Instant::now();
     loop {
         let (job, answers) = job(model, bytes);
@@ -162,13 +162,13 @@ fn steps_come_in_order_and_before_the_answer() {
     let model = engine.load(counting(LONG)).unwrap();
     for number in 0..50 {
         let bytes = bytes_of(number);
-        let (send, steps) = channel::<Step>();
+        let (send, steps) = channel::<StreamedStep>();
         let (mut job, answers) = job(model, &bytes);
         job.on_step = Some(Box::new(move |step| send.send(step).unwrap()));
         engine.submit(job).unwrap();
         let whole = answers.recv_timeout(SAFETY).unwrap().unwrap().outputs[0].data.clone();
         // The sender has gone by now, so this ends.
-        let steps: Vec<Step> = steps.try_iter().collect();
+        let steps: Vec<StreamedStep> = steps.try_iter().collect();
         let together: Vec<u8> = steps.iter().flat_map(|step| step.outputs[0].data.to_vec()).collect();
         assert_eq!((together.as_slice(), &whole[..]), (&answer_to(&bytes)[..], &answer_to(&bytes)[..]));
         let last: Vec<bool> = steps.iter().map(|step| step.last).collect();
@@ -278,7 +278,7 @@ impl Tally {
     fn job(self: &Arc<Tally>, models: [ModelId; 2], number: usize) -> Job {
         let bytes = bytes_of(number);
         let (tally, expected) = (Arc::clone(self), answer_to(&bytes));
-        let on_answer = Box::new(move |answer: Answer| {
+        let on_answer = Box::new(move |answer: JobResult| {
             tally.answered.fetch_add(1, Ordering::SeqCst);
             match answer {
                 Ok(answered) if answered.outputs[0].data == expected => tally.good.fetch_add(1, Ordering::SeqCst),
@@ -287,7 +287,7 @@ impl Tally {
             };
         });
         let timeout = number.is_multiple_of(3).then(|| Duration::from_micros((number % 97) as u64 * 20));
-        let on_step: Option<OnStep> = number.is_multiple_of(2).then(|| Box::new(|step: Step| drop(step)) as OnStep);
+        let on_step: Option<OnStep> = number.is_multiple_of(2).then(|| Box::new(|step: StreamedStep| drop(step)) as OnStep);
         let model = models[usize::from(number.is_multiple_of(11))];
         Job {
             model,

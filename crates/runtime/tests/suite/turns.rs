@@ -6,14 +6,14 @@ use crate::common::{Client, SAFETY, bytes, config, emulated, limits, served, set
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
 use ripieno_model::Profile;
-use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, HangBound, Job};
+use ripieno_runtime::{JobResult, Engine, EngineConfig, Failure, HangBound, Job};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(3_600);
 
-fn job(model: ModelId, on_answer: Box<dyn FnOnce(Answer) + Send>) -> Job {
+fn job(model: ModelId, on_answer: Box<dyn FnOnce(JobResult) + Send>) -> Job {
     Job {
         model,
         inputs: bytes(1, 1),

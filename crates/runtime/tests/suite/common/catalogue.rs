@@ -2,7 +2,7 @@
 
 use ripieno_base::ModelId;
 use ripieno_executor::{BlockSource, Engine as Executor, ModelSource, Tensor};
-use ripieno_runtime::{Answer, Engine, EngineConfig, Job, Refused};
+use ripieno_runtime::{JobResult, Engine, EngineConfig, Job, Refused};
 use ripieno_sched::{Limits, Options, Policy, Setup};
 use ripieno_workload::{below, stream};
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub(crate) fn submit(
     engine: &Engine,
     model: ModelId,
     (inputs, rows): (&Arc<[Tensor]>, usize),
-    tell: impl FnOnce(Answer) + Send + 'static,
+    tell: impl FnOnce(JobResult) + Send + 'static,
 ) {
     let told = Arc::new(Mutex::new(Some(tell)));
     loop {

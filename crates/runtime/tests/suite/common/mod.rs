@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{BlockSource, Engine as Executor, Loaded, ModelSource, Tensor};
 use ripieno_model::{Block, DataType, Model, Profile, TensorSpec, Walk};
-use ripieno_runtime::{Answer, Engine, EngineConfig, Failure, Job, Refused, ServedModel, Ticket};
+use ripieno_runtime::{JobResult, Engine, EngineConfig, Failure, Job, Refused, ServedModel, Ticket};
 use ripieno_sched::{Limits, OptionValue, Options, Served, Setup, build, build_shards};
 use std::any::Any;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ pub(crate) fn bytes(rows: usize, first: u8) -> Arc<[Tensor]> {
 }
 
 /// The bytes of an answer.
-pub(crate) fn data(answer: Answer) -> Vec<u8> {
+pub(crate) fn data(answer: JobResult) -> Vec<u8> {
     answer.expect("an answer with outputs").outputs[0].data.to_vec()
 }
 
@@ -133,8 +133,8 @@ pub(crate) fn data(answer: Answer) -> Vec<u8> {
 pub(crate) struct Client {
     pub(crate) engine: Engine,
     pub(crate) model: ModelId,
-    pub(crate) sender: Sender<(usize, Answer)>,
-    pub(crate) answers: Receiver<(usize, Answer)>,
+    pub(crate) sender: Sender<(usize, JobResult)>,
+    pub(crate) answers: Receiver<(usize, JobResult)>,
 }
 
 impl Client {
@@ -168,7 +168,7 @@ impl Client {
     }
 
     /// The next answer, whosever it is.
-    pub(crate) fn next(&self) -> (usize, Answer) {
+    pub(crate) fn next(&self) -> (usize, JobResult) {
         self.answers.recv_timeout(SAFETY).expect("an answer")
     }
 }

@@ -1,89 +1,91 @@
-//! The models by id: what front-end threads look up, and which ids are free.
+//! Allocation of model ids, and the lookup of models by server threads.
 //!
-//! An id passes through free, held, serving, leaving and free again. It is held while its model is being loaded, and leaving
-//! from the moment that no further request may use it until the scheduler thread has seen the last request of the old model
-//! end, so that an id never means two models at once anywhere. Ids are given in turn: a request that looked its model up
-//! just before an unload would else be taken for one of the next model.
+//! An id passes through the states free, held, serving, leaving and free again. It is held while
+//! its model is being loaded, and leaving from the moment that no further request may use it until
+//! the scheduler thread has seen the last request of the old model end, so an id never refers to
+//! two models. Ids are assigned round robin: otherwise a request that looked its model up just
+//! before an unload could be taken for one of the next model.
 
-use crate::admission::ModelEntry;
+use crate::capacity::ModelEntry;
 use parking_lot::RwLock;
 use ripieno_base::ModelId;
 use std::sync::Arc;
 
 /// All model ids.
-pub(crate) struct Registry(RwLock<Table>);
+pub(crate) struct ModelIds(RwLock<IdTable>);
 
-struct Table {
-    states: Box<[State]>,
-    /// Where the search for a free id begins.
+struct IdTable {
+    states: Box<[IdState]>,
+    /// Start of the search for a free id.
     next: usize,
 }
 
 #[derive(Clone)]
-enum State {
+enum IdState {
     Free,
     Serving(Arc<ModelEntry>),
-    /// Requests of it may still run.
+    /// Requests of the model may still run.
     Leaving(Arc<ModelEntry>),
     Held,
 }
 
-impl Registry {
-    pub(crate) fn new(models: usize) -> Registry {
-        Registry(RwLock::new(Table { states: vec![State::Free; models].into(), next: 0 }))
+impl ModelIds {
+    pub(crate) fn new(models: usize) -> ModelIds {
+        ModelIds(RwLock::new(IdTable { states: vec![IdState::Free; models].into(), next: 0 }))
     }
 
-    /// The model of this id, if it is served.
+    /// Returns the model of this id, if it is served.
     pub(crate) fn get(&self, id: ModelId) -> Option<Arc<ModelEntry>> {
         match self.0.read().states.get(id.index()) {
-            Some(State::Serving(entry)) => Some(Arc::clone(entry)),
+            Some(IdState::Serving(entry)) => Some(Arc::clone(entry)),
             _ => None,
         }
     }
 
-    /// Takes a free id, for [`Registry::serve`].
+    /// Reserves a free id, for [`ModelIds::serve`].
     pub(crate) fn reserve(&self) -> Option<ModelId> {
         let mut table = self.0.write();
         let ids = table.states.len();
         let mut in_turn = (0..ids).map(|step| (table.next + step) % ids);
-        let at = in_turn.find(|&at| matches!(table.states[at], State::Free))?;
-        table.states[at] = State::Held;
+        let at = in_turn.find(|&at| matches!(table.states[at], IdState::Free))?;
+        table.states[at] = IdState::Held;
         table.next = at + 1;
         Some(ModelId(at as u16))
     }
 
     pub(crate) fn serve(&self, id: ModelId, entry: Arc<ModelEntry>) {
-        self.0.write().states[id.index()] = State::Serving(entry);
+        self.0.write().states[id.index()] = IdState::Serving(entry);
     }
 
-    /// Stops further requests; false if the model is not served.
+    /// Stops further requests; returns false if the model is not served.
     pub(crate) fn leave(&self, id: ModelId) -> bool {
         let mut table = self.0.write();
         let Some(state) = table.states.get_mut(id.index()) else { return false };
-        let State::Serving(entry) = state else { return false };
-        *state = State::Leaving(Arc::clone(entry));
+        let IdState::Serving(entry) = state else { return false };
+        *state = IdState::Leaving(Arc::clone(entry));
         true
     }
 
     pub(crate) fn free(&self, id: ModelId) {
-        self.0.write().states[id.index()] = State::Free;
+        self.0.write().states[id.index()] = IdState::Free;
     }
 
-    /// The models that a device must know which joins, by id: those served, and those of which requests may still run.
+    /// Returns the models that a joining device must know, by id: those served, and those whose
+    /// last requests may still run.
     pub(crate) fn running(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
         let table = self.0.read();
         let known = (0..).map(ModelId).zip(&table.states).filter_map(|(id, state)| match state {
-            State::Serving(entry) | State::Leaving(entry) => Some((id, Arc::clone(entry))),
-            State::Free | State::Held => None,
+            IdState::Serving(entry) | IdState::Leaving(entry) => Some((id, Arc::clone(entry))),
+            IdState::Free | IdState::Held => None,
         });
         known.collect()
     }
 
-    /// The models served, by id.
+    /// Returns the served models, by id.
     pub(crate) fn serving(&self) -> Vec<(ModelId, Arc<ModelEntry>)> {
         let table = self.0.read();
         let served = table.states.iter().enumerate().filter_map(|(at, state)| match state {
-            State::Serving(entry) => Some((ModelId(at as u16), Arc::clone(entry))),
+            IdState::Serving(entry) => Some((ModelId(at as u16), Arc::clone(entry))),
             _ => None,
         });
         served.collect()
@@ -97,7 +99,7 @@ mod tests {
 
     #[test]
     fn ids_are_given_in_turn() {
-        let registry = Registry::new(3);
+        let registry = ModelIds::new(3);
         let given = [0, 1, 2, 0].map(|_| {
             let id = registry.reserve().unwrap();
             registry.free(id);
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn an_id_is_free_again_only_when_its_model_has_gone() {
-        let registry = Registry::new(1);
+        let registry = ModelIds::new(1);
         let id = registry.reserve().unwrap();
         assert!(registry.reserve().is_none());
         assert!(registry.get(id).is_none() && !registry.leave(id));

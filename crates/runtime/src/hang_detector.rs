@@ -1,73 +1,75 @@
-//! Which lane is at a task for much too long: its device hangs.
+//! Detects lanes whose current task takes far too long: their device hangs.
 //!
-//! A task may take many times what its profile says and still end: processors are shared, a batch that fails is run again in
-//! parts, a profile may be wrong. So the bound is far out, and a lane that has passed it is looked at once more a while later:
-//! if the whole server stood still meanwhile, what has ended is heard of before that. Tasks of a lane follow each other, so
-//! only its first one is timed, from when it could begin.
+//! A task may exceed its profile many times and still end: processors are shared, a failed batch is
+//! run again in parts, a profile may be wrong. So the bound is generous, and a lane that has passed
+//! it is checked once more a while later: if the whole server stood still meanwhile, results that
+//! arrived are processed first. Tasks of a lane run in sequence, so only the first is timed, from
+//! the earliest time at which it could begin.
 
 use ripieno_base::{IndexedHeap, Nanos, TaskId, Time};
 use std::collections::VecDeque;
 
-/// When a device that does not end its task is given up as lost.
+/// Time after which a device that does not end its task is given up as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HangBound {
-    /// As many times as long as the profile says,
+    /// Multiple of the profiled latency.
     pub times: u32,
-    /// but at least so long.
+    /// Lower limit of the bound.
     pub least: Nanos,
 }
 
 impl Default for HangBound {
-    /// A hundred times the profile: a batch that fails in each of its rows is run again in up to 64 parts.
+    /// A hundred times the profile: a batch that fails in each of its rows is run again in up to 64
+    /// parts.
     fn default() -> HangBound {
         HangBound { times: 100, least: Nanos::from_millis(10_000) }
     }
 }
 
-/// A lane is looked at again after so large a part of the bound.
-const LOOK_AGAIN_AFTER: i64 = 10;
+/// A lane past its bound is checked again after this fraction of the bound.
+const RECHECK_FRACTION: i64 = 10;
 
-/// The tasks of all lanes.
-pub(crate) struct Hangs {
+/// Times the tasks of all lanes.
+pub(crate) struct HangDetector {
     bound: HangBound,
-    lanes: Vec<Lane>,
-    /// When lanes are to be looked at.
+    lanes: Vec<TimedLane>,
+    /// Times at which lanes are to be checked.
     due: IndexedHeap<Time>,
 }
 
 #[derive(Default)]
-struct Lane {
-    tasks: VecDeque<Timed>,
+struct TimedLane {
+    tasks: VecDeque<TimedTask>,
     /// Whether its first task has passed its bound.
-    suspect: bool,
+    overdue: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Timed {
+struct TimedTask {
     task: TaskId,
     not_before: Time,
-    /// How long it may take; for ever if none.
+    /// Largest allowed duration; `None` for no limit.
     bound: Option<Nanos>,
 }
 
-impl Hangs {
-    /// Of so many lanes that hold up to `depth` tasks each.
-    pub(crate) fn new(bound: HangBound, lanes: usize, depth: usize) -> Hangs {
-        let lane = || Lane { tasks: VecDeque::with_capacity(depth), suspect: false };
-        Hangs { bound, lanes: (0..lanes).map(|_| lane()).collect(), due: IndexedHeap::new(lanes) }
+impl HangDetector {
+    /// Creates a detector for `lanes` lanes that hold up to `depth` tasks each.
+    pub(crate) fn new(bound: HangBound, lanes: usize, depth: usize) -> HangDetector {
+        let lane = || TimedLane { tasks: VecDeque::with_capacity(depth), overdue: false };
+        HangDetector { bound, lanes: (0..lanes).map(|_| lane()).collect(), due: IndexedHeap::new(lanes) }
     }
 
-    /// A lane is given a task that should take so long; none if somebody else sees to its end.
+    /// Adds a task with this expected latency to a lane; `None` if a supervisor enforces its end.
     pub(crate) fn start(&mut self, now: Time, lane: usize, task: TaskId, not_before: Time, latency: Option<Nanos>) {
         let HangBound { times, least } = self.bound;
         let bound = latency.map(|latency| Nanos(latency.0.saturating_mul(i64::from(times))).max(least));
-        self.lanes[lane].tasks.push_back(Timed { task, not_before, bound });
+        self.lanes[lane].tasks.push_back(TimedTask { task, not_before, bound });
         if self.lanes[lane].tasks.len() == 1 {
             self.time_first(now, lane);
         }
     }
 
-    /// A lane's task has ended.
+    /// Removes a task that has ended.
     pub(crate) fn end(&mut self, now: Time, lane: usize, task: TaskId) {
         let tasks = &mut self.lanes[lane].tasks;
         let at = tasks.iter().position(|timed| timed.task == task);
@@ -76,14 +78,14 @@ impl Hangs {
         }
     }
 
-    /// The lane holds nothing any more.
+    /// Removes all tasks of the lane.
     pub(crate) fn clear(&mut self, lane: usize) {
         self.lanes[lane].tasks.clear();
         self.due.remove(lane);
     }
 
     fn time_first(&mut self, now: Time, lane: usize) {
-        self.lanes[lane].suspect = false;
+        self.lanes[lane].overdue = false;
         let first = self.lanes[lane].tasks.front();
         match first.and_then(|first| Some(now.max(first.not_before) + first.bound?)) {
             Some(due) => self.due.set(lane, due),
@@ -91,20 +93,20 @@ impl Hangs {
         }
     }
 
-    /// When to look next.
+    /// Time of the next check.
     pub(crate) fn next(&self) -> Time {
         self.due.peek().map_or(Time::NEVER, |(at, _)| at)
     }
 
-    /// A lane whose task should have ended long ago.
+    /// Returns a lane whose task is past its bound twice in a row.
     pub(crate) fn hung(&mut self, now: Time) -> Option<usize> {
         while let Some((_, at)) = self.due.peek().filter(|&(due, _)| due <= now) {
             let lane = &mut self.lanes[at];
-            if std::mem::replace(&mut lane.suspect, true) {
+            if std::mem::replace(&mut lane.overdue, true) {
                 return Some(at);
             }
             let bound = lane.tasks.front().and_then(|first| first.bound).unwrap_or(self.bound.least);
-            self.due.set(at, now + Nanos((bound.0 / LOOK_AGAIN_AFTER).max(1)));
+            self.due.set(at, now + Nanos((bound.0 / RECHECK_FRACTION).max(1)));
         }
         None
     }
@@ -122,8 +124,8 @@ mod tests {
         Time::ORIGIN + ms(at)
     }
 
-    fn watched() -> Hangs {
-        Hangs::new(HangBound { times: 10, least: ms(50) }, 2, 4)
+    fn watched() -> HangDetector {
+        HangDetector::new(HangBound { times: 10, least: ms(50) }, 2, 4)
     }
 
     #[test]

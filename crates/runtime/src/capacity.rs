@@ -1,8 +1,10 @@
-//! Who may come in: slots, queued bytes, nodes of graphs, and each model's own bound.
+//! Capacity limits on admitted requests: slots, queued bytes, graph nodes, and each model's own
+//! queue bound.
 //!
-//! Taken by front-end threads before the request enters the mailbox, so that a flood is turned away without the
-//! scheduler thread, and everything behind the door is bounded by the number of slots. A [`Permit`] holds all that was
-//! taken and gives it back when it is dropped; there is no other way to give back.
+//! Server threads reserve capacity before the request enters the mailbox, so a flood is refused
+//! without involving the scheduler thread, and all later queues are bounded by the number of slots.
+//! A [`Permit`] holds the reserved capacity and returns it when dropped; there is no other way to
+//! return it.
 
 use crate::ending::Ending;
 use crate::metrics::{ModelMetrics, ModelSnapshot};
@@ -17,29 +19,29 @@ use std::time::Duration;
 const RETRY_MIN: Nanos = Nanos::from_millis(1);
 const RETRY_MAX: Nanos = Nanos::from_millis(30_000);
 
-/// The bounds of the whole server.
-pub(crate) struct Admission {
+/// The limits of the whole server.
+pub(crate) struct CapacityLimits {
     free: ArrayQueue<RequestSlot>,
     slots: usize,
     bytes: AtomicUsize,
     max_bytes: usize,
-    /// Nodes of graphs that the core holds; see [`Limits::room`](ripieno_sched::Limits::room).
+    /// Graph nodes that the core holds; see [`Limits::room`](ripieno_sched::Limits::room).
     nodes: AtomicUsize,
     max_nodes: usize,
 }
 
-/// What a request asks for at the door.
+/// The capacity that a request needs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Asked {
-    /// Slots, one a part.
+pub(crate) struct RequestedCapacity {
+    /// Slots, one for each part of the request.
     pub(crate) parts: usize,
     /// Bytes of its inputs.
     pub(crate) bytes: usize,
-    /// Nodes of the graph that it brings; see [`Limits::room`](ripieno_sched::Limits::room).
+    /// Nodes of its graph; see [`Limits::room`](ripieno_sched::Limits::room).
     pub(crate) nodes: usize,
 }
 
-/// What front-end threads know of a model.
+/// The properties of a model that server threads need at submission.
 pub(crate) struct ModelEntry {
     pub(crate) name: String,
     pub(crate) slo: Nanos,
@@ -50,40 +52,41 @@ pub(crate) struct ModelEntry {
     pub(crate) loaded: Arc<dyn Loaded>,
     /// Whether requests differ in how often they run a block.
     pub(crate) unfolds: bool,
-    /// Whether they differ in length, and are padded to share a batch.
+    /// Whether requests differ in length and are padded to share a batch.
     pub(crate) has_lengths: bool,
-    /// Whether its engine runs in processes, which somebody else sees to.
+    /// Whether the engine runs in processes of its own, which a supervisor restarts.
     pub(crate) supervised: bool,
     max_queue: usize,
-    /// ℓ(B)/B for the largest batch B: what a queued row costs when batches are full.
+    /// ℓ(B)/B for the largest batch B: the cost of a queued row when batches are full.
     latency_per_row: Nanos,
-    /// Live parts.
+    /// Live parts of requests.
     live: AtomicUsize,
     pub(crate) metrics: ModelMetrics,
 }
 
-/// The right to be in the server: slots, bytes and places in the model's queue.
+/// Reserved capacity: slots, bytes, nodes and places in the model's queue. Dropping it returns all
+/// of them.
 pub(crate) struct Permit {
-    admission: Arc<Admission>,
+    admission: Arc<CapacityLimits>,
     model: Arc<ModelEntry>,
-    /// One a part, in order.
+    /// One slot for each part, in order.
     slots: Vec<RequestSlot>,
     places: usize,
     bytes: usize,
     nodes: usize,
 }
 
-impl Admission {
-    pub(crate) fn new(slots: usize, max_bytes: usize, max_nodes: usize) -> Admission {
+impl CapacityLimits {
+    pub(crate) fn new(slots: usize, max_bytes: usize, max_nodes: usize) -> CapacityLimits {
         let free = ArrayQueue::new(slots);
         for slot in 0..slots {
             free.push(RequestSlot(slot as u32)).expect("the queue holds every slot");
         }
         let (bytes, nodes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Admission { free, slots, bytes, max_bytes, nodes, max_nodes }
+        CapacityLimits { free, slots, bytes, max_bytes, nodes, max_nodes }
     }
 
-    /// Refuses what even an empty server could not take, before anything is made of it.
+    /// Refuses a request that exceeds the limits even of an empty server.
     pub(crate) fn check(&self, model: &ModelEntry, rows: usize, bytes: usize) -> Result<(), Refused> {
         let most = model.max_queue.min(self.slots).saturating_mul(model.max_batch);
         if rows > most && !model.unfolds {
@@ -95,9 +98,9 @@ impl Admission {
         Ok(())
     }
 
-    /// Takes slots, as many places in the model's queue, bytes and nodes; all or nothing.
-    pub(crate) fn enter(self: &Arc<Admission>, model: &Arc<ModelEntry>, asked: Asked) -> Result<Permit, Refused> {
-        let Asked { parts, bytes, nodes } = asked;
+    /// Reserves slots, as many places in the model's queue, bytes and nodes; all or nothing.
+    pub(crate) fn reserve(self: &Arc<CapacityLimits>, model: &Arc<ModelEntry>, requested: RequestedCapacity) -> Result<Permit, Refused> {
+        let RequestedCapacity { parts, bytes, nodes } = requested;
         let (admission, slots) = (Arc::clone(self), Vec::new());
         let mut permit = Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0 };
         if nodes > self.max_nodes {
@@ -106,16 +109,16 @@ impl Admission {
                 "a graph of {nodes} nodes; the server takes at most {bound} at once"
             )));
         }
-        if !take(&model.live, parts, model.max_queue) {
+        if !try_reserve(&model.live, parts, model.max_queue) {
             return Err(model.refusal(model.max_queue));
         }
         permit.places = parts;
-        if !take(&self.bytes, bytes, self.max_bytes) {
-            // In requests, the bound that bytes set is as many as have come in.
+        if !try_reserve(&self.bytes, bytes, self.max_bytes) {
+            // In requests, the bound that bytes set is the number of requests admitted.
             return Err(model.refusal((self.slots - self.free.len()).max(1)));
         }
         permit.bytes = bytes;
-        if !take(&self.nodes, nodes, self.max_nodes) {
+        if !try_reserve(&self.nodes, nodes, self.max_nodes) {
             let (held, bound, retry_after) = (self.nodes.load(Relaxed), self.max_nodes, model.retry_after());
             model.metrics.on_refused();
             return Err(Refused::NodesFull { held, bound, retry_after });
@@ -134,14 +137,15 @@ impl Admission {
     }
 }
 
-/// Adds `amount` to `taken` unless that exceeds `bound`.
-fn take(taken: &AtomicUsize, amount: usize, bound: usize) -> bool {
+/// Adds `amount` to `taken` unless the sum exceeds `bound`; returns whether it was added.
+fn try_reserve(taken: &AtomicUsize, amount: usize, bound: usize) -> bool {
     let added = |now: usize| now.checked_add(amount).filter(|&sum| sum <= bound);
     taken.fetch_update(Relaxed, Relaxed, added).is_ok()
 }
 
 impl ModelEntry {
-    /// Refuses requests while no process of the model's engine is there: they would only take turns from other models.
+    /// Refuses requests while no process of the model's engine runs: they would only take device
+    /// time from other models.
     pub(crate) fn check_outage(&self) -> Result<(), Refused> {
         let Some(Outage { cause, retry_after }) = self.loaded.outage() else { return Ok(()) };
         self.metrics.on_failure(Ending::Outage, Nanos(0));
@@ -150,7 +154,8 @@ impl ModelEntry {
 
     pub(crate) fn new(served: &ServedModel) -> ModelEntry {
         let model = &served.model;
-        // A batch of a cell may hold several nodes of one request, so it can be larger than one of whole requests.
+        // A batch of a cell may hold several nodes of one request, so it can exceed a batch of
+        // whole requests.
         let largest = model.blocks.iter().map(|block| block.max_batch()).chain([model.max_batch]).max().unwrap_or(1);
         let full_batch = model.profile().latency(model.max_batch.min(model.profile().max_batch()));
         ModelEntry {
@@ -179,8 +184,8 @@ impl ModelEntry {
         Refused::QueueFull { bound, retry_after: self.retry_after() }
     }
 
-    /// A retry may succeed once what waits now has run, in full batches on one device: an estimate that needs no
-    /// look at any queue.
+    /// The time after which a retry may succeed: the time to run all waiting rows in full batches
+    /// on one device. The estimate reads no queue.
     pub(crate) fn retry_after(&self) -> Duration {
         let waiting = self.metrics.waiting.load(Relaxed) as i64;
         let clear = (self.latency_per_row * waiting).clamp(RETRY_MIN, RETRY_MAX);
@@ -223,16 +228,16 @@ mod tests {
 
     #[test]
     fn each_bound_refuses_and_gives_everything_back() {
-        let admission = Arc::new(Admission::new(4, 100, 50));
-        let asked = |parts, bytes| Asked { parts, bytes, nodes: 0 };
+        let admission = Arc::new(CapacityLimits::new(4, 100, 50));
+        let requested = |parts, bytes| RequestedCapacity { parts, bytes, nodes: 0 };
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
         let narrow = Arc::new(ModelEntry::new(&served(1, 2)));
-        let held = admission.enter(&model, asked(1, 60)).unwrap();
-        assert_eq!(bound_of(admission.enter(&narrow, asked(3, 1))), 2);
-        assert_eq!(bound_of(admission.enter(&model, asked(1, 41))), 1);
-        assert_eq!(bound_of(admission.enter(&model, asked(4, 1))), 4);
-        assert_eq!(bound_of(admission.enter(&model, asked(8, 1))), 8);
-        let rest = admission.enter(&model, Asked { parts: 3, bytes: 40, nodes: 30 }).unwrap();
+        let held = admission.reserve(&model, requested(1, 60)).unwrap();
+        assert_eq!(bound_of(admission.reserve(&narrow, requested(3, 1))), 2);
+        assert_eq!(bound_of(admission.reserve(&model, requested(1, 41))), 1);
+        assert_eq!(bound_of(admission.reserve(&model, requested(4, 1))), 4);
+        assert_eq!(bound_of(admission.reserve(&model, requested(8, 1))), 8);
+        let rest = admission.reserve(&model, RequestedCapacity { parts: 3, bytes: 40, nodes: 30 }).unwrap();
         assert_eq!(rest.slots().len(), 3);
         drop((held, rest));
         assert!(admission.is_untouched());
@@ -241,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_no_empty_server_could_take_is_told_so_and_not_to_come_again() {
-        let admission = Arc::new(Admission::new(4, 100, 50));
+        let admission = Arc::new(CapacityLimits::new(4, 100, 50));
         let (wide, narrow) = (ModelEntry::new(&served(8, 8)), ModelEntry::new(&served(8, 2)));
         let most = |model, rows, bytes| match admission.check(model, rows, bytes) {
             Err(Refused::TooLarge { most, .. }) => Some(most),
@@ -255,15 +260,15 @@ mod tests {
 
     #[test]
     fn nodes_of_graphs_are_bounded_now_and_for_ever() {
-        let admission = Arc::new(Admission::new(4, 100, 50));
+        let admission = Arc::new(CapacityLimits::new(4, 100, 50));
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
-        let asked = |nodes| Asked { parts: 1, bytes: 0, nodes };
-        let held = admission.enter(&model, asked(30)).unwrap();
-        let full = admission.enter(&model, asked(21)).err().unwrap();
+        let requested = |nodes| RequestedCapacity { parts: 1, bytes: 0, nodes };
+        let held = admission.reserve(&model, requested(30)).unwrap();
+        let full = admission.reserve(&model, requested(21)).err().unwrap();
         assert!(matches!(full, Refused::NodesFull { held: 30, bound: 50, .. }), "{full}");
         drop(held);
-        assert!(admission.enter(&model, asked(50)).is_ok());
-        assert!(matches!(admission.enter(&model, asked(51)).err().unwrap(), Refused::Invalid(_)));
+        assert!(admission.reserve(&model, requested(50)).is_ok());
+        assert!(matches!(admission.reserve(&model, requested(51)).err().unwrap(), Refused::Invalid(_)));
         assert!(admission.is_untouched());
     }
 

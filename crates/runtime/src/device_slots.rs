@@ -1,0 +1,127 @@
+//! The scheduler thread's list of devices: which exist, which are leaving, and how many tasks they
+//! hold.
+
+use crate::devices::{DeviceState, DeviceDirectory, SharedDevice};
+use ripieno_base::{DeviceId, ModelId};
+use ripieno_executor::Task;
+use std::sync::Arc;
+
+/// All devices by id.
+pub(crate) struct DeviceSlots {
+    slots: Vec<DeviceSlot>,
+    /// Number of devices that accept new batches, cached because every request reads it.
+    serving: usize,
+    table: Arc<DeviceDirectory>,
+    /// The device that became idle last, while it is idle.
+    idle: Option<DeviceId>,
+}
+
+/// State of one device.
+#[derive(Default)]
+struct DeviceSlot {
+    /// `None` if the id is unused.
+    device: Option<SharedDevice>,
+    /// Whether it accepts no new batches.
+    leaving: bool,
+    /// Number of tasks that it holds.
+    held: usize,
+}
+
+impl DeviceSlots {
+    /// Creates slots for `ids` devices, filled with those in the table.
+    pub(crate) fn new(table: Arc<DeviceDirectory>, ids: usize) -> DeviceSlots {
+        let mut slots: Vec<DeviceSlot> = (0..ids).map(|_| DeviceSlot::default()).collect();
+        table.all().into_iter().for_each(|(id, _, device)| slots[id.index()].device = device);
+        let mut all = DeviceSlots { slots: slots, serving: 0, table, idle: None };
+        all.count();
+        all
+    }
+
+    fn count(&mut self) {
+        self.serving = self.slots.iter().filter(|slot| slot.device.is_some() && !slot.leaving).count();
+    }
+
+    /// Adds a serving device.
+    pub(crate) fn join(&mut self, id: DeviceId, device: SharedDevice) {
+        let slot = &mut self.slots[id.index()];
+        assert!(slot.device.is_none(), "device {} is there already", id.0);
+        *slot = DeviceSlot { device: Some(Arc::clone(&device)), leaving: false, held: 0 };
+        self.count();
+        self.table.add(id, device);
+    }
+
+    /// Marks a device as leaving: it accepts no new batches.
+    pub(crate) fn leave(&mut self, id: DeviceId) {
+        self.slots[id.index()].leaving = true;
+        self.count();
+        self.table.set_state(id, DeviceState::Leaving);
+    }
+
+    /// Returns the state of a device, if it exists.
+    pub(crate) fn state(&self, id: DeviceId) -> Option<DeviceState> {
+        let slot = self.slots.get(id.index()).filter(|slot| slot.device.is_some())?;
+        Some(if slot.leaving { DeviceState::Leaving } else { DeviceState::Serving })
+    }
+
+    /// Number of devices that accept new batches.
+    pub(crate) fn serving(&self) -> usize {
+        self.serving
+    }
+
+    /// Returns a leaving device that has ended all its tasks.
+    pub(crate) fn drained(&self) -> Option<DeviceId> {
+        let at = self.slots.iter().position(|slot| slot.leaving && slot.held == 0)?;
+        Some(DeviceId(at as u16))
+    }
+
+    /// Removes a device that holds no task.
+    pub(crate) fn remove(&mut self, id: DeviceId) {
+        self.slots[id.index()] = DeviceSlot::default();
+        self.count();
+        self.table.release(id, false);
+    }
+
+    /// Removes a lost device. With `again`, it is reopened if it ends after all.
+    pub(crate) fn lose(&mut self, id: DeviceId, again: bool) -> SharedDevice {
+        let device = std::mem::take(&mut self.slots[id.index()]).device.expect("only who is there is lost");
+        self.count();
+        self.table.set_state(id, DeviceState::Lost);
+        self.table.release(id, again);
+        device
+    }
+
+    /// Returns the device with this id, if it exists.
+    pub(crate) fn get(&self, id: DeviceId) -> Option<&SharedDevice> {
+        self.slots[id.index()].device.as_ref()
+    }
+
+    /// Submits a task to a device; returns false if the device does not exist.
+    pub(crate) fn submit(&mut self, id: DeviceId, task: Task) -> bool {
+        let slot = &mut self.slots[id.index()];
+        let Some(device) = &slot.device else { return false };
+        let (lane, accepted) = (task.lane, device.submit(task).is_ok());
+        assert!(accepted, "a policy gave lane {} of device {} more tasks than its depth", lane.0, id.0);
+        slot.held += 1;
+        self.idle = self.idle.filter(|&idle| idle != id);
+        true
+    }
+
+    /// Counts the end of a task; returns false if the device was given up before.
+    pub(crate) fn end(&mut self, id: DeviceId) -> bool {
+        let slot = &mut self.slots[id.index()];
+        if slot.device.is_some() {
+            slot.held -= 1;
+            self.idle = if slot.held == 0 { Some(id) } else { self.idle };
+        }
+        slot.device.is_some()
+    }
+
+    /// Returns an idle device; there may be others.
+    pub(crate) fn idle(&self) -> Option<&SharedDevice> {
+        self.slots[self.idle?.index()].device.as_ref()
+    }
+
+    pub(crate) fn detach(&self, model: ModelId) {
+        self.slots.iter().filter_map(|slot| slot.device.as_ref()).for_each(|device| device.detach(model));
+    }
+}

@@ -1,0 +1,157 @@
+//! Event loops whose turns are taken under one lock, by a thread of their own or by another thread
+//! that has just sent mail.
+//!
+//! The loop's thread sleeps until mail arrives or a turn is due. Another thread that sent mail may
+//! take the turn itself, which avoids a wake-up. Only the loop's thread ever waits for the lock;
+//! other threads that find it taken wake the loop's thread instead.
+
+use crate::Clock;
+use crate::parking::{Parking, Sleeper};
+use parking_lot::Mutex;
+use ripieno_base::Time;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::thread;
+
+/// A loop that runs in turns.
+pub(crate) trait EventLoop {
+    /// The inbox for messages from other threads.
+    type Inbox: Inbox;
+
+    /// Reads the inbox, decides and performs. Returns the time of the next turn, if no mail comes
+    /// before.
+    fn turn(&mut self) -> Time;
+
+    /// Whether that was the last turn.
+    fn has_ended(&self) -> bool;
+}
+
+/// The inbox of a loop.
+pub(crate) trait Inbox {
+    fn is_empty(&self) -> bool;
+
+    /// The place where the loop's thread parks.
+    fn parking(&self) -> &Parking;
+
+    /// Wakes the loop's thread to read the inbox.
+    fn wake(&self);
+
+    /// Drops all current and future mail.
+    fn close(&self);
+}
+
+/// Runs a loop: holds it with the time of its next turn.
+pub(crate) struct LoopRunner<L: EventLoop> {
+    clock: Clock,
+    inbox: Arc<L::Inbox>,
+    /// `None` before the loop begins and once it has ended.
+    event_loop: Mutex<Option<L>>,
+    /// Time of the next turn in nanoseconds, as in [`Time`]; written with the lock held.
+    due: AtomicI64,
+    /// Time until which the thread last went to sleep: it is not woken for a later time.
+    sleeps_until: AtomicI64,
+}
+
+thread_local! {
+    static IN_TURN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is inside a turn, so that the caller was called by its effects.
+pub(crate) fn in_turn() -> bool {
+    IN_TURN.get()
+}
+
+impl<L: EventLoop> LoopRunner<L> {
+    pub(crate) fn new(clock: Clock, inbox: Arc<L::Inbox>) -> LoopRunner<L> {
+        let (due, sleeps_until) = (AtomicI64::new(Time::ORIGIN.0), AtomicI64::new(Time::ORIGIN.0));
+        LoopRunner { clock, inbox, event_loop: Mutex::default(), due, sleeps_until }
+    }
+
+    pub(crate) fn inbox(&self) -> &Arc<L::Inbox> {
+        &self.inbox
+    }
+
+    /// Takes turns on the calling thread until the loop ends, and calls `after` after each.
+    pub(crate) fn run(&self, event_loop: L, after: impl Fn()) {
+        *self.event_loop.lock() = Some(event_loop);
+        let mut sleeper = Sleeper::new(self.inbox.parking());
+        while self.take_turn(&mut self.event_loop.lock()) {
+            after();
+            self.wait(&mut sleeper);
+        }
+    }
+
+    /// Closes the inbox and drops the loop.
+    pub(crate) fn end(&self) {
+        self.inbox.close();
+        let ended = self.event_loop.lock().take();
+        drop(ended);
+    }
+
+    /// Takes a turn on a thread other than the loop's, which has put mail into the inbox; wakes the
+    /// loop's thread if that is not possible.
+    pub(crate) fn turn_or_wake(&self) {
+        if !self.try_turn() {
+            self.inbox.wake();
+        }
+    }
+
+    /// Takes a turn, if no other thread is in one. Returns whether the loop's thread has nothing to
+    /// do but what it already waits for.
+    fn try_turn(&self) -> bool {
+        let Some(mut event_loop) = self.event_loop.try_lock() else { return false };
+        // `due` and `sleeps_until` are both written before either is read, so the later writer sees
+        // the other's value.
+        self.take_turn(&mut event_loop)
+            && self.due() >= Time(self.sleeps_until.load(Ordering::SeqCst))
+            && self.inbox.is_empty()
+    }
+
+    /// Takes a turn; returns whether another will follow.
+    fn take_turn(&self, event_loop: &mut Option<L>) -> bool {
+        let turn = RunningTurn::of(self, event_loop);
+        let Some(event_loop) = &mut *turn.event_loop else { return false };
+        self.due.store(event_loop.turn().0, Ordering::SeqCst);
+        !event_loop.has_ended()
+    }
+
+    fn due(&self) -> Time {
+        Time(self.due.load(Ordering::SeqCst))
+    }
+
+    /// Sleeps until there is mail or a turn is due.
+    fn wait(&self, sleeper: &mut Sleeper) {
+        let has_mail = || !self.inbox.is_empty();
+        while !has_mail() && self.clock.now() < self.due() {
+            let due = self.due();
+            self.sleeps_until.store(due.0, Ordering::SeqCst);
+            sleeper.wait(self.inbox.parking(), self.clock.instant(due), || has_mail() || self.due() < due);
+        }
+    }
+}
+
+/// A turn in progress. If it panics, the loop's state may be inconsistent, so no further turn is
+/// taken: the loop is dropped, which answers all clients, and the thread ends.
+struct RunningTurn<'a, L: EventLoop> {
+    runner: &'a LoopRunner<L>,
+    event_loop: &'a mut Option<L>,
+}
+
+impl<'a, L: EventLoop> RunningTurn<'a, L> {
+    fn of(runner: &'a LoopRunner<L>, event_loop: &'a mut Option<L>) -> RunningTurn<'a, L> {
+        IN_TURN.set(true);
+        RunningTurn { runner, event_loop }
+    }
+}
+
+impl<L: EventLoop> Drop for RunningTurn<'_, L> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            *self.event_loop = None;
+            self.runner.due.store(Time::ORIGIN.0, Ordering::SeqCst);
+            self.runner.inbox.wake();
+        }
+        IN_TURN.set(false);
+    }
+}
