@@ -1,28 +1,29 @@
 //! A binary min-heap over the keys `0..capacity` that can change or remove any key.
 //!
-//! Used for timers: one entry a model or device, re-armed often. A position array makes change and removal
-//! O(log n); ties order by key, so that equal inputs give equal decisions. Priorities stand in the heap itself, so that
-//! a comparison looks at one place, and an entry that moves is written once, where it comes to rest.
+//! Used for timers: one entry per model or device, re-armed often. A position array makes change
+//! and removal O(log n); ties order by key, so that equal inputs give equal decisions. Priorities
+//! are stored in the heap itself, so a comparison reads one place, and a moving entry is written
+//! once, at its final position.
 
 /// A min-heap of `(priority, key)` pairs, at most one for each key below its capacity.
 #[derive(Clone, Debug)]
 pub struct IndexedHeap<P> {
-    /// In heap order.
+    /// Entries in heap order.
     heap: Vec<(P, u32)>,
-    /// Where a key stands in `heap`, or `ABSENT`.
+    /// Index of each key in `heap`, or `ABSENT`.
     position: Vec<u32>,
 }
 
 const ABSENT: u32 = u32::MAX;
 
 impl<P: Copy + Ord> IndexedHeap<P> {
-    /// An empty heap for the keys `0..capacity`; never allocates again.
+    /// Creates an empty heap for the keys `0..capacity`; never allocates again.
     pub fn new(capacity: usize) -> IndexedHeap<P> {
         assert!(capacity < ABSENT as usize);
         IndexedHeap { heap: Vec::with_capacity(capacity), position: vec![ABSENT; capacity] }
     }
 
-    /// The number of keys present.
+    /// Returns the number of keys present.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
@@ -37,22 +38,22 @@ impl<P: Copy + Ord> IndexedHeap<P> {
         self.position[key] != ABSENT
     }
 
-    /// The priority of `key`, if present.
+    /// Returns the priority of `key`, if present.
     pub fn get(&self, key: usize) -> Option<P> {
         self.heap.get(self.position[key] as usize).map(|&(priority, _)| priority)
     }
 
-    /// The smallest `(priority, key)`.
+    /// Returns the smallest `(priority, key)`.
     pub fn peek(&self) -> Option<(P, usize)> {
         self.heap.first().map(|&(priority, key)| (priority, key as usize))
     }
 
-    /// The second smallest `(priority, key)`.
+    /// Returns the second smallest `(priority, key)`.
     pub fn second(&self) -> Option<(P, usize)> {
         self.heap.iter().skip(1).take(2).min().map(|&(priority, key)| (priority, key as usize))
     }
 
-    /// The keys present, in no particular order.
+    /// Returns the keys present, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = usize> + '_ {
         self.heap.iter().map(|&(_, key)| key as usize)
     }
@@ -94,7 +95,7 @@ impl<P: Copy + Ord> IndexedHeap<P> {
         self.position[entry.1 as usize] = at as u32;
     }
 
-    /// Brings an entry to rest that is no larger than what stood at `at`.
+    /// Moves up an entry that is no larger than the one at `at`.
     fn sift_up(&mut self, mut at: usize, entry: (P, u32)) {
         while at > 0 {
             let parent = (at - 1) / 2;
@@ -107,7 +108,7 @@ impl<P: Copy + Ord> IndexedHeap<P> {
         self.place(at, entry);
     }
 
-    /// Brings an entry to rest that is no smaller than what stood at `at`.
+    /// Moves down an entry that is no smaller than the one at `at`.
     fn sift_down(&mut self, mut at: usize, entry: (P, u32)) {
         while let Some(&left) = self.heap.get(2 * at + 1) {
             let (child, smaller) = match self.heap.get(2 * at + 2) {
@@ -130,7 +131,7 @@ mod tests {
     use ripieno_workload::{below, stream};
     use std::collections::BTreeMap;
 
-    /// Random operations against a map.
+    /// Compares random operations with a sorted map.
     #[test]
     fn agrees_with_a_sorted_map() {
         let mut heap = IndexedHeap::new(37);

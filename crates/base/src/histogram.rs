@@ -1,31 +1,31 @@
-//! Whole numbers with how often each was counted: the lengths of sentences, of outputs.
+//! Whole numbers with their counts: lengths of sentences or outputs.
 //!
-//! One type serves whoever draws lengths and whoever predicts from them: the file that describes a corpus is written once
-//! and read by the simulator, the server and the planner of experiments alike.
+//! The simulator, the server and the experiment planner share this type, so a file that describes a
+//! corpus is written once and read by all of them.
 
 use std::fmt;
 
-/// Lengths with how often each was seen.
+/// Lengths with their counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     lengths: Vec<u32>,
-    /// The counts up to and including each length.
+    /// Cumulative counts, up to and including each length.
     cumulative: Vec<u64>,
 }
 
-/// Why a histogram cannot be used.
+/// Reason why a histogram cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistogramError {
-    /// A line of a file cannot be understood.
+    /// A line of a file is malformed.
     Line {
         /// The line, from 1.
         line: usize,
-        /// What stands there.
+        /// Text of the line.
         text: String,
     },
-    /// A mean to be stretched to is out of range; as given.
+    /// A requested mean is out of range; as given.
     Mean(String),
-    /// Nothing is left; whether a maximum took it away.
+    /// No lengths are left; the flag: whether a maximum excluded them.
     Empty(bool),
 }
 
@@ -47,10 +47,10 @@ impl fmt::Display for HistogramError {
 impl std::error::Error for HistogramError {}
 
 impl Histogram {
-    /// The longest sequence.
+    /// Largest allowed length.
     pub const LONGEST: u32 = 1 << 20;
 
-    /// Of counted lengths, in any order; a length may stand several times.
+    /// Creates a histogram from counted lengths, in any order; a length may occur several times.
     pub fn new(mut counts: Vec<(u32, u64)>) -> Result<Histogram, HistogramError> {
         counts.retain(|&(_, count)| count > 0);
         counts.sort_unstable();
@@ -68,7 +68,7 @@ impl Histogram {
         if total == 0 { Err(HistogramError::Empty(false)) } else { Ok(Histogram { lengths, cumulative }) }
     }
 
-    /// Lines of `length,count`; a first line that is no number is a header.
+    /// Parses lines of `length,count`; a first line without numbers is a header.
     pub fn parse(text: &str) -> Result<Histogram, HistogramError> {
         let mut counts = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -85,63 +85,64 @@ impl Histogram {
         Histogram::new(counts)
     }
 
-    /// The text that [`Histogram::parse`] reads.
+    /// Returns the text that [`Histogram::parse`] reads.
     pub fn to_csv(&self) -> String {
         let lines = self.counts().map(|(length, count)| format!("{length},{count}\n"));
         std::iter::once("length,count\n".to_owned()).chain(lines).collect()
     }
 
-    /// Each length with its count, ascending.
+    /// Returns each length with its count, ascending.
     pub fn counts(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         let before = std::iter::once(0).chain(self.cumulative.iter().copied());
         self.lengths.iter().zip(&self.cumulative).zip(before).map(|((&length, &to), from)| (length, to - from))
     }
 
-    /// How many were counted; at least 1.
+    /// Returns the total count; at least 1.
     pub fn total(&self) -> u64 {
         self.cumulative.last().copied().unwrap_or(0)
     }
 
-    /// The longest.
+    /// Returns the longest length.
     pub fn longest(&self) -> u32 {
         self.lengths.last().copied().unwrap_or(0)
     }
 
-    /// The mean.
+    /// Returns the mean length.
     pub fn mean(&self) -> f64 {
         let sum: f64 = self.counts().map(|(length, count)| f64::from(length) * count as f64).sum();
         sum / self.total() as f64
     }
 
-    /// The length at a share of the whole in 0..1, for drawing: each length has the share of those counted.
+    /// Returns the length at quantile `share` in 0..1, for sampling: each length is drawn in
+    /// proportion to its count.
     pub fn at(&self, share: f64) -> u32 {
         let rank = (share * self.total() as f64) as u64;
         let at = self.cumulative.partition_point(|&to| to <= rank);
         self.lengths[at.min(self.lengths.len() - 1)]
     }
 
-    /// The smallest length that this share of all, in 0..=1, does not exceed.
+    /// Returns the smallest length that this share of all, in 0..=1, does not exceed.
     pub fn covering(&self, share: f64) -> u32 {
-        // 0.9 of 10 are 9, whatever the product's last bit says.
+        // 0.9 of 10 is 9 despite rounding of the product.
         let rank = (share * self.total() as f64 - 1e-6).ceil().max(1.0) as u64;
         let at = self.cumulative.partition_point(|&to| to < rank);
         self.lengths[at.min(self.lengths.len() - 1)]
     }
 
-    /// The share of all that does not exceed this length.
+    /// Returns the share of all that does not exceed this length.
     pub fn covered_by(&self, length: u32) -> f64 {
         let within = self.lengths.partition_point(|&other| other <= length);
         let count = within.checked_sub(1).map_or(0, |last| self.cumulative[last]);
         count as f64 / self.total() as f64
     }
 
-    /// Without what is longer than `max`.
+    /// Returns the histogram without lengths above `max`.
     pub fn up_to(&self, max: u32) -> Result<Histogram, HistogramError> {
         let kept = self.counts().filter(|&(length, _)| length <= max).collect();
         Histogram::new(kept).map_err(|_| HistogramError::Empty(true))
     }
 
-    /// Every length stretched by one factor, so that the mean becomes this, and rounded.
+    /// Returns the histogram with every length scaled by one factor to this mean, and rounded.
     pub fn scaled_to(&self, mean: f64) -> Result<Histogram, HistogramError> {
         if !(mean >= 1.0 && mean <= f64::from(Histogram::LONGEST)) {
             return Err(HistogramError::Mean(mean.to_string()));

@@ -1,4 +1,5 @@
-//! Ids: small integers that index tables, one type for each kind of thing so that they cannot be mixed up.
+//! Ids: small integers that index tables, with one type for each kind so that they cannot be
+//! confused.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($int:ty)) => {
@@ -8,7 +9,7 @@ macro_rules! id {
         pub struct $name(pub $int);
 
         impl $name {
-            /// The index of this id in a table.
+            /// Returns the index of this id in a table.
             pub fn index(self) -> usize {
                 self.0 as usize
             }
@@ -29,11 +30,13 @@ id!(
     DeviceId(u16)
 );
 id!(
-    /// One of the queues of a device: its tasks run in order, beside those of the device's other lanes.
+    /// One of a device's queues: its tasks run in order, concurrently with those of the device's
+    /// other lanes.
     LaneId(u16)
 );
 id!(
-    /// A place in the table of live requests. The driver hands slots out and may reuse one once its request has ended.
+    /// A slot in the table of live requests. The driver assigns slots and may reuse one once its
+    /// request has ended.
     RequestSlot(u32)
 );
 id!(

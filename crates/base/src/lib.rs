@@ -1,6 +1,7 @@
-//! What everything counts in: time, ids and containers of fixed capacity.
+//! Common foundations: time, ids and containers of fixed capacity.
 //!
-//! Standard library only. Nothing here reads a clock, allocates after construction or knows what a model is.
+//! Standard library only. Nothing here reads a clock, allocates after construction or depends on
+//! models.
 
 mod heap;
 mod histogram;
@@ -13,5 +14,5 @@ pub use heap::IndexedHeap;
 pub use histogram::{Histogram, HistogramError};
 pub use id::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId};
 pub use list::{Links, List};
-pub use random::Random;
+pub use random::Lcg;
 pub use time::{Nanos, Time};

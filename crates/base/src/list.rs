@@ -1,16 +1,18 @@
 //! Doubly linked lists over a shared table of links.
 //!
-//! Every live request stands in at most one list (its model's queue, say), so one table of links, indexed by slot,
-//! serves all lists: nothing is allocated when a request moves, and any request leaves its list in O(1).
+//! Every live request is in at most one list (such as its model's queue), so one table of links,
+//! indexed by slot, serves all lists: moving a request allocates nothing, and any request leaves
+//! its list in O(1).
 
-/// The links of all slots; one table serves many [`List`]s as long as a slot is in one list at a time.
+/// The links of all slots; one table serves many [`List`]s as long as a slot is in one list at a
+/// time.
 #[derive(Clone, Debug)]
 pub struct Links {
     next: Vec<u32>,
     prev: Vec<u32>,
 }
 
-/// A list of slots: only its ends; the links are in [`Links`].
+/// The two ends of a list of slots; the links are in [`Links`].
 #[derive(Clone, Copy, Debug)]
 pub struct List {
     head: u32,
@@ -21,18 +23,18 @@ pub struct List {
 const END: u32 = u32::MAX;
 
 impl Links {
-    /// Links for the slots `0..capacity`; never allocates again.
+    /// Creates links for the slots `0..capacity`; never allocates again.
     pub fn new(capacity: usize) -> Links {
         assert!(capacity < END as usize);
         Links { next: vec![END; capacity], prev: vec![END; capacity] }
     }
 
-    /// The slot after `slot` in its list.
+    /// Returns the slot after `slot` in its list.
     pub fn next(&self, slot: u32) -> Option<u32> {
         some(self.next[slot as usize])
     }
 
-    /// The slot before `slot` in its list.
+    /// Returns the slot before `slot` in its list.
     pub fn prev(&self, slot: u32) -> Option<u32> {
         some(self.prev[slot as usize])
     }
@@ -45,7 +47,7 @@ impl Default for List {
 }
 
 impl List {
-    /// The number of slots in the list.
+    /// Returns the number of slots in the list.
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -55,12 +57,12 @@ impl List {
         self.len == 0
     }
 
-    /// The first slot.
+    /// Returns the first slot.
     pub fn front(&self) -> Option<u32> {
         some(self.head)
     }
 
-    /// The last slot.
+    /// Returns the last slot.
     pub fn back(&self) -> Option<u32> {
         some(self.tail)
     }
@@ -70,7 +72,7 @@ impl List {
         self.insert_after(links, some(self.tail), slot);
     }
 
-    /// Inserts `slot` after `before`, or at the front if `before` is none.
+    /// Inserts `slot` after `before`, or at the front if `before` is `None`.
     pub fn insert_after(&mut self, links: &mut Links, before: Option<u32>, slot: u32) {
         let after = match before {
             Some(before) => std::mem::replace(&mut links.next[before as usize], slot),
@@ -85,7 +87,8 @@ impl List {
         self.len += 1;
     }
 
-    /// Inserts `slot` behind all that do not have a larger key. Walks from the back: O(1) where keys mostly grow.
+    /// Inserts `slot` after all slots whose key is not larger. Searches from the back: O(1) where
+    /// keys mostly increase.
     pub fn insert_by_key<K: Ord>(&mut self, links: &mut Links, slot: u32, key: impl Fn(u32) -> K) {
         let own = key(slot);
         let mut before = self.back();
@@ -117,7 +120,7 @@ impl List {
         Some(slot)
     }
 
-    /// The slots in order.
+    /// Returns the slots in order.
     pub fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + Clone + use<'a> {
         std::iter::successors(self.front(), move |&slot| links.next(slot))
     }

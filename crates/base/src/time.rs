@@ -1,8 +1,9 @@
 //! Time as signed integer nanoseconds.
 //!
-//! Integers, because decisions must be equal bit for bit on every run and machine; signed, because a deadline minus
-//! a latency may well lie before the origin and saturating there would hide it. `std::time::Instant` has no zero and
-//! no "never", so a pure core would have to invent both by reading a clock.
+//! Integers, because decisions must be equal bit for bit on every run and machine; signed, because
+//! a deadline minus a latency may lie before the origin, and saturating there would hide it.
+//! `std::time::Instant` has no zero and no "never", so a pure core would have to derive both from a
+//! clock.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Mul, Sub};
@@ -18,45 +19,45 @@ pub struct Nanos(pub i64);
 pub struct Time(pub i64);
 
 impl Nanos {
-    /// No time at all.
+    /// The empty span.
     pub const ZERO: Nanos = Nanos(0);
     /// The longest span; adding it to a time gives [`Time::NEVER`].
     pub const MAX: Nanos = Nanos(i64::MAX);
 
-    /// A span of whole microseconds.
+    /// Creates a span of whole microseconds.
     pub const fn from_micros(micros: i64) -> Nanos {
         Nanos(micros * 1_000)
     }
 
-    /// A span of whole milliseconds.
+    /// Creates a span of whole milliseconds.
     pub const fn from_millis(millis: i64) -> Nanos {
         Nanos(millis * 1_000_000)
     }
 
-    /// A span from fractional milliseconds, rounded to the nearest nanosecond; saturates.
+    /// Creates a span from fractional milliseconds, rounded to the nearest nanosecond; saturates.
     pub fn from_millis_f64(millis: f64) -> Nanos {
         Nanos((millis * 1e6).round() as i64)
     }
 
-    /// A span from fractional seconds, rounded to the nearest nanosecond; saturates.
+    /// Creates a span from fractional seconds, rounded to the nearest nanosecond; saturates.
     pub fn from_secs_f64(secs: f64) -> Nanos {
         Nanos((secs * 1e9).round() as i64)
     }
 
-    /// This span in milliseconds.
+    /// Returns this span in milliseconds.
     pub fn as_millis_f64(self) -> f64 {
         self.0 as f64 / 1e6
     }
 
-    /// This span in seconds.
+    /// Returns this span in seconds.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
 
-    /// `self · numerator / denominator` without overflow in between.
+    /// Returns `self · numerator / denominator` without intermediate overflow.
     pub fn scale(self, numerator: u64, denominator: u64) -> Nanos {
         let denominator = denominator.max(1);
-        // Dividing 128 bits takes a hundred instructions, and what is scaled seldom needs them.
+        // A 128-bit division takes a hundred instructions, and few spans need it.
         let narrow = i64::try_from(numerator).ok().and_then(|numerator| self.0.checked_mul(numerator));
         if let (Some(product), Ok(denominator)) = (narrow, i64::try_from(denominator)) {
             return Nanos(product / denominator);
@@ -69,15 +70,15 @@ impl Nanos {
 impl Time {
     /// The origin of the run.
     pub const ORIGIN: Time = Time(0);
-    /// Later than every instant.
+    /// A time later than every instant.
     pub const NEVER: Time = Time(i64::MAX);
 
-    /// The next representable instant.
+    /// Returns the next representable instant.
     pub fn next(self) -> Time {
         Time(self.0.saturating_add(1))
     }
 
-    /// Milliseconds since the origin.
+    /// Returns the milliseconds since the origin.
     pub fn as_millis_f64(self) -> f64 {
         self.0 as f64 / 1e6
     }

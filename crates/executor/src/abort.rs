@@ -1,8 +1,10 @@
-//! Stopping tasks: which tasks a device holds, which of them shall stop, and a wait that ends early for one that shall.
+//! Cancellation of tasks: the tasks that a lane holds, their stop requests, and waits that end
+//! early for a stopped task.
 //!
-//! An engine that computes cannot be interrupted, so what is stopped is whatever waits: a task that has not begun, and
-//! the emulated devices, which do nothing but wait. A request to stop names a task, and counts only while the device
-//! holds it: ids are reused, and the next task of this id must not pay for the last one's lateness.
+//! An engine that computes cannot be interrupted, so only waits are stopped: tasks that have not
+//! begun, and emulated devices, which only wait. A stop request names a task and counts only while
+//! the lane holds it: ids are reused, and a request that comes late must not stop the next task
+//! with the same id.
 
 use crate::ExecError;
 use crate::clock::SPIN;
@@ -10,59 +12,61 @@ use parking_lot::{Condvar, Mutex};
 use ripieno_base::TaskId;
 use std::time::Instant;
 
-/// Shared by a lane's thread and those that submit to it.
+/// Shared by a lane's thread and the threads that submit to it.
 #[derive(Default)]
 pub(crate) struct Abort {
     state: Mutex<AbortState>,
-    asked: Condvar,
+    changed: Condvar,
 }
 
-/// As many entries as the lane holds tasks.
+/// Has as many entries as the lane holds tasks.
 #[derive(Default)]
 struct AbortState {
-    /// The tasks held, and whether each shall stop.
+    /// The tasks held, with their stop requests.
     held: Vec<(TaskId, bool)>,
     running: Option<TaskId>,
 }
 
 impl Abort {
-    /// The lane is about to hold a task.
+    /// Registers a task before the lane holds it.
     pub(crate) fn hold(&self, id: TaskId) {
         self.state.lock().held.push((id, false));
     }
 
-    /// The task runs now; waits are its waits.
+    /// Marks the task as running; waits are its waits.
     pub(crate) fn begin(&self, id: TaskId) {
         self.state.lock().running = Some(id);
     }
 
-    /// The lane does not hold the task any more.
+    /// Removes a task that the lane no longer holds.
     pub(crate) fn release(&self, id: TaskId) {
         let mut state = self.state.lock();
         state.held.retain(|&(held, _)| held != id);
         state.running = state.running.filter(|&running| running != id);
     }
 
-    /// Asks to stop a task, if it is held.
-    pub(crate) fn ask(&self, id: TaskId) {
+    /// Requests a stop of a task, if it is held.
+    pub(crate) fn request_stop(&self, id: TaskId) {
         for (held, stop) in &mut self.state.lock().held {
             *stop |= *held == id;
         }
-        self.asked.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Whether a task that the lane holds shall stop.
+    /// Whether a stop was requested for a task that the lane holds.
     pub(crate) fn is_stopped(&self, id: TaskId) -> bool {
         self.state.lock().held.contains(&(id, true))
     }
 
-    /// Waits until `instant`. Returns early, with the error that the task is to report, if the task that runs shall stop.
+    /// Waits until `instant`. Returns early, with the error for the task to report, if a stop of
+    /// the running task is requested.
     pub(crate) fn wait_until(&self, instant: Instant) -> Result<(), ExecError> {
         self.wait(|| Some(instant).filter(|&instant| instant > Instant::now()))
     }
 
-    /// Waits until an instant that may change: `end` tells it, and is asked again after a [`nudge`](Abort::nudge) and at that
-    /// instant; none ends the wait. Returns early as above.
+    /// Waits until an instant that may change. `end` returns it and is called again after a
+    /// [`recheck`](Abort::recheck) and at that instant; `None` ends the wait. Returns early as
+    /// above.
     pub(crate) fn wait(&self, mut end: impl FnMut() -> Option<Instant>) -> Result<(), ExecError> {
         let mut state = self.state.lock();
         loop {
@@ -73,16 +77,16 @@ impl Abort {
             let left = instant.saturating_duration_since(Instant::now());
             match left.checked_sub(SPIN) {
                 Some(sleep) if !sleep.is_zero() => {
-                    self.asked.wait_for(&mut state, sleep);
+                    self.changed.wait_for(&mut state, sleep);
                 }
                 _ => parking_lot::MutexGuard::unlocked(&mut state, || crate::clock::wait_until(instant)),
             }
         }
     }
 
-    /// Has a [`wait`](Abort::wait) ask again when it is over.
-    pub(crate) fn nudge(&self) {
+    /// Makes a [`wait`](Abort::wait) call its `end` again.
+    pub(crate) fn recheck(&self) {
         let _state = self.state.lock();
-        self.asked.notify_all();
+        self.changed.notify_all();
     }
 }

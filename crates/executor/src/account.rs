@@ -1,12 +1,12 @@
-//! What tasks took: rows that were copied, and the time of each of their parts.
+//! Counters of tasks: rows copied, and the time of each phase.
 
-use crate::Spent;
+use crate::PhaseTimes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What a device has done for its tasks so far beside their results.
+/// Counters of a device.
 #[derive(Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct DeviceCounters {
     rows_gathered: AtomicU64,
     tasks_without_copy: AtomicU64,
     gather_ns: AtomicU64,
@@ -14,23 +14,28 @@ pub(crate) struct Account {
     scatter_ns: AtomicU64,
 }
 
-impl Account {
-    /// Counts a task that copied so many rows, and whether it went on with state and copied none of it.
+impl DeviceCounters {
+    /// Counts a task that copied `rows` rows. `without_copy`: whether it continued from state and
+    /// copied none of it.
     pub(crate) fn count(&self, rows: usize, without_copy: bool) {
         self.rows_gathered.fetch_add(rows as u64, Ordering::Relaxed);
         self.tasks_without_copy.fetch_add(u64::from(without_copy), Ordering::Relaxed);
     }
 
-    /// Counts the time that a task took.
-    pub(crate) fn spend(&self, spent: Spent) {
+    /// Adds the phase times of a task.
+    pub(crate) fn add_times(&self, spent: PhaseTimes) {
         self.gather_ns.fetch_add(spent.gather_ns, Ordering::Relaxed);
         self.compute_ns.fetch_add(spent.compute_ns, Ordering::Relaxed);
         self.scatter_ns.fetch_add(spent.scatter_ns, Ordering::Relaxed);
     }
 
-    pub(crate) fn spent(&self) -> Spent {
+    pub(crate) fn spent(&self) -> PhaseTimes {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Spent { gather_ns: of(&self.gather_ns), compute_ns: of(&self.compute_ns), scatter_ns: of(&self.scatter_ns) }
+        PhaseTimes {
+            gather_ns: of(&self.gather_ns),
+            compute_ns: of(&self.compute_ns),
+            scatter_ns: of(&self.scatter_ns),
+        }
     }
 
     pub(crate) fn rows_gathered(&self) -> u64 {
@@ -42,15 +47,15 @@ impl Account {
     }
 }
 
-/// Times the parts of a task, one after the other.
-pub(crate) struct Watch(Instant);
+/// Measures the phases of a task, in sequence.
+pub(crate) struct LapTimer(Instant);
 
-impl Watch {
-    pub(crate) fn start() -> Watch {
-        Watch(Instant::now())
+impl LapTimer {
+    pub(crate) fn start() -> LapTimer {
+        LapTimer(Instant::now())
     }
 
-    /// Nanoseconds since the start or the lap before.
+    /// Returns the nanoseconds since the start or the previous lap.
     pub(crate) fn lap_ns(&mut self) -> u64 {
         let now = Instant::now();
         now.duration_since(std::mem::replace(&mut self.0, now)).as_nanos() as u64

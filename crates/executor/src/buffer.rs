@@ -1,7 +1,8 @@
-//! Bytes that an engine may read as numbers.
+//! Bytes that an engine can read as numbers.
 //!
-//! Tensors travel as bytes, engines want slices of numbers, and a byte slice may begin at any address. So batches are
-//! gathered into a buffer that is aligned for every datatype, and an engine's own vector becomes bytes in place.
+//! Tensors travel as bytes, engines need slices of numbers, and a byte slice may begin at any
+//! address. So batches are gathered into a buffer that is aligned for every datatype, and an
+//! engine's own vector becomes bytes in place.
 
 use bytemuck::NoUninit;
 use bytes::Bytes;
@@ -14,16 +15,18 @@ pub(crate) struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// The largest buffer that is allocated ahead of use; a larger one grows when it is needed.
+    /// The largest buffer that is allocated in advance; a larger one grows when needed.
     const MAX_AHEAD_BYTES: usize = 1 << 32;
 
-    /// A buffer of so many bytes. The system commits its pages only when they are first written.
+    /// Creates a buffer of this size. The system commits its pages only when they are first
+    /// written.
     pub(crate) fn with_capacity(bytes: usize) -> AlignedBuffer {
         let ahead = if bytes <= Self::MAX_AHEAD_BYTES { bytes } else { 0 };
         AlignedBuffer { words: vec![0; ahead.div_ceil(size_of::<u64>())] }
     }
 
-    /// The first `bytes` bytes, to be overwritten; allocates only if the buffer was never as large.
+    /// Returns the first `bytes` bytes, to be overwritten; allocates only if the buffer was never
+    /// that large.
     pub(crate) fn first_mut(&mut self, bytes: usize) -> &mut [u8] {
         let words = bytes.div_ceil(size_of::<u64>());
         if self.words.len() < words {
@@ -32,18 +35,18 @@ impl AlignedBuffer {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..bytes]
     }
 
-    /// The first `bytes` bytes.
+    /// Returns the first `bytes` bytes.
     pub(crate) fn first(&self, bytes: usize) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..bytes]
     }
 }
 
-/// Whether `data` lies at an address fit for elements of `size` bytes.
+/// Whether the address of `data` is aligned for elements of `size` bytes.
 pub(crate) fn is_aligned(data: &[u8], size: usize) -> bool {
     data.as_ptr().addr().is_multiple_of(size.max(1))
 }
 
-/// A number as an element; none if the datatype cannot hold it.
+/// Converts a number to the bytes of an element; `None` if the datatype cannot represent it.
 pub(crate) fn bytes_of(datatype: DataType, number: f64) -> Option<Vec<u8>> {
     macro_rules! whole {
         ($($name:ident: $int:ty),*) => {
@@ -62,15 +65,15 @@ pub(crate) fn bytes_of(datatype: DataType, number: f64) -> Option<Vec<u8>> {
     whole!(Uint8: u8, Uint16: u16, Uint32: u32, Uint64: u64, Int8: i8, Int16: i16, Int32: i32, Int64: i64)
 }
 
-/// Turns a vector of numbers into bytes without copying them.
+/// Converts a vector of numbers to bytes without copying them.
 pub(crate) fn into_bytes<T: NoUninit + Send>(elements: Vec<T>) -> Bytes {
-    struct Owner<T>(Vec<T>);
-    impl<T: NoUninit> AsRef<[u8]> for Owner<T> {
+    struct VecOwner<T>(Vec<T>);
+    impl<T: NoUninit> AsRef<[u8]> for VecOwner<T> {
         fn as_ref(&self) -> &[u8] {
             bytemuck::cast_slice(&self.0)
         }
     }
-    Bytes::from_owner(Owner(elements))
+    Bytes::from_owner(VecOwner(elements))
 }
 
 const _: () = assert!(cfg!(target_endian = "little"), "tensors travel little-endian and are read in place");

@@ -1,11 +1,12 @@
-//! Waiting for an instant.
+//! Precise waiting for an instant.
 
 use std::time::{Duration, Instant};
 
-/// The system wakes a sleeper late by some tens of microseconds; so much is spent spinning instead.
+/// The system wakes a sleeper late by some tens of microseconds; this much is spent spinning
+/// instead.
 pub(crate) const SPIN: Duration = Duration::from_micros(100);
 
-/// Returns at `instant`, or at once if it has passed: sleeps until shortly before, then spins.
+/// Returns at `instant`, or immediately if it has passed: sleeps until shortly before, then spins.
 pub(crate) fn wait_until(instant: Instant) {
     loop {
         let left = instant.saturating_duration_since(Instant::now());

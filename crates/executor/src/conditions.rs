@@ -1,12 +1,13 @@
-//! Members that leave a batch on the way: walks that end early, and walks that skip blocks.
+//! Members that leave a batch before the last block: early exits, and walks that skip blocks.
 //!
-//! What decides is a number that a block gives for each row, compared with a bound (`exit_when`, `skip_when` in model.toml), or a
-//! [`Condition`] of the embedder's own. Both are settled at load: the tensors exist, an early answer has all outputs of the model in
-//! their types and shapes, and nothing that a later block takes was left out by a skip before it, on any way through the
-//! blocks. A member of several rows leaves only if all of its rows do.
+//! The decision is a comparison of a number that a block outputs for each row (`exit_when`,
+//! `skip_when` in model.toml), or the embedder's [`Condition`]. Both are checked at load: the
+//! tensors exist, an early answer has all outputs of the model with their types and shapes, and no
+//! block takes a tensor that an earlier skip left out, on any path through the blocks. A member of
+//! several rows leaves only if all of its rows do.
 
-use crate::flow::{BlockPlan, Value, compatible};
-use crate::leaving::{Comparison, Condition, May, Row, Rule, Verdict, numbers};
+use crate::condition::{AllowedExits, BlockDecision, ComparisonOperator, Condition, OutputRow, TensorRule, numbers};
+use crate::flow::{BlockPlan, FlowValue, compatible};
 use crate::rows::Rows;
 use crate::source::{BlockSource, ModelSource};
 use ripieno_base::BlockId;
@@ -17,31 +18,32 @@ use std::sync::Arc;
 /// The conditions of a model, by block.
 #[derive(Clone, Debug)]
 pub(crate) struct Conditions {
-    blocks: Vec<AtBlock>,
+    blocks: Vec<BlockExits>,
     custom: Option<Arc<dyn Condition>>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct AtBlock {
-    /// The value that it compares.
-    exit: Option<(usize, Comparison, f64)>,
-    skip: Option<(usize, Comparison, f64, BlockId)>,
-    /// If walks may end here: the values that make the answer, in the order of the outputs.
+struct BlockExits {
+    /// Early exit: the compared value, the comparison and the bound.
+    exit: Option<(usize, ComparisonOperator, f64)>,
+    skip: Option<(usize, ComparisonOperator, f64, BlockId)>,
+    /// Values of the early answer in the order of the outputs, if walks may end here.
     answer: Option<Vec<usize>>,
-    /// What the embedder's condition may do.
-    may: May,
+    /// Decisions that the embedder's condition may make.
+    may: AllowedExits,
 }
 
 /// The plan as far as it is linked.
-pub(crate) struct Linked<'a> {
+pub(crate) struct LinkedBlocks<'a> {
     pub(crate) source: &'a ModelSource,
-    pub(crate) values: &'a [Value],
+    pub(crate) values: &'a [FlowValue],
     pub(crate) blocks: &'a [BlockPlan],
     pub(crate) inputs: &'a [usize],
     pub(crate) outputs: &'a [usize],
 }
 
-/// Names of tensors that only conditions look at, or that only early answers are made of: clients do not get them.
+/// Names of tensors that only conditions read, or that only early answers contain: they are hidden
+/// from clients.
 pub(crate) fn hidden(source: &ModelSource) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for block in &source.blocks {
@@ -53,13 +55,13 @@ pub(crate) fn hidden(source: &ModelSource) -> BTreeSet<&str> {
     names
 }
 
-fn rules(block: &BlockSource) -> impl Iterator<Item = &Rule> {
+fn rules(block: &BlockSource) -> impl Iterator<Item = &TensorRule> {
     block.exit.iter().chain(block.skip.iter().map(|(rule, _)| rule))
 }
 
 impl Conditions {
-    /// Settles the conditions of a model; none if it has none.
-    pub(crate) fn link(linked: &Linked<'_>) -> Result<Option<Conditions>, String> {
+    /// Links the conditions of a model; `None` if it has none.
+    pub(crate) fn link(linked: &LinkedBlocks<'_>) -> Result<Option<Conditions>, String> {
         let (source, custom) = (linked.source, linked.source.condition.clone());
         if custom.is_none() && source.blocks.iter().all(|block| rules(block).next().is_none()) {
             return match source.blocks.iter().find(|block| !block.exit_outputs.is_empty()) {
@@ -78,21 +80,21 @@ impl Conditions {
         Ok(Some(Conditions { blocks, custom }))
     }
 
-    /// Whether anybody may leave after this block.
+    /// Whether a member may leave after this block.
     pub(crate) fn stand_at(&self, block: usize) -> bool {
         let at = &self.blocks[block];
         at.answer.is_some() || !at.targets().is_empty()
     }
 
-    /// What becomes of a member after a block that gave it these rows.
+    /// Decides how a member continues after a block with these outputs.
     pub(crate) fn judge(
         &self,
         block: usize,
         outputs: &[(&str, Rows)],
         value: impl Fn(usize) -> Option<Rows>,
-    ) -> Result<Verdict, String> {
+    ) -> Result<BlockDecision, String> {
         let at = &self.blocks[block];
-        let holds = |tensor: usize, comparison: Comparison, bound: f64| {
+        let holds = |tensor: usize, comparison: ComparisonOperator, bound: f64| {
             let rows = value(tensor).ok_or("a tensor of its conditions is missing")?;
             let numbers = numbers(rows.datatype(), rows.bytes()).unwrap_or_default();
             match numbers.len() == rows.count() {
@@ -105,50 +107,55 @@ impl Conditions {
         if let Some((tensor, comparison, bound)) = at.exit
             && holds(tensor, comparison, bound)?
         {
-            return Ok(Verdict::Exit);
+            return Ok(BlockDecision::Exit);
         }
         if let Some((tensor, comparison, bound, to)) = at.skip
             && holds(tensor, comparison, bound)?
         {
-            return Ok(Verdict::Skip(to));
+            return Ok(BlockDecision::Skip(to));
         }
         match &self.custom {
-            Some(custom) if at.may != May::default() => judge_rows(&**custom, block, &at.may, outputs),
-            _ => Ok(Verdict::Go),
+            Some(custom) if at.may != AllowedExits::default() => judge_rows(&**custom, block, &at.may, outputs),
+            _ => Ok(BlockDecision::Go),
         }
     }
 
-    /// The values that an early answer after this block is made of, in the order of the outputs.
+    /// Returns the values of the early answer after this block, in the order of the outputs.
     pub(crate) fn answer(&self, block: usize) -> &[usize] {
         self.blocks[block].answer.as_deref().unwrap_or_default()
     }
 }
 
-impl AtBlock {
-    /// The blocks that walks may be sent on to.
+impl BlockExits {
+    /// Returns the blocks that walks may skip to.
     fn targets(&self) -> Vec<BlockId> {
         self.skip.iter().map(|&(.., to)| to).chain(self.may.skip_to.iter().copied()).collect()
     }
 }
 
-/// All rows of a member must agree to leave in the same way.
-fn judge_rows(custom: &dyn Condition, block: usize, may: &May, outputs: &[(&str, Rows)]) -> Result<Verdict, String> {
+/// Applies the embedder's condition: all rows of a member must agree to leave in the same way.
+fn judge_rows(
+    custom: &dyn Condition,
+    block: usize,
+    may: &AllowedExits,
+    outputs: &[(&str, Rows)],
+) -> Result<BlockDecision, String> {
     let count = outputs.first().map_or(0, |(_, rows)| rows.count());
-    let of_row = |row: usize| custom.judge(BlockId(block as u16), &Row { outputs, row });
-    let Some(first) = (count > 0).then(|| of_row(0)) else { return Ok(Verdict::Go) };
+    let of_row = |row: usize| custom.judge(BlockId(block as u16), &OutputRow { outputs, row });
+    let Some(first) = (count > 0).then(|| of_row(0)) else { return Ok(BlockDecision::Go) };
     let allowed = match first {
-        Verdict::Go => true,
-        Verdict::Exit => may.exit,
-        Verdict::Skip(to) => may.skip_to.contains(&to),
+        BlockDecision::Go => true,
+        BlockDecision::Exit => may.exit,
+        BlockDecision::Skip(to) => may.skip_to.contains(&to),
     };
     if !allowed {
-        return Err(format!("its condition says {first:?}, which it may not by its own word"));
+        return Err(format!("its condition decided {first:?}, which it did not declare as allowed"));
     }
     let agreed = (1..count).all(|row| of_row(row) == first);
-    Ok(if agreed { first } else { Verdict::Go })
+    Ok(if agreed { first } else { BlockDecision::Go })
 }
 
-fn at_block(linked: &Linked<'_>, at: usize) -> Result<AtBlock, String> {
+fn at_block(linked: &LinkedBlocks<'_>, at: usize) -> Result<BlockExits, String> {
     let block = &linked.source.blocks[at];
     let place = format!("block '{}'", block.name);
     let mut may = linked.source.condition.as_ref().map(|custom| custom.may(BlockId(at as u16))).unwrap_or_default();
@@ -161,7 +168,7 @@ fn at_block(linked: &Linked<'_>, at: usize) -> Result<AtBlock, String> {
         }
         None => None,
     };
-    let mut this = AtBlock { exit, skip, answer: None, may };
+    let mut this = BlockExits { exit, skip, answer: None, may };
     let exits = this.exit.is_some() || this.may.exit;
     if at + 1 == linked.blocks.len() && (exits || !this.targets().is_empty()) {
         return Err(last_one(&block.name));
@@ -185,8 +192,13 @@ fn last_one(name: &str) -> String {
     format!("block '{name}' is the last one, so every walk ends there; remove its exit_when and skip_when")
 }
 
-/// The value that a rule compares: an output of the block with one number a row.
-fn compared(linked: &Linked<'_>, at: usize, key: &str, rule: &Rule) -> Result<(usize, Comparison, f64), String> {
+/// Resolves the value that a rule compares: an output of the block with one number per row.
+fn compared(
+    linked: &LinkedBlocks<'_>,
+    at: usize,
+    key: &str,
+    rule: &TensorRule,
+) -> Result<(usize, ComparisonOperator, f64), String> {
     let (block, name) = (&linked.source.blocks[at].name, &rule.tensor);
     let given = &linked.blocks[at].outputs;
     let Some(&value) = given.iter().find(|&&value| *linked.values[value].name == **name) else {
@@ -206,8 +218,8 @@ fn compared(linked: &Linked<'_>, at: usize, key: &str, rule: &Rule) -> Result<(u
     Ok((value, rule.comparison, rule.number))
 }
 
-/// Where each output of the model comes from, if a walk ends after this block.
-fn early_answer(linked: &Linked<'_>, at: usize) -> Result<Vec<usize>, String> {
+/// Resolves the source of each output of the model for a walk that ends after this block.
+fn early_answer(linked: &LinkedBlocks<'_>, at: usize) -> Result<Vec<usize>, String> {
     let mapped = &linked.source.blocks[at].exit_outputs;
     let outputs = || linked.outputs.iter().map(|&output| &linked.values[output]);
     if let Some((unknown, _)) = mapped.iter().find(|(name, _)| outputs().all(|output| *output.name != **name)) {
@@ -217,7 +229,7 @@ fn early_answer(linked: &Linked<'_>, at: usize) -> Result<Vec<usize>, String> {
             names.join(", ")
         ));
     }
-    let source = |output: &Value| {
+    let source = |output: &FlowValue| {
         let name =
             mapped.iter().find(|(name, _)| *output.name == **name).map_or(&*output.name, |(_, tensor)| &**tensor);
         let given = linked.blocks[at].outputs.iter().find(|&&value| *linked.values[value].name == *name);
@@ -244,8 +256,8 @@ fn early_answer(linked: &Linked<'_>, at: usize) -> Result<Vec<usize>, String> {
     outputs().map(source).collect()
 }
 
-/// Whether every block, and the answer, has what it takes on all ways that lead there.
-fn check_ways(linked: &Linked<'_>, blocks: &[AtBlock]) -> Result<(), String> {
+/// Checks that every block and the answer have their inputs on all paths that lead there.
+fn check_ways(linked: &LinkedBlocks<'_>, blocks: &[BlockExits]) -> Result<(), String> {
     let mut have: Vec<Option<BTreeSet<usize>>> = vec![None; blocks.len() + 1];
     have[0] = Some(linked.inputs.iter().copied().collect());
     let name = |at: usize| {
@@ -273,7 +285,7 @@ fn check_ways(linked: &Linked<'_>, blocks: &[AtBlock]) -> Result<(), String> {
     }
 }
 
-fn missing_on_a_way(linked: &Linked<'_>, value: usize, taker: &str) -> String {
+fn missing_on_a_way(linked: &LinkedBlocks<'_>, value: usize, taker: &str) -> String {
     let tensor = &linked.values[value].name;
     let giver = linked.blocks.iter().position(|block| block.outputs.contains(&value));
     let giver = giver.map_or("another block", |at| &linked.source.blocks[at].name);

@@ -1,94 +1,96 @@
-//! Measuring a curve of latencies that one stall does not ruin.
+//! Measurement of a latency curve that is robust against a single stall.
 //!
-//! A processor that is taken away, a page that comes from disk, a clock that wakes up: they make a run longer, never shorter.
-//! So medians count, few runs are not believed, and a batch size whose latency does not fit the others is measured again, the
-//! shorter one counting. All of that is bounded, and tested on a clock that the tests turn.
+//! Preempted processors, page faults and slow clocks make a run longer, never shorter. So medians
+//! are used, few runs are not trusted, and a batch size whose latency does not fit the others is
+//! measured again, keeping the shorter value. All of this is bounded, and tested with a simulated
+//! clock.
 
 use crate::{ExecError, LoadError};
 use ripieno_base::Nanos;
 use std::time::Duration;
 
-/// One batch size measured, for a progress bar.
+/// Progress of the measurement: one batch size measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct MeasurementProgress {
     /// The batch size.
     pub batch: usize,
-    /// The median of its latency, all blocks together.
+    /// Its median latency, summed over all blocks.
     pub latency: Nanos,
-    /// How many sizes are done, this one included.
+    /// Number of sizes measured, including this one.
     pub done: usize,
-    /// How many sizes there are.
+    /// Number of sizes in total.
     pub sizes: usize,
 }
 
-/// What runs batches, and the clock that it is timed by.
-pub(crate) trait Bench {
-    /// How long the measurement has been going on.
+/// Runs batches, with the clock that times them.
+pub(crate) trait BatchRunner {
+    /// Returns the time since the start of the measurement.
     fn elapsed(&self) -> Duration;
 
-    /// Runs a batch once; notes what each task took, by block.
+    /// Runs a batch once and appends the duration of each task to its block's samples.
     fn run(&mut self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), ExecError>;
 }
 
 /// Latencies by block and batch size.
 #[derive(Debug)]
-pub(crate) struct Curve {
+pub(crate) struct LatencyCurve {
     pub(crate) blocks: Vec<Vec<(usize, Nanos)>>,
-    /// Why they should not be believed, though they were measured again.
-    pub(crate) doubt: Option<String>,
+    /// Reason not to trust the latencies, although outliers were measured again.
+    pub(crate) unreliable: Option<String>,
 }
 
-/// Samples after which a median is good enough.
-const SAMPLES: usize = 15;
+/// Number of samples after which a median is good enough.
+const MAX_SAMPLES: usize = 15;
 const WARM_UPS: usize = 2;
 /// One sample of three may be a stall, if there is time for three.
-const LEAST_SAMPLES: usize = 3;
-/// How often a batch size is measured again at most.
-const REPEATS: u32 = 3;
-/// Repeats may take so much beyond the budget, in percent of it.
+const MIN_SAMPLES: usize = 3;
+/// Largest number of repeated measurements of a batch size.
+const MAX_REPEATS: u32 = 3;
+/// Time for repeated measurements beyond the budget, in percent of it.
 const REPEATS_BUDGET: u32 = 50;
-/// What seems too slow to be measured again within the budget is so once if all then takes at most so many times the budget.
-const CONFIRM: u32 = 4;
-/// Farther than this from what the other sizes let expect, a latency does not fit; in hundredths.
-const FAR: i64 = 150;
-/// What the other sizes let expect is never less than this: below it, wake-ups of threads decide.
-const NEAR: Nanos = Nanos::from_micros(50);
-/// A larger batch that takes so much less than a smaller one is not believed; in hundredths.
-const FALLS: i64 = 150;
-/// A line that explains less than this of what varies, where much does, is not believed.
-const LEAST_R_SQUARED: f64 = 0.5;
-/// Much varies where the points lie about so far from the line, relative to their mean.
-const MUCH: f64 = 0.4;
+/// A size that seems too slow to be measured again within the budget is measured once more if the
+/// total then stays within this many budgets.
+const CONFIRM_BUDGET_FACTOR: u32 = 4;
+/// Latency in percent of the expected one above which it is an outlier.
+const MAX_EXCESS: i64 = 150;
+/// Lower limit of an expected latency: below it, thread wake-ups dominate.
+const MIN_EXPECTED: Nanos = Nanos::from_micros(50);
+/// Latency of a batch in percent of that of a larger one above which the curve is not trusted.
+const MAX_FALL: i64 = 150;
+/// R² below which a curve with a wide spread is not trusted.
+const MIN_R_SQUARED: f64 = 0.5;
+/// Residual relative to the mean above which the spread is wide.
+const MIN_SPREAD: f64 = 0.4;
 
 /// One batch size.
-struct Point {
+struct SizePoint {
     batch: usize,
-    /// By block.
+    /// Latency of each block.
     latencies: Vec<Nanos>,
     repeats: u32,
 }
 
-impl Point {
+impl SizePoint {
     fn total(&self) -> Nanos {
         self.latencies.iter().copied().sum()
     }
 }
 
 struct Measuring<'a> {
-    bench: &'a mut dyn Bench,
+    bench: &'a mut dyn BatchRunner,
     blocks: usize,
     budget: Duration,
-    points: Vec<Point>,
+    points: Vec<SizePoint>,
 }
 
-/// Measures the latencies of batches of these ascending sizes, as far as the budget goes.
+/// Measures the latencies of batches of these ascending sizes, as far as the budget allows.
 pub(crate) fn measure_curve(
-    bench: &mut dyn Bench,
+    bench: &mut dyn BatchRunner,
     blocks: usize,
     sizes: &[usize],
     budget: Duration,
-    progress: &mut dyn FnMut(Step),
-) -> Result<Curve, LoadError> {
+    progress: &mut dyn FnMut(MeasurementProgress),
+) -> Result<LatencyCurve, LoadError> {
     let mut measuring = Measuring { bench, blocks, budget, points: Vec::new() };
     for (at, &batch) in sizes.iter().enumerate() {
         if at > 0 && measuring.expected(batch) > measuring.left() {
@@ -100,13 +102,13 @@ pub(crate) fn measure_curve(
         let left = measuring.left();
         let latencies = measuring.median(batch, left / (sizes.len() - at) as u32, left)?;
         let latency = latencies.iter().copied().sum();
-        measuring.points.push(Point { batch, latencies, repeats: 0 });
-        progress(Step { batch, latency, done: at + 1, sizes: sizes.len() });
+        measuring.points.push(SizePoint { batch, latencies, repeats: 0 });
+        progress(MeasurementProgress { batch, latency, done: at + 1, sizes: sizes.len() });
     }
-    measuring.mend()?;
+    measuring.repeat_outliers()?;
     let totals: Vec<(usize, Nanos)> = measuring.points.iter().map(|point| (point.batch, point.total())).collect();
     let of_block = |block: usize| measuring.points.iter().map(|point| (point.batch, point.latencies[block])).collect();
-    Ok(Curve { blocks: (0..blocks).map(of_block).collect(), doubt: doubt(&totals) })
+    Ok(LatencyCurve { blocks: (0..blocks).map(of_block).collect(), unreliable: unreliable_reason(&totals) })
 }
 
 impl Measuring<'_> {
@@ -114,7 +116,7 @@ impl Measuring<'_> {
         self.budget.saturating_sub(self.bench.elapsed())
     }
 
-    /// What a first run at `batch` takes, should it grow in proportion.
+    /// Expected time of a first run at `batch`, in proportion to the last size.
     fn expected(&self, batch: usize) -> Duration {
         let last = self.points.last().map_or(Nanos::ZERO, |last| last.total().scale(batch as u64, last.batch as u64));
         duration(last)
@@ -125,15 +127,15 @@ impl Measuring<'_> {
         self.bench.run(batch, samples).map_err(failed)
     }
 
-    /// The median latency of each block, from as many runs as fit in `share`, or as are needed to tell a stall and fit in half
-    /// of what is `left`. The first is not counted unless it alone takes all that is left: memory that a larger batch
-    /// needs for the first time can cost many times the batch.
+    /// Returns the median latency of each block, from the runs that fit in `share`, or from as many
+    /// as are needed to detect a stall and fit in half of `left`. The first run is not counted
+    /// unless it alone uses up `left`: allocation for a larger batch can cost many times the batch.
     fn median(&mut self, batch: usize, share: Duration, left: Duration) -> Result<Vec<Nanos>, LoadError> {
         let begun = self.bench.elapsed();
         let mut samples: Vec<Vec<Nanos>> = vec![Vec::new(); self.blocks];
         let (mut counted, mut took) = (0, Duration::ZERO);
-        for run in 0..WARM_UPS + SAMPLES {
-            // Where runs are slow, the second counts already.
+        for run in 0..WARM_UPS + MAX_SAMPLES {
+            // If runs are slow, the second is already counted.
             if run == 1 || (run > 1 && run <= WARM_UPS && took <= share) {
                 samples.iter_mut().for_each(Vec::clear);
                 counted = 0;
@@ -142,20 +144,20 @@ impl Measuring<'_> {
             counted += 1;
             took = self.bench.elapsed().saturating_sub(begun);
             let most = if run == 0 { left } else { share.max(left / 2) };
-            if took > most || (run > 0 && took > share && counted >= LEAST_SAMPLES) {
+            if took > most || (run > 0 && took > share && counted >= MIN_SAMPLES) {
                 break;
             }
         }
         Ok(medians(samples))
     }
 
-    /// Measures a size once more; of both latencies the shorter counts.
+    /// Measures a size once more and keeps the shorter latency of each block.
     fn repeat(&mut self, at: usize) -> Result<(), LoadError> {
         let batch = self.points[at].batch;
         let share = self.budget / 20;
         let begun = self.bench.elapsed();
         let mut samples: Vec<Vec<Nanos>> = vec![Vec::new(); self.blocks];
-        for _ in 0..SAMPLES {
+        for _ in 0..MAX_SAMPLES {
             self.run(batch, &mut samples)?;
             if self.bench.elapsed().saturating_sub(begun) > share {
                 break;
@@ -171,10 +173,12 @@ impl Measuring<'_> {
 
     fn may_confirm(&self, at: usize) -> bool {
         let point = &self.points[at];
-        point.repeats == 0 && self.bench.elapsed() + duration(point.total()) <= self.budget.saturating_mul(CONFIRM)
+        point.repeats == 0
+            && self.bench.elapsed() + duration(point.total()) <= self.budget.saturating_mul(CONFIRM_BUDGET_FACTOR)
     }
 
-    /// The last size seems so slow that no time is left for the next: all larger ones hang on it, so it runs once more.
+    /// Measures the last size again if it seems too slow to leave time for the next: all larger
+    /// sizes depend on it.
     fn confirm_last(&mut self) -> Result<(), LoadError> {
         let last = self.points.len() - 1;
         if self.may_confirm(last) {
@@ -183,17 +187,17 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// Measures again what does not fit, the worst first.
-    fn mend(&mut self) -> Result<(), LoadError> {
+    /// Measures outliers again, the worst first.
+    fn repeat_outliers(&mut self) -> Result<(), LoadError> {
         let until = self.budget.saturating_add(self.budget.saturating_mul(REPEATS_BUDGET) / 100);
-        for _ in 0..self.points.len() * REPEATS as usize {
+        for _ in 0..self.points.len() * MAX_REPEATS as usize {
             let totals: Vec<(usize, Nanos)> = self.points.iter().map(|point| (point.batch, point.total())).collect();
             let left = until.saturating_sub(self.bench.elapsed());
-            let fits = |at: usize| self.points[at].repeats < REPEATS && duration(totals[at].1) <= left;
+            let fits = |at: usize| self.points[at].repeats < MAX_REPEATS && duration(totals[at].1) <= left;
             let again = |at: &usize| fits(*at) || self.may_confirm(*at);
             let suspects = (0..totals.len()).filter(again).map(|at| (excess(&totals, at), at));
             match suspects.max() {
-                Some((by, at)) if by > FAR => self.repeat(at)?,
+                Some((by, at)) if by > MAX_EXCESS => self.repeat(at)?,
                 _ => break,
             }
         }
@@ -205,21 +209,22 @@ fn duration(span: Nanos) -> Duration {
     Duration::from_nanos(span.0.unsigned_abs())
 }
 
-/// Of two samples the shorter one: the other may be a stall.
+/// Returns the median of each block; of two samples the shorter one, since the other may be a
+/// stall.
 fn medians(samples: Vec<Vec<Nanos>>) -> Vec<Nanos> {
     let median = |mut of_block: Vec<Nanos>| {
         of_block.sort_unstable();
-        // A cell that the example has no node for is not known to take any time.
+        // A cell without a node in the example has no known duration.
         of_block.get(of_block.len().saturating_sub(1) / 2).copied().unwrap_or(Nanos(1))
     };
     samples.into_iter().map(median).collect()
 }
 
-/// By how much a latency exceeds what the sizes beside it let expect, in hundredths: no batch takes more than a larger one, and
-/// none lies far above the line through two others.
+/// Returns a latency in percent of the one expected from the neighbouring sizes: no batch takes
+/// longer than a larger one, and none lies far above the line through two others.
 fn excess(points: &[(usize, Nanos)], at: usize) -> i64 {
     let over = |expected: Nanos| {
-        let hundredths = i128::from(points[at].1.0) * 100 / i128::from(expected.max(NEAR).0);
+        let hundredths = i128::from(points[at].1.0) * 100 / i128::from(expected.max(MIN_EXPECTED).0);
         i64::try_from(hundredths).unwrap_or(i64::MAX)
     };
     let falls = points[at + 1..].iter().map(|&(_, larger)| over(larger)).max().unwrap_or(0);
@@ -227,11 +232,11 @@ fn excess(points: &[(usize, Nanos)], at: usize) -> i64 {
         let ((b0, l0), (b1, l1)) = (points[a], points[b]);
         let rise = (l1.0 - l0.0) as f64 / (b1 as f64 - b0 as f64);
         let there = l0.0 as f64 + rise * (points[at].0 as f64 - b0 as f64);
-        // The line through two that are too long themselves may fall below what a smaller batch takes.
+        // The line through two outliers may fall below the latency of a smaller batch.
         Nanos(there as i64).max(if at > 0 { points[at - 1].1 } else { Nanos::ZERO })
     };
     let above = match (at, points.len()) {
-        // No size below bounds the first: only the rule above speaks of it.
+        // The first size has no lower neighbour: only the rule above applies.
         (0, _) => 0,
         (_, 2) => over(points[0].1.scale(points[1].0 as u64, points[0].0 as u64)),
         (at, sizes) if at + 1 == sizes => over(line(at - 2, at - 1)),
@@ -240,21 +245,22 @@ fn excess(points: &[(usize, Nanos)], at: usize) -> i64 {
     falls.max(above)
 }
 
-/// Why these latencies are not to be believed.
-fn doubt(points: &[(usize, Nanos)]) -> Option<String> {
+/// Returns the reason not to trust these latencies.
+fn unreliable_reason(points: &[(usize, Nanos)]) -> Option<String> {
     for pair in points.windows(2) {
         let ((smaller, long), (larger, short)) = (pair[0], pair[1]);
-        if i128::from(long.0) * 100 > i128::from(short.max(NEAR).0) * i128::from(FALLS) {
+        if i128::from(long.0) * 100 > i128::from(short.max(MIN_EXPECTED).0) * i128::from(MAX_FALL) {
             let (long, short) = (long.as_millis_f64(), short.as_millis_f64());
             return Some(format!("a batch of {smaller} takes {long:.3} ms, and one of {larger} only {short:.3} ms"));
         }
     }
     let (r_squared, apart) = fit(points);
-    (points.len() > 2 && r_squared < LEAST_R_SQUARED && apart > MUCH)
+    (points.len() > 2 && r_squared < MIN_R_SQUARED && apart > MIN_SPREAD)
         .then(|| format!("the latencies lie on no line: R² = {r_squared:.2}"))
 }
 
-/// R² of the least-squares line through points, and how far they lie from it, relative to their mean.
+/// Returns R² of the least-squares line through the points, and their residual relative to the
+/// mean.
 fn fit(points: &[(usize, Nanos)]) -> (f64, f64) {
     let n = points.len() as f64;
     let all = || points.iter().map(|&(batch, latency)| (batch as f64, latency.0 as f64));
@@ -272,16 +278,16 @@ fn fit(points: &[(usize, Nanos)]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// Runs take what `truth` says of a batch, and more where the machine stalls.
+    /// Simulates runs that take `truth` of a batch, and longer during stalls.
     struct Fake<F: Fn(usize) -> Nanos> {
         now: Duration,
         truth: F,
-        /// Runs during which it stalls, and for how long.
+        /// Ranges of runs that are stalled, with the delay.
         stalls: Vec<(std::ops::Range<usize>, Nanos)>,
         runs: usize,
     }
 
-    impl<F: Fn(usize) -> Nanos> Bench for Fake<F> {
+    impl<F: Fn(usize) -> Nanos> BatchRunner for Fake<F> {
         fn elapsed(&self) -> Duration {
             self.now
         }
@@ -305,7 +311,7 @@ mod tests {
         MS(batch as i64 + 1)
     }
 
-    fn measure(fake: &mut Fake<impl Fn(usize) -> Nanos>, budget: Duration) -> Curve {
+    fn measure(fake: &mut Fake<impl Fn(usize) -> Nanos>, budget: Duration) -> LatencyCurve {
         measure_curve(fake, 1, &SIZES, budget, &mut |_| {}).unwrap()
     }
 
@@ -317,34 +323,34 @@ mod tests {
     fn without_stalls_nothing_is_measured_again() {
         let mut fake = Fake { now: Duration::ZERO, truth: line, stalls: vec![], runs: 0 };
         let curve = measure(&mut fake, BUDGET);
-        assert_eq!((curve.blocks[0].clone(), curve.doubt), (truth(&SIZES), None));
-        assert_eq!(fake.runs, SIZES.len() * (WARM_UPS + SAMPLES));
+        assert_eq!((curve.blocks[0].clone(), curve.unreliable), (truth(&SIZES), None));
+        assert_eq!(fake.runs, SIZES.len() * (WARM_UPS + MAX_SAMPLES));
     }
 
     #[test]
     fn one_stall_changes_nothing_wherever_it_strikes() {
         for budget in [BUDGET, Duration::from_millis(300)] {
-            for stalled in 0..SIZES.len() * (WARM_UPS + SAMPLES) {
+            for stalled in 0..SIZES.len() * (WARM_UPS + MAX_SAMPLES) {
                 let stalls = vec![(stalled..stalled + 1, MS(307))];
                 let mut fake = Fake { now: Duration::ZERO, truth: line, stalls, runs: 0 };
                 let curve = measure(&mut fake, budget);
                 let batches: Vec<usize> = curve.blocks[0].iter().map(|&(batch, _)| batch).collect();
                 assert_eq!(curve.blocks[0], truth(&batches), "{budget:?}: run {stalled}");
-                assert_eq!(curve.doubt, None);
+                assert_eq!(curve.unreliable, None);
             }
         }
     }
 
     #[test]
     fn a_stall_of_a_whole_batch_size_is_measured_again() {
-        // Seconds during which everything takes long, wherever they begin.
+        // A stall of seconds, beginning at any run.
         for first in 0..60 {
             let mut fake =
                 Fake { now: Duration::ZERO, truth: line, stalls: vec![(first..first + 20, MS(100))], runs: 0 };
             let curve = measure(&mut fake, BUDGET);
             let batches: Vec<usize> = curve.blocks[0].iter().map(|&(batch, _)| batch).collect();
             assert_eq!(curve.blocks[0], truth(&batches), "from run {first}");
-            assert_eq!(curve.doubt, None);
+            assert_eq!(curve.unreliable, None);
         }
     }
 
@@ -354,7 +360,7 @@ mod tests {
         let mut fake = Fake { now: Duration::ZERO, truth: steep, stalls: vec![], runs: 0 };
         let curve = measure(&mut fake, BUDGET);
         assert_eq!(curve.blocks[0][2], (4, MS(100)), "what was measured stands");
-        assert!(curve.doubt.unwrap().contains("a batch of 4 takes 100.000 ms"));
+        assert!(curve.unreliable.unwrap().contains("a batch of 4 takes 100.000 ms"));
         assert!(fake.now < BUDGET + BUDGET * REPEATS_BUDGET / 100 + duration(MS(100)), "{:?}", fake.now);
     }
 
@@ -368,7 +374,7 @@ mod tests {
         for (at, truth) in curves.into_iter().enumerate() {
             let mut fake = Fake { now: Duration::ZERO, truth, stalls: vec![], runs: 0 };
             let curve = measure(&mut fake, BUDGET);
-            assert_eq!(curve.doubt, None, "curve {at}");
+            assert_eq!(curve.unreliable, None, "curve {at}");
             assert!(curve.blocks[0].iter().all(|&(batch, latency)| latency == truth(batch)), "curve {at}");
         }
     }
@@ -388,8 +394,8 @@ mod tests {
     #[test]
     fn latencies_that_lie_on_no_line_are_doubted() {
         let points = |ms: [i64; 4]| [1, 2, 4, 8].into_iter().zip(ms.map(MS)).collect::<Vec<_>>();
-        assert_eq!(doubt(&points([2, 3, 5, 9])), None);
-        assert!(doubt(&points([2, 300, 301, 302])).unwrap().contains("R²"));
-        assert!(doubt(&points([309, 2, 3, 5])).unwrap().contains("a batch of 1 takes 309.000 ms"));
+        assert_eq!(unreliable_reason(&points([2, 3, 5, 9])), None);
+        assert!(unreliable_reason(&points([2, 300, 301, 302])).unwrap().contains("R²"));
+        assert!(unreliable_reason(&points([309, 2, 3, 5])).unwrap().contains("a batch of 1 takes 309.000 ms"));
     }
 }

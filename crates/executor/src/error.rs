@@ -1,8 +1,9 @@
-//! What can go wrong: at load, with the file, key and fix; in a task, with the engine's words.
+//! Errors: at load, with the file, key and fix; in a task, with the engine's message.
 
 use thiserror::Error;
 
-/// A model cannot be loaded, or a device cannot be opened. The message names the file, the cause and the fix.
+/// A model cannot be loaded, or a device cannot be opened. The message names the file, the cause
+/// and the fix.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct LoadError(pub String);
@@ -12,7 +13,8 @@ pub struct LoadError(pub String);
 #[error("{0}")]
 pub struct ExecError(pub String);
 
-/// A request cannot be run by the model. The message names the input, the value and the fix, for the client.
+/// The model cannot run a request. The message names the input, the value and the fix, for the
+/// client.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct RequestError(pub String);

@@ -1,54 +1,58 @@
-//! Are the rows of a batch computed each on its own? Tried out at load, because nobody else would notice.
+//! Test at load whether the rows of a batch are computed independently.
 //!
-//! A file says that its first dimension is dynamic, not what it means: a softmax over it, a running sum or a mean along it mix
-//! the requests of a batch, and each client gets a well-formed answer that depends on who else asked. So random rows are run
-//! alone, together, and together in another order, some of them as one request of two rows. A row must be what it is alone.
+//! A file declares that its first dimension is dynamic, not its meaning: a softmax over it, a
+//! running sum or a mean along it mix the requests of a batch, and each client gets a well-formed
+//! answer that depends on other requests. So random rows are run alone, together, and together in
+//! another order, some of them as one request of two rows. A row's result must be the same each
+//! time.
 //!
-//! This is a trial and no proof: what shows only in batches larger than [`ROWS`], or for inputs unlike those tried, passes.
-//! Deriving it from the operators was rejected: it must know every operator of every engine, and where it does not, it has to
-//! refuse what works.
+//! This is a test and no proof: an effect that shows only in batches larger than [`ROWS`], or for
+//! inputs unlike those tested, passes. Rejected: deriving it from the operators, which requires
+//! knowledge of every operator of every engine, and must refuse working models otherwise.
 
 use crate::profile::ExampleRunner;
 use crate::rows;
-use crate::{Engine, Entry, ExecError, Loaded, Tensor};
-use ripieno_base::Random;
+use crate::{ExecError, Executor, LoadedModel, RequestEntry, Tensor};
+use ripieno_base::Lcg;
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::Arc;
 
-/// What a trial of a model's rows showed.
+/// Result of testing a model's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rows {
+pub enum RowIndependence {
     /// Each row is computed on its own.
     Independent,
-    /// They are not: how it showed.
+    /// Rows affect each other; the text describes how.
     Mixed(String),
-    /// No request that the model takes could be made up: what the last one failed with.
+    /// No request that the model accepts could be generated; the text is the last error.
     Untried(String),
 }
 
-/// The most rows in a trial.
+/// Largest number of rows in a test.
 const ROWS: usize = 4;
-/// What an open dimension is tried with, one after the other until the model takes it.
+/// Sizes to try for an open dimension, in order, until the model accepts one.
 const SIZES: [i64; 3] = [16, 64, 1];
-/// The most elements of one row of a trial.
-const MOST_ELEMENTS: i64 = 1 << 26;
-/// How far a number may be off, relative to the largest one of its tensor: engines sum in another order for other batches.
+/// Largest number of elements of one row in a test.
+const MAX_ROW_ELEMENTS: i64 = 1 << 26;
+/// Largest error of a number relative to the largest one of its tensor: engines sum in different
+/// orders for different batches.
 const TOLERANCE: f64 = 1e-3;
-/// The same of 16-bit numbers, whose own rounding is that coarse.
+/// The same for 16-bit numbers, whose own rounding is that coarse.
 const COARSE_TOLERANCE: f64 = 2e-2;
-/// Which share of the whole numbers of a row may differ: where rounding decides between two of them.
+/// Largest share of a row's integers that may differ: where rounding decides between two values.
 const FLIPPED: f64 = 0.01;
 
-/// Tries whether the rows of a model are independent of each other. The engine must be able to run it.
-pub fn check_rows(engine: &dyn Engine, model: &Arc<dyn Loaded>, max_batch: usize) -> Rows {
+/// Tests whether the rows of a model are independent of each other. The engine must be able to run
+/// it.
+pub fn check_rows(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, max_batch: usize) -> RowIndependence {
     let count = max_batch.min(ROWS);
     if count < 2 || !model.batched() {
-        return Rows::Independent;
+        return RowIndependence::Independent;
     }
     let mut failed = "its inputs are too large to be made up".to_owned();
     for style in [Style::Varied, Style::Ones, Style::Zeros] {
         for size in SIZES {
-            let row = |row: usize| request(&**model, Draw { style, size, row });
+            let row = |row: usize| request(&**model, RowSpec { style, size, row });
             let Some(rows) = (0..count).map(row).collect::<Option<Vec<_>>>() else { continue };
             let tried = ExampleRunner::new(engine, model, rows[0].clone().into()).map_err(|cause| cause.to_string());
             let tried = tried.and_then(|runner| match alone(&runner, &rows) {
@@ -61,54 +65,58 @@ pub fn check_rows(engine: &dyn Engine, model: &Arc<dyn Loaded>, max_batch: usize
             }
         }
     }
-    Rows::Untried(failed)
+    RowIndependence::Untried(failed)
 }
 
-/// The outputs of one row, tensor by tensor.
-type Answer = Vec<Tensor>;
+/// The outputs of one row, by tensor.
+type RowOutputs = Vec<Tensor>;
 
-fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<Answer>, ExecError> {
-    // The first one twice, the second time last: a model that draws random numbers is found out.
+fn alone(runner: &ExampleRunner, rows: &[Vec<Tensor>]) -> Result<Vec<RowOutputs>, ExecError> {
+    // The first row is run twice, the second time last, to detect a model that draws random
+    // numbers.
     let run = |row: &Vec<Tensor>| Ok(runner.answers(&[&runner.entry(row.clone())])?.remove(0));
     rows.iter().chain(rows.first()).map(run).collect()
 }
 
-/// Compares what rows are alone with what they are in two batches of the same rows.
-fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[Answer]) -> Rows {
+/// Compares the results of rows alone with those in two batches of the same rows.
+fn together(runner: &ExampleRunner, rows: &[Vec<Tensor>], alone: &[RowOutputs]) -> RowIndependence {
     if let Some(how) = differs(&alone[0], &alone[rows.len()], alone) {
-        return Rows::Mixed(format!("the same request is answered differently when it is run again: {how}"));
+        return RowIndependence::Mixed(format!("the same request is answered differently when it is run again: {how}"));
     }
     let forwards: Vec<usize> = (0..rows.len()).collect();
     let backwards: Vec<usize> = forwards.iter().rev().copied().collect();
     for order in [forwards, backwards] {
-        // The second request has two rows, where there are so many.
+        // The second request has two rows, if there are enough.
         let second = if order.len() > 2 { 1..3 } else { 1..2 };
         let parts = [&order[..1], &order[second.clone()], &order[second.end..]];
         let parts: Vec<&[usize]> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-        let entries: Vec<Entry> = parts.iter().map(|part| runner.entry(joined(part, rows))).collect();
+        let entries: Vec<RequestEntry> = parts.iter().map(|part| runner.entry(joined(part, rows))).collect();
         let answers = match runner.answers(&entries.iter().collect::<Vec<_>>()) {
             Ok(answers) => answers,
             Err(cause) => {
-                return Rows::Mixed(format!("each row runs alone, but {} together fail: {cause}", rows.len()));
+                return RowIndependence::Mixed(format!(
+                    "each row runs alone, but {} together fail: {cause}",
+                    rows.len()
+                ));
             }
         };
         for (part, answer) in parts.iter().zip(answers) {
             for (at, &row) in part.iter().enumerate() {
-                let own: Option<Answer> = answer.iter().map(|tensor| row_of(tensor, at)).collect();
+                let own: Option<RowOutputs> = answer.iter().map(|tensor| row_of(tensor, at)).collect();
                 let how = match own {
                     Some(own) => differs(&alone[row], &own, alone),
                     None => Some("an output has too few rows".to_owned()),
                 };
                 if let Some(how) = how {
-                    return Rows::Mixed(format!("a row is answered differently beside others: {how}"));
+                    return RowIndependence::Mixed(format!("a row is answered differently beside others: {how}"));
                 }
             }
         }
     }
-    Rows::Independent
+    RowIndependence::Independent
 }
 
-/// One request of several of the rows.
+/// Joins several rows into one request.
 fn joined(part: &[usize], rows: &[Vec<Tensor>]) -> Vec<Tensor> {
     let joined = |input: usize| {
         let first = &rows[part[0]][input];
@@ -125,8 +133,8 @@ fn row_of(tensor: &Tensor, at: usize) -> Option<Tensor> {
     Some(rows.at(at).to_tensor(&tensor.name))
 }
 
-/// How two answers differ, if they do; `all` tells how large an output's numbers are.
-fn differs(expected: &[Tensor], found: &[Tensor], all: &[Answer]) -> Option<String> {
+/// Describes how two answers differ, if they do; `all` gives the magnitude of each output.
+fn differs(expected: &[Tensor], found: &[Tensor], all: &[RowOutputs]) -> Option<String> {
     expected.iter().zip(found).enumerate().find_map(|(output, (a, b))| {
         let name = &a.name;
         if a.shape != b.shape {
@@ -145,7 +153,7 @@ fn differs(expected: &[Tensor], found: &[Tensor], all: &[Answer]) -> Option<Stri
     })
 }
 
-/// Two numbers that are no number, or infinite alike, do not differ.
+/// Returns the difference of two numbers; 0 for two NaNs or equal infinities.
 fn gap(a: f64, b: f64) -> f64 {
     if a == b || (a.is_nan() && b.is_nan()) {
         return 0.0;
@@ -154,7 +162,7 @@ fn gap(a: f64, b: f64) -> f64 {
     if gap.is_nan() { f64::INFINITY } else { gap }
 }
 
-/// The numbers of a floating-point tensor; none of any other.
+/// Returns the numbers of a floating-point tensor; `None` for other datatypes.
 fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     let data = &tensor.data[..];
     let half = |read: fn([u8; 2]) -> f64| data.as_chunks().0.iter().map(|&bytes| read(bytes)).collect();
@@ -167,7 +175,7 @@ fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
     }
 }
 
-/// The share of elements that differ; of strings, whether any does.
+/// Returns the share of elements that differ; for strings, 1 if any does.
 fn flipped(a: &Tensor, b: &Tensor) -> f64 {
     let Some(size) = a.datatype.size() else { return f64::from(a.data != b.data) };
     let pairs = a.data.chunks_exact(size).zip(b.data.chunks_exact(size));
@@ -175,25 +183,25 @@ fn flipped(a: &Tensor, b: &Tensor) -> f64 {
     differ as f64 / (a.data.len() / size).max(1) as f64
 }
 
-/// What the whole numbers of a trial are, where nothing says what they may be.
+/// Integer values of a test, if the model declares no range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
-    /// Zeros and ones in turn.
+    /// Random zeros and ones.
     Varied,
     Ones,
     Zeros,
 }
 
-/// A row to be made up.
+/// A row to be generated.
 #[derive(Clone, Copy)]
-struct Draw {
+struct RowSpec {
     style: Style,
     size: i64,
     row: usize,
 }
 
-/// A request of one row that differs from row to row; none if it would be too large.
-fn request(model: &dyn Loaded, draw: Draw) -> Option<Vec<Tensor>> {
+/// Generates a request of one row that differs from row to row; `None` if it would be too large.
+fn request(model: &dyn LoadedModel, draw: RowSpec) -> Option<Vec<Tensor>> {
     let length = model.lengths();
     let inputs = model.inputs().iter().enumerate().map(|(at, spec)| {
         let dim = |(dim, &size): (usize, &i64)| match length.filter(|lengths| lengths.dims[at] == Some(dim)) {
@@ -204,17 +212,17 @@ fn request(model: &dyn Loaded, draw: Draw) -> Option<Vec<Tensor>> {
         let row = spec.shape.iter().enumerate().skip(1).map(dim);
         let shape: Vec<i64> = [1].into_iter().chain(row).collect();
         let count = shape.iter().try_fold(1i64, |all, &size| all.checked_mul(size))?;
-        // The same requests at every load.
-        let mut random = Random::new(draw.row as u64 * 1_000_003 + at as u64);
+        // Seeded so that every load uses the same requests.
+        let mut random = Lcg::new(draw.row as u64 * 1_000_003 + at as u64);
         let range = model.range(&spec.name);
-        let elements = (0..count.min(MOST_ELEMENTS + 1)).flat_map(|_| element(spec, range, draw.style, &mut random));
-        let data: Vec<u8> = if count <= MOST_ELEMENTS { elements.collect() } else { return None };
+        let elements = (0..count.min(MAX_ROW_ELEMENTS + 1)).flat_map(|_| element(spec, range, draw.style, &mut random));
+        let data: Vec<u8> = if count <= MAX_ROW_ELEMENTS { elements.collect() } else { return None };
         Some(Tensor { name: spec.name.as_str().into(), datatype: spec.datatype, shape, data: data.into() })
     });
     inputs.collect()
 }
 
-fn element(spec: &TensorSpec, range: Option<(i64, i64)>, style: Style, random: &mut Random) -> Vec<u8> {
+fn element(spec: &TensorSpec, range: Option<(i64, i64)>, style: Style, random: &mut Lcg) -> Vec<u8> {
     let number = match (spec.datatype, range, style) {
         (DataType::Bytes, ..) => {
             let word = format!("w{}", random.below(97));
@@ -263,7 +271,7 @@ mod tests {
     #[test]
     fn whole_numbers_stay_in_their_range() {
         let spec = TensorSpec { name: "ids".into(), datatype: DataType::Int64, shape: vec![-1, 3] };
-        let mut random = Random::new(7);
+        let mut random = Lcg::new(7);
         let drawn: Vec<i64> = (0..200)
             .map(|_| element(&spec, Some((5, 8)), Style::Varied, &mut random))
             .map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()))

@@ -1,9 +1,9 @@
-//! A loaded model of any engine here: the plan that its blocks follow, and what the engine keeps for it.
+//! A loaded model of any engine of this crate: its plan, and the engine's own data.
 
-use crate::plan::{BlockIo, Plan, as_one_row};
+use crate::plan::{BlockIo, ModelPlan, as_one_row};
 use crate::value_checks::ValueCheck;
-use crate::values::{Known, Limits, check_request};
-use crate::{BlockSource, ExecError, InputLengths, LoadError, Loaded, ModelSource, Outage, RequestError, Tensor};
+use crate::values::{EngineLimits, ValueAnalysis, check_request};
+use crate::{BlockSource, ExecError, InputLengths, LoadError, LoadedModel, ModelSource, Outage, RequestError, Tensor};
 use ripieno_base::BlockId;
 use ripieno_model::{Extent, Graph, Steps, TensorSpec};
 use ripieno_onnx::{Declared, OnnxFile};
@@ -11,35 +11,35 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What an engine keeps for a model.
-pub(crate) trait Own: Send + Sync + 'static {
-    /// As [`Loaded::outage`].
+/// An engine's data of a model.
+pub(crate) trait EngineData: Send + Sync + 'static {
+    /// See [`LoadedModel::outage`].
     fn outage(&self) -> Option<Outage> {
         None
     }
 
-    /// As [`Loaded::restarts`].
+    /// See [`LoadedModel::restarts`].
     fn restarts(&self) -> Option<u64> {
         None
     }
 }
 
-/// The [`Loaded`] of every engine here; `T` is the engine's own part.
-pub(crate) struct LoadedModel<T> {
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) own: T,
+/// The [`LoadedModel`] of every engine of this crate; `T` is the engine's own data.
+pub(crate) struct EngineModel<T> {
+    pub(crate) plan: Arc<ModelPlan>,
+    pub(crate) data: T,
 }
 
-impl<T: Own> LoadedModel<T> {
-    /// The model behind `loaded`, if the same engine has loaded it.
-    pub(crate) fn of<'a>(loaded: &'a dyn Loaded, engine: &str) -> Result<&'a LoadedModel<T>, ExecError> {
+impl<T: EngineData> EngineModel<T> {
+    /// Returns the model behind `loaded`, if the same engine has loaded it.
+    pub(crate) fn of<'a>(loaded: &'a dyn LoadedModel, engine: &str) -> Result<&'a EngineModel<T>, ExecError> {
         let cause =
             || ExecError(format!("a model that another engine has loaded cannot run on a device of '{engine}'"));
         loaded.as_any().downcast_ref().ok_or_else(cause)
     }
 }
 
-impl<T: Own> Loaded for LoadedModel<T> {
+impl<T: EngineData> LoadedModel for EngineModel<T> {
     fn inputs(&self) -> &[TensorSpec] {
         &self.plan.inputs
     }
@@ -73,7 +73,8 @@ impl<T: Own> Loaded for LoadedModel<T> {
     }
 
     fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
-        // What a table of ids says is more to the point than what the engine's integers hold.
+        // The check against a table of ids has a more specific message than that of the engine's
+        // integer range.
         self.plan.checks.iter().try_for_each(|values| values.check(inputs))?;
         check_request(inputs, &self.plan.ranges, self.plan.limits)?;
         match &self.plan.cells {
@@ -98,11 +99,11 @@ impl<T: Own> Loaded for LoadedModel<T> {
     }
 
     fn outage(&self) -> Option<Outage> {
-        self.own.outage()
+        self.data.outage()
     }
 
     fn restarts(&self) -> Option<u64> {
-        self.own.restarts()
+        self.data.restarts()
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -110,20 +111,20 @@ impl<T: Own> Loaded for LoadedModel<T> {
     }
 }
 
-/// The ONNX files of a model's blocks, read and tied together.
+/// The ONNX files of a model's blocks, read and linked.
 pub(crate) struct OnnxBlocks<'a> {
-    pub(crate) plan: Plan,
+    pub(crate) plan: ModelPlan,
     pub(crate) blocks: Vec<(&'a Path, Declared)>,
 }
 
-/// Reads the ONNX files of a model's blocks and ties them together.
+/// Reads the ONNX files of a model's blocks and links them.
 pub(crate) fn read_blocks<'a>(
     source: &'a ModelSource,
     engine: &str,
-    limits: Limits,
+    limits: EngineLimits,
 ) -> Result<OnnxBlocks<'a>, LoadError> {
     let mut blocks = Vec::with_capacity(source.blocks.len());
-    let mut known = Known::nothing();
+    let mut known = ValueAnalysis::nothing();
     for block in &source.blocks {
         let path = block.path.as_deref().ok_or_else(|| {
             let (model, block) = (&source.name, &block.name);
@@ -131,9 +132,9 @@ pub(crate) fn read_blocks<'a>(
         })?;
         let file = OnnxFile::read(path).map_err(|cause| LoadError(cause.0))?;
         let io = Declared::of(&file).map_err(|cause| LoadError(cause.0))?;
-        // Of cells, nobody knows here which of another's outputs an input is.
+        // The inputs of a cell are not linked to outputs of other cells at this point.
         if source.walk.is_unfolded() {
-            known = Known::nothing();
+            known = ValueAnalysis::nothing();
         }
         let ranges = block.ranges(&io.inputs, &source.ranges);
         known.follow(&file, &io.inputs, &ranges, limits)?;
@@ -141,7 +142,7 @@ pub(crate) fn read_blocks<'a>(
     }
     check_ranges(source, &blocks)?;
     let unbatched = is_unbatched(source, &blocks)?;
-    // To devices, a request of a model that is not batched is one row, which is all of its tensors.
+    // For devices, a request of an unbatched model is one row that contains all of its tensors.
     let rows = |spec: &TensorSpec| match unbatched {
         true => as_one_row(spec),
         false => spec.clone(),
@@ -152,7 +153,7 @@ pub(crate) fn read_blocks<'a>(
         outputs: io.outputs.iter().map(rows).collect(),
         vocabulary: io.vocabulary.clone(),
     });
-    let mut plan = Plan::link(source, &ios.collect::<Vec<_>>())?;
+    let mut plan = ModelPlan::link(source, &ios.collect::<Vec<_>>())?;
     let texts = plan.inputs.iter().filter_map(ValueCheck::text);
     plan.checks.extend(texts);
     let inputs = plan.inputs.iter();
@@ -161,10 +162,11 @@ pub(crate) fn read_blocks<'a>(
     });
     plan.checks.extend(nan.collect::<Vec<_>>());
     let max_batch = if unbatched { 1 } else { plan.max_batch };
-    Ok(OnnxBlocks { plan: Plan { unbatched, max_batch, limits, ..plan }, blocks })
+    Ok(OnnxBlocks { plan: ModelPlan { unbatched, max_batch, limits, ..plan }, blocks })
 }
 
-/// A range of what no block takes would check nothing.
+/// Checks that every declared range belongs to an input of some block, since it would otherwise
+/// have no effect.
 fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<(), LoadError> {
     let taken = |name: &str| blocks.iter().any(|(_, io)| io.inputs.iter().any(|spec| spec.name == name));
     match source.ranges.iter().find(|range| !source.walk.is_unfolded() && !taken(&range.tensor)) {
@@ -176,8 +178,8 @@ fn check_ranges(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<()
     }
 }
 
-/// Whether each request of the model runs by itself: because it is asked for, or because a file has tensors without a dynamic
-/// first dimension. Not all that walks do can be done without a batch.
+/// Whether each request of the model runs by itself: because it is requested, or because a file has
+/// tensors without a dynamic first dimension. An error if the walk needs batches.
 fn is_unbatched(source: &ModelSource, blocks: &[(&Path, Declared)]) -> Result<bool, LoadError> {
     let fixed = blocks.iter().find_map(|(_, io)| io.no_batch.clone());
     let Some(cause) = fixed.or_else(|| source.unbatched.then(|| "it is to run without a batch".to_owned())) else {

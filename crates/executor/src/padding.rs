@@ -1,44 +1,46 @@
-//! Requests that differ in length, in one batch: inputs are padded to the longest one's length, outputs are cut back.
+//! Batches of requests that differ in length: inputs are padded to the longest one's length,
+//! outputs are cut back.
 //!
-//! A batch is padded once, when it runs its first block, to the length that its task says. From then on each
-//! member keeps that length: what blocks leave for each other cannot be padded, since nobody but the model knows what a padded
-//! element of an intermediate tensor would have to be (a mask that was added to the scores is not 0 there). So batches of
-//! later blocks are of members that were padded alike. Inputs that a later block takes are padded again for it.
+//! A batch is padded once, when it runs its first block, to the length of its task. From then on
+//! each member keeps that length: outputs of blocks cannot be padded, since only the model knows
+//! the right padding of an intermediate tensor (a mask that was added to the scores is not 0
+//! there). So batches of later blocks contain members of the same padding. Inputs that a later
+//! block takes are padded again for it.
 //!
-//! Whether padding is harmless is the model's business: it must take a mask, or treat elements one by one. That is tried out
-//! at load, see [`check_padding`](crate::check_padding).
+//! Whether padding is harmless depends on the model: it must use a mask, or process elements
+//! independently. That is tested at load; see [`check_padding`](crate::check_padding).
 
 use crate::buffer::bytes_of;
-use crate::rows::{Axis, Rows};
+use crate::rows::{PaddingAxis, Rows};
 use crate::source::{InputLength, OutputLength};
 use crate::{InputLengths, ModelSource, RequestError, Tensor};
 use ripieno_model::{DataType, Extent, TensorSpec};
 
-/// How the values of a plan are padded and cut.
+/// Padding and cutting of a plan's values.
 #[derive(Clone, Debug)]
-pub(crate) struct Padding {
+pub(crate) struct PaddingPlan {
     pub(crate) lengths: InputLengths,
     inputs: Vec<TensorSpec>,
-    /// Of each input, how many ids the embedding has that it looks up, if it does.
+    /// Number of ids of the embedding that each input looks up, if it does.
     vocabulary: Vec<Option<i64>>,
-    /// By value: how it is padded, if a request brings it.
-    axes: Vec<Option<Axis>>,
-    /// By value: along which dimension it is cut, if a request gets it.
+    /// Padding of each value, if it is an input of the request.
+    axes: Vec<Option<PaddingAxis>>,
+    /// Dimension along which each value is cut, if it is an output.
     cuts: Vec<Option<usize>>,
 }
 
-/// What requests bring and get, and which values of the plan that is.
-pub(crate) struct Ends<'a> {
+/// Inputs and outputs of a model, with the numbers of their values.
+pub(crate) struct ModelBoundary<'a> {
     pub(crate) inputs: (&'a [TensorSpec], &'a [usize]),
     pub(crate) outputs: (&'a [TensorSpec], &'a [usize]),
     pub(crate) values: usize,
-    /// Of inputs that look up an embedding, how many ids it has.
+    /// Number of ids of the embeddings that inputs look up.
     pub(crate) vocabulary: &'a [(String, i64)],
 }
 
-impl Padding {
-    /// Checks what is said of lengths against the model; none if nothing is said.
-    pub(crate) fn link(source: &ModelSource, ends: &Ends<'_>) -> Result<Option<Padding>, String> {
+impl PaddingPlan {
+    /// Checks the declared lengths against the model; `None` if there are none.
+    pub(crate) fn link(source: &ModelSource, ends: &ModelBoundary<'_>) -> Result<Option<PaddingPlan>, String> {
         let said = &source.lengths;
         if said.inputs.is_empty() {
             return match said.outputs.first() {
@@ -50,7 +52,7 @@ impl Padding {
             };
         }
         let (inputs, input_values) = ends.inputs;
-        let mut padding = Padding {
+        let mut padding = PaddingPlan {
             lengths: InputLengths { max: source.max_length.max(1), dims: vec![None; inputs.len()] },
             inputs: inputs.to_vec(),
             vocabulary: inputs.iter().map(|spec| vocabulary(spec, ends)).collect(),
@@ -64,7 +66,7 @@ impl Padding {
                 format!("input '{tensor}' is {datatype}, which cannot be padded with {pad}; change pad")
             })?;
             padding.lengths.dims[at] = Some(*dim);
-            padding.axes[input_values[at]] = Some(Axis { dim: *dim, pad });
+            padding.axes[input_values[at]] = Some(PaddingAxis { dim: *dim, pad });
         }
         let (outputs, output_values) = ends.outputs;
         for OutputLength { tensor, dim } in &said.outputs {
@@ -73,17 +75,17 @@ impl Padding {
         Ok(Some(padding))
     }
 
-    /// How far a request with these inputs walks.
+    /// Returns the extent of a request with these inputs.
     pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<Extent, RequestError> {
         self.lengths.extent(&self.inputs, inputs)
     }
 
-    /// How a value is padded; not at all if none.
-    pub(crate) fn axis(&self, value: usize) -> Option<&Axis> {
+    /// Returns the padding of a value; `None` if it is not padded.
+    pub(crate) fn axis(&self, value: usize) -> Option<&PaddingAxis> {
         self.axes[value].as_ref()
     }
 
-    /// A request's rows of a value as it gets them, of a batch that was padded.
+    /// Cuts a request's rows of an output of a padded batch back to the request's length.
     pub(crate) fn cut(&self, value: usize, rows: &Rows, length: u32, padded: u32) -> Result<Rows, String> {
         match self.cuts[value] {
             Some(dim) => rows.cut(dim, i64::from(padded), i64::from(length)),
@@ -91,8 +93,8 @@ impl Padding {
         }
     }
 
-    /// A request of this length, to try the model with: ids that differ, numbers that differ, and ones where nothing says what
-    /// an integer means, as in a mask of what counts.
+    /// Creates a test request of this length: varied ids and numbers, and ones for integers of
+    /// unknown meaning, as in an attention mask.
     pub(crate) fn example(&self, length: u32) -> Option<Vec<Tensor>> {
         let length = length.clamp(1, self.lengths.max);
         let each = self.inputs.iter().zip(&self.lengths.dims).zip(&self.vocabulary);
@@ -116,7 +118,7 @@ impl Padding {
     }
 }
 
-/// A larger example is not made.
+/// Largest number of elements of an example.
 const MOST_ELEMENTS: usize = 1 << 28;
 
 fn element(datatype: DataType, vocabulary: Option<i64>, at: usize) -> f64 {
@@ -128,11 +130,11 @@ fn element(datatype: DataType, vocabulary: Option<i64>, at: usize) -> f64 {
     }
 }
 
-fn vocabulary(spec: &TensorSpec, ends: &Ends<'_>) -> Option<i64> {
+fn vocabulary(spec: &TensorSpec, ends: &ModelBoundary<'_>) -> Option<i64> {
     ends.vocabulary.iter().filter(|(name, _)| *name == spec.name).map(|&(_, size)| size).min()
 }
 
-/// The tensor of this name, if the dimension may vary.
+/// Returns the index of the tensor of this name, if the dimension may vary.
 fn find(kind: &str, name: &str, dim: usize, specs: &[TensorSpec]) -> Result<usize, String> {
     let Some(at) = specs.iter().position(|spec| spec.name == name) else {
         let names: Vec<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
@@ -167,7 +169,7 @@ mod tests {
         TensorSpec { name: name.to_owned(), datatype, shape: shape.to_vec() }
     }
 
-    fn link(inputs: &[(&str, usize, f64)], outputs: &[(&str, usize)]) -> Result<Option<Padding>, String> {
+    fn link(inputs: &[(&str, usize, f64)], outputs: &[(&str, usize)]) -> Result<Option<PaddingPlan>, String> {
         let input = |&(tensor, dim, pad): &(&str, usize, f64)| InputLength { tensor: tensor.to_owned(), dim, pad };
         let output = |&(tensor, dim): &(&str, usize)| OutputLength { tensor: tensor.to_owned(), dim };
         let lengths =
@@ -180,13 +182,13 @@ mod tests {
             spec("text", DataType::Bytes, &[-1, -1]),
         ];
         let answers = [spec("tokens", DataType::Fp32, &[-1, -1, 2])];
-        let ends = Ends {
+        let ends = ModelBoundary {
             inputs: (&specs, &[0, 1, 2, 3]),
             outputs: (&answers, &[4]),
             values: 5,
             vocabulary: &[("ids".to_owned(), 5)],
         };
-        Padding::link(&source, &ends)
+        PaddingPlan::link(&source, &ends)
     }
 
     #[test]

@@ -1,68 +1,68 @@
-//! How tensors flow through the blocks of a model, settled at load.
+//! Flow of tensors through the blocks of a model, resolved at load.
 //!
-//! Blocks are tied together by the names of their tensors. Every name gets a number here, so that a running task only
-//! indexes tables, and every value the block after which nobody needs it, so that a device can forget it then.
+//! Blocks are linked by the names of their tensors. Every name gets a number here, so a running
+//! task only indexes tables, and every value its last use, after which a device can release it.
 
-use crate::cells::{self, Cells};
-use crate::conditions::{Conditions, Linked, hidden};
-use crate::flow::{BlockPlan, Value, compatible};
-use crate::padding::{Ends, Padding};
+use crate::cells::{self, CellModel};
+use crate::conditions::{Conditions, LinkedBlocks, hidden};
+use crate::flow::{BlockPlan, FlowValue, compatible};
+use crate::padding::{ModelBoundary, PaddingPlan};
 use crate::source::InputRange;
 use crate::value_checks::ValueCheck;
-use crate::values::Limits;
+use crate::values::EngineLimits;
 use crate::{LoadError, ModelSource};
 use ripieno_model::TensorSpec;
 use std::sync::Arc;
 
-/// What one block takes and gives.
+/// Inputs and outputs of one block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockIo {
-    /// For messages: the block's name and file.
+    /// The block's name and file, for messages.
     pub(crate) place: String,
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
-    /// Of inputs that look up an embedding, how many ids it has.
+    /// Number of ids of the embeddings that inputs look up.
     pub(crate) vocabulary: Vec<(String, i64)>,
 }
 
-/// A model's blocks, tied together.
+/// A model's linked blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ModelPlan {
     pub(crate) name: String,
     pub(crate) max_batch: usize,
-    /// Whether each request runs by itself: one row, without a batch for the engine.
+    /// Whether each request runs by itself: one row, without a batch dimension for the engine.
     pub(crate) unbatched: bool,
-    /// Of inputs that look up an embedding, how many ids it has.
+    /// Number of ids of the embeddings that inputs look up.
     pub(crate) vocabulary: Vec<(String, i64)>,
-    /// What requests may hold.
+    /// Ranges of the values of requests.
     pub(crate) ranges: Vec<InputRange>,
-    /// What the engine can compute with.
-    pub(crate) limits: Limits,
-    /// What a request brings.
+    /// Limits of the engine's arithmetic.
+    pub(crate) limits: EngineLimits,
+    /// Inputs of a request.
     pub(crate) inputs: Vec<TensorSpec>,
-    /// What a request gets.
+    /// Outputs of a request.
     pub(crate) outputs: Vec<TensorSpec>,
-    /// Every tensor that some block takes or gives.
-    pub(crate) values: Vec<Value>,
-    /// The numbers of [`Plan::inputs`].
+    /// All tensors that blocks take or give.
+    pub(crate) values: Vec<FlowValue>,
+    /// Value numbers of [`ModelPlan::inputs`].
     pub(crate) input_values: Vec<usize>,
-    /// The numbers of [`Plan::outputs`].
+    /// Value numbers of [`ModelPlan::outputs`].
     pub(crate) output_values: Vec<usize>,
     pub(crate) blocks: Vec<BlockPlan>,
-    /// Where its walk unfolds. Then each tensor of each block is a value of its own.
-    pub(crate) cells: Option<Arc<Cells>>,
-    /// Where requests differ in length.
-    pub(crate) padding: Option<Padding>,
-    /// Where walks may end early or skip blocks.
+    /// The cells, if the walk unfolds. Then each tensor of each block is a value of its own.
+    pub(crate) cells: Option<Arc<CellModel>>,
+    /// The padding, if requests differ in length.
+    pub(crate) padding: Option<PaddingPlan>,
+    /// The conditions, if walks may end early or skip blocks.
     pub(crate) conditions: Option<Conditions>,
-    /// What a request's values must be, where its walk does not unfold.
+    /// Checks of a request's values, if the walk does not unfold.
     pub(crate) checks: Vec<ValueCheck>,
 }
 
-impl Plan {
-    /// Ties the blocks together. A request brings what is taken before it is given, and gets what is given and not
-    /// taken any more.
-    pub(crate) fn link(source: &ModelSource, ios: &[BlockIo]) -> Result<Plan, LoadError> {
+impl ModelPlan {
+    /// Links the blocks. The model's inputs are the values that are taken before they are given;
+    /// its outputs are those that are given and not taken afterwards.
+    pub(crate) fn link(source: &ModelSource, ios: &[BlockIo]) -> Result<ModelPlan, LoadError> {
         check_source(source)?;
         let named = |cause: String| LoadError(format!("model '{}': {cause}", source.name));
         if source.walk.is_unfolded() {
@@ -74,12 +74,12 @@ impl Plan {
                 None => cells::link(source, ios),
             };
         }
-        let mut linker = Linker::default();
+        let mut linker = ChainLinker::default();
         for (at, block) in ios.iter().enumerate() {
             linker.add(at, block).map_err(named)?;
         }
         let vocabulary: Vec<(String, i64)> = ios.iter().flat_map(|block| block.vocabulary.iter().cloned()).collect();
-        let Linker { mut values, blocks, inputs, mut outputs, .. } = linker;
+        let ChainLinker { mut values, blocks, inputs, mut outputs, .. } = linker;
         let hidden = hidden(source);
         outputs.retain(|&output| !hidden.contains(&*values[output].name));
         for &value in &outputs {
@@ -89,23 +89,23 @@ impl Plan {
             numbers.iter().map(|&value| values[value].spec.clone()).collect()
         };
         let (brought, given) = (specs(&inputs), specs(&outputs));
-        let ends = Ends {
+        let ends = ModelBoundary {
             inputs: (&brought, &inputs),
             outputs: (&given, &outputs),
             values: values.len(),
             vocabulary: &vocabulary,
         };
-        let padding = Padding::link(source, &ends).map_err(named)?;
-        let linked = Linked { source, values: &values, blocks: &blocks, inputs: &inputs, outputs: &outputs };
+        let padding = PaddingPlan::link(source, &ends).map_err(named)?;
+        let linked = LinkedBlocks { source, values: &values, blocks: &blocks, inputs: &inputs, outputs: &outputs };
         let conditions = Conditions::link(&linked).map_err(named)?;
         let checks = id_checks(&brought, ios);
-        Ok(Plan {
+        Ok(ModelPlan {
             name: source.name.clone(),
             max_batch: source.max_batch,
             unbatched: source.unbatched,
             vocabulary,
             ranges: source.ranges.clone(),
-            limits: Limits::default(),
+            limits: EngineLimits::default(),
             inputs: brought,
             outputs: given,
             input_values: inputs,
@@ -120,17 +120,18 @@ impl Plan {
     }
 }
 
-/// A tensor of a request that is one row by itself: the batch, of one, before the shape of the whole.
+/// Returns the specification with a batch dimension of one row before the tensor's own.
 pub(crate) fn as_one_row(spec: &TensorSpec) -> TensorSpec {
     let shape = [-1].into_iter().chain(spec.shape.iter().copied()).collect();
     TensorSpec { shape, ..spec.clone() }
 }
 
-/// The ids that requests bring, and not those that a block gives under the same name.
+/// Creates the checks of ids that requests contain, without those that a block gives under the same
+/// name.
 fn id_checks(brought: &[TensorSpec], ios: &[BlockIo]) -> Vec<ValueCheck> {
     let table = |spec: &TensorSpec| {
         let given = ios.iter().position(|block| block.outputs.iter().any(|output| output.name == spec.name));
-        // The block that gives it anew still takes what the request brings.
+        // The block that gives it anew still takes the request's value.
         let own = &ios[..given.map_or(ios.len(), |at| at + 1)];
         let sizes = own.iter().flat_map(|block| &block.vocabulary).filter(|(name, _)| *name == spec.name);
         sizes.map(|&(_, size)| size).min()
@@ -149,16 +150,16 @@ fn check_source(source: &ModelSource) -> Result<(), LoadError> {
 }
 
 #[derive(Default)]
-struct Linker {
-    values: Vec<Value>,
-    /// Which block gave a value last, for messages; none if the request brings it.
+struct ChainLinker {
+    values: Vec<FlowValue>,
+    /// The block that gave a value last, for messages; `None` if it is an input of the request.
     given_by: Vec<Option<String>>,
     blocks: Vec<BlockPlan>,
     inputs: Vec<usize>,
     outputs: Vec<usize>,
 }
 
-impl Linker {
+impl ChainLinker {
     fn add(&mut self, at: usize, block: &BlockIo) -> Result<(), String> {
         let mut plan = BlockPlan::default();
         for spec in &block.inputs {
@@ -194,7 +195,7 @@ impl Linker {
             }
             return Ok(value);
         }
-        self.values.push(Value { name: spec.name.as_str().into(), spec: spec.clone(), last_use: 0 });
+        self.values.push(FlowValue { name: spec.name.as_str().into(), spec: spec.clone(), last_use: 0 });
         self.given_by.push(None);
         Ok(self.values.len() - 1)
     }
@@ -212,7 +213,7 @@ mod tests {
 
     type Tensors<'a> = &'a [(&'a str, i64)];
 
-    fn link(blocks: &[(Tensors<'_>, Tensors<'_>)]) -> Result<Plan, LoadError> {
+    fn link(blocks: &[(Tensors<'_>, Tensors<'_>)]) -> Result<ModelPlan, LoadError> {
         let specs = |of: Tensors<'_>| of.iter().map(|&(name, width)| spec(name, width)).collect::<Vec<_>>();
         let ios: Vec<BlockIo> = blocks
             .iter()
@@ -226,11 +227,11 @@ mod tests {
             .collect();
         let sources = ios.iter().map(|io| BlockSource::new(io.place.clone()));
         let source = ModelSource::new("m", sources.collect(), 4);
-        Plan::link(&source, &ios)
+        ModelPlan::link(&source, &ios)
     }
 
     #[test]
-    fn a_request_brings_what_nobody_gave_and_gets_what_nobody_took() {
+    fn inputs_are_values_that_no_block_gives_and_outputs_those_that_none_takes() {
         let plan = link(&[(&[("x", 4)], &[("h", 8), ("early", 1)]), (&[("h", 8), ("mask", 1)], &[("y", 2)])]).unwrap();
         let names = |specs: &[TensorSpec]| specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>();
         assert_eq!(

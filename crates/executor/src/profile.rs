@@ -1,77 +1,80 @@
-//! Measuring ℓ(b): how long a batch takes on each block of a model, on a device opened for it.
+//! Measurement of ℓ(b): the time of a batch on each block of a model, on a device opened for it.
 //!
-//! Measured through the same contract that serving uses, so that gathering and scattering count. Batch sizes double;
-//! in between the profile is a straight line. How that stands a machine that stalls is in curve.rs. Sizes for which no time is
-//! left are extrapolated, so that a slow model loads in bounded time too. Where requests differ in length, all of it is done at
-//! several lengths, the longest first.
+//! Measured through the same contract as serving, so gathering and scattering count. Batch sizes
+//! double; between them the profile is linear. curve.rs makes it robust against stalls. Sizes
+//! beyond the time budget are extrapolated, so that a slow model loads in bounded time, too. Where
+//! requests differ in length, all of this is done at several lengths, the longest first.
 
 use crate::buffer::bytes_of;
-use crate::curve::{Bench, Step, measure_curve};
-use crate::{Engine, Entry, ExecError, LoadError, Loaded, Member, Payload, Task, TaskResult, Tensor, next_walk};
+use crate::curve::{BatchRunner, MeasurementProgress, measure_curve};
+use crate::{
+    ExecError, Executor, LoadError, LoadedModel, Payload, RequestEntry, Task, TaskMember, TaskResult, Tensor, next_walk,
+};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, ModelId, Nanos, RequestSlot, TaskId};
-use ripieno_model::{DataType, Extent, Graph, Lengths, Profile, ProfileError, Steps, TensorSpec};
+use ripieno_model::{DataType, Extent, Graph, LengthProfiles, Profile, ProfileError, Steps, TensorSpec};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// What to measure, and for how long.
+/// Parameters of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measurement {
     /// The largest batch.
     pub max_batch: usize,
-    /// About how long it may take in all; every model is run at least once with one row.
+    /// Approximate time budget; every model is run at least once with one row.
     pub budget: Duration,
-    /// The inputs of one request of one row; if none, ones and zeros, with 1 for every dimension that is not fixed.
+    /// The inputs of one request of one row; if `None`, ones and zeros, with 1 for every open
+    /// dimension.
     pub example: Option<Arc<[Tensor]>>,
 }
 
-/// What a block costs.
+/// The measured cost of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockProfile {
-    /// ℓ(b), of the longest requests where they differ in length.
+    /// ℓ(b), for the longest requests where they differ in length.
     pub profile: Profile,
-    /// The same of batches that are padded to less; none where requests do not differ in length.
-    pub lengths: Option<Lengths>,
+    /// ℓ(b) of batches that are padded to less; `None` where requests do not differ in length.
+    pub lengths: Option<LengthProfiles>,
 }
 
-/// What a model costs, by measurement.
+/// The measured cost of a model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
-    /// By block.
+pub struct MeasuredProfile {
+    /// Profile of each block.
     pub blocks: Vec<BlockProfile>,
-    /// Why the numbers are not to be believed for long, though what did not fit was measured again: something disturbed the
-    /// measurement throughout, or the model is a strange one.
-    pub doubt: Option<String>,
+    /// Reason not to trust the numbers, although outliers were measured again: the whole
+    /// measurement was disturbed, or the model behaves unusually.
+    pub unreliable: Option<String>,
 }
 
-/// No batch is so slow; a device that does not answer for so long is broken.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Time after which a device that does not answer is considered broken; no batch is that slow.
+const TASK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Lengths below the longest at which a model is measured, at most.
+/// Largest number of lengths below the longest at which a model is measured.
 const SHORTER_LENGTHS: usize = 5;
 
 /// Measures ℓ(b) of each block for 1 to `max_batch` rows.
 pub fn measure(
-    engine: &dyn Engine,
-    model: &Arc<dyn Loaded>,
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
     measurement: &Measurement,
-    progress: &mut dyn FnMut(Step),
-) -> Result<Measured, LoadError> {
+    progress: &mut dyn FnMut(MeasurementProgress),
+) -> Result<MeasuredProfile, LoadError> {
     let Some(lengths) = model.lengths().map(|lengths| lengths_below(lengths.max)) else {
         let inputs = measurement.example.clone().map_or_else(|| example_inputs(&**model), Ok)?;
         let (profiles, doubt) = measure_one(engine, model, inputs, measurement, progress)?;
         let blocks = profiles.into_iter().map(|profile| BlockProfile { profile, lengths: None }).collect();
-        return Ok(Measured { blocks, doubt });
+        return Ok(MeasuredProfile { blocks, unreliable: doubt });
     };
     let mut blocks: Vec<Vec<(u32, Profile)>> = vec![Vec::new(); model.blocks()];
     let total: u32 = lengths.iter().sum();
     let mut doubt = None;
     for (round, &length) in lengths.iter().enumerate() {
         let share = Measurement { budget: measurement.budget * length / total, ..measurement.clone() };
-        let mut of_all = |step: Step| {
+        let mut of_all = |step: MeasurementProgress| {
             let (done, sizes) = (step.done + round * step.sizes, lengths.len() * step.sizes);
-            progress(Step { done, sizes, ..step });
+            progress(MeasurementProgress { done, sizes, ..step });
         };
         let example = example_of_length(&**model, length)?;
         let (profiles, doubted) = measure_one(engine, model, example, &share, &mut of_all)?;
@@ -79,16 +82,16 @@ pub fn measure(
         blocks.iter_mut().zip(profiles).for_each(|(block, profile)| block.push((length, profile)));
     }
     let blocks = blocks.into_iter().map(block_profile).collect::<Result<_, _>>()?;
-    Ok(Measured { blocks, doubt })
+    Ok(MeasuredProfile { blocks, unreliable: doubt })
 }
 
-/// The longest length, then powers of two below it.
+/// Returns the longest length, then powers of two below it.
 fn lengths_below(longest: u32) -> Vec<u32> {
     let powers = (0..u32::BITS - 1).rev().map(|bit| 1 << bit).filter(|&length| length < longest);
     [longest].into_iter().chain(powers.take(SHORTER_LENGTHS)).collect()
 }
 
-/// Profiles by length, the longest first, made never to fall with the length.
+/// Combines profiles by length, the longest first, made monotone in the length.
 fn block_profile(mut lengths: Vec<(u32, Profile)>) -> Result<BlockProfile, LoadError> {
     lengths.reverse();
     for at in 1..lengths.len() {
@@ -97,8 +100,8 @@ fn block_profile(mut lengths: Vec<(u32, Profile)>) -> Result<BlockProfile, LoadE
         lengths[at].1 = Profile::from_table(&table).map_err(unusable)?;
     }
     let longest = lengths.last().map(|(_, profile)| profile.clone()).expect("there is a longest length");
-    let lengths =
-        Lengths::new(lengths).map_err(|cause| LoadError(format!("the measured lengths are unusable: {cause}")))?;
+    let lengths = LengthProfiles::new(lengths)
+        .map_err(|cause| LoadError(format!("the measured lengths are unusable: {cause}")))?;
     Ok(BlockProfile { profile: longest, lengths: Some(lengths) })
 }
 
@@ -107,14 +110,14 @@ fn unusable(cause: ProfileError) -> LoadError {
 }
 
 fn measure_one(
-    engine: &dyn Engine,
-    model: &Arc<dyn Loaded>,
+    engine: &dyn Executor,
+    model: &Arc<dyn LoadedModel>,
     inputs: Arc<[Tensor]>,
     measurement: &Measurement,
-    progress: &mut dyn FnMut(Step),
+    progress: &mut dyn FnMut(MeasurementProgress),
 ) -> Result<(Vec<Profile>, Option<String>), LoadError> {
     let runner = ExampleRunner::new(engine, model, inputs)?;
-    let mut bench = Timed { runner: &runner, begun: Instant::now() };
+    let mut bench = TimedRunner { runner: &runner, begun: Instant::now() };
     let sizes = sizes(measurement.max_batch);
     let curve = measure_curve(&mut bench, model.blocks(), &sizes, measurement.budget, progress)?;
     let profile = |points: Vec<(usize, Nanos)>| {
@@ -122,16 +125,16 @@ fn measure_one(
         Profile::interpolate(&points).map_err(unusable)
     };
     let profiles = curve.blocks.into_iter().map(profile).collect::<Result<_, _>>()?;
-    Ok((profiles, curve.doubt))
+    Ok((profiles, curve.unreliable))
 }
 
-/// Examples run and timed by the clock.
-struct Timed<'a> {
+/// Runs examples, timed by the clock.
+struct TimedRunner<'a> {
     runner: &'a ExampleRunner,
     begun: Instant,
 }
 
-impl Bench for Timed<'_> {
+impl BatchRunner for TimedRunner<'_> {
     fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
@@ -141,24 +144,27 @@ impl Bench for Timed<'_> {
     }
 }
 
-/// Runs a batch of example requests once through all blocks: what loads may still fail to run.
-pub fn run_example(engine: &dyn Engine, model: &Arc<dyn Loaded>, batch: usize) -> Result<(), LoadError> {
+/// Runs a batch of example requests once through all blocks: a model that loads may still fail to
+/// run.
+pub fn run_example(engine: &dyn Executor, model: &Arc<dyn LoadedModel>, batch: usize) -> Result<(), LoadError> {
     let mut samples = vec![Vec::new(); model.blocks()];
     let runner = ExampleRunner::new(engine, model, example_inputs(&**model)?)?;
     let outcome = runner.walk(batch, &mut samples);
     outcome.map_err(|cause| LoadError(format!("an example request cannot run: a batch of {batch}: {cause}")))
 }
 
-/// Whether padding leaves answers as they are: a short request beside one of the longest, and alone.
+/// Checks that padding does not change answers: compares a short request beside one of the longest
+/// with the same alone.
 ///
-/// A model that takes no mask, or forgets it in one place, answers otherwise to the same request in other company; nobody
-/// would notice but its users.
-pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(), LoadError> {
+/// A model without a mask, or with one missing in some place, answers the same request differently
+/// in different batches; only its users would notice.
+pub fn check_padding(engine: &dyn Executor, model: &Arc<dyn LoadedModel>) -> Result<(), LoadError> {
     let Some(longest) = model.lengths().map(|lengths| lengths.max) else { return Ok(()) };
     let short = (longest / 3).max(1);
     let runner = ExampleRunner::new(engine, model, example_of_length(&**model, short)?)?;
     let extent = Extent { length: longest, ..Extent::ONE };
-    let beside = Entry { ignore_conditions: true, extent, ..Entry::of(example_of_length(&**model, longest)?) };
+    let beside =
+        RequestEntry { ignore_conditions: true, extent, ..RequestEntry::of(example_of_length(&**model, longest)?) };
     let failed =
         |cause: ExecError| LoadError(format!("requests of {short} and of {longest} cannot run together: {cause}"));
     let alone = runner.answers(&[&runner.example]).map_err(failed)?;
@@ -169,7 +175,7 @@ pub fn check_padding(engine: &dyn Engine, model: &Arc<dyn Loaded>) -> Result<(),
     Ok(())
 }
 
-/// The most that padding may change a number, relative to the largest number of its tensor.
+/// Largest change of a number by padding, relative to the largest number of its tensor.
 const PADDING_TOLERANCE: f64 = 1e-3;
 
 fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
@@ -191,7 +197,8 @@ fn compare_padded(alone: &Tensor, padded: &Tensor) -> Result<(), String> {
     ))
 }
 
-/// The largest difference, relative to the largest number; of what are no 32-bit floats, whether the bytes differ.
+/// Returns the largest difference relative to the largest number; for datatypes other than FP32, 1
+/// if the bytes differ.
 fn difference(a: &Tensor, b: &Tensor) -> f64 {
     if a.datatype != DataType::Fp32 {
         return if a.data == b.data { 0.0 } else { 1.0 };
@@ -209,13 +216,14 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
     apart / largest
 }
 
-fn example_of_length(model: &dyn Loaded, length: u32) -> Result<Arc<[Tensor]>, LoadError> {
+fn example_of_length(model: &dyn LoadedModel, length: u32) -> Result<Arc<[Tensor]>, LoadError> {
     let example = model.example(length).map(Arc::from);
     example.ok_or_else(|| LoadError("no example of its inputs can be made up: a shape is too large".to_owned()))
 }
 
-fn example_inputs(model: &dyn Loaded) -> Result<Arc<[Tensor]>, LoadError> {
-    // What needs most room and time is what shows first that a batch cannot run.
+fn example_inputs(model: &dyn LoadedModel) -> Result<Arc<[Tensor]>, LoadError> {
+    // The longest request needs the most memory and time, so it reveals first that a batch cannot
+    // run.
     let length = model.lengths().map_or(EXAMPLE_LENGTH, |lengths| lengths.max);
     match model.example(length) {
         Some(example) => Ok(example.into()),
@@ -226,14 +234,15 @@ fn example_inputs(model: &dyn Loaded) -> Result<Arc<[Tensor]>, LoadError> {
     }
 }
 
-/// 1, 2, 4, … and the largest.
+/// Returns 1, 2, 4, … and the largest.
 fn sizes(max_batch: usize) -> Vec<usize> {
     let max_batch = max_batch.max(1);
     let doubled = std::iter::successors(Some(1usize), |size| size.checked_mul(2));
     doubled.take_while(|&size| size < max_batch).chain([max_batch]).collect()
 }
 
-/// Adds a point at `max_batch` if the measurement ended before: on the line through the last two, or in proportion.
+/// Adds a point at `max_batch` if the measurement ended before: on the line through the last two,
+/// or in proportion.
 fn extrapolated(mut points: Vec<(usize, Nanos)>, max_batch: usize) -> Vec<(usize, Nanos)> {
     let max_batch = max_batch.max(1);
     match points[..] {
@@ -247,8 +256,8 @@ fn extrapolated(mut points: Vec<(usize, Nanos)>, max_batch: usize) -> Vec<(usize
     points
 }
 
-/// One row of zeros or ones: zeros are valid ids, ones keep floating-point units honest. Whole numbers are as near to zero as
-/// the range of the input allows.
+/// Creates one row: zeros for integers, which are valid ids, and ones for floats, which avoid
+/// special cases of zero. Integers are as near to zero as the input's range allows.
 pub(crate) fn example_of(spec: &TensorSpec, range: Option<(i64, i64)>) -> Result<Tensor, LoadError> {
     let row = spec.shape.iter().skip(1).map(|&dim| if dim == -1 { 1 } else { dim });
     let shape: Vec<i64> = [1].into_iter().chain(row).collect();
@@ -271,32 +280,32 @@ pub(crate) fn example_of(spec: &TensorSpec, range: Option<(i64, i64)>) -> Result
 pub(crate) struct ExampleRunner {
     device: Box<dyn crate::Device>,
     results: Receiver<TaskResult>,
-    /// What each request of a batch brings.
-    example: Entry,
-    /// What batches of it are padded to.
+    /// Entry of each request of a batch.
+    example: RequestEntry,
+    /// Length that batches of it are padded to.
     length: u32,
     /// The block and node of each task of a walk, in an order in which they can run.
     tasks: Vec<(BlockId, u32)>,
 }
 
-/// How many elements or nodes an example has: enough for steps that go on with state.
+/// Number of elements or nodes of an example: enough for steps that continue from state.
 const EXAMPLE_LENGTH: u32 = 4;
 
 impl ExampleRunner {
     pub(crate) fn new(
-        engine: &dyn Engine,
-        model: &Arc<dyn Loaded>,
+        engine: &dyn Executor,
+        model: &Arc<dyn LoadedModel>,
         inputs: Arc<[Tensor]>,
     ) -> Result<ExampleRunner, LoadError> {
         let (sender, results) = sync_channel(1);
-        // Only one task is out at a time; should the receiver be gone, nobody wants the result.
+        // Only one task is in flight; if the receiver is gone, the result is not needed.
         let device = engine.open(1, Arc::new(move |result| drop(sender.send(result))))?;
         device.attach(ModelId(0), Arc::clone(model));
         let refused = |cause| LoadError(format!("the example request is refused: {cause}"));
         let (extent, graph) = model.describe(&inputs).map_err(refused)?;
         let extent = Extent { limit: extent.limit.min(EXAMPLE_LENGTH), ..extent };
         let tasks = tasks(&**model, extent, graph.as_ref());
-        let example = Entry {
+        let example = RequestEntry {
             payload: Payload::Here(inputs),
             extent,
             graph: graph.map(Arc::new),
@@ -307,15 +316,15 @@ impl ExampleRunner {
         Ok(ExampleRunner { device, results, example, length, tasks })
     }
 
-    /// Runs a batch of requests side by side through all their tasks; notes how long each took.
+    /// Runs a batch of requests through all their tasks; appends the duration of each.
     fn walk(&self, batch: usize, samples: &mut [Vec<Nanos>]) -> Result<(), ExecError> {
-        let entries: Vec<Arc<Entry>> = (0..batch).map(|_| Arc::new(self.example.clone())).collect();
+        let entries: Vec<Arc<RequestEntry>> = (0..batch).map(|_| Arc::new(self.example.clone())).collect();
         let walk = next_walk();
         for &(block, node) in &self.tasks {
-            let member = |(slot, entry): (u32, &Arc<Entry>)| Member {
+            let member = |(slot, entry): (u32, &Arc<RequestEntry>)| TaskMember {
                 node,
                 walk,
-                ..Member::new(RequestSlot(slot), 1, Some(Arc::clone(entry)))
+                ..TaskMember::new(RequestSlot(slot), 1, Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();
             let taken = self.run(task(block, self.length, members))?;
@@ -324,20 +333,20 @@ impl ExampleRunner {
         Ok(())
     }
 
-    /// A request beside the example, for [`answers`](ExampleRunner::answers).
-    pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Entry {
-        Entry { payload: Payload::Here(inputs.into()), ..self.example.clone() }
+    /// Creates the entry of another request, for [`answers`](ExampleRunner::answers).
+    pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> RequestEntry {
+        RequestEntry { payload: Payload::Here(inputs.into()), ..self.example.clone() }
     }
 
-    /// Runs one batch of these requests, of a walk that does not unfold; their outputs.
-    pub(crate) fn answers(&self, requests: &[&Entry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
-        let entries: Vec<Arc<Entry>> = requests.iter().map(|&entry| Arc::new(entry.clone())).collect();
+    /// Runs one batch of these requests, of a walk that does not unfold; returns their outputs.
+    pub(crate) fn answers(&self, requests: &[&RequestEntry]) -> Result<Vec<Vec<Tensor>>, ExecError> {
+        let entries: Vec<Arc<RequestEntry>> = requests.iter().map(|&entry| Arc::new(entry.clone())).collect();
         let length = requests.iter().map(|entry| entry.extent.length).max().unwrap_or(1);
         let mut outputs = Vec::new();
         for &(block, _) in &self.tasks {
-            let member = |(slot, entry): (u32, &Arc<Entry>)| {
+            let member = |(slot, entry): (u32, &Arc<RequestEntry>)| {
                 let rows = entry.inputs().first().and_then(|tensor| tensor.shape.first());
-                Member::new(RequestSlot(slot), rows.map_or(1, |&rows| rows as usize), Some(Arc::clone(entry)))
+                TaskMember::new(RequestSlot(slot), rows.map_or(1, |&rows| rows as usize), Some(Arc::clone(entry)))
             };
             let members = (0..).zip(&entries).map(member).collect();
             let result = self.result(task(block, length, members))?;
@@ -355,20 +364,20 @@ impl ExampleRunner {
 
     fn result(&self, task: Task) -> Result<TaskResult, ExecError> {
         self.device.submit(task).map_err(|_| ExecError("the device is idle, yet refuses a task".to_owned()))?;
-        self.results.recv_timeout(PATIENCE).map_err(|cause| match cause {
-            RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {PATIENCE:?}")),
+        self.results.recv_timeout(TASK_TIMEOUT).map_err(|cause| match cause {
+            RecvTimeoutError::Timeout => ExecError(format!("the device has not answered for {TASK_TIMEOUT:?}")),
             RecvTimeoutError::Disconnected => ExecError("the device is gone".to_owned()),
         })
     }
 }
 
-/// A batch on a block.
-fn task(block: BlockId, length: u32, members: Vec<Member>) -> Task {
+/// Creates a task of a block.
+fn task(block: BlockId, length: u32, members: Vec<TaskMember>) -> Task {
     Task { id: TaskId(0), model: ModelId(0), block, lane: LaneId(0), length, members, not_before: None }
 }
 
-/// The block and node of each task of a request, each after those that it depends on.
-fn tasks(model: &dyn Loaded, extent: Extent, graph: Option<&Graph>) -> Vec<(BlockId, u32)> {
+/// Returns the block and node of each task of a request, in topological order.
+fn tasks(model: &dyn LoadedModel, extent: Extent, graph: Option<&Graph>) -> Vec<(BlockId, u32)> {
     let nodes = graph.map_or(0, |graph| graph.len() as u32);
     let of_graph = (0..nodes).filter_map(|node| Some((graph?.block(node), node)));
     let blocks = (0..model.blocks()).map(|block| BlockId(block as u16));
@@ -400,7 +409,7 @@ mod tests {
     fn a_longer_batch_never_costs_less() {
         let table = |ns: [i64; 2]| Profile::from_table(&ns.map(Nanos)).unwrap();
         let block = block_profile(vec![(8, table([9, 30])), (4, table([12, 20])), (2, table([1, 2]))]).unwrap();
-        let raised = Lengths::new(vec![(2, table([1, 2])), (4, table([12, 20])), (8, table([12, 30]))]).unwrap();
+        let raised = LengthProfiles::new(vec![(2, table([1, 2])), (4, table([12, 20])), (8, table([12, 30]))]).unwrap();
         assert_eq!(block.lengths, Some(raised));
         assert_eq!(block.profile, table([12, 30]));
     }

@@ -1,8 +1,9 @@
-//! Tensors of a batch and the rows of them that belong to a request.
+//! Tensors of a batch, and the rows of them that belong to a request.
 //!
-//! A batch is one allocation. What a block leaves for its members are ranges of rows in it, so that scattering copies
-//! nothing, and gathering the same members in the same order again finds their rows side by side and copies nothing
-//! either. The price: rows that are still wanted keep their whole batch in memory.
+//! A batch is one allocation. A block's outputs are stored for its members as ranges of rows in it,
+//! so scattering copies nothing, and gathering the same members in the same order again finds their
+//! rows contiguous and copies nothing either. The price: rows in use keep their whole batch in
+//! memory.
 
 use crate::buffer::{AlignedBuffer, is_aligned};
 use crate::{ExecError, Tensor};
@@ -11,26 +12,27 @@ use ripieno_model::DataType;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor whose first dimension is rows of one or more requests.
+/// A tensor whose first dimension is the rows of one or more requests.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct BatchTensor {
     pub(crate) datatype: DataType,
     pub(crate) shape: Vec<i64>,
     data: Bytes,
     rows: RowBytes,
 }
 
-/// Where rows begin.
+/// Byte offsets of the rows.
 #[derive(Debug)]
 enum RowBytes {
     Even(usize),
-    /// BYTES rows differ in length; one more offset than rows.
+    /// Offsets of BYTES rows, which differ in length; one more than rows.
     Offsets(Box<[usize]>),
 }
 
-impl Batch {
-    /// Checks that `data` is what `datatype` and `shape` promise. The error says what is wrong, without a name.
-    pub(crate) fn new(datatype: DataType, shape: Vec<i64>, data: Bytes) -> Result<Batch, String> {
+impl BatchTensor {
+    /// Checks `data` against `datatype` and `shape`. The error describes the mismatch, without the
+    /// tensor's name.
+    pub(crate) fn new(datatype: DataType, shape: Vec<i64>, data: Bytes) -> Result<BatchTensor, String> {
         let Some((&rows, row_shape)) = shape.split_first() else {
             return Err("it has no dimensions, so no batch".to_owned());
         };
@@ -46,20 +48,21 @@ impl Batch {
             }
             None => RowBytes::Offsets(offsets(&data, rows, per_row)?),
         };
-        Ok(Batch { datatype, shape, data, rows })
+        Ok(BatchTensor { datatype, shape, data, rows })
     }
 
-    /// The shape that devices keep of what an engine gave: of a model that is not batched, that of one row.
+    /// Returns the batch shape of an engine's output: with a batch dimension of 1 added for an
+    /// unbatched model.
     pub(crate) fn shape_of(given: impl IntoIterator<Item = i64>, unbatched: bool) -> Vec<i64> {
         unbatched.then_some(1).into_iter().chain(given).collect()
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.shape[0] as usize
     }
 
-    /// The shape of one row.
+    /// Returns the shape of one row.
     pub(crate) fn row_shape(&self) -> &[i64] {
         &self.shape[1..]
     }
@@ -76,9 +79,9 @@ fn elements(shape: &[i64]) -> Option<usize> {
     shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Walks the 4-byte lengths of BYTES elements.
+/// Computes the offsets of rows from the 4-byte lengths of BYTES elements.
 fn offsets(data: &[u8], rows: usize, per_row: usize) -> Result<Box<[usize]>, String> {
-    // Each element takes at least its length prefix, which bounds the table by the data.
+    // Each element takes at least its length prefix, so the data bounds the table.
     if rows.checked_mul(per_row).is_none_or(|count| count > data.len() / 4) || rows > data.len() {
         return Err(format!("it holds {} bytes, too few for {rows} x {per_row} BYTES elements", data.len()));
     }
@@ -101,23 +104,23 @@ fn offsets(data: &[u8], rows: usize, per_row: usize) -> Result<Box<[usize]>, Str
     Ok(offsets.into())
 }
 
-/// Some rows of a batch: one request's part of a tensor.
+/// A range of rows of a batch: one request's part of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
-    batch: Arc<Batch>,
+    batch: Arc<BatchTensor>,
     range: Range<usize>,
 }
 
 impl Rows {
-    /// A tensor as a request brings it.
+    /// Creates the rows of a request's tensor.
     pub(crate) fn of_tensor(tensor: &Tensor) -> Result<Rows, String> {
-        let batch = Batch::new(tensor.datatype, tensor.shape.clone(), tensor.data.clone())?;
+        let batch = BatchTensor::new(tensor.datatype, tensor.shape.clone(), tensor.data.clone())?;
         let range = 0..batch.rows();
         Ok(Rows { batch: Arc::new(batch), range })
     }
 
-    /// Rows `range` of `batch`.
-    pub(crate) fn of_batch(batch: &Arc<Batch>, range: Range<usize>) -> Rows {
+    /// Returns rows `range` of `batch`.
+    pub(crate) fn of_batch(batch: &Arc<BatchTensor>, range: Range<usize>) -> Rows {
         Rows { batch: Arc::clone(batch), range }
     }
 
@@ -125,7 +128,7 @@ impl Rows {
         self.range.len()
     }
 
-    /// One of these rows.
+    /// Returns one of these rows.
     pub(crate) fn at(&self, row: usize) -> Rows {
         let at = self.range.start + row;
         Rows { batch: Arc::clone(&self.batch), range: at..at + 1 }
@@ -139,15 +142,15 @@ impl Rows {
         self.batch.datatype
     }
 
-    /// The shape of each of these rows.
+    /// Returns the shape of each of these rows.
     pub(crate) fn row_shape(&self) -> &[i64] {
         self.batch.row_shape()
     }
 
-    /// The first `to` elements along a dimension, which must be `from` long. Copies unless that is all of them, or the
-    /// first bytes of one row.
+    /// Returns the first `to` elements along a dimension, which must be `from` long. Copies unless
+    /// that is all of them, or the first bytes of one row.
     pub(crate) fn cut(&self, dim: usize, from: i64, to: i64) -> Result<Rows, String> {
-        let Batch { datatype, shape, .. } = &*self.batch;
+        let BatchTensor { datatype, shape, .. } = &*self.batch;
         let size = datatype.size().ok_or("strings cannot be cut")?;
         if shape.get(dim) != Some(&from) {
             return Err(format!("its shape {shape:?} should be {from} long in dimension {dim}, as the batch is"));
@@ -165,12 +168,12 @@ impl Rows {
         };
         let mut shape = shape.clone();
         (shape[0], shape[dim]) = (self.count() as i64, to);
-        let batch = Batch::new(*datatype, shape, data)?;
+        let batch = BatchTensor::new(*datatype, shape, data)?;
         let range = 0..batch.rows();
         Ok(Rows { batch: Arc::new(batch), range })
     }
 
-    /// These rows as a tensor of their own, not copied.
+    /// Returns these rows as a tensor of their own, not copied.
     pub(crate) fn to_tensor(&self, name: &Arc<str>) -> Tensor {
         let mut shape = self.batch.shape.clone();
         shape[0] = self.count() as i64;
@@ -181,17 +184,17 @@ impl Rows {
 
 /// One row of a batch of cells.
 #[derive(Clone, Debug)]
-pub(crate) enum Part<'a> {
+pub(crate) enum RowPart<'a> {
     Rows(Rows),
-    /// Bytes that every request begins with.
+    /// Constant bytes.
     Fill(&'a [u8]),
-    /// Padding: whatever is there.
+    /// Padding: arbitrary content.
     Any,
 }
 
 /// A contiguous, aligned tensor for an engine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Input<'a> {
+pub(crate) struct EngineInput<'a> {
     pub(crate) name: &'a str,
     pub(crate) datatype: DataType,
     /// The shape of one row.
@@ -200,21 +203,22 @@ pub(crate) struct Input<'a> {
     pub(crate) data: &'a [u8],
 }
 
-impl Input<'_> {
-    /// The shape that an engine sees; of a model that is not batched, that of the one row.
+impl EngineInput<'_> {
+    /// Returns the shape that an engine sees; for an unbatched model, that of the one row.
     pub(crate) fn shape(&self, unbatched: bool) -> impl Iterator<Item = i64> {
         let rows = (!unbatched).then_some(self.rows as i64);
         rows.into_iter().chain(self.row_shape.iter().copied())
     }
 }
 
-impl<'a> Input<'a> {
-    /// Puts the members' rows side by side. Returns also how many rows had to be copied into `buffer` for it.
+impl<'a> EngineInput<'a> {
+    /// Makes the members' rows contiguous. Returns also the number of rows that were copied into
+    /// `buffer` for it.
     pub(crate) fn gather(
         name: &'a str,
         members: &[&'a Rows],
         buffer: &'a mut AlignedBuffer,
-    ) -> Result<(Input<'a>, usize), ExecError> {
+    ) -> Result<(EngineInput<'a>, usize), ExecError> {
         let first = members[0];
         let (datatype, row_shape) = (first.batch.datatype, first.batch.row_shape());
         if let Some(other) = members.iter().find(|member| member.batch.row_shape() != row_shape) {
@@ -224,7 +228,7 @@ impl<'a> Input<'a> {
             )));
         }
         let rows = members.iter().map(|member| member.count()).sum();
-        let input = |data| Input { name, datatype, row_shape, rows, data };
+        let input = |data| EngineInput { name, datatype, row_shape, rows, data };
         match side_by_side(members).filter(|data| is_aligned(data, datatype.size().unwrap_or(1))) {
             Some(data) => Ok((input(data), 0)),
             None => Ok((input(copy(members, buffer)), rows)),
@@ -234,22 +238,23 @@ impl<'a> Input<'a> {
 
 /// The dimension of an input that is padded.
 #[derive(Clone, Debug)]
-pub(crate) struct Axis {
+pub(crate) struct PaddingAxis {
     pub(crate) dim: usize,
     /// One element of padding.
     pub(crate) pad: Vec<u8>,
 }
 
-impl<'a> Input<'a> {
-    /// Puts the members' rows side by side, each made as long as `row_shape` says: padding follows what is shorter.
+impl<'a> EngineInput<'a> {
+    /// Makes the members' rows contiguous, each padded at its end to `row_shape`.
     pub(crate) fn pad(
         name: &'a str,
         members: &[&'a Rows],
-        (axis, row_shape): (&Axis, &'a [i64]),
+        axis: &PaddingAxis,
+        row_shape: &'a [i64],
         buffer: &'a mut AlignedBuffer,
-    ) -> Result<(Input<'a>, usize), ExecError> {
+    ) -> Result<(EngineInput<'a>, usize), ExecError> {
         if members.iter().all(|member| member.row_shape() == row_shape) {
-            return Input::gather(name, members, buffer);
+            return EngineInput::gather(name, members, buffer);
         }
         let (at, datatype) = (axis.dim - 1, members[0].batch.datatype);
         let fits = |member: &&Rows| {
@@ -278,19 +283,20 @@ impl<'a> Input<'a> {
                 rest.chunks_exact_mut(axis.pad.len()).for_each(|element| element.copy_from_slice(&axis.pad));
             }
         }
-        Ok((Input { name, datatype, row_shape, rows, data: buffer.first(bytes) }, rows))
+        Ok((EngineInput { name, datatype, row_shape, rows, data: buffer.first(bytes) }, rows))
     }
 
-    /// Puts single rows side by side, all of which must be of the declared kind and fixed in size. Returns also how many
-    /// had to be copied into `buffer` for it.
+    /// Makes single rows contiguous, all of which must be of the declared kind and fixed in size.
+    /// Returns also the number of rows that were copied into `buffer` for it.
     pub(crate) fn assemble(
         name: &'a str,
-        (datatype, row_shape): (DataType, &'a [i64]),
-        parts: &'a [Part<'a>],
+        datatype: DataType,
+        row_shape: &'a [i64],
+        parts: &'a [RowPart<'a>],
         buffer: &'a mut AlignedBuffer,
-    ) -> Result<(Input<'a>, usize), ExecError> {
+    ) -> Result<(EngineInput<'a>, usize), ExecError> {
         for part in parts {
-            let Part::Rows(Rows { batch, .. }) = part else { continue };
+            let RowPart::Rows(Rows { batch, .. }) = part else { continue };
             if batch.datatype != datatype || batch.row_shape() != row_shape {
                 return Err(ExecError(format!(
                     "input '{name}' must have rows of {datatype} {row_shape:?}, but is given {} {:?}",
@@ -301,41 +307,42 @@ impl<'a> Input<'a> {
         }
         let size = datatype.size().unwrap_or(1);
         let row = row_shape.iter().fold(size, |product, &dim| product * dim as usize);
-        let input = |data| Input { name, datatype, row_shape, rows: parts.len(), data };
+        let input = |data| EngineInput { name, datatype, row_shape, rows: parts.len(), data };
         if let Some(data) = in_place(parts).filter(|data| is_aligned(data, size)) {
             return Ok((input(data), 0));
         }
         let rows = buffer.first_mut(row * parts.len()).chunks_exact_mut(row.max(1));
         for (place, part) in rows.zip(parts) {
             match part {
-                Part::Rows(rows) => place.copy_from_slice(rows.bytes()),
-                Part::Fill(bytes) => place.copy_from_slice(bytes),
-                Part::Any => place.fill(0),
+                RowPart::Rows(rows) => place.copy_from_slice(rows.bytes()),
+                RowPart::Fill(bytes) => place.copy_from_slice(bytes),
+                RowPart::Any => place.fill(0),
             }
         }
         Ok((input(buffer.first(row * parts.len())), parts.len()))
     }
 }
 
-/// The rows in place, if they follow one another in one batch; padding fits wherever that batch has a row.
-fn in_place<'a>(parts: &'a [Part<'a>]) -> Option<&'a [u8]> {
+/// Returns the rows in place, if they are consecutive in one batch; padding matches any row of that
+/// batch.
+fn in_place<'a>(parts: &'a [RowPart<'a>]) -> Option<&'a [u8]> {
     let anchor = parts.iter().zip(0..).find_map(|(part, at)| match part {
-        Part::Rows(rows) => Some((rows, at)),
+        RowPart::Rows(rows) => Some((rows, at)),
         _ => None,
     });
     let (first, at): (&Rows, usize) = anchor?;
     let start = first.range.start.checked_sub(at)?;
-    let fits = |(part, at): (&Part<'_>, usize)| match part {
-        Part::Rows(rows) => Arc::ptr_eq(&rows.batch, &first.batch) && rows.range.start == start + at,
-        Part::Fill(_) => false,
-        Part::Any => true,
+    let fits = |(part, at): (&RowPart<'_>, usize)| match part {
+        RowPart::Rows(rows) => Arc::ptr_eq(&rows.batch, &first.batch) && rows.range.start == start + at,
+        RowPart::Fill(_) => false,
+        RowPart::Any => true,
     };
     let end = start + parts.len();
     let whole = end <= first.batch.rows() && parts.iter().zip(0..).all(fits);
     whole.then(|| &first.batch.data[first.batch.byte_range(&(start..end))])
 }
 
-/// The members' rows in place, if they follow one another in one batch.
+/// Returns the members' rows in place, if they are consecutive in one batch.
 fn side_by_side<'a>(members: &[&'a Rows]) -> Option<&'a [u8]> {
     let (first, last) = (members.first()?, members.last()?);
     let follow =
@@ -373,23 +380,23 @@ mod tests {
 
     #[test]
     fn rows_of_strings_are_found_and_put_together() {
-        let batch = Batch::new(DataType::Bytes, vec![3, 2], strings(&["a", "", "bcd", "e", "f", "gh"])).unwrap();
+        let batch = BatchTensor::new(DataType::Bytes, vec![3, 2], strings(&["a", "", "bcd", "e", "f", "gh"])).unwrap();
         let batch = Arc::new(batch);
         let (first, last) = (Rows::of_batch(&batch, 0..1), Rows::of_batch(&batch, 2..3));
         assert_eq!(last.to_tensor(&"x".into()).data, strings(&["f", "gh"]));
         let mut buffer = AlignedBuffer::default();
-        let (input, copied) = Input::gather("x", &[&last, &first], &mut buffer).unwrap();
+        let (input, copied) = EngineInput::gather("x", &[&last, &first], &mut buffer).unwrap();
         assert_eq!((input.data, input.rows, copied), (&strings(&["f", "gh", "a", ""])[..], 2, 2));
     }
 
     #[test]
     fn neighbours_in_order_are_not_copied() {
         let data = crate::buffer::into_bytes(vec![1.0f32, 2.0, 3.0, 4.0]);
-        let batch = Arc::new(Batch::new(DataType::Fp32, vec![4, 1], data).unwrap());
+        let batch = Arc::new(BatchTensor::new(DataType::Fp32, vec![4, 1], data).unwrap());
         let rows: Vec<Rows> = [0..1, 1..3, 3..4].map(|range| Rows::of_batch(&batch, range)).into();
         let mut buffer = AlignedBuffer::default();
         let copied = |members: &[&Rows], buffer: &mut AlignedBuffer| {
-            Input::gather("x", members, buffer).map(|(input, copied)| (input.rows, copied)).unwrap()
+            EngineInput::gather("x", members, buffer).map(|(input, copied)| (input.rows, copied)).unwrap()
         };
         assert_eq!(copied(&[&rows[0], &rows[1], &rows[2]], &mut buffer), (4, 0));
         assert_eq!(copied(&[&rows[1], &rows[2]], &mut buffer), (3, 0));
@@ -398,26 +405,26 @@ mod tests {
     }
 
     #[test]
-    fn padding_takes_what_is_there_and_moves_nobody() {
+    fn padding_uses_existing_rows_and_moves_none() {
         let data = crate::buffer::into_bytes(vec![1.0f32, 2.0, 3.0]);
-        let batch = Arc::new(Batch::new(DataType::Fp32, vec![3, 1], data).unwrap());
-        let row = |at: usize| Part::Rows(Rows::of_batch(&batch, at..at + 1));
+        let batch = Arc::new(BatchTensor::new(DataType::Fp32, vec![3, 1], data).unwrap());
+        let row = |at: usize| RowPart::Rows(Rows::of_batch(&batch, at..at + 1));
         let mut buffer = AlignedBuffer::default();
-        let mut copied = |parts: &[Part<'_>]| {
-            let (input, copied) = Input::assemble("h", (DataType::Fp32, &[1]), parts, &mut buffer).unwrap();
+        let mut copied = |parts: &[RowPart<'_>]| {
+            let (input, copied) = EngineInput::assemble("h", DataType::Fp32, &[1], parts, &mut buffer).unwrap();
             (bytemuck::cast_slice::<u8, f32>(input.data).to_vec(), copied)
         };
         assert_eq!(copied(&[row(0), row(1), row(2)]), (vec![1.0, 2.0, 3.0], 0));
-        assert_eq!(copied(&[Part::Any, row(1), Part::Any]), (vec![1.0, 2.0, 3.0], 0));
-        assert_eq!(copied(&[row(2), Part::Any]), (vec![3.0, 0.0], 2));
-        assert_eq!(copied(&[Part::Any, row(0)]), (vec![0.0, 1.0], 2));
-        assert_eq!(copied(&[Part::Any]), (vec![0.0], 1));
-        assert_eq!(copied(&[row(0), Part::Fill(&7f32.to_le_bytes())]), (vec![1.0, 7.0], 2));
+        assert_eq!(copied(&[RowPart::Any, row(1), RowPart::Any]), (vec![1.0, 2.0, 3.0], 0));
+        assert_eq!(copied(&[row(2), RowPart::Any]), (vec![3.0, 0.0], 2));
+        assert_eq!(copied(&[RowPart::Any, row(0)]), (vec![0.0, 1.0], 2));
+        assert_eq!(copied(&[RowPart::Any]), (vec![0.0], 1));
+        assert_eq!(copied(&[row(0), RowPart::Fill(&7f32.to_le_bytes())]), (vec![1.0, 7.0], 2));
     }
 
     #[test]
     fn shorter_rows_are_padded_at_their_end_and_cut_back() {
-        // Rows of [2, length, 1] and padding along the second of these.
+        // Rows of [2, length, 1], padded along the second of these.
         let member = |length: usize, from: u8| {
             let data = Bytes::from((from..from + 2 * length as u8).collect::<Vec<u8>>());
             Rows::of_tensor(&Tensor {
@@ -429,24 +436,24 @@ mod tests {
             .unwrap()
         };
         let (short, long) = (member(1, 10), member(3, 20));
-        let (mut buffer, axis) = (AlignedBuffer::default(), Axis { dim: 2, pad: vec![9] });
+        let (mut buffer, axis) = (AlignedBuffer::default(), PaddingAxis { dim: 2, pad: vec![9] });
         let padded = [10, 9, 9, 11, 9, 9, 20, 21, 22, 23, 24, 25];
-        let (input, copied) = Input::pad("x", &[&short, &long], (&axis, &[2, 3, 1]), &mut buffer).unwrap();
+        let (input, copied) = EngineInput::pad("x", &[&short, &long], &axis, &[2, 3, 1], &mut buffer).unwrap();
         assert_eq!((input.data, input.rows, copied), (&padded[..], 2, 2));
-        let batch = Batch::new(DataType::Uint8, vec![2, 2, 3, 1], Bytes::copy_from_slice(input.data)).unwrap();
+        let batch = BatchTensor::new(DataType::Uint8, vec![2, 2, 3, 1], Bytes::copy_from_slice(input.data)).unwrap();
         let batch = Arc::new(batch);
         let cut = |row: usize, to| Rows::of_batch(&batch, row..row + 1).cut(2, 3, to).unwrap();
         assert_eq!((cut(0, 1).bytes(), cut(0, 1).row_shape()), (&[10, 11][..], &[2, 1, 1][..]));
         assert_eq!((cut(1, 3).bytes(), cut(1, 2).bytes()), (&[20, 21, 22, 23, 24, 25][..], &[20, 21, 23, 24][..]));
         assert!(Rows::of_batch(&batch, 0..1).cut(1, 3, 1).unwrap_err().contains("should be 3 long in dimension 1"));
-        let refused = Input::pad("x", &[&short, &long], (&axis, &[2, 2, 1]), &mut buffer).unwrap_err();
+        let refused = EngineInput::pad("x", &[&short, &long], &axis, &[2, 2, 1], &mut buffer).unwrap_err();
         assert!(refused.0.contains("cannot share a batch"), "{refused}");
     }
 
     #[test]
     fn data_that_does_not_fit_its_shape_is_refused() {
         let refused = |datatype, shape: &[i64], data: &'static [u8]| {
-            Batch::new(datatype, shape.to_vec(), Bytes::from_static(data)).unwrap_err()
+            BatchTensor::new(datatype, shape.to_vec(), Bytes::from_static(data)).unwrap_err()
         };
         assert_eq!(refused(DataType::Fp32, &[2, 1], &[0; 4]), "it holds 4 bytes, which is not FP32 [2, 1]");
         assert_eq!(refused(DataType::Fp32, &[], &[0; 4]), "it has no dimensions, so no batch");

@@ -1,7 +1,7 @@
-//! What an engine brings to a lane: something that runs a block at a time, and whether its process is still there.
+//! An engine's interface to a lane: runs a block at a time, and reports whether its process is up.
 
-use crate::plan::Plan;
-use crate::rows::{Batch, Input};
+use crate::plan::ModelPlan;
+use crate::rows::{BatchTensor, EngineInput};
 use crate::{ExecError, Loss};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -9,33 +9,35 @@ use std::time::Instant;
 
 /// A synchronous engine's side of a model on one device.
 pub(crate) trait Runner: Send {
-    /// Runs one block; the outputs in the block's order.
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError>;
+    /// Runs one block; returns the outputs in the block's order.
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError>;
 
-    /// The fewest rows of which each is computed as in any larger batch, bit by bit. A smaller batch of a cell is filled up,
-    /// because what a step rounds differently the steps after it may amplify without bound.
-    fn least_rows(&self) -> usize {
+    /// Returns the smallest number of rows for which each row is computed bit by bit as in any
+    /// larger batch. A smaller batch of a cell is filled up, because later steps may amplify a
+    /// rounding difference without bound.
+    fn min_rows(&self) -> usize {
         1
     }
 }
 
 /// One batch for a [`Runner`].
-pub(crate) struct Call<'a> {
+pub(crate) struct BlockCall<'a> {
     pub(crate) block: usize,
     pub(crate) rows: usize,
     /// The length that its members are padded to; 1 where requests do not differ in length.
     pub(crate) length: u32,
-    /// From when on the task could have run, had the device been idle.
+    /// Earliest possible start of the task, had the device been idle.
     pub(crate) ready: Instant,
-    /// In the block's order.
-    pub(crate) inputs: &'a [Input<'a>],
+    /// Inputs, in the block's order.
+    pub(crate) inputs: &'a [EngineInput<'a>],
 }
 
-/// Whether a runner's last batch failed because there is no process to run it, and when there may be one again.
+/// Set if a runner's last batch failed because no process could run it, with the time after which
+/// to retry.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Down(Arc<Mutex<Option<Loss>>>);
+pub(crate) struct ProcessDown(Arc<Mutex<Option<Loss>>>);
 
-impl Down {
+impl ProcessDown {
     pub(crate) fn clear(&self) {
         *self.0.lock() = None;
     }
@@ -50,16 +52,16 @@ impl Down {
 }
 
 /// A model that can run on one device.
-pub(crate) struct Ready {
-    pub(crate) plan: Arc<Plan>,
+pub(crate) struct ReadyModel {
+    pub(crate) plan: Arc<ModelPlan>,
     pub(crate) runner: Box<dyn Runner>,
     /// Set by a runner whose process has ended.
-    pub(crate) down: Down,
+    pub(crate) down: ProcessDown,
 }
 
-impl Ready {
-    /// In the server's own process.
-    pub(crate) fn new(plan: Arc<Plan>, runner: Box<dyn Runner>) -> Ready {
-        Ready { plan, runner, down: Down::default() }
+impl ReadyModel {
+    /// Creates a model that runs in the server's own process.
+    pub(crate) fn new(plan: Arc<ModelPlan>, runner: Box<dyn Runner>) -> ReadyModel {
+        ReadyModel { plan, runner, down: ProcessDown::default() }
     }
 }

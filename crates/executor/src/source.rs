@@ -1,55 +1,60 @@
-//! What to load: the files of a model, how a request walks through them, and where each tensor of a cell comes from.
+//! Description of a model to load: its files, the walk of a request through them, and the source of
+//! each tensor of a cell.
 //!
-//! Written by whoever reads `model.toml`, checked by the engine against the files. A model of walk `whole` or `chain` ties
-//! its blocks together by the names of their tensors and needs no [`Link`]; a walk that unfolds names the origin of each
-//! tensor, because one name means another value at each step.
+//! Created from `model.toml`, and checked by the engine against the files. A model of walk `whole`
+//! or `chain` links its blocks by the names of their tensors and needs no [`InputLink`]; a walk
+//! that unfolds names the source of each tensor, because one name refers to another value at each
+//! step.
 
 use crate::Unfold;
-use crate::leaving::{Condition, Rule};
+use crate::condition::{Condition, TensorRule};
 use ripieno_base::BlockId;
-use ripieno_model::{Extent, Lengths, Profile, Steps, TensorSpec, Walk};
+use ripieno_model::{Extent, LengthProfiles, Profile, Steps, TensorSpec, Walk};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What to load.
+/// A model to load.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     /// The model's name, for messages.
     pub name: String,
-    /// How a request walks through the blocks.
+    /// Order in which a request runs the blocks.
     pub walk: Walk,
     /// The blocks in the walk's order. In a chain, tensors flow from one to the next by name.
     pub blocks: Vec<BlockSource>,
-    /// The most rows in one batch; buffers are sized for it.
+    /// Largest number of rows in one batch; buffers are sized for it.
     pub max_batch: usize,
-    /// Whether each request runs by itself, whatever the files say. A file whose tensors have no dynamic first dimension
-    /// is run so anyway.
+    /// Whether each request runs by itself, even if the files allow batches. A file whose tensors
+    /// have no dynamic first dimension always runs this way.
     pub unbatched: bool,
-    /// Inputs as declared by the user; needed by engines that have no file to read them from.
+    /// Inputs as declared by the user; needed by engines without a file to read them from.
     pub inputs: Vec<TensorSpec>,
     /// Outputs as declared by the user; likewise.
     pub outputs: Vec<TensorSpec>,
-    /// What the client gets, where the walk unfolds; else the outputs that no block takes.
+    /// Outputs for the client, where the walk unfolds; otherwise the outputs are those that no
+    /// block takes.
     pub answers: Vec<AnswerSource>,
     /// The longest request: elements of a sequence, nodes of a tree or graph.
     pub max_length: u32,
-    /// Of a model of walk `whole` or `chain` whose requests differ in length: where the length stands in its tensors.
+    /// Dimensions that are the request's length, in a model of walk `whole` or `chain` whose
+    /// requests differ in length.
     pub lengths: LengthDims,
-    /// What requests may hold, where that is bounded.
+    /// Declared ranges of the values of requests.
     pub ranges: Vec<InputRange>,
-    /// How long a block that runs until its end may go on.
+    /// Largest number of steps of a block that runs until its end.
     pub limit: StepLimit,
-    /// Has a process of its own run its engine, if any.
+    /// Runs the engine in a process of its own, if set.
     pub isolation: Option<Isolation>,
-    /// Decides who leaves a chain on the way, beside the rules of the blocks.
+    /// Decides which members leave a chain early, beside the rules of the blocks.
     pub condition: Option<Arc<dyn Condition>>,
-    /// Makes the graph of each request by code, in a model of walk `graph`; then requests bring no tables of nodes.
+    /// Creates the graph of each request by code, in a model of walk `graph`; then requests contain
+    /// no tables of nodes.
     pub unfold: Option<Arc<dyn Unfold>>,
 }
 
 impl ModelSource {
-    /// A model of these blocks: whole if it is one, else a chain. Nothing is declared.
+    /// Creates a model of these blocks: `whole` for one block, else a chain. Nothing is declared.
     pub fn new(name: impl Into<String>, blocks: Vec<BlockSource>, max_batch: usize) -> ModelSource {
         ModelSource {
             name: name.into(),
@@ -70,13 +75,14 @@ impl ModelSource {
         }
     }
 
-    /// The longest request of a model that names no bound.
+    /// Default length of the longest request.
     pub const MAX_LENGTH: u32 = 1024;
 }
 
-/// Where the length of a request stands in its tensors. Nothing where requests do not differ in length.
+/// Dimensions that are the length of a request. Empty where requests do not differ in length.
 ///
-/// Requests of several lengths share a batch: their inputs are padded to the longest one's length, and outputs are cut back.
+/// Requests of several lengths share a batch: their inputs are padded to the longest one's length,
+/// and outputs are cut back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LengthDims {
     /// The inputs that are padded; they must agree on the length.
@@ -85,34 +91,34 @@ pub struct LengthDims {
     pub outputs: Vec<OutputLength>,
 }
 
-/// The numbers that an input may hold; a request with others is refused.
+/// Range of the numbers of an input; a request with others is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputRange {
     /// The input.
     pub tensor: String,
-    /// The smallest.
+    /// The smallest allowed number.
     pub least: f64,
-    /// The largest.
+    /// The largest allowed number.
     pub most: f64,
 }
 
-/// An input of which one dimension is the length of the request.
+/// An input with a dimension that is the length of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputLength {
     /// The input.
     pub tensor: String,
-    /// Which of its dimensions; never the first, which is the batch.
+    /// The dimension; never the first, which is the batch.
     pub dim: usize,
-    /// What it is padded with at its end.
+    /// Value of the padding at its end.
     pub pad: f64,
 }
 
-/// An output of which one dimension is the length of the request.
+/// An output with a dimension that is the length of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputLength {
     /// The output.
     pub tensor: String,
-    /// Which of its dimensions; never the first, which is the batch.
+    /// The dimension; never the first, which is the batch.
     pub dim: usize,
 }
 
@@ -121,43 +127,46 @@ pub struct OutputLength {
 pub struct BlockSource {
     /// The block's name, unique in its model.
     pub name: String,
-    /// The ONNX file; none for an emulated block.
+    /// The ONNX file; `None` for an emulated block.
     pub path: Option<PathBuf>,
-    /// ℓ(b), where it is known beforehand, of the longest requests; emulated blocks need it.
+    /// ℓ(b) of the longest requests, if known in advance; required for emulated blocks.
     pub profile: Option<Profile>,
-    /// The same of shorter requests, where it depends on their length.
-    pub lengths: Option<Lengths>,
-    /// How often a request runs it.
+    /// ℓ(b) of shorter requests, where it depends on their length.
+    pub lengths: Option<LengthProfiles>,
+    /// Number of times that a request runs it.
     pub steps: Steps,
-    /// Whether it begins with the block before it rather than after it. Only the scheduler needs to know.
+    /// Whether it starts with the block before it rather than after it. Only used by the scheduler.
     pub beside: bool,
     /// Whether its first step takes the last element of the sequence, as a backward pass does.
     pub backward: bool,
-    /// Which cell wins where several could run; higher first. Only the scheduler needs to know.
+    /// Priority among cells that could run; higher first. Only used by the scheduler.
     pub priority: u32,
     /// The batch sizes that the scheduler pads to; empty: every size. Engines run any.
     pub sizes: Vec<usize>,
-    /// Where its inputs come from; one that is not listed is [`Source::Request`] of the same name.
-    pub links: Vec<Link>,
-    /// Of a block that runs until its end: the output, one BOOL or number a row, that is not zero at the last step.
+    /// Sources of its inputs; one that is not listed is [`InputSource::Request`] of the same name.
+    pub links: Vec<InputLink>,
+    /// End signal of a block that runs until its end: the output, one BOOL or number per row, not
+    /// zero at the last step.
     pub end: Option<String>,
-    /// Of a chain: a walk ends after this block if the rule holds for all of its rows.
-    pub exit: Option<Rule>,
-    /// Of a chain: a walk goes on with this later block if the rule holds for all of its rows.
-    pub skip: Option<(Rule, BlockId)>,
-    /// Where walks may end: the model's output and the tensor of this block that stands for it. One that is not listed comes
-    /// under its own name.
+    /// In a chain: a walk ends after this block if the rule holds for all of its rows.
+    pub exit: Option<TensorRule>,
+    /// In a chain: a walk skips to this later block if the rule holds for all of its rows.
+    pub skip: Option<(TensorRule, BlockId)>,
+    /// Early answers: each output of the model with the tensor of this block that replaces it. An
+    /// output that is not listed has its own name.
     pub exit_outputs: Vec<(String, String)>,
-    /// Outputs that only a [`Condition`] looks at: clients do not get them. What rules compare is hidden anyway.
+    /// Outputs that only a [`Condition`] reads: hidden from clients. Values that rules compare are
+    /// hidden anyway.
     pub hidden: Vec<String>,
 }
 
 impl BlockSource {
-    /// What is declared of the request's tensors, by the names of the inputs that take them.
+    /// Returns the declared ranges of the request's tensors, by the names of the inputs that take
+    /// them.
     pub fn ranges(&self, inputs: &[TensorSpec], declared: &[InputRange]) -> Vec<InputRange> {
         let taken = |input: &str| match self.links.iter().find(|link| link.input == input).map(|link| &link.from) {
             None => Some(input.to_owned()),
-            Some(Source::Request(tensor)) => Some(tensor.clone()),
+            Some(InputSource::Request(tensor)) => Some(tensor.clone()),
             Some(_) => None,
         };
         let of_input = |spec: &TensorSpec| {
@@ -168,7 +177,7 @@ impl BlockSource {
         inputs.iter().filter_map(of_input).collect()
     }
 
-    /// A block that a request runs once, without a file or a profile.
+    /// Creates a block that a request runs once, without a file or a profile.
     pub fn new(name: impl Into<String>) -> BlockSource {
         BlockSource {
             name: name.into(),
@@ -190,24 +199,24 @@ impl BlockSource {
     }
 }
 
-/// Where one input of a cell comes from.
+/// The source of one input of a cell.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Link {
+pub struct InputLink {
     /// The cell's input.
     pub input: String,
-    /// What it is given.
-    pub from: Source,
-    /// What stands in for [`Source::Previous`] at the first step; zeros if none.
+    /// Its source.
+    pub from: InputSource,
+    /// Substitute for [`InputSource::Previous`] at the first step; zeros if `None`.
     pub initial: Option<Initial>,
 }
 
 /// A value that flows into a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The request's tensor of this name: the element of the step or node where the block has [`Steps::Length`] or
-    /// [`Steps::Nodes`], else the tensor itself.
+pub enum InputSource {
+    /// The request's tensor of this name: the element of the step or node where the block has
+    /// [`Steps::Length`] or [`Steps::Nodes`], else the tensor itself.
     Request(String),
-    /// An output of this very block, of the step before.
+    /// An output of the previous step of the same block.
     Previous(String),
     /// An output of another block at the same step; both have [`Steps::Length`].
     Step(BlockId, String),
@@ -215,11 +224,12 @@ pub enum Source {
     Last(BlockId, String),
     /// An output of a node's n-th child; zeros where the node has none.
     Child(u32, String),
-    /// An output of the last node of the graph, in the order of the client's table; of a tree, of its root.
+    /// An output of the last node of the graph, in the order of the client's table; of a tree, of
+    /// its root.
     Root(String),
 }
 
-/// What an input holds before there is a step to take it from.
+/// Value of an input before there is a step to take it from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Initial {
     /// This number everywhere.
@@ -233,30 +243,30 @@ pub enum Initial {
 pub struct AnswerSource {
     /// Its name for the client.
     pub name: String,
-    /// Which block gives it; none for whatever cell the root (or the last node of the table) runs.
+    /// The block that gives it; `None` for the cell of the root (or of the last node of the table).
     pub block: Option<BlockId>,
     /// The block's output.
     pub tensor: String,
-    /// Which steps.
-    pub take: Take,
+    /// The steps that it contains.
+    pub take: AnswerSteps,
 }
 
-/// Which steps of a block make an answer.
+/// Steps of a block that make an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Take {
+pub enum AnswerSteps {
     /// The last one: [1, …].
     #[default]
     Last,
-    /// All, stacked: [1, steps, …], of a backward block in the order of the elements.
+    /// All, stacked: [1, steps, …]; for a backward block in the order of the elements.
     Every,
 }
 
-/// How long a block that runs until its end may go on.
+/// Largest number of steps of a block that runs until its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepLimit {
-    /// As long as the input and so many steps more.
+    /// The length of the input plus this number of steps.
     Extra(u32),
-    /// So many steps.
+    /// This number of steps.
     Fixed(u32),
 }
 
@@ -267,7 +277,7 @@ impl Default for StepLimit {
 }
 
 impl StepLimit {
-    /// The limit of a request of this length; at least 1.
+    /// Returns the limit for a request of this length; at least 1.
     pub fn of(self, length: u32) -> u32 {
         match self {
             StepLimit::Extra(extra) => length.saturating_add(extra),
@@ -276,26 +286,26 @@ impl StepLimit {
         .max(1)
     }
 
-    /// How far a request of this length walks.
+    /// Returns the extent of a request of this length.
     pub fn extent(self, length: u32) -> Extent {
         Extent { length, limit: self.of(length) }
     }
 }
 
-/// How to run a model's engine in a process of its own.
+/// Settings of the processes that run a model's engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
     /// The program to start; it calls [`serve_engine`](crate::serve_engine).
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// The most bytes of address space that it may take.
+    /// Limit of its address space in bytes.
     pub memory_limit: Option<u64>,
-    /// The longest that it may take over a batch before it is taken for hung, and killed.
+    /// Time per batch after which it is considered hung, and killed.
     pub task_limit: Duration,
 }
 
 impl Isolation {
-    /// What [`Isolation::task_limit`] is unless somebody knows better: no batch that clients wait for takes so long.
+    /// Default of [`Isolation::task_limit`]: above the duration of any batch that clients wait for.
     pub const TASK_LIMIT: Duration = Duration::from_secs(60);
 }

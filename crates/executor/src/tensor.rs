@@ -1,4 +1,4 @@
-//! Tensors as they travel: little-endian, row-major bytes.
+//! Tensors in their wire format: little-endian, row-major bytes.
 
 use bytes::Bytes;
 use ripieno_model::DataType;

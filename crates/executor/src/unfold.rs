@@ -1,17 +1,20 @@
-//! Walks of one's own, for programs that embed the library.
+//! Custom walks, for programs that embed the library.
 //!
-//! A server is told how a model walks in `model.toml`, and where a request is to bring its own graph it sends a table of nodes.
-//! A program that embeds the library can instead make the graph by code, from whatever its requests hold: parse a text, follow
-//! a protocol, unroll a loop whose length only the program knows. What is made is checked as a client's table is, before the
-//! request takes a slot; then every policy that runs graphs runs it.
+//! `model.toml` declares a server's walk, and where a request has its own graph it contains a table
+//! of nodes. A program that embeds the library can instead create the graph by code, from any
+//! content of its requests: parse a text, follow a protocol, unroll a loop whose length only the
+//! program knows. The graph is checked like a client's table, before the request takes a slot; then
+//! every policy that runs graphs can run it.
 
 use crate::{RequestError, Tensor};
 use ripieno_model::Graph;
 use std::fmt;
 
-/// Makes the graph of cells that a request runs. Goes into [`ModelSource::unfold`](crate::ModelSource::unfold).
+/// Creates the graph of cells that a request runs; set in
+/// [`ModelSource::unfold`](crate::ModelSource::unfold).
 ///
-/// Here a request is a list of ids; a leaf looks each of them up, and neighbours are joined in pairs until one is left:
+/// In this example a request is a list of ids; a leaf looks up each of them, and neighbours are
+/// joined in pairs until one is left:
 ///
 /// ```
 /// use ripieno_base::BlockId;
@@ -28,8 +31,9 @@ use std::fmt;
 /// impl Unfold for Pairs {
 ///     fn unfold(&self, inputs: &[Tensor]) -> Result<Graph, RequestError> {
 ///         let ids = inputs.iter().find(|input| &*input.name == "token");
-///         let leaves = ids.and_then(|ids| ids.shape.get(1).copied()).unwrap_or(0).max(0) as usize;
-///         // What each node takes; the leaves come first and take nothing.
+///         let length = ids.and_then(|ids| ids.shape.get(1).copied()).unwrap_or(0);
+///         let leaves = length.max(0) as usize;
+///         // The inputs of each node; the leaves come first and have none.
 ///         let mut table: Vec<Vec<i64>> = vec![Vec::new(); leaves];
 ///         let mut level: Vec<i64> = (0..leaves as i64).collect();
 ///         while level.len() > 1 {
@@ -44,7 +48,7 @@ use std::fmt;
 ///         }
 ///         let cell = |node: usize| if node < leaves { LEAF } else { INTERNAL };
 ///         let graph = Graph::new(table.len(), cell, |node| &table[node]);
-///         // Without `reading`, the request would have to bring as many elements as there are nodes.
+///         // Without `reading`, the request would need as many elements as there are nodes.
 ///         Ok(graph.map_err(|cause| RequestError(cause.to_string()))?.reading(|node| node as u32))
 ///     }
 /// }
@@ -53,15 +57,17 @@ use std::fmt;
 ///     name: "token".into(),
 ///     datatype: ripieno_model::DataType::Int64,
 ///     shape: vec![1, 5],
-///     data: [3_i64, 1, 4, 1, 5].iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>().into(),
+///     data: [3_i64, 1, 4, 1, 5].map(i64::to_le_bytes).concat().into(),
 /// };
 /// let graph = Pairs.unfold(&[ids]).unwrap();
 /// assert_eq!((graph.len(), graph.inputs(8).len()), (9, 2));
 /// ```
 pub trait Unfold: fmt::Debug + Send + Sync {
-    /// The graph of a request with these inputs: which cell each node runs, what it takes from which nodes, and which element of
-    /// the request's tensors ([`Graph::reading`]). The answer is that of the table's last node.
+    /// Creates the graph of a request with these inputs: the cell of each node, its input nodes,
+    /// and the element of the request's tensors that it takes ([`Graph::reading`]). The answer is
+    /// that of the table's last node.
     ///
-    /// Called at submission, on the caller's thread, and once for the request that tries the model at load.
+    /// Called at submission, on the caller's thread, and once for the request that tests the model
+    /// at load.
     fn unfold(&self, inputs: &[Tensor]) -> Result<Graph, RequestError>;
 }

@@ -1,51 +1,52 @@
-//! What is wrong with a request's values and can be seen before it takes a slot.
+//! Checks of a request's values before it takes a slot.
 //!
-//! An engine finds an id that no table has, or text that is none, only in the middle of a batch. What a model's file says of its
-//! inputs is enough to refuse such a request at the door: the client hears at once which value is wrong, and no batch fails.
+//! An engine detects an id outside a table, or invalid text, only in the middle of a batch. The
+//! model's file declares enough to refuse such a request at admission: the client learns
+//! immediately which value is wrong, and no batch fails.
 
 use crate::{RequestError, Tensor};
 use ripieno_model::{DataType, TensorSpec};
 
-/// What the values of an input must be.
+/// A constraint on the values of an input.
 #[derive(Clone, Debug)]
 pub(crate) struct ValueCheck {
     input: String,
-    wanted: Wanted,
+    rule: ValueRule,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
-    /// Places in a table of so many rows, of which the negative ones count from its end.
+enum ValueRule {
+    /// Indices into a table of this number of rows, where negative ones count from its end.
     Ids(i64),
-    /// Strings as ONNX has them.
+    /// Strings as ONNX defines them.
     Text,
-    /// Numbers and infinities: the engine's operator of this name would make a number of NaN.
+    /// Numbers and infinities: the engine's operator of this name would turn NaN into a number.
     NoNan(&'static str),
 }
 
 impl ValueCheck {
-    /// The input looks up rows of a table.
+    /// Creates the check of an input that looks up rows of a table.
     pub(crate) fn ids(input: &TensorSpec, rows: i64) -> ValueCheck {
-        ValueCheck { input: input.name.clone(), wanted: Wanted::Ids(rows) }
+        ValueCheck { input: input.name.clone(), rule: ValueRule::Ids(rows) }
     }
 
-    /// The engine takes the input as text, if it is BYTES.
+    /// Creates the check of an input that the engine takes as text, if it is BYTES.
     pub(crate) fn text(input: &TensorSpec) -> Option<ValueCheck> {
         let bytes = input.datatype == DataType::Bytes;
-        bytes.then(|| ValueCheck { input: input.name.clone(), wanted: Wanted::Text })
+        bytes.then(|| ValueCheck { input: input.name.clone(), rule: ValueRule::Text })
     }
 
-    /// The engine has an operator that makes a number of NaN, and the input reaches it.
+    /// Creates the check of an input that reaches an operator which turns NaN into a number.
     pub(crate) fn no_nan(input: &TensorSpec, operator: &'static str) -> Option<ValueCheck> {
         let floats = input.datatype == DataType::Fp32;
-        floats.then(|| ValueCheck { input: input.name.clone(), wanted: Wanted::NoNan(operator) })
+        floats.then(|| ValueCheck { input: input.name.clone(), rule: ValueRule::NoNan(operator) })
     }
 
     pub(crate) fn check(&self, inputs: &[Tensor]) -> Result<(), RequestError> {
         let Some(tensor) = inputs.iter().find(|tensor| *tensor.name == *self.input) else { return Ok(()) };
         let name = &self.input;
-        match self.wanted {
-            Wanted::Ids(rows) => match outside(tensor, rows) {
+        match self.rule {
+            ValueRule::Ids(rows) => match outside(tensor, rows) {
                 Some((at, id)) => Err(RequestError(format!(
                     "input '{name}' holds {id} at element {at}, but the model has a table of {rows} rows there; send ids from \
                      {} to {}",
@@ -54,14 +55,14 @@ impl ValueCheck {
                 ))),
                 None => Ok(()),
             },
-            Wanted::Text => match no_text(&tensor.data) {
+            ValueRule::Text => match no_text(&tensor.data) {
                 Some(at) => Err(RequestError(format!(
                     "input '{name}' holds no UTF-8 text without zero bytes at element {at}, but the model takes text; encode it as \
                      UTF-8"
                 ))),
                 None => Ok(()),
             },
-            Wanted::NoNan(operator) => match nan(tensor) {
+            ValueRule::NoNan(operator) => match nan(tensor) {
                 Some(at) => Err(RequestError(format!(
                     "input '{name}' holds NaN at element {at}, of which operator {operator} of engine 'cpu' would make a number: send \
                      numbers, or serve with --engine onnxruntime"
@@ -72,16 +73,16 @@ impl ValueCheck {
     }
 }
 
-/// The first element that is NaN.
+/// Returns the index of the first NaN.
 fn nan(tensor: &Tensor) -> Option<usize> {
     let is_nan = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes).is_nan();
     let (elements, _) = tensor.data.as_chunks();
-    // Whole pieces first, which compilers make fast code of: nearly all have none.
+    // Whole chunks first, which compilers vectorise: nearly all contain none.
     let piece = elements.chunks(256).position(|piece| piece.iter().fold(false, |any, bytes| any | is_nan(bytes)))?;
     elements[piece * 256..].iter().position(is_nan).map(|at| piece * 256 + at)
 }
 
-/// The first id that a table of so many rows does not have, and where it stands.
+/// Returns the first id outside a table of this number of rows, and its index.
 fn outside(tensor: &Tensor, rows: i64) -> Option<(usize, i64)> {
     macro_rules! find {
         ($int:ty) => {{
@@ -101,7 +102,7 @@ fn outside(tensor: &Tensor, rows: i64) -> Option<(usize, i64)> {
     }
 }
 
-/// The first BYTES element that is no text, or is cut short.
+/// Returns the index of the first BYTES element that is invalid text or truncated.
 fn no_text(mut data: &[u8]) -> Option<usize> {
     let mut at = 0;
     while !data.is_empty() {
@@ -122,16 +123,16 @@ fn no_text(mut data: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn check(wanted: Wanted, datatype: DataType, data: &[u8]) -> Result<(), String> {
+    fn check(wanted: ValueRule, datatype: DataType, data: &[u8]) -> Result<(), String> {
         let tensor = Tensor { name: "x".into(), datatype, shape: vec![1], data: data.to_vec().into() };
-        ValueCheck { input: "x".to_owned(), wanted }.check(&[tensor]).map_err(|cause| cause.0)
+        ValueCheck { input: "x".to_owned(), rule: wanted }.check(&[tensor]).map_err(|cause| cause.0)
     }
 
     #[test]
     fn ids_are_rows_of_the_table_from_either_end() {
         let of = |ids: &[i64]| {
             let data: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-            check(Wanted::Ids(100), DataType::Int64, &data)
+            check(ValueRule::Ids(100), DataType::Int64, &data)
         };
         assert_eq!(of(&[0, 99, -1, -100]), Ok(()));
         let refused =
@@ -140,10 +141,13 @@ mod tests {
         for wrong in [-101, i64::MAX, i64::MIN] {
             assert!(of(&[wrong]).unwrap_err().contains(&format!("holds {wrong} at element 0")));
         }
-        assert!(check(Wanted::Ids(4), DataType::Int32, &[255; 4]).is_ok());
-        assert!(check(Wanted::Ids(4), DataType::Uint32, &[255; 4]).is_err());
-        assert!(check(Wanted::Ids(4), DataType::Uint8, &[3, 4]).unwrap_err().contains("holds 4 at element 1"));
-        assert!(check(Wanted::Ids(4), DataType::Fp32, &[255; 4]).is_ok(), "only the model knows what it makes of it");
+        assert!(check(ValueRule::Ids(4), DataType::Int32, &[255; 4]).is_ok());
+        assert!(check(ValueRule::Ids(4), DataType::Uint32, &[255; 4]).is_err());
+        assert!(check(ValueRule::Ids(4), DataType::Uint8, &[3, 4]).unwrap_err().contains("holds 4 at element 1"));
+        assert!(
+            check(ValueRule::Ids(4), DataType::Fp32, &[255; 4]).is_ok(),
+            "only the model knows what it makes of it"
+        );
     }
 
     #[test]
@@ -151,16 +155,16 @@ mod tests {
         for (length, at) in [(1, 0), (700, 0), (700, 255), (700, 256), (700, 699)] {
             let mut numbers = vec![f32::NEG_INFINITY; length];
             let bytes = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>();
-            assert!(check(Wanted::NoNan("Relu"), DataType::Fp32, &bytes(&numbers)).is_ok());
+            assert!(check(ValueRule::NoNan("Relu"), DataType::Fp32, &bytes(&numbers)).is_ok());
             numbers[at] = -f32::NAN;
-            let refused = check(Wanted::NoNan("Relu"), DataType::Fp32, &bytes(&numbers)).unwrap_err();
+            let refused = check(ValueRule::NoNan("Relu"), DataType::Fp32, &bytes(&numbers)).unwrap_err();
             assert!(refused.contains(&format!("NaN at element {at}, of which operator Relu")), "{refused}");
         }
     }
 
     #[test]
     fn text_is_utf8_without_zero_bytes() {
-        let text = |data: &[u8]| check(Wanted::Text, DataType::Bytes, data);
+        let text = |data: &[u8]| check(ValueRule::Text, DataType::Bytes, data);
         assert_eq!(text(b"\x02\0\0\0ab\0\0\0\0"), Ok(()));
         assert!(text(b"\x01\0\0\0a\x01\0\0\0\xff").unwrap_err().contains("without zero bytes at element 1"));
         for wrong in [&b"\x01\0\0\0\0"[..], b"\x05\0\0\0a", b"\x01\0", b"\xff\xff\xff\xffa"] {

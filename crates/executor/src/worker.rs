@@ -1,19 +1,23 @@
-//! What happens on a lane's thread for one task: fetch the members' values, gather, run, scatter.
+//! Execution of one task on a lane's thread: fetch the members' values, gather, run, scatter.
 //!
-//! The state of a walk lives under the slots of its members, from its first block to its last, for all lanes of a device. A task
-//! takes the state of its members out and puts it back only if it succeeds and the walk goes on, so nothing is left behind by a
-//! walk that ended or failed, and no lock is held while a block runs. One that was given up between blocks leaves its state
-//! until its slot runs a first block again or its model is detached: there are never more states than slots. Where walks
-//! unfold, `cells` keeps their state instead, with the model, for all of its devices.
+//! The state of a walk is stored under the slot of its member, from its first block to its last,
+//! for all lanes of a device. A task takes the state of its members out and stores it again only if
+//! it succeeds and the walk continues, so a walk that ended or failed leaves nothing behind, and no
+//! lock is held while a block runs. A walk that was dropped between blocks leaves its state until
+//! its slot runs a first block again or its model is detached: there are never more states than
+//! slots. Where walks unfold, `cells` keeps their state instead, with the model, for all of its
+//! devices.
 
-use crate::account::{Account, Watch};
+use crate::account::{DeviceCounters, LapTimer};
 use crate::buffer::AlignedBuffer;
 use crate::cells;
-use crate::parts::{Terms, caught, run_in_parts};
-use crate::plan::Plan;
-use crate::rows::{Batch, Input, Rows};
-use crate::runner::{Call, Ready};
-use crate::{Again, Entry, ExecError, Loss, Member, Progress, Spent, Task, Tensor, Verdict};
+use crate::plan::ModelPlan;
+use crate::rerun::{RerunTerms, catch_panic, run_in_parts};
+use crate::rows::{BatchTensor, EngineInput, Rows};
+use crate::runner::{BlockCall, ReadyModel};
+use crate::{
+    BlockDecision, ExecError, Loss, MemberProgress, PhaseTimes, RequestEntry, Rerun, Task, TaskMember, Tensor,
+};
 use parking_lot::Mutex;
 use ripieno_base::{BlockId, ModelId, RequestSlot};
 use ripieno_model::{Extent, Onward, Position, StepReport, Steps};
@@ -24,72 +28,75 @@ use std::time::Instant;
 /// The models on one lane, and the walks on its device.
 pub(crate) struct Worker {
     models: HashMap<ModelId, Result<Attached, ExecError>>,
-    slots: Slots,
-    account: Arc<Account>,
+    slots: WalkSlots,
+    account: Arc<DeviceCounters>,
 }
 
 /// The walks on one device that are between two blocks.
 #[derive(Clone, Default)]
-pub(crate) struct Slots(Arc<Mutex<HashMap<RequestSlot, Walk>>>);
+pub(crate) struct WalkSlots(Arc<Mutex<HashMap<RequestSlot, ChainWalk>>>);
 
 struct Attached {
-    ready: Ready,
+    ready: ReadyModel,
     /// The number of the attachment, the same on all lanes of the device.
     attachment: u64,
-    /// For each block and each of its inputs, where batches are gathered.
+    /// Gather buffers for each block and each of its inputs.
     buffers: Vec<Vec<AlignedBuffer>>,
 }
 
 /// A walk between two blocks.
-struct Walk {
-    /// Which attachment of its model it goes through.
+struct ChainWalk {
+    /// The attachment of its model.
     attachment: u64,
-    state: RequestState,
+    state: ChainState,
 }
 
-/// What is kept of a request between its blocks.
-struct RequestState {
+/// State of a request between its blocks.
+struct ChainState {
     values: Values,
     /// The request's own length.
     length: u32,
-    /// What it was padded to in its first block.
+    /// The length that it was padded to in its first block.
     padded: u32,
-    /// Whether conditions do not matter to it.
+    /// Whether it ignores conditions.
     ignore_conditions: bool,
 }
 
-/// A request's part of each value of the plan, as far as it is there and still needed.
+/// A request's part of each value of the plan, if it exists and is still needed.
 type Values = Vec<Option<Rows>>;
 
 impl Worker {
-    pub(crate) fn new(account: Arc<Account>, slots: Slots) -> Worker {
+    pub(crate) fn new(account: Arc<DeviceCounters>, slots: WalkSlots) -> Worker {
         Worker { models: HashMap::new(), slots, account }
     }
 
-    pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<Ready, ExecError>) {
+    pub(crate) fn attach(&mut self, id: ModelId, attachment: u64, model: Result<ReadyModel, ExecError>) {
         self.detach(id);
         self.models.insert(id, model.map(|ready| Attached::new(ready, attachment)));
     }
 
-    /// Forgets the model, and what was left by walks through it. Other lanes may still run some, and forget them in their turn.
+    /// Removes the model and the state of its walks. Other lanes may still run some, and remove
+    /// them in turn.
     pub(crate) fn detach(&mut self, id: ModelId) {
         if let Some(Ok(attached)) = self.models.remove(&id) {
             self.slots.0.lock().retain(|_, walk| walk.attachment != attached.attachment);
         }
     }
 
-    /// If the model's last task failed for want of a process.
+    /// Returns the loss if the model's last task failed because an engine process was missing or
+    /// ended.
     pub(crate) fn lost(&self, model: ModelId) -> Option<Loss> {
         self.models.get(&model)?.as_ref().ok()?.ready.down.get()
     }
 
-    /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see [`parts`](crate::parts).
+    /// Runs a task. A batch that fails is run again in parts, unless the task is to stop; see
+    /// [`rerun`](crate::rerun).
     pub(crate) fn execute(
         &mut self,
         task: &Task,
         ready: Instant,
         stopped: &dyn Fn() -> bool,
-    ) -> Result<Done, ExecError> {
+    ) -> Result<CompletedTask, ExecError> {
         let attached = match self.models.get_mut(&task.model) {
             Some(Ok(attached)) => attached,
             Some(Err(cause)) => return Err(cause.clone()),
@@ -99,18 +106,18 @@ impl Worker {
         let block = check_task(&plan, task)?;
         let down = attached.ready.down.clone();
         down.clear();
-        // Whoever takes a process down would take down the next one when it is run again.
+        // A member that kills a process would kill the next one in a re-run.
         let stopped = || stopped() || down.get().is_some();
-        let terms = Terms { ready, until: &|at| task.members[at].until, stopped: &stopped };
+        let terms = RerunTerms { ready, until: &|at| task.members[at].until, stopped: &stopped };
         if let Some(cells) = &plan.cells {
-            let engine = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
-            return cells::execute(&plan, cells, engine, task, &terms, &self.account);
+            let (runner, buffers) = (&mut attached.ready.runner, &mut attached.buffers[block][..]);
+            return cells::execute(&plan, cells, runner, buffers, task, &terms, &self.account);
         }
-        let mut watch = Watch::start();
+        let mut watch = LapTimer::start();
         let attachment = attached.attachment;
         let mut slots = self.slots.0.lock();
         let mut failures = vec![None; task.members.len()];
-        let mut walks: Vec<Option<RequestState>> = Vec::with_capacity(task.members.len());
+        let mut walks: Vec<Option<ChainState>> = Vec::with_capacity(task.members.len());
         for (member, failure) in task.members.iter().zip(&mut failures) {
             let state = match block {
                 0 => begin(&plan, &mut slots, member),
@@ -120,61 +127,62 @@ impl Worker {
         }
         drop(slots);
         pad(&plan, task, &mut walks, &mut failures);
-        let mut spent = Spent::default();
+        let mut spent = PhaseTimes::default();
         let batches = batches(&plan, block, &walks);
-        let again = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
-            let members: Vec<&RequestState> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
-            let (outputs, copied) = attached.run(block, &members, ready, (&mut watch, &mut spent))?;
+        let rerun = run_in_parts(batches, &mut failures, &terms, &mut |part, ready| {
+            let members: Vec<&ChainState> = part.iter().filter_map(|&at| walks[at].as_ref()).collect();
+            let (outputs, copied) = attached.run(block, &members, ready, &mut watch, &mut spent)?;
             self.account.count(copied, block > 0 && copied == 0);
-            scatter(&plan, block, (task, part), &mut walks, outputs)
+            scatter(&plan, block, task, part, &mut walks, outputs)
         })?;
-        let progress = self.part_ways(&plan, (task, attachment), walks, failures);
-        self.account.spend(Spent { scatter_ns: watch.lap_ns(), ..spent });
-        Done::of(progress, again)
+        let progress = self.finish_members(&plan, task, attachment, walks, failures);
+        self.account.add_times(PhaseTimes { scatter_ns: watch.lap_ns(), ..spent });
+        CompletedTask::of(progress, rerun)
     }
 
-    /// Says what the block did for each member, and keeps what those have left who go on.
-    fn part_ways(
+    /// Returns the progress of each member, and stores the state of those that continue.
+    fn finish_members(
         &self,
-        plan: &Plan,
-        (task, attachment): (&Task, u64),
-        walks: Vec<Option<RequestState>>,
+        plan: &ModelPlan,
+        task: &Task,
+        attachment: u64,
+        walks: Vec<Option<ChainState>>,
         failures: Vec<Option<ExecError>>,
-    ) -> Vec<Progress> {
+    ) -> Vec<MemberProgress> {
         let block = task.block.index();
         let each = walks.iter().zip(failures).map(|(state, failure)| match (failure, state) {
-            (None, Some(state)) => caught(|| progress(plan, block, state)).unwrap_or_else(Progress::failed),
-            (failure, _) => Progress::failed(failure.unwrap_or_else(|| ExecError("it was not run".to_owned()))),
+            (None, Some(state)) => catch_panic(|| progress(plan, block, state)).unwrap_or_else(MemberProgress::failed),
+            (failure, _) => MemberProgress::failed(failure.unwrap_or_else(|| ExecError("it was not run".to_owned()))),
         });
-        let each: Vec<Progress> = each.collect();
+        let each: Vec<MemberProgress> = each.collect();
         let mut slots = self.slots.0.lock();
         for ((member, state), progress) in task.members.iter().zip(walks).zip(&each) {
             if let Some(mut state) = state.filter(|_| !progress.ended && progress.failed.is_none()) {
                 forget(plan, block, &mut state);
-                slots.insert(member.slot, Walk { attachment, state });
+                slots.insert(member.slot, ChainWalk { attachment, state });
             }
         }
         each
     }
 }
 
-/// What a task did.
-pub(crate) struct Done {
-    pub(crate) progress: Vec<Progress>,
-    pub(crate) again: Option<Again>,
+/// Result of a task.
+pub(crate) struct CompletedTask {
+    pub(crate) progress: Vec<MemberProgress>,
+    pub(crate) rerun: Option<Rerun>,
 }
 
-impl Done {
-    /// A batch of one that failed has failed as a whole.
-    pub(crate) fn of(mut progress: Vec<Progress>, again: Option<Again>) -> Result<Done, ExecError> {
+impl CompletedTask {
+    /// Creates the result. A batch of one that failed has failed as a whole.
+    pub(crate) fn of(mut progress: Vec<MemberProgress>, rerun: Option<Rerun>) -> Result<CompletedTask, ExecError> {
         match &mut progress[..] {
-            [Progress { failed: Some(cause), .. }] => Err(cause.clone()),
-            _ => Ok(Done { progress, again }),
+            [MemberProgress { failed: Some(cause), .. }] => Err(cause.clone()),
+            _ => Ok(CompletedTask { progress, rerun }),
         }
     }
 }
 
-fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
+fn check_task(plan: &ModelPlan, task: &Task) -> Result<usize, ExecError> {
     let block = task.block.index();
     let rows: usize = task.members.iter().map(|member| member.rows).sum();
     if block >= plan.blocks.len() {
@@ -203,9 +211,9 @@ fn check_task(plan: &Plan, task: &Task) -> Result<usize, ExecError> {
     Ok(block)
 }
 
-/// Pads a batch as the task says, in its first block. What a block leaves cannot be padded, so later its members stay as they
-/// are. Who is longer than that fails.
-fn pad(plan: &Plan, task: &Task, walks: &mut [Option<RequestState>], failures: &mut [Option<ExecError>]) {
+/// Pads a batch to its task's length in its first block. Outputs of blocks cannot be padded, so
+/// later the members stay as they are. A longer member fails.
+fn pad(plan: &ModelPlan, task: &Task, walks: &mut [Option<ChainState>], failures: &mut [Option<ExecError>]) {
     if plan.padding.is_none() {
         return;
     }
@@ -224,11 +232,11 @@ fn pad(plan: &Plan, task: &Task, walks: &mut [Option<RequestState>], failures: &
     }
 }
 
-/// The batches that a task is run as, by the members' places: one, unless its members differ in their shapes. Whoever forms
-/// batches should not let them meet; if they do, it costs time and nothing else.
-fn batches(plan: &Plan, block: usize, walks: &[Option<RequestState>]) -> Vec<Vec<usize>> {
+/// Splits a task into batches of equal shapes, by the members' indices: usually one. A scheduler
+/// should not mix shapes; if it does, it only costs time.
+fn batches(plan: &ModelPlan, block: usize, walks: &[Option<ChainState>]) -> Vec<Vec<usize>> {
     let taken = &plan.blocks[block].inputs;
-    let alike = |a: &RequestState, b: &RequestState| {
+    let alike = |a: &ChainState, b: &ChainState| {
         let same = |&value: &usize| {
             let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value)).map(|axis| axis.dim - 1);
             match (&a.values[value], &b.values[value]) {
@@ -238,7 +246,7 @@ fn batches(plan: &Plan, block: usize, walks: &[Option<RequestState>]) -> Vec<Vec
         };
         a.padded == b.padded && taken.iter().all(same)
     };
-    let mut batches: Vec<(&RequestState, Vec<usize>)> = Vec::with_capacity(1);
+    let mut batches: Vec<(&ChainState, Vec<usize>)> = Vec::with_capacity(1);
     for (at, state) in walks.iter().enumerate() {
         let Some(state) = state else { continue };
         match batches.iter_mut().find(|(first, _)| alike(first, state)) {
@@ -249,16 +257,20 @@ fn batches(plan: &Plan, block: usize, walks: &[Option<RequestState>]) -> Vec<Vec
     batches.into_iter().map(|(_, members)| members).collect()
 }
 
-/// Whether rows are of one shape, but for the dimension that is padded.
+/// Whether rows have the same shape, except for the padded dimension.
 fn same_shape(a: &[i64], b: &[i64], padded: Option<usize>) -> bool {
     a.len() == b.len() && a.iter().zip(b).enumerate().all(|(dim, (a, b))| a == b || Some(dim) == padded)
 }
 
-/// What a request brings.
-fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -> Result<RequestState, ExecError> {
+/// Creates the state of a request from its entry.
+fn begin(
+    plan: &ModelPlan,
+    slots: &mut HashMap<RequestSlot, ChainWalk>,
+    member: &TaskMember,
+) -> Result<ChainState, ExecError> {
     slots.remove(&member.slot);
     let mut values: Values = vec![None; plan.values.len()];
-    let brought: &[Tensor] = member.entry.as_deref().map_or(&[], Entry::inputs);
+    let brought: &[Tensor] = member.entry.as_deref().map_or(&[], RequestEntry::inputs);
     for (spec, &value) in plan.inputs.iter().zip(&plan.input_values) {
         let refuse = |cause: String| ExecError(format!("input '{}' of model '{}': {cause}", spec.name, plan.name));
         let tensor = brought.iter().find(|tensor| *tensor.name == *spec.name);
@@ -275,16 +287,16 @@ fn begin(plan: &Plan, slots: &mut HashMap<RequestSlot, Walk>, member: &Member) -
     let entry = member.entry.as_ref().filter(|_| plan.padding.is_some());
     let length = entry.map_or(1, |entry| entry.extent.length);
     let ignore_conditions = member.entry.as_ref().is_some_and(|entry| entry.ignore_conditions);
-    Ok(RequestState { values, length, padded: length, ignore_conditions })
+    Ok(ChainState { values, length, padded: length, ignore_conditions })
 }
 
-/// What the blocks before have left.
+/// Takes the state that earlier blocks have stored.
 fn resume(
-    plan: &Plan,
-    slots: &mut HashMap<RequestSlot, Walk>,
-    member: &Member,
+    plan: &ModelPlan,
+    slots: &mut HashMap<RequestSlot, ChainWalk>,
+    member: &TaskMember,
     attachment: u64,
-) -> Result<RequestState, ExecError> {
+) -> Result<ChainState, ExecError> {
     let walk = slots.remove(&member.slot).filter(|walk| walk.attachment == attachment).ok_or_else(|| {
         ExecError(format!(
             "slot {} has no walk through model '{}' on this device: its first block must run here first",
@@ -304,7 +316,7 @@ fn resume(
 }
 
 impl Attached {
-    fn new(ready: Ready, attachment: u64) -> Attached {
+    fn new(ready: ReadyModel, attachment: u64) -> Attached {
         let plan = &ready.plan;
         let buffer = |&value: &usize| {
             let spec = &plan.values[value].spec;
@@ -320,14 +332,16 @@ impl Attached {
         Attached { buffers: buffers.collect(), attachment, ready }
     }
 
-    /// Runs a block over walks that were padded alike, in their order. Returns its outputs and how many rows were copied.
+    /// Runs a block over walks of equal padding, in their order. Returns its outputs and the number
+    /// of rows copied.
     fn run(
         &mut self,
         block: usize,
-        walks: &[&RequestState],
+        walks: &[&ChainState],
         ready: Instant,
-        (watch, spent): (&mut Watch, &mut Spent),
-    ) -> Result<(Vec<Batch>, usize), ExecError> {
+        watch: &mut LapTimer,
+        spent: &mut PhaseTimes,
+    ) -> Result<(Vec<BatchTensor>, usize), ExecError> {
         let plan = &self.ready.plan;
         let taken = &plan.blocks[block].inputs;
         let length = walks.first().map_or(1, |state| state.padded);
@@ -338,22 +352,22 @@ impl Attached {
             let members = members_of(plan, block, value, walks)?;
             let name = &plan.values[value].name;
             let (input, rows) = match plan.padding.as_ref().and_then(|padding| padding.axis(value)) {
-                Some(axis) => Input::pad(name, &members, (axis, shape), buffer)?,
-                None => Input::gather(name, &members, buffer)?,
+                Some(axis) => EngineInput::pad(name, &members, axis, shape, buffer)?,
+                None => EngineInput::gather(name, &members, buffer)?,
             };
             copied += rows;
             inputs.push(input);
         }
         let rows = rows_of(walks);
         spent.gather_ns += watch.lap_ns();
-        let outputs = caught(|| self.ready.runner.run(&Call { block, rows, length, ready, inputs: &inputs }));
+        let outputs = catch_panic(|| self.ready.runner.run(&BlockCall { block, rows, length, ready, inputs: &inputs }));
         spent.compute_ns += watch.lap_ns();
         Ok((outputs?, copied))
     }
 }
 
-/// The shape that rows of a value are padded to; nothing where they are not padded.
-fn padded_shape(plan: &Plan, value: usize, walks: &[&RequestState], length: u32) -> Vec<i64> {
+/// Returns the shape that rows of a value are padded to; empty if they are not padded.
+fn padded_shape(plan: &ModelPlan, value: usize, walks: &[&ChainState], length: u32) -> Vec<i64> {
     let axis = plan.padding.as_ref().and_then(|padding| padding.axis(value));
     let first = walks.first().and_then(|state| state.values[value].as_ref());
     let Some((axis, first)) = axis.zip(first) else { return Vec::new() };
@@ -363,10 +377,10 @@ fn padded_shape(plan: &Plan, value: usize, walks: &[&RequestState], length: u32)
 }
 
 fn members_of<'a>(
-    plan: &Plan,
+    plan: &ModelPlan,
     block: usize,
     value: usize,
-    walks: &[&'a RequestState],
+    walks: &[&'a ChainState],
 ) -> Result<Vec<&'a Rows>, ExecError> {
     let missing = || {
         ExecError(format!(
@@ -377,18 +391,19 @@ fn members_of<'a>(
     walks.iter().map(|state| state.values[value].as_ref().ok_or_else(missing)).collect()
 }
 
-/// The rows of a batch; all values of a walk have the same number of rows.
-fn rows_of(walks: &[&RequestState]) -> usize {
+/// Returns the rows of a batch; all values of a walk have the same number of rows.
+fn rows_of(walks: &[&ChainState]) -> usize {
     walks.iter().map(|state| state.values.iter().flatten().next().map_or(0, Rows::count)).sum()
 }
 
 /// Gives each walk of a part of the task its rows of the outputs.
 fn scatter(
-    plan: &Plan,
+    plan: &ModelPlan,
     block: usize,
-    (task, part): (&Task, &[usize]),
-    walks: &mut [Option<RequestState>],
-    outputs: Vec<Batch>,
+    task: &Task,
+    part: &[usize],
+    walks: &mut [Option<ChainState>],
+    outputs: Vec<BatchTensor>,
 ) -> Result<(), ExecError> {
     let rows: usize = part.iter().map(|&at| task.members[at].rows).sum();
     let given = &plan.blocks[block].outputs;
@@ -414,8 +429,8 @@ fn scatter(
     Ok(())
 }
 
-/// Forgets what no later block takes.
-fn forget(plan: &Plan, block: usize, state: &mut RequestState) {
+/// Releases values that no later block takes.
+fn forget(plan: &ModelPlan, block: usize, state: &mut ChainState) {
     for (held, value) in state.values.iter_mut().zip(&plan.values) {
         if value.last_use <= block {
             *held = None;
@@ -423,8 +438,9 @@ fn forget(plan: &Plan, block: usize, state: &mut RequestState) {
     }
 }
 
-/// What a block did for a member: its walk is over, be it early, or it goes on with the next block or a later one.
-fn progress(plan: &Plan, block: usize, state: &RequestState) -> Result<Progress, ExecError> {
+/// Returns a member's progress after a block: its walk has ended, perhaps early, or continues with
+/// the next block or a later one.
+fn progress(plan: &ModelPlan, block: usize, state: &ChainState) -> Result<MemberProgress, ExecError> {
     let conditions = plan.conditions.as_ref().filter(|all| all.stand_at(block) && !state.ignore_conditions);
     let (mut report, mut answer) = (StepReport::default(), &plan.output_values[..]);
     if let Some(conditions) = conditions {
@@ -434,20 +450,20 @@ fn progress(plan: &Plan, block: usize, state: &RequestState) -> Result<Progress,
         });
         let verdict = conditions.judge(block, &outputs.collect::<Vec<_>>(), |value| state.values[value].clone());
         match verdict.map_err(|cause| ExecError(format!("block {block} of model '{}': {cause}", plan.name)))? {
-            Verdict::Go => {}
-            Verdict::Exit => (report.ended, answer) = (true, conditions.answer(block)),
-            Verdict::Skip(to) => report.skip = Some(to),
+            BlockDecision::Go => {}
+            BlockDecision::Exit => (report.ended, answer) = (true, conditions.answer(block)),
+            BlockDecision::Skip(to) => report.skip = Some(to),
         }
     }
     let at = Position::before(BlockId(block as u16));
     match at.advance(Steps::Once, plan.blocks.len(), Extent::ONE, report) {
         Onward::End => finish(plan, state, answer),
-        Onward::Step | Onward::Block(_) => Ok(Progress { skip: report.skip, ..Progress::default() }),
+        Onward::Step | Onward::Block(_) => Ok(MemberProgress { skip: report.skip, ..MemberProgress::default() }),
     }
 }
 
-/// The answer to a request whose walk is over, made of these values.
-fn finish(plan: &Plan, state: &RequestState, values: &[usize]) -> Result<Progress, ExecError> {
+/// Creates the answer of a completed walk from these values.
+fn finish(plan: &ModelPlan, state: &ChainState, values: &[usize]) -> Result<MemberProgress, ExecError> {
     let output = |(&output, &value): (&usize, &usize)| {
         let name = &plan.values[output].name;
         let missing = || ExecError(format!("no block of model '{}' gave output '{name}'", plan.name));
@@ -458,5 +474,5 @@ fn finish(plan: &Plan, state: &RequestState, values: &[usize]) -> Result<Progres
         Ok(own.to_tensor(name))
     };
     let outputs = plan.output_values.iter().zip(values).map(output).collect::<Result<_, _>>()?;
-    Ok(Progress::ended(outputs))
+    Ok(MemberProgress::ended(outputs))
 }

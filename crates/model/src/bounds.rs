@@ -1,15 +1,16 @@
-//! How much load devices can carry within an SLO: the analytic bound of staggered execution.
+//! Upper bound on the load that devices can carry within an SLO, for staggered execution.
 //!
-//! With N devices that start their batches evenly spaced, a request waits at most one N-th of a batch before its own
-//! batch starts, so a batch of b rows meets the target as long as (1 + 1/N)·ℓ(b) ≤ SLO, and the devices together answer
-//! N·b/ℓ(b) rows a second. These are equations (1) and (2) of "Symphony: Optimized DNN Model Serving using Deferred
-//! Batch Scheduling". It is an upper estimate for evenly spaced arrivals of one model; it informs people and sizes
-//! targets, and never decides about a request.
+//! With N devices that start their batches evenly spaced, a request waits at most one N-th of a
+//! batch before its own batch starts, so a batch of b rows meets the target if (1 + 1/N)·ℓ(b) ≤
+//! SLO, and the devices together answer N·b/ℓ(b) rows a second. These are equations (1) and (2) of
+//! "Symphony: Optimized DNN Model Serving using Deferred Batch Scheduling". It is an upper estimate
+//! for evenly spaced arrivals of one model; it informs users and sizes targets, and never decides
+//! about a request.
 
 use crate::Profile;
 use ripieno_base::Nanos;
 
-/// The best operating point of a model on some devices.
+/// The best operating point of a model on a number of devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// Rows in each batch; 0 if not even one row meets the target.
@@ -18,9 +19,11 @@ pub struct Bound {
     pub goodput_rps: f64,
 }
 
-/// The batch size, among those that meet `slo` on `devices` in staggered execution, that answers the most rows.
+/// Returns the batch size with the highest goodput among those that meet `slo` on `devices` in
+/// staggered execution.
 ///
-/// For a line αb+β that is the largest such batch; a measured table may have steps that make a smaller one better.
+/// For a line αb+β it is the largest such batch; a measured table may have steps that make a
+/// smaller one better.
 pub fn staggered_bound(profile: &Profile, slo: Nanos, devices: usize) -> Bound {
     let nothing = Bound { batch: 0, goodput_rps: 0.0 };
     let span = slo.scale(devices as u64, devices as u64 + 1);
@@ -31,7 +34,7 @@ pub fn staggered_bound(profile: &Profile, slo: Nanos, devices: usize) -> Bound {
     })
 }
 
-/// Rows a second at the best point of [`staggered_bound`].
+/// Returns the goodput in rows per second at the best point of [`staggered_bound`].
 pub fn best_goodput(profile: &Profile, slo: Nanos, devices: usize) -> f64 {
     staggered_bound(profile, slo, devices).goodput_rps
 }
@@ -40,7 +43,8 @@ pub fn best_goodput(profile: &Profile, slo: Nanos, devices: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// alpha, beta, SLO in milliseconds; devices; the batch and rows/s computed independently from the equations.
+    /// Published profiles: alpha, beta, SLO in milliseconds; devices; batch and rows/s computed
+    /// independently from the equations.
     const ROWS: [(f64, f64, f64, usize, usize, f64); 8] = [
         (1.053, 5.072, 25.0, 8, 16, 5839.4),
         (5.090, 18.368, 70.0, 8, 8, 1083.1),

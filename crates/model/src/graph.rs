@@ -1,36 +1,40 @@
 //! The block graph and the walk of a request through it.
 //!
-//! A walk is declared, not coded: each block says how often a request runs it ([`Steps`]) and whether it goes on beside the
-//! block before it or after it. One application of a block for one request is a *node*, counted from 0 within its block; what
-//! a request knows of its own walk is its [`Extent`], and a [`Graph`](crate::Graph) where it brings one.
+//! A walk is declared, not coded: each block declares how often a request runs it ([`Steps`]) and
+//! whether it starts with the block before it or after it. One application of a block for one
+//! request is a *node*, counted from 0 within its block. The properties of a request's own walk are
+//! its [`Extent`] and, where it has one, its [`Graph`](crate::Graph).
 
-use crate::{Lengths, Profile};
+use crate::{LengthProfiles, Profile};
 use ripieno_base::Nanos;
 
-/// A part of a model that is executed at once: the whole model, a stage, a node or a cell.
+/// A part of a model that is executed as a unit: the whole model, a stage, a node or a cell.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Block {
     /// Name, unique within the model.
     pub name: String,
-    /// ℓ(b) of this block alone, of the longest requests where their length matters; its length is the block's largest batch.
+    /// ℓ(b) of this block alone, for the longest requests where their length matters; its length is
+    /// the block's largest batch.
     pub profile: Profile,
-    /// The same of shorter requests, where their length matters.
-    pub lengths: Option<Lengths>,
-    /// How often a request runs it.
+    /// ℓ(b) of shorter requests, where their length matters.
+    pub lengths: Option<LengthProfiles>,
+    /// Number of times that a request runs it.
     pub steps: Steps,
-    /// Whether it begins with the block before it rather than after it (the backward pass of a bidirectional model).
+    /// Whether it starts with the block before it rather than after it (the backward pass of a
+    /// bidirectional model).
     pub beside: bool,
-    /// Which cell wins where several could run; higher first.
+    /// Priority among cells that could run; higher first.
     pub priority: u32,
-    /// The batch sizes that it is compiled for, ascending; a batch is padded to the next one. Empty: every size.
+    /// The batch sizes that it is compiled for, ascending; a batch is padded to the next one.
+    /// Empty: every size.
     pub sizes: Vec<usize>,
-    /// Whether it may send a request on to a later block than the next one.
+    /// Whether it may let a request skip blocks.
     pub skips: bool,
 }
 
 impl Block {
-    /// A block that a request runs once, after the one before it, in batches of any size.
+    /// Creates a block that a request runs once, after the one before it, in batches of any size.
     pub fn new(name: impl Into<String>, profile: Profile) -> Block {
         Block {
             name: name.into(),
@@ -44,7 +48,8 @@ impl Block {
         }
     }
 
-    /// Costs this from now on. A profile is of the longest requests: what shorter ones cost changes in the same proportion.
+    /// Replaces the profile. It holds for the longest requests; the cost of shorter ones changes in
+    /// proportion.
     pub fn replace_profile(&mut self, profile: Profile) {
         if let Some(lengths) = &mut self.lengths {
             *lengths = lengths.scaled(&self.profile, &profile);
@@ -52,19 +57,20 @@ impl Block {
         self.profile = profile;
     }
 
-    /// The largest batch.
+    /// Returns the largest batch size.
     pub fn max_batch(&self) -> usize {
         self.profile.max_batch()
     }
 
-    /// What a batch of so many rows costs that is padded to `length`.
+    /// Returns the cost of a batch of `rows` rows that is padded to `length`.
     pub fn cost(&self, rows: usize, length: u32) -> Nanos {
         self.lengths.as_ref().map_or_else(|| self.profile.latency(rows), |lengths| lengths.latency(rows, length))
     }
 
-    /// How much of its device a batch can use, in millionths: its work by time over the most that any batch attains. Work is
-    /// counted in rows, or elements of rows where their length matters. Batches that run side by side slow each other down
-    /// by the sum of their shares, once that exceeds a whole device.
+    /// Returns the share of its device that a batch can use, in millionths: its throughput over the
+    /// highest throughput of any batch. Work is counted in rows, or in elements of rows where their
+    /// length matters. Concurrent batches slow each other down by the sum of their shares, once
+    /// that exceeds a whole device.
     pub fn share(&self, rows: usize, length: u32) -> u32 {
         match &self.lengths {
             Some(lengths) => lengths.share(rows, length),
@@ -73,17 +79,19 @@ impl Block {
     }
 }
 
-/// How often a request runs a block, and on what.
+/// Number of times that a request runs a block, and on which elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Steps {
     /// Once.
     Once,
-    /// Once for each element of its sequence, one after the other.
+    /// Once for each element of its sequence, in order.
     Length,
-    /// Until a step reports the end of the walk, or the request's limit; nobody knows beforehand how often.
+    /// Until a step reports the end of the walk, or until the request's limit; the number is not
+    /// known in advance.
     UntilEnd,
-    /// Once for each node of its graph that names this block, each after the nodes that it takes its inputs from.
+    /// Once for each node of its graph that names this block, each after the nodes that it takes
+    /// its inputs from.
     Nodes,
 }
 
@@ -94,22 +102,23 @@ impl Steps {
     }
 }
 
-/// How far a request walks: plain numbers that the client's input shows before anything has run.
+/// Size of a request's walk, known from the client's input before anything has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Extent {
-    /// Elements of its sequence, or nodes of its graph; at least 1. Where blocks run once, the length that its batch may be
-    /// padded to others for.
+    /// Elements of its sequence, or nodes of its graph; at least 1. Where blocks run once, the
+    /// length of the request, to which its batch is padded at least.
     pub length: u32,
-    /// The most steps of a block that runs until its end; 0 where the model has none.
+    /// Largest number of steps of a block that runs until its end; 0 where the model has none.
     pub limit: u32,
 }
 
 impl Extent {
-    /// Of a request that runs each block once.
+    /// The extent of a request that runs each block once.
     pub const ONE: Extent = Extent { length: 1, limit: 0 };
 
-    /// The most times that it runs a block; of a graph, all its nodes.
+    /// Returns the largest number of times that the request runs a block; for a graph, the number
+    /// of all its nodes.
     pub fn steps(self, steps: Steps) -> u32 {
         match steps {
             Steps::Once => 1,
@@ -118,13 +127,14 @@ impl Extent {
         }
     }
 
-    /// Whether a request does not run this step of a block, or not any more once that has reported its end: `over`.
-    pub fn leaves_out(self, steps: Steps, step: u32, over: bool) -> bool {
+    /// Whether the request does not run this step of a block. `over`: whether the block has
+    /// reported its end.
+    pub fn skips_step(self, steps: Steps, step: u32, over: bool) -> bool {
         (over && steps.ends_by_report()) || step >= self.steps(steps)
     }
 }
 
-/// How a request walks through the blocks.
+/// Order in which a request runs the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Walk {
@@ -136,18 +146,18 @@ pub enum Walk {
     Repeat,
     /// Several layers of cells over a sequence, each over the outputs of the one below.
     Stacked,
-    /// One cell over a sequence from its first element on, another one from its last.
+    /// One cell over a sequence from its first element on, another from its last.
     Bidirectional,
-    /// A cell over the input sequence, then another one that feeds on its own outputs until it ends.
+    /// A cell over the input sequence, then another that consumes its own outputs until it ends.
     EncodeDecode,
-    /// A tree that the request brings: one cell for leaves, another for inner nodes.
+    /// A tree that the request contains: one cell for leaves, another for inner nodes.
     Tree,
-    /// Any graph of cells that the request brings.
+    /// Any graph of cells that the request contains.
     Graph,
 }
 
 impl Walk {
-    /// Every walk, in the order of their complexity.
+    /// All walks, in the order of their complexity.
     pub const ALL: [Walk; 8] = [
         Walk::Whole,
         Walk::Chain,
@@ -159,7 +169,7 @@ impl Walk {
         Walk::Graph,
     ];
 
-    /// Its name in model.toml and scenario files.
+    /// Returns its name in model.toml and scenario files.
     pub fn name(self) -> &'static str {
         match self {
             Walk::Whole => "whole",
@@ -173,7 +183,7 @@ impl Walk {
         }
     }
 
-    /// The walk of this name.
+    /// Returns the walk of this name.
     pub fn named(name: &str) -> Option<Walk> {
         Walk::ALL.into_iter().find(|walk| walk.name() == name)
     }
@@ -189,15 +199,17 @@ impl Walk {
     }
 }
 
-/// What becomes of a request that cannot be answered by its deadline.
+/// Treatment of a request that cannot be answered by its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum DropRule {
-    /// "hopeless": rejected as soon as no schedule could save it, that is, once it could not even run alone in time.
+    /// "hopeless": rejected as soon as no schedule could meet its deadline, that is, once it could
+    /// not meet it even alone.
     Hopeless,
-    /// "expired": rejected at its deadline; until then it may run on a device that nothing punctual wants.
+    /// "expired": rejected at its deadline; until then it may run on a device that no request in
+    /// time needs.
     Expired,
-    /// "never": it runs after all that can still be punctual, and counts as late.
+    /// "never": runs after all requests that can still be in time, and counts as late.
     Never,
 }
 
@@ -209,20 +221,20 @@ pub struct Model {
     pub name: String,
     /// The blocks, in the walk's order; never empty.
     pub blocks: Vec<Block>,
-    /// How a request walks through the blocks.
+    /// Order in which a request runs the blocks.
     pub walk: Walk,
-    /// The latency target, from arrival to answer.
+    /// The latency SLO, from arrival to answer.
     pub slo: Nanos,
-    /// The most rows in one batch.
+    /// Largest number of rows in one batch.
     pub max_batch: usize,
-    /// The most batches of this model that may run at once, on different devices.
+    /// Largest number of concurrent batches of this model, on different devices.
     pub instances: usize,
-    /// What becomes of hopeless requests; the policy's own rule if none.
+    /// Treatment of hopeless requests; `None` for the policy's own rule.
     pub drop: Option<DropRule>,
-    /// Its part of the devices when there is not enough for all, relative to those of other models; at least 1.
+    /// Weight of its share of the devices under overload, relative to other models; at least 1.
     #[cfg_attr(feature = "serde", serde(default = "one"))]
     pub weight: u32,
-    /// How many steps its decoder is predicted to take, where a length profile says so.
+    /// Predicted number of decoder steps, where a length profile gives one.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dec_timesteps: Option<u32>,
 }
@@ -233,7 +245,8 @@ fn one() -> u32 {
 }
 
 impl Model {
-    /// A model of one block; batches as large as the profile describes, on any number of devices.
+    /// Creates a model of one block; batches as large as the profile describes, on any number of
+    /// devices.
     pub fn whole(name: &str, profile: Profile, slo: Nanos) -> Model {
         let max_batch = profile.max_batch();
         let blocks = vec![Block::new(name, profile)];
@@ -255,7 +268,8 @@ impl Model {
         !self.walk.is_unfolded() && self.blocks.iter().any(|block| block.lengths.is_some())
     }
 
-    /// ℓ(b) of the whole walk for the longest requests, batches of at most [`Model::max_batch`] rows.
+    /// Returns ℓ(b) of the whole walk for the longest requests, for batches of at most
+    /// [`Model::max_batch`] rows.
     pub fn profile(&self) -> Profile {
         Profile::sum(self.blocks.iter().map(|block| &block.profile)).truncated(self.max_batch)
     }

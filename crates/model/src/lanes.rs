@@ -1,34 +1,35 @@
-//! A device whose lanes run side by side.
+//! A device whose lanes run concurrently.
 //!
-//! Each running task can use a part of the device. While the parts do not exceed the whole, tasks run as if alone; beyond
-//! that all of them progress at the same fraction of their speed alone. So the end of a task is not known when it begins:
-//! it moves whenever a neighbour begins or ends. This is the rule of the simulator, and by which a driver that hears of ends
-//! late says how late they were.
+//! Each running task can use a share of the device. While the shares do not exceed the whole, tasks
+//! run as if alone; beyond that, all of them progress at the same fraction of their speed alone. So
+//! the end of a task is not known when it begins: it moves whenever another task begins or ends.
+//! The simulator uses this rule, and so does a driver to compute how late a reported end was.
 
 use ripieno_base::{LaneId, Nanos, TaskId, Time};
 use std::collections::VecDeque;
 
 /// A whole device, in the unit of shares.
 const WHOLE: u64 = 1_000_000;
-/// Work is counted in these parts of a nanosecond, so that a task that is slowed down again and again loses nothing.
+/// Work is counted in these fractions of a nanosecond, so that repeated slowdowns lose nothing to
+/// rounding.
 const PARTS: u128 = 1_000_000;
 
-/// A task as a lane gets it.
+/// A task as submitted to a lane.
 #[derive(Clone, Copy, Debug)]
-pub struct Job {
+pub struct LaneTask {
     /// The task.
     pub task: TaskId,
-    /// Not before this.
+    /// Earliest start.
     pub earliest: Time,
-    /// How long it takes alone.
+    /// Duration when it runs alone.
     pub alone: Nanos,
-    /// The part of the device that it can use, in millionths.
+    /// The share of the device that it can use, in millionths.
     pub share: u32,
 }
 
-/// A task on the device.
+/// A task that runs on the device.
 #[derive(Clone, Copy, Debug)]
-struct Running {
+struct RunningTask {
     lane: usize,
     task: TaskId,
     began: Time,
@@ -39,49 +40,50 @@ struct Running {
 /// The lanes of a device.
 #[derive(Clone, Debug)]
 pub struct Lanes {
-    /// What waits on each lane.
-    waiting: Vec<VecDeque<Job>>,
-    /// At most one a lane, in the order in which they began.
-    running: Vec<Running>,
-    /// Up to when the work of those is counted.
+    /// Tasks that wait on each lane.
+    waiting: Vec<VecDeque<LaneTask>>,
+    /// Running tasks, at most one per lane, in the order in which they began.
+    running: Vec<RunningTask>,
+    /// Time up to which their work is counted.
     since: Time,
 }
 
 impl Lanes {
-    /// Idle lanes.
+    /// Creates idle lanes.
     pub fn new(lanes: usize) -> Lanes {
         Lanes { waiting: vec![VecDeque::new(); lanes], running: Vec::with_capacity(lanes), since: Time::ORIGIN }
     }
 
-    /// Takes a task; it begins after those that its lane holds.
-    pub fn push(&mut self, now: Time, lane: LaneId, job: Job) {
+    /// Adds a task; it begins after those that its lane holds.
+    pub fn push(&mut self, now: Time, lane: LaneId, job: LaneTask) {
         self.waiting[lane.index()].push_back(job);
         self.advance(now);
     }
 
-    /// The next instant at which a task ends, if none begins before.
+    /// Returns the next instant at which a task ends, if none begins before.
     pub fn next_end(&self) -> Time {
         let crowd = self.crowd();
-        let end = |running: &Running| {
+        let end = |running: &RunningTask| {
             let span = (running.left * u128::from(crowd)).div_ceil(PARTS * u128::from(WHOLE));
             self.since + Nanos(span as i64)
         };
         self.running.iter().map(end).min().unwrap_or(Time::NEVER)
     }
 
-    /// How many lanes there are.
+    /// Returns the number of lanes.
     pub fn count(&self) -> usize {
         self.waiting.len()
     }
 
-    /// The next instant at which a task begins on a lane that is free; [`Time::NEVER`] if none waits there.
+    /// Returns the next instant at which a task begins on a free lane; [`Time::NEVER`] if none
+    /// waits there.
     pub fn next_begin(&self) -> Time {
         let free = |&lane: &usize| self.running.iter().all(|running| running.lane != lane);
         let heads = (0..self.waiting.len()).filter(free).filter_map(|lane| self.waiting[lane].front());
         heads.map(|job| job.earliest).min().unwrap_or(Time::NEVER)
     }
 
-    /// Lets the running tasks work until `now`, and begins those that may.
+    /// Advances the running tasks to `now`, and starts those that may begin.
     pub fn advance(&mut self, now: Time) {
         let crowd = u128::from(self.crowd());
         let span = (now - self.since).0 as u128;
@@ -93,24 +95,25 @@ impl Lanes {
             if self.running.iter().any(|running| running.lane == lane) {
                 continue;
             }
-            let Some(Job { task, alone, share, .. }) = self.waiting[lane].pop_front_if(|job| job.earliest <= now)
+            let Some(LaneTask { task, alone, share, .. }) = self.waiting[lane].pop_front_if(|job| job.earliest <= now)
             else {
                 continue;
             };
             let left = alone.0 as u128 * PARTS;
-            self.running.push(Running { lane, task, began: now, share: u64::from(share.max(1)), left });
+            self.running.push(RunningTask { lane, task, began: now, share: u64::from(share.max(1)), left });
         }
     }
 
-    /// The next task that has ended, and when it had begun. Who waits for its lane begins at once.
+    /// Removes a task that has ended; returns it with its start. The next task of its lane begins
+    /// immediately.
     pub fn pop_ended(&mut self, now: Time) -> Option<(TaskId, Time)> {
         let at = self.running.iter().position(|running| running.left == 0)?;
-        let Running { task, began, .. } = self.running.remove(at);
+        let RunningTask { task, began, .. } = self.running.remove(at);
         self.advance(now);
         Some((task, began))
     }
 
-    /// Takes a task off the device, running or not; when it had begun.
+    /// Removes a task, running or not; returns its start.
     pub fn remove(&mut self, now: Time, task: TaskId) -> Option<Time> {
         self.waiting.iter_mut().for_each(|lane| lane.retain(|job| job.task != task));
         let at = self.running.iter().position(|running| running.task == task)?;
@@ -119,7 +122,7 @@ impl Lanes {
         Some(began)
     }
 
-    /// Lets them work until `now`, and tells of each task that ends: when it began and ended.
+    /// Advances to `now` and calls `ended` with each task that ends: its start and end.
     fn work_until(&mut self, now: Time, mut ended: impl FnMut(TaskId, Time, Time)) {
         loop {
             let next = self.next_end().min(self.next_begin());
@@ -137,39 +140,39 @@ impl Lanes {
         self.running.is_empty() && self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// By how much tasks are slowed down: the sum of their shares, a whole at least.
+    /// The slowdown factor: the sum of the shares of running tasks, at least a whole.
     fn crowd(&self) -> u64 {
         self.crowd_with(0)
     }
 
-    /// The same with one more task of this share.
+    /// The slowdown factor with one more task of this share.
     fn crowd_with(&self, share: u32) -> u64 {
         self.running.iter().map(|running| running.share).sum::<u64>().saturating_add(share.into()).max(WHOLE)
     }
 }
 
-/// When tasks should have ended, for a driver that is told of their ends, and later than they were.
+/// Expected ends of tasks, for a driver that learns of their ends late.
 #[derive(Clone, Debug)]
-pub struct Due {
+pub struct ExpectedEnds {
     lanes: Lanes,
-    /// Tasks that should have ended and of which nobody has told: begin and end.
+    /// Tasks that should have ended but are not reported yet: start and end.
     over: Vec<(TaskId, Time, Time)>,
 }
 
-impl Due {
-    /// Of a device with so many lanes, idle.
-    pub fn new(lanes: usize) -> Due {
-        Due { lanes: Lanes::new(lanes), over: Vec::new() }
+impl ExpectedEnds {
+    /// Creates the state of an idle device with this number of lanes.
+    pub fn new(lanes: usize) -> ExpectedEnds {
+        ExpectedEnds { lanes: Lanes::new(lanes), over: Vec::new() }
     }
 
-    /// A task was started. Times must not go back.
-    pub fn start(&mut self, now: Time, lane: LaneId, job: Job) {
+    /// Adds a started task. Times must not decrease.
+    pub fn start(&mut self, now: Time, lane: LaneId, job: LaneTask) {
         self.advance(now);
         self.lanes.push(now, lane, job);
     }
 
-    /// A task that was started has ended: when it should have begun, and ended. One that did so before its time should have
-    /// ended when it did.
+    /// Removes a task that was reported as ended; returns its expected start and end. For a task
+    /// that ended early, the expected end is `now`.
     pub fn end(&mut self, now: Time, task: TaskId) -> (Time, Time) {
         self.advance(now);
         match self.over.iter().position(|&(over, ..)| over == task) {
@@ -181,7 +184,8 @@ impl Due {
         }
     }
 
-    /// When a task that was started will end if nothing else begins; none if it should have ended by now.
+    /// Returns the expected end of a started task if no other begins; `None` if it should have
+    /// ended by now.
     pub fn end_of(&self, task: TaskId) -> Option<Time> {
         let (mut lanes, mut end) = (self.lanes.clone(), None);
         while end.is_none() && !lanes.is_idle() {
@@ -191,12 +195,13 @@ impl Due {
         end
     }
 
-    /// By how much one more task of this share would be slowed down: the span that it takes for what takes `alone` without the others.
+    /// Returns the duration of a task with this share that takes `alone` by itself, beside the
+    /// running tasks.
     pub fn span_beside(&self, share: u32, alone: Nanos) -> Nanos {
         alone.scale(self.lanes.crowd_with(share), WHOLE)
     }
 
-    /// Time goes on until `now`.
+    /// Advances the time to `now`.
     pub fn advance(&mut self, now: Time) {
         let over = &mut self.over;
         self.lanes.work_until(now, |task, began, ended| over.push((task, began, ended)));
@@ -209,10 +214,11 @@ mod tests {
 
     #[test]
     fn what_ends_late_is_late_by_what_sharing_does_not_explain() {
-        let mut due = Due::new(2);
+        let mut due = ExpectedEnds::new(2);
         due.start(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
         due.start(at(1.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
-        // By the rule at 5 and 7 ms; the second is told of first, the third begins where the first should have ended.
+        // By the rule they end at 5 and 7 ms; the second is reported first, and the third begins
+        // where the first should have ended.
         assert_eq!(due.end(at(7.5), TaskId(1)), (at(1.0), at(7.0)));
         assert_eq!(due.end(at(7.5), TaskId(0)), (at(0.0), at(5.0)));
         due.start(at(8.0), LaneId(0), job(2, 8.0, 2.0, 1_000_000));
@@ -225,11 +231,11 @@ mod tests {
         Time::ORIGIN + Nanos::from_millis_f64(millis)
     }
 
-    fn job(task: u32, earliest: f64, alone_ms: f64, share: u32) -> Job {
-        Job { task: TaskId(task), earliest: at(earliest), alone: Nanos::from_millis_f64(alone_ms), share }
+    fn job(task: u32, earliest: f64, alone_ms: f64, share: u32) -> LaneTask {
+        LaneTask { task: TaskId(task), earliest: at(earliest), alone: Nanos::from_millis_f64(alone_ms), share }
     }
 
-    /// Runs until nothing is left: task, begin and end in milliseconds.
+    /// Runs until nothing is left; returns task, start and end in milliseconds.
     fn drain(lanes: &mut Lanes) -> Vec<(u32, f64, f64)> {
         let mut ended = Vec::new();
         loop {
@@ -256,7 +262,8 @@ mod tests {
     fn beyond_a_whole_device_all_slow_down_alike() {
         let mut lanes = Lanes::new(2);
         lanes.push(at(0.0), LaneId(0), job(0, 0.0, 3.0, 1_000_000));
-        // Alone for 1 ms, then two at half speed: the other one has done half of its 4 ms when the first ends at 5.
+        // Alone for 1 ms, then two at half speed: the other one has done half of its 4 ms when the
+        // first ends at 5.
         lanes.push(at(0.0), LaneId(1), job(1, 1.0, 4.0, 1_000_000));
         assert_eq!(drain(&mut lanes), [(0, 0.0, 5.0), (1, 1.0, 7.0)]);
     }

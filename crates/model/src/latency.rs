@@ -1,4 +1,4 @@
-//! Latencies as people write them: in `model.toml`, and in scenarios of the simulator.
+//! Latencies as users write them in `model.toml` and in scenario files.
 
 use crate::{Profile, ProfileError};
 use ripieno_base::Nanos;
@@ -18,19 +18,19 @@ pub enum Latency {
     },
 }
 
-/// Why numbers that stand beside each other are no profile.
+/// Reason why a combination of keys is no profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyError {
-    /// The key that is wrong.
+    /// The offending key.
     pub key: &'static str,
-    /// What is wrong with it, and how to mend it; follows the key in a sentence.
+    /// The problem and its fix; follows the key in a sentence.
     pub problem: &'static str,
 }
 
 impl Latency {
-    /// What the keys `latency_ms`, `alpha_ms` and `beta_ms` say together; nothing if none is given. Whoever read them has seen to it
-    /// that they are spans of time.
-    pub fn of(
+    /// Combines the keys `latency_ms`, `alpha_ms` and `beta_ms`; `None` if none is given. The
+    /// caller has checked that they are valid durations.
+    pub fn from_keys(
         latency_ms: Option<&[f64]>,
         alpha_ms: Option<f64>,
         beta_ms: Option<f64>,
@@ -49,7 +49,7 @@ impl Latency {
         }
     }
 
-    /// The profile for batches of up to `max_batch` rows.
+    /// Returns the profile for batches of up to `max_batch` rows.
     pub fn profile(&self, max_batch: usize) -> Result<Profile, ProfileError> {
         match self {
             Latency::Line { alpha_ms, beta_ms } => Profile::linear(*alpha_ms, *beta_ms, max_batch),
@@ -60,7 +60,7 @@ impl Latency {
         }
     }
 
-    /// The largest batch described; none if any is.
+    /// Returns the largest batch described; `None` if there is no limit.
     pub fn max_batch(&self) -> Option<usize> {
         match self {
             Latency::Line { .. } => None,
@@ -83,8 +83,9 @@ mod tests {
 
     #[test]
     fn a_table_or_a_line_and_never_half_of_one() {
-        let of =
-            |table: Option<&[f64]>, alpha, beta| Latency::of(table, alpha, beta).map_err(|error| error.to_string());
+        let of = |table: Option<&[f64]>, alpha, beta| {
+            Latency::from_keys(table, alpha, beta).map_err(|error| error.to_string())
+        };
         assert_eq!(of(None, None, None), Ok(None));
         assert_eq!(of(Some(&[1.0]), None, None), Ok(Some(Latency::Table(vec![1.0]))));
         assert_eq!(of(None, Some(0.0), Some(2.0)), Ok(Some(Latency::Line { alpha_ms: 0.0, beta_ms: 2.0 })));

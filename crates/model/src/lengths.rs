@@ -1,47 +1,49 @@
-//! What a block costs where the length of its requests matters: a batch is padded to its longest member.
+//! Cost of a block whose requests differ in length: a batch is padded to its longest member.
 //!
-//! Profiles of a few lengths are the truth, as batch sizes are in a [`Profile`]; in between, time grows along a line.
+//! Profiles of a few lengths are measured, like batch sizes in a [`Profile`]; between them, time is
+//! interpolated linearly.
 
 use crate::Profile;
-use crate::profile::Rate;
+use crate::profile::WorkRate;
 use ripieno_base::Nanos;
 use std::fmt;
 
 /// ℓ(b) by the length that batches are padded to.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Lengths {
-    /// By length, ascending; all with the same largest batch.
+pub struct LengthProfiles {
+    /// Profiles by length, ascending; all with the same largest batch.
     table: Box<[(u32, Profile)]>,
-    /// Rows and length that make the best use of the device.
+    /// Rows and length with the highest throughput.
     best: (usize, u32),
 }
 
-/// Why profiles do not make a table by length.
+/// Reason why profiles do not make a table by length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LengthsError {
-    /// There is no length at all.
+    /// The table is empty.
     Empty,
     /// A length is zero, or not above the one before it.
     NotAscending {
         /// The offending length.
         length: u32,
     },
-    /// A profile has not as many batch sizes as the first one.
+    /// A profile has a different number of batch sizes from the first one.
     Uneven {
         /// Its length.
         length: u32,
     },
-    /// A batch of a longer length costs less than the same of a shorter one.
+    /// A batch of a longer length costs less than the same batch of a shorter one.
     Falls {
         /// The longer length.
         length: u32,
     },
 }
 
-impl Lengths {
-    /// A table of profiles by length: ascending lengths, equal batch sizes, and no cost that falls with the length.
-    pub fn new(table: Vec<(u32, Profile)>) -> Result<Lengths, LengthsError> {
+impl LengthProfiles {
+    /// Creates a table of profiles by length: ascending lengths, equal batch sizes, and no cost
+    /// that decreases with the length.
+    pub fn new(table: Vec<(u32, Profile)>) -> Result<LengthProfiles, LengthsError> {
         let Some((first, rest)) = table.split_first() else { return Err(LengthsError::Empty) };
         if first.0 == 0 {
             return Err(LengthsError::NotAscending { length: 0 });
@@ -59,13 +61,14 @@ impl Lengths {
             }
         }
         let points = || table.iter().flat_map(|(length, profile)| (1..=profile.max_batch()).map(move |b| (b, *length)));
-        let mut lengths = Lengths { best: (1, first.0), table: table.clone().into() };
+        let mut lengths = LengthProfiles { best: (1, first.0), table: table.clone().into() };
         lengths.best = points().max_by_key(|&(rows, length)| lengths.rate(rows, length)).expect("a profile has sizes");
         Ok(lengths)
     }
 
-    /// ℓ(b) of batches that are padded to `length`: along the line between the two lengths around it, rounded down, that of
-    /// the shortest below it, and in proportion to the length beyond the longest.
+    /// Returns ℓ(b) of batches that are padded to `length`: interpolated linearly between the two
+    /// lengths around it, rounded down; that of the shortest below it, and in proportion to the
+    /// length beyond the longest.
     pub fn latency(&self, rows: usize, length: u32) -> Nanos {
         let at = self.table.partition_point(|&(known, _)| known < length);
         let cost = |at: usize| self.table[at].1.latency(rows);
@@ -80,15 +83,16 @@ impl Lengths {
         cost(below) + rise
     }
 
-    /// How much of its device a batch can use, in millionths, as [`Block::share`](crate::Block::share) says.
+    /// Returns the share of its device that a batch can use, in millionths; see
+    /// [`Block::share`](crate::Block::share).
     pub fn share(&self, rows: usize, length: u32) -> u32 {
         let (best_rows, best_length) = self.best;
         self.rate(rows, length).over(self.rate(best_rows, best_length))
     }
 
-    /// The same for a block that costs `new` where it has cost `old`: the ratio of the two at a batch size holds at every
-    /// length. Batch sizes end where any of the three does.
-    pub(crate) fn scaled(&self, old: &Profile, new: &Profile) -> Lengths {
+    /// Scales the table for a block whose cost changed from `old` to `new`: the ratio of the two at
+    /// a batch size applies to every length. Batch sizes end where any of the three profiles does.
+    pub(crate) fn scaled(&self, old: &Profile, new: &Profile) -> LengthProfiles {
         let scaled = |profile: &Profile| {
             let each = profile.table().iter().zip(old.table()).zip(new.table());
             let table: Vec<_> = each
@@ -97,16 +101,16 @@ impl Lengths {
             Profile::from_table(&table).expect("a latency for each batch size")
         };
         let table = self.table.iter().map(|(length, profile)| (*length, scaled(profile))).collect();
-        Lengths::new(table).expect("one ratio for all lengths keeps their order")
+        LengthProfiles::new(table).expect("one ratio for all lengths keeps their order")
     }
 
-    /// The profiles by length.
+    /// Returns the profiles by length.
     pub fn table(&self) -> &[(u32, Profile)] {
         &self.table
     }
 
-    fn rate(&self, rows: usize, length: u32) -> Rate {
-        Rate { work: rows as u64 * u64::from(length), latency: self.latency(rows, length) }
+    fn rate(&self, rows: usize, length: u32) -> WorkRate {
+        WorkRate { work: rows as u64 * u64::from(length), latency: self.latency(rows, length) }
     }
 }
 
@@ -141,28 +145,28 @@ mod tests {
     #[test]
     fn cost_grows_along_a_line_between_known_lengths() {
         let lengths =
-            Lengths::new(vec![(8, profile(&[2, 2])), (16, profile(&[2, 4])), (32, profile(&[4, 8]))]).unwrap();
+            LengthProfiles::new(vec![(8, profile(&[2, 2])), (16, profile(&[2, 4])), (32, profile(&[4, 8]))]).unwrap();
         let micros = |rows, length| lengths.latency(rows, length).0 / 1_000;
         assert_eq!(
             [1, 8, 12, 16, 20, 32, 64].map(|length| micros(2, length)),
             [2_000, 2_000, 3_000, 4_000, 5_000, 8_000, 16_000]
         );
         assert_eq!(lengths.latency(3, 8), Nanos::MAX);
-        // The work of a device that is full: eight elements in a millisecond.
+        // The throughput of a full device: eight elements per millisecond.
         assert_eq!([lengths.share(1, 8), lengths.share(2, 8), lengths.share(1, 16)], [500_000, 1_000_000, 1_000_000]);
     }
 
     #[test]
     fn a_new_profile_changes_the_cost_at_every_length_in_proportion() {
         let mut block = Block::new("padded", profile(&[4, 8, 8]));
-        block.lengths = Some(Lengths::new(vec![(8, profile(&[2, 2, 2])), (32, profile(&[4, 8, 8]))]).unwrap());
+        block.lengths = Some(LengthProfiles::new(vec![(8, profile(&[2, 2, 2])), (32, profile(&[4, 8, 8]))]).unwrap());
         block.replace_profile(profile(&[8, 8, 10]));
         let micros = |block: &Block, length| [1, 2, 3].map(|rows| block.cost(rows, length).0 / 1_000);
-        // Twice as much alone, as before in twos: no larger batch costs less.
+        // The cost of one row doubles and that of two stays: no larger batch costs less.
         assert_eq!(micros(&block, 8), [4_000, 4_000, 4_000]);
         assert_eq!(micros(&block, 32), [8_000, 8_000, 10_000]);
         assert_eq!((block.share(3, 32), block.share(2, 8)), (1_000_000, 416_666));
-        // Of a shorter profile the batch sizes are fewer, and no cost falls to nothing.
+        // A shorter profile has fewer batch sizes, and no cost becomes zero.
         block.replace_profile(Profile::from_table(&[Nanos(1), Nanos(2)]).unwrap());
         assert_eq!([1, 2].map(|rows| block.cost(rows, 8)), [Nanos(1); 2]);
         assert_eq!(block.cost(3, 8), Nanos::MAX);
@@ -170,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_none_is_refused() {
-        let refused = |table| Lengths::new(table).unwrap_err();
+        let refused = |table| LengthProfiles::new(table).unwrap_err();
         assert_eq!(refused(vec![]), LengthsError::Empty);
         assert_eq!(refused(vec![(0, profile(&[1]))]), LengthsError::NotAscending { length: 0 });
         assert_eq!(refused(vec![(4, profile(&[1])), (4, profile(&[1]))]), LengthsError::NotAscending { length: 4 });

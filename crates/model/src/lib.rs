@@ -1,4 +1,5 @@
-//! What a model is: its blocks, what they cost by batch size, and how a request walks through them.
+//! Description of a model: its blocks, their cost by batch size, and the walk of a request through
+//! them.
 //!
 //! Standard library only; the scheduler, the simulator and the executors share these types.
 
@@ -14,11 +15,11 @@ mod tensor;
 mod unfolded;
 
 pub use graph::{Block, DropRule, Extent, Model, Steps, Walk};
-pub use lanes::{Due, Job, Lanes};
+pub use lanes::{ExpectedEnds, LaneTask, Lanes};
 pub use latency::{Latency, LatencyError};
-pub use lengths::{Lengths, LengthsError};
+pub use lengths::{LengthProfiles, LengthsError};
 pub use position::{Onward, Position, StepReport};
 pub use profile::{Fit, Profile, ProfileError};
-pub use steps::{Progress, StepGraph, StepsError, reserve};
+pub use steps::{StepGraph, StepProgress, StepsError, reserve};
 pub use tensor::{DataType, TensorSpec};
 pub use unfolded::{Graph, GraphError};

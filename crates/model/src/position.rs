@@ -1,7 +1,9 @@
-//! How far a request has walked, and what follows: the one place that says who goes on, rests or ends.
+//! Position of a request in its walk, and the next step: the one place that decides whether a
+//! request continues or ends.
 //!
-//! Schedulers and executors keep a [`Position`] in whatever table suits them and ask it after each step. Blocks that run beside
-//! each other have a position each, and so has each connected part of a graph, whose steps are its nodes.
+//! Schedulers and executors store a [`Position`] and advance it after each step. Blocks that run
+//! concurrently have a position each, and so has each connected part of a graph, whose steps are
+//! its nodes.
 
 use crate::{Extent, Model, Steps};
 use ripieno_base::BlockId;
@@ -15,42 +17,43 @@ pub struct Position {
     pub step: u32,
 }
 
-/// What a block reports of a request when it has run.
+/// Report of a block on a request that it has run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// The walk ends here (early exit), or of a block that runs until its end: the block does (end token).
+    /// Whether the walk ends here (early exit) or, for a block that runs until its end, the block
+    /// does (end token).
     pub ended: bool,
-    /// The block that it goes on with, if that is not the next one.
+    /// The block that the request continues with, if not the next one.
     pub skip: Option<BlockId>,
 }
 
 impl StepReport {
-    /// What of a device's word about a step the core has to hear. Where walks unfold, it works out by itself when one is over, but not
-    /// when a block that runs until its end has come to it.
-    pub fn heard(ended: bool, skip: Option<BlockId>, steps: Steps, unfolds: bool) -> StepReport {
+    /// Reduces a device's report to the part that the core needs. Where walks unfold, the core
+    /// itself computes the end of a block, except the end of a block that runs until its end.
+    pub fn for_core(ended: bool, skip: Option<BlockId>, steps: Steps, unfolds: bool) -> StepReport {
         StepReport { ended: ended && (!unfolds || steps.ends_by_report()), skip }
     }
 }
 
-/// What a request does after a step.
+/// The next action of a request after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Onward {
     /// It takes the next step of the same block.
     Step,
-    /// It goes on with this block. Until that is run it rests.
+    /// It continues with this block, and waits until that is run.
     Block(BlockId),
-    /// Its walk is over.
+    /// Its walk is complete.
     End,
 }
 
 impl Position {
-    /// Before the first step of a block.
+    /// Returns the position before the first step of a block.
     pub fn before(block: BlockId) -> Position {
         Position { block, step: 0 }
     }
 
-    /// What follows when the step has been run. `steps` says how often a request of this `extent` runs the block, which is one
-    /// of so many.
+    /// Returns the action after this step. `steps`: the kind of the block; `blocks`: the number of
+    /// blocks; `extent`: that of the request.
     pub fn advance(self, steps: Steps, blocks: usize, extent: Extent, report: StepReport) -> Onward {
         if !report.ended && self.step + 1 < extent.steps(steps) {
             return Onward::Step;
@@ -61,7 +64,7 @@ impl Position {
         if exits || next.index() >= blocks { Onward::End } else { Onward::Block(next) }
     }
 
-    /// The block that follows when this one is over, or the first number behind the last block.
+    /// Returns the block that follows this one, or the first id after the last block.
     pub fn next_block(self, report: StepReport) -> BlockId {
         report.skip.unwrap_or(BlockId(self.block.0 + 1))
     }
@@ -74,7 +77,7 @@ impl Position {
 }
 
 impl Model {
-    /// [`Position::advance`] through the blocks of this model.
+    /// Applies [`Position::advance`] to the blocks of this model.
     pub fn advance(&self, at: Position, extent: Extent, report: StepReport) -> Onward {
         at.advance(self.blocks[at.block.index()].steps, self.blocks.len(), extent, report)
     }
@@ -120,15 +123,15 @@ mod tests {
 
     #[test]
     fn where_walks_unfold_only_end_tokens_are_heard() {
-        let heard = |steps, unfolds| StepReport::heard(true, None, steps, unfolds).ended;
+        let heard = |steps, unfolds| StepReport::for_core(true, None, steps, unfolds).ended;
         assert!(heard(Steps::Once, false) && heard(Steps::UntilEnd, true));
         assert!(!heard(Steps::Length, true) && !heard(Steps::Nodes, true));
-        assert!(!StepReport::heard(false, None, Steps::UntilEnd, true).ended);
+        assert!(!StepReport::for_core(false, None, Steps::UntilEnd, true).ended);
     }
 
     #[test]
     fn a_step_is_left_out_behind_the_last_one_or_behind_a_reported_end() {
-        let out = |steps, step, over| EXTENT.leaves_out(steps, step, over);
+        let out = |steps, step, over| EXTENT.skips_step(steps, step, over);
         assert_eq!([2, 3].map(|step| out(Steps::Length, step, false)), [false, true]);
         assert_eq!([4, 5].map(|step| out(Steps::UntilEnd, step, false)), [false, true]);
         assert!(out(Steps::UntilEnd, 1, true) && !out(Steps::Length, 2, true));

@@ -1,8 +1,9 @@
-//! The latency profile ℓ(b): how long a batch of b rows takes on one block.
+//! The latency profile ℓ(b): the time that a batch of b rows takes on one block.
 //!
-//! A table is the truth, because real devices have steps; a line αb+β with its R² is fitted for people only and never
-//! decides anything. The table is made monotone (running maximum) so that "the largest batch that fits a span" is one
-//! binary search and adding a row never makes a batch look cheaper, which a noisy measurement would otherwise do.
+//! Decisions use a table, because real devices have steps; a line αb+β with its R² is fitted for
+//! display only. The table is made monotone (running maximum) so that "the largest batch that fits
+//! a span" is one binary search and adding a row never makes a batch look cheaper, as a noisy
+//! measurement otherwise would.
 
 use ripieno_base::Nanos;
 use std::cmp::Ordering;
@@ -12,7 +13,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Profile {
-    /// `table[b - 1]` is ℓ(b); never falls.
+    /// `table[b - 1]` is ℓ(b); never decreases.
     table: Box<[Nanos]>,
 }
 
@@ -27,19 +28,19 @@ pub struct Fit {
     pub r_squared: f64,
 }
 
-/// Why numbers do not make a profile.
+/// Reason why numbers do not make a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileError {
-    /// There is no batch size at all.
+    /// There is no batch size.
     Empty,
     /// ℓ(b) is zero, negative or not a number at this batch size.
     NotPositive {
         /// The offending batch size.
         batch: usize,
     },
-    /// More batch sizes than [`Profile::MAX_BATCH`].
+    /// There are more batch sizes than [`Profile::MAX_BATCH`].
     TooLong {
-        /// The batch sizes given.
+        /// The number of batch sizes given.
         given: usize,
     },
 }
@@ -48,7 +49,8 @@ impl Profile {
     /// The largest batch size that a profile may describe.
     pub const MAX_BATCH: usize = 65_536;
 
-    /// A profile from measured or published latencies, `latencies[b - 1]` = ℓ(b); made monotone.
+    /// Creates a profile from measured or published latencies, `latencies[b - 1]` = ℓ(b); made
+    /// monotone.
     pub fn from_table(latencies: &[Nanos]) -> Result<Profile, ProfileError> {
         if latencies.is_empty() {
             return Err(ProfileError::Empty);
@@ -67,7 +69,7 @@ impl Profile {
         Ok(Profile { table: table.collect() })
     }
 
-    /// The profile ℓ(b) = αb + β for `1..=max_batch`, in milliseconds.
+    /// Creates the profile ℓ(b) = αb + β for `1..=max_batch`, in milliseconds.
     pub fn linear(alpha_ms: f64, beta_ms: f64, max_batch: usize) -> Result<Profile, ProfileError> {
         if !(alpha_ms.is_finite() && beta_ms.is_finite() && alpha_ms >= 0.0) {
             return Err(ProfileError::NotPositive { batch: 1 });
@@ -79,7 +81,8 @@ impl Profile {
         Profile::from_table(&(1..=max_batch).map(at).collect::<Vec<_>>())
     }
 
-    /// A profile from latencies measured at some batch sizes, ascending; linear in between, flat before the first.
+    /// Creates a profile from latencies measured at some batch sizes, ascending; linear in between,
+    /// flat before the first.
     pub fn interpolate(points: &[(usize, Nanos)]) -> Result<Profile, ProfileError> {
         let (&(first, _), &(last, _)) = (points.first().zip(points.last())).ok_or(ProfileError::Empty)?;
         if last > Profile::MAX_BATCH {
@@ -94,46 +97,50 @@ impl Profile {
         Profile::from_table(&table)
     }
 
-    /// ℓ(b) for `1 <= batch <= max_batch`; a larger batch costs [`Nanos::MAX`], so that no deadline admits it.
+    /// Returns ℓ(b) for `1 <= batch <= max_batch`; a larger batch costs [`Nanos::MAX`], so that no
+    /// deadline admits it.
     pub fn latency(&self, batch: usize) -> Nanos {
         debug_assert!(batch > 0);
         self.table.get(batch - 1).copied().unwrap_or(Nanos::MAX)
     }
 
-    /// How much of its device a batch can use, in millionths: its rows by time over the most that any batch attains.
+    /// Returns the share of its device that a batch can use, in millionths: its throughput over the
+    /// highest of any batch.
     pub fn share(&self, batch: usize) -> u32 {
-        let best = self.table.iter().zip(1..).map(|(&latency, rows)| Rate { work: rows, latency }).max();
+        let best = self.table.iter().zip(1..).map(|(&latency, rows)| WorkRate { work: rows, latency }).max();
         let best = best.expect("a profile has batch sizes");
-        Rate { work: batch as u64, latency: self.latency(batch) }.over(best)
+        WorkRate { work: batch as u64, latency: self.latency(batch) }.over(best)
     }
 
-    /// The smallest batch that makes good use of the device: one that attains 95 % of the most rows by time.
+    /// Returns the smallest batch that uses the device well: with at least 95 % of the highest
+    /// throughput.
     pub fn preferred(&self) -> usize {
         (1..=self.max_batch()).find(|&batch| self.share(batch) >= 950_000).unwrap_or(self.max_batch())
     }
 
-    /// Whether parts of a model prefer different batches, given what each prefers: by a factor of two somewhere, since less is
-    /// what measurements of equal parts differ by.
+    /// Whether parts of a model prefer different batch sizes, given the preferred size of each: by
+    /// a factor of two somewhere, since measurements of equal parts differ by less.
     pub fn prefer_differently(preferred: impl Iterator<Item = usize> + Clone) -> bool {
         preferred.clone().min().zip(preferred.max()).is_some_and(|(least, most)| most >= 2 * least)
     }
 
-    /// The largest batch size described.
+    /// Returns the largest batch size described.
     pub fn max_batch(&self) -> usize {
         self.table.len()
     }
 
-    /// The largest b with ℓ(b) ≤ `span`; 0 if not even one row fits.
+    /// Returns the largest b with ℓ(b) ≤ `span`; 0 if not even one row fits.
     pub fn largest_within(&self, span: Nanos) -> usize {
         self.table.partition_point(|&latency| latency <= span)
     }
 
-    /// The same profile for batches of at most `max_batch` rows.
+    /// Returns the profile for batches of at most `max_batch` rows.
     pub fn truncated(&self, max_batch: usize) -> Profile {
         Profile { table: self.table[..max_batch.clamp(1, self.table.len())].into() }
     }
 
-    /// The profile of running `blocks` one after the other, up to the smallest of their maximum batches.
+    /// Returns the profile of running `blocks` in sequence, up to the smallest of their largest
+    /// batches.
     pub fn sum<'a>(blocks: impl Iterator<Item = &'a Profile> + Clone) -> Profile {
         let max_batch = blocks.clone().map(Profile::max_batch).min().unwrap_or(0);
         assert!(max_batch > 0, "a model has at least one block");
@@ -141,12 +148,12 @@ impl Profile {
         Profile { table: (1..=max_batch).map(total).collect() }
     }
 
-    /// The latencies ℓ(1), ℓ(2), …
+    /// Returns the latencies ℓ(1), ℓ(2), …
     pub fn table(&self) -> &[Nanos] {
         &self.table
     }
 
-    /// The least-squares line through the table.
+    /// Fits the least-squares line through the table.
     pub fn fit(&self) -> Fit {
         let n = self.table.len() as f64;
         let points = || self.table.iter().enumerate().map(|(at, latency)| ((at + 1) as f64, latency.as_millis_f64()));
@@ -159,47 +166,48 @@ impl Profile {
     }
 }
 
-/// Work done in a time; compared without rounding.
+/// Work over time; compared without rounding.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rate {
+pub(crate) struct WorkRate {
     pub(crate) work: u64,
     pub(crate) latency: Nanos,
 }
 
-impl Rate {
-    /// This rate in millionths of another one that is at least as high.
-    pub(crate) fn over(self, best: Rate) -> u32 {
+impl WorkRate {
+    /// Returns this rate in millionths of another one that is at least as high.
+    pub(crate) fn over(self, best: WorkRate) -> u32 {
         let part = self.products(best);
         (part.0 * 1_000_000 / part.1.max(1)).min(1_000_000) as u32
     }
 
-    /// Numbers that compare as the rates do.
-    fn products(self, other: Rate) -> (u128, u128) {
-        let product = |rate: Rate, other: Rate| u128::from(rate.work) * u128::from(other.latency.0.unsigned_abs());
+    /// Cross products, which compare as the rates do.
+    fn products(self, other: WorkRate) -> (u128, u128) {
+        let product =
+            |rate: WorkRate, other: WorkRate| u128::from(rate.work) * u128::from(other.latency.0.unsigned_abs());
         (product(self, other), product(other, self))
     }
 }
 
-impl Ord for Rate {
-    fn cmp(&self, other: &Rate) -> Ordering {
+impl Ord for WorkRate {
+    fn cmp(&self, other: &WorkRate) -> Ordering {
         let (this, that) = self.products(*other);
         this.cmp(&that)
     }
 }
 
-impl PartialOrd for Rate {
-    fn partial_cmp(&self, other: &Rate) -> Option<Ordering> {
+impl PartialOrd for WorkRate {
+    fn partial_cmp(&self, other: &WorkRate) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Rate {
-    fn eq(&self, other: &Rate) -> bool {
+impl PartialEq for WorkRate {
+    fn eq(&self, other: &WorkRate) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Rate {}
+impl Eq for WorkRate {}
 
 impl fmt::Display for ProfileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

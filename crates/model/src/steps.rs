@@ -1,28 +1,29 @@
-//! The steps of an ensemble: models that a request runs one after another and side by side, as a graph says.
+//! The steps of an ensemble: models that a request runs in sequence or concurrently, as a graph
+//! defines.
 //!
-//! Which steps may begin, and how much time what comes after one of them takes at least, is all that the drivers share; a
-//! request's progress is two words of bits, so that it costs nothing to keep.
+//! The drivers share the order of steps and the least time that later steps take. A request's
+//! progress is two bit sets, so that storing it costs nothing.
 
 use ripieno_base::Nanos;
 use std::fmt;
 
-/// Which steps each step needs the outputs of.
+/// Dependencies between steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepGraph {
-    /// By step, a bit for each that it needs.
+    /// Bit set of the dependencies of each step.
     needs: Vec<u64>,
 }
 
-/// Why steps are no graph that can be walked.
+/// Reason why steps do not form a valid graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepsError {
-    /// There is none.
+    /// There is no step.
     None,
     /// There are more than [`StepGraph::MOST`].
     TooMany,
-    /// It needs a step that is not there.
+    /// The step depends on one that does not exist.
     Unknown(usize),
-    /// It needs, by way of others, itself.
+    /// The step depends, through others, on itself.
     Circle(usize),
 }
 
@@ -30,7 +31,7 @@ impl fmt::Display for StepsError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StepsError::None => write!(out, "there is no step; add one"),
-            StepsError::TooMany => write!(out, "there are more than {} steps; join some", StepGraph::MOST),
+            StepsError::TooMany => write!(out, "there are more than {} steps; join some", StepGraph::MAX_STEPS),
             StepsError::Unknown(step) => write!(out, "step {step} needs a step that is not there"),
             StepsError::Circle(step) => write!(out, "step {step} waits for itself; break the circle"),
         }
@@ -38,14 +39,14 @@ impl fmt::Display for StepsError {
 }
 
 impl StepGraph {
-    /// The most steps.
-    pub const MOST: usize = u64::BITS as usize;
+    /// Largest number of steps.
+    pub const MAX_STEPS: usize = u64::BITS as usize;
 
-    /// By step, those that it needs.
+    /// Creates the graph from the dependencies of each step.
     pub fn new(needs: &[Vec<usize>]) -> Result<StepGraph, StepsError> {
         match needs.len() {
             0 => return Err(StepsError::None),
-            count if count > StepGraph::MOST => return Err(StepsError::TooMany),
+            count if count > StepGraph::MAX_STEPS => return Err(StepsError::TooMany),
             _ => {}
         }
         let bits = |(step, needed): (usize, &Vec<usize>)| match needed.iter().all(|&other| other < needs.len()) {
@@ -58,12 +59,12 @@ impl StepGraph {
         stuck.map_or(Ok(graph), |step| Err(StepsError::Circle(step)))
     }
 
-    /// How many steps there are.
+    /// Returns the number of steps.
     pub fn steps(&self) -> usize {
         self.needs.len()
     }
 
-    /// By step, how long what comes after it takes, on the longest way, if each takes so long.
+    /// Returns, for each step, the longest time of the steps after it, given the time of each step.
     pub fn after(&self, alone: &[Nanos]) -> Vec<Nanos> {
         let mut after = vec![Nanos::ZERO; self.steps()];
         let order: Vec<usize> = self.order().collect();
@@ -76,15 +77,15 @@ impl StepGraph {
         after
     }
 
-    /// How long the longest way takes, if each step takes so long.
-    pub fn longest(&self, alone: &[Nanos]) -> Nanos {
+    /// Returns the length of the critical path, given the time of each step.
+    pub fn critical_path(&self, alone: &[Nanos]) -> Nanos {
         let after = self.after(alone);
         after.iter().zip(alone).map(|(&after, &alone)| after + alone).max().unwrap_or(Nanos::ZERO)
     }
 
-    /// Every step after those that it needs.
+    /// Returns the steps in topological order.
     fn order(&self) -> impl Iterator<Item = usize> {
-        let mut progress = Progress::default();
+        let mut progress = StepProgress::default();
         std::iter::from_fn(move || {
             let step = progress.begin_next(self)?;
             progress.end(step);
@@ -93,27 +94,27 @@ impl StepGraph {
     }
 }
 
-/// So much of the time that is left is kept for what comes after a step, which takes `after` alone, while the step itself takes
-/// `own`: what is left beyond it is the step's.
+/// Returns the part of the remaining time to reserve for the steps after a step. `after` is the
+/// time that they take alone, `own` that of the step itself, which gets the rest.
 ///
-/// The steps after it will wait for batches, too, so what they take alone is not enough. They get three times that, as a latency
-/// target that nobody named is three batches' time; but where less is left, no more than their share of it, so that a step is never
-/// given up that could still be in time on idle devices.
+/// Later steps wait for batches, too, so their time alone is not enough. They get three times that,
+/// as a default latency target is three times a batch; but if less time is left, no more than their
+/// share of it, so that no step is dropped that could still be in time on idle devices.
 pub fn reserve(left: Nanos, own: Nanos, after: Nanos) -> Nanos {
     let (own, after) = (own.0.max(1).unsigned_abs(), after.0.max(0).unsigned_abs());
     let share = left.max(Nanos::ZERO).scale(after, own + after);
     share.min(Nanos(after.saturating_mul(3).cast_signed()))
 }
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct StepProgress {
     begun: u64,
     done: u64,
 }
 
-impl Progress {
-    /// A step that may begin, and now has.
+impl StepProgress {
+    /// Begins a step whose dependencies are done, and returns it.
     pub fn begin_next(&mut self, graph: &StepGraph) -> Option<usize> {
         let may = |step: &usize| self.begun & 1 << step == 0 && graph.needs[*step] & !self.done == 0;
         let next = (0..graph.steps()).find(may)?;
@@ -121,7 +122,7 @@ impl Progress {
         Some(next)
     }
 
-    /// A step is done.
+    /// Marks a step as done.
     pub fn end(&mut self, step: usize) {
         self.done |= 1 << step;
     }
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn steps_begin_when_all_that_they_need_are_done() {
-        let (graph, mut progress) = (diamond(), Progress::default());
+        let (graph, mut progress) = (diamond(), StepProgress::default());
         assert_eq!((progress.begin_next(&graph), progress.begin_next(&graph)), (Some(0), None));
         progress.end(0);
         assert_eq!([1, 2].map(|_| progress.begin_next(&graph)), [Some(1), Some(2)]);
@@ -164,7 +165,7 @@ mod tests {
     fn what_comes_after_a_step_is_the_longest_way() {
         let alone = [ms(1), ms(10), ms(20), ms(5)];
         assert_eq!(diamond().after(&alone), [ms(25), ms(5), ms(5), Nanos::ZERO]);
-        assert_eq!(diamond().longest(&alone), ms(26));
+        assert_eq!(diamond().critical_path(&alone), ms(26));
         let backwards = StepGraph::new(&[vec![1], vec![]]).unwrap();
         assert_eq!(backwards.after(&alone[..2]), [Nanos::ZERO, ms(1)]);
     }

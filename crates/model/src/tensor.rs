@@ -23,7 +23,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Every datatype.
+    /// All datatypes.
     pub const ALL: [DataType; 14] = [
         DataType::Bool,
         DataType::Uint8,
@@ -41,7 +41,7 @@ impl DataType {
         DataType::Bytes,
     ];
 
-    /// The protocol's name: "FP32", "INT64", …
+    /// Returns the protocol's name: "FP32", "INT64", …
     pub const fn name(self) -> &'static str {
         match self {
             DataType::Bool => "BOOL",
@@ -61,12 +61,13 @@ impl DataType {
         }
     }
 
-    /// The datatype of this protocol name.
+    /// Returns the datatype of this protocol name.
     pub fn from_name(name: &str) -> Option<DataType> {
         DataType::ALL.into_iter().find(|datatype| datatype.name() == name)
     }
 
-    /// The datatype of an ONNX element type (`TensorProto.DataType`); none for those that the protocol does not have.
+    /// Returns the datatype of an ONNX element type (`TensorProto.DataType`); `None` for those that
+    /// the protocol lacks.
     pub fn from_onnx(elem_type: i32) -> Option<DataType> {
         Some(match elem_type {
             1 => DataType::Fp32,
@@ -87,7 +88,8 @@ impl DataType {
         })
     }
 
-    /// Bytes of one element; none for [`DataType::Bytes`], whose elements carry a 4-byte length each.
+    /// Returns the bytes of one element; `None` for [`DataType::Bytes`], whose elements carry a
+    /// 4-byte length each.
     pub const fn size(self) -> Option<usize> {
         match self {
             DataType::Bool | DataType::Uint8 | DataType::Int8 => Some(1),

@@ -1,36 +1,38 @@
-//! The graph that a request brings: a tree, or any other acyclic graph of cells.
+//! The graph of a request: a tree, or any other acyclic graph of cells.
 
 use ripieno_base::BlockId;
 use std::fmt;
 
-/// The nodes of one request, in an order in which each comes after all that it depends on.
+/// The nodes of one request in topological order.
 ///
-/// Made from a client's table by [`Graph::new`] or [`Graph::tree`], which sort the nodes; [`Graph::origin`] leads back
-/// to the client's numbering.
+/// [`Graph::new`] and [`Graph::tree`] sort the nodes of a client's table; [`Graph::origin`] returns
+/// the client's number of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Graph {
     blocks: Vec<BlockId>,
-    /// Where the inputs of each node begin in `inputs`; one entry more than nodes.
+    /// Start of the inputs of each node in `inputs`; one entry more than nodes.
     starts: Vec<u32>,
     inputs: Vec<u32>,
     /// The client's number of each node.
     origins: Vec<u32>,
-    /// Which element of the request's tensors each node takes; empty where that is its number in the client's table.
+    /// Element of the request's tensors that each node takes; empty where it is the node's number
+    /// in the client's table.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Vec::is_empty"))]
     elements: Vec<u32>,
 }
 
-/// Why a client's table of nodes is no graph. Nodes are counted from 0, as the client numbers them.
+/// Reason why a client's table of nodes is no graph. Nodes are counted from 0, as the client
+/// numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphError {
-    /// There is no node at all.
+    /// There is no node.
     Empty,
     /// A node names an input that does not exist.
     Missing {
         /// The node.
         node: usize,
-        /// What it names.
+        /// The named input.
         input: i64,
     },
     /// A node depends on itself, directly or through others.
@@ -42,7 +44,7 @@ pub enum GraphError {
     NotATree {
         /// The node.
         node: usize,
-        /// How many parents it has: none makes it a root.
+        /// Number of its parents: 0 for a root.
         parents: usize,
     },
     /// A node names a cell that the model does not have.
@@ -78,10 +80,11 @@ impl fmt::Display for GraphError {
 impl std::error::Error for GraphError {}
 
 impl Graph {
-    /// Stands among a node's inputs where it has none: the right child alone of a node is its second input.
+    /// Marks a missing input: a node with only a right child has it as its second input.
     pub const NONE: u32 = u32::MAX;
 
-    /// Sorts a table of nodes: `block` of each, and its inputs by the client's numbering, in order; negative: none.
+    /// Sorts a table of nodes. `block`: the block of each node; `inputs`: its inputs by the
+    /// client's numbering, in order; negative for none.
     pub fn new<'a>(
         nodes: usize,
         block: impl Fn(usize) -> BlockId,
@@ -110,7 +113,8 @@ impl Graph {
         Ok(graph)
     }
 
-    /// A tree from the children of each node: nodes without children run `leaf`, the others `internal`.
+    /// Creates a tree from the children of each node: nodes without children run `leaf`, the others
+    /// `internal`.
     pub fn tree<'a>(
         nodes: usize,
         children: impl Fn(usize) -> &'a [i64],
@@ -130,14 +134,16 @@ impl Graph {
         }
     }
 
-    /// The same graph, whose nodes, as the table numbers them, take these elements of the request's tensors. Otherwise each
-    /// takes the element of its own number, and the tensors have as many elements as there are nodes.
+    /// Sets the element of the request's tensors that each node takes, by the table's numbering.
+    /// Otherwise each node takes the element of its own number, and the tensors have as many
+    /// elements as there are nodes.
     pub fn reading(mut self, element: impl Fn(usize) -> u32) -> Graph {
         self.elements = self.origins.iter().map(|&origin| element(origin as usize)).collect();
         self
     }
 
-    /// Whether it is such as the constructors make, with nodes in so many blocks: one that was read may be anything.
+    /// Whether the graph satisfies the constructors' invariants, with nodes in `blocks` blocks: a
+    /// deserialised one may not.
     pub fn is_sound(&self, blocks: usize) -> bool {
         let Graph { starts, inputs, origins, elements, .. } = self;
         let nodes = self.blocks.len();
@@ -148,44 +154,44 @@ impl Graph {
         sound && self.blocks.iter().all(|block| block.index() < blocks) && (0..nodes as u32).all(before)
     }
 
-    /// How many nodes it has; at least one.
+    /// Returns the number of nodes; at least one.
     pub fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Never.
+    /// Returns false.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// The block that a node runs.
+    /// Returns the block that a node runs.
     pub fn block(&self, node: u32) -> BlockId {
         self.blocks[node as usize]
     }
 
-    /// The nodes that a node takes its inputs from, all before it, or [`Graph::NONE`].
+    /// Returns the nodes that a node takes its inputs from, all before it, or [`Graph::NONE`].
     pub fn inputs(&self, node: u32) -> &[u32] {
         let [start, end] = [node, node + 1].map(|at| self.starts[at as usize] as usize);
         &self.inputs[start..end]
     }
 
-    /// Inputs of all nodes, the empty ones too.
+    /// Returns the number of inputs of all nodes, missing ones included.
     pub fn edges(&self) -> usize {
         self.inputs.len()
     }
 
-    /// The client's number of a node.
+    /// Returns the client's number of a node.
     pub fn origin(&self, node: u32) -> usize {
         self.origins[node as usize] as usize
     }
 
-    /// Which element of the request's tensors a node takes.
+    /// Returns the element of the request's tensors that a node takes.
     pub fn element(&self, node: u32) -> usize {
         self.elements.get(node as usize).map_or_else(|| self.origin(node), |&element| element as usize)
     }
 }
 
-/// The nodes, each after those that it names (Kahn's algorithm; among those that are free, in the order of the table).
+/// Sorts the nodes topologically (Kahn's algorithm; free nodes in the order of the table).
 fn sorted<I: Iterator<Item = i64>>(nodes: usize, named: impl Fn(usize) -> I) -> Result<Vec<u32>, GraphError> {
     let mut waits: Vec<u32> = (0..nodes).map(|node| named(node).count() as u32).collect();
     let mut starts = vec![0_usize; nodes + 1];

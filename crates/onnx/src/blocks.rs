@@ -1,16 +1,17 @@
-//! Blocks: self-contained ONNX files whose chain computes what the whole does.
+//! Blocks: self-contained ONNX files whose chain computes the same as the whole model.
 //!
-//! A block takes and gives tensors by the names of the whole model, so whatever runs the chain ties them together by name,
-//! and a tensor that a block does not use passes it by. One whose batch is not the first dimension travels as NAME.rows, with
-//! the batch first. Each weight goes into the block that uses it, so all blocks together
-//! hold one copy; a weight that several blocks use is in each of them, and [`Slices::shared`] says how much that is.
+//! A block takes and gives tensors by the names of the whole model, so an executor links the chain
+//! by name, and a tensor that a block does not use passes it by. A tensor whose batch is not the
+//! first dimension is carried as NAME.rows, with the batch first. Each weight is stored in the
+//! block that uses it, so all blocks together hold one copy; a weight that several blocks use is in
+//! each of them, and [`Slices::shared`] returns the size of the extra copies.
 
 use crate::cuts::Cuts;
 use crate::dim::Dim;
 use crate::error::{OnnxError, refuse};
 use crate::estimate;
-use crate::graph::Model;
-use crate::line::{Line, row_bytes};
+use crate::graph::OnnxModel;
+use crate::line::{OperatorLine, row_bytes};
 use crate::proto::{
     DimensionProto, EXTERNAL, EntryProto, GraphProto, ModelProto, NodeProto, ShapeProto, TensorProto, TensorTypeProto,
     TypeProto, ValueInfoProto,
@@ -23,35 +24,37 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Raised with every change after which the same wishes give other files: a key of cached slices.
+/// Version of the slicer, increased with every change that produces different files from the same
+/// settings: part of the key of cached slices.
 pub const SLICER_VERSION: u32 = 2;
-/// Blocks with more bytes of weights keep them in a file beside them, since a protobuf message ends at 2 GiB.
-const LARGEST_INLINE: u64 = 1 << 30;
-/// Initializers apart from the inputs came with this version of the format.
-const LEAST_IR_VERSION: i64 = 4;
+/// Largest size of weights inside a block's file; larger ones go to a separate file, since a
+/// protobuf message ends at 2 GiB.
+const MAX_INLINE_BYTES: u64 = 1 << 30;
+/// First version of the format that separates initializers from inputs.
+const MIN_IR_VERSION: i64 = 4;
 
 /// A model cut into blocks; nothing is written yet.
 #[derive(Clone, Debug)]
 pub struct Slices<'m> {
-    model: &'m Model,
+    model: &'m OnnxModel,
     /// The blocks in the order of the chain.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<SlicedBlock>,
 }
 
 /// A block: a part of a model.
 #[derive(Clone, Debug)]
-pub struct Block {
+pub struct SlicedBlock {
     /// Its name; the file is NAME.onnx.
     pub name: String,
-    /// How often it runs which operator, the most frequent first.
+    /// Operators with their counts, the most frequent first.
     pub operators: Vec<(String, usize)>,
-    /// What it takes.
+    /// Its inputs.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives.
+    /// Its outputs.
     pub outputs: Vec<TensorSpec>,
-    /// What a device keeps for each request once it has run: all that later blocks need.
+    /// Tensors that a device keeps for each request after the block: all that later blocks need.
     pub carried: Vec<TensorSpec>,
-    /// Bytes of that, for one row; an open length counts as 64.
+    /// Bytes of these tensors per row; an open length counts as 64.
     pub carried_bytes: u64,
     /// Bytes of its weights.
     pub weight_bytes: u64,
@@ -61,20 +64,21 @@ pub struct Block {
     gives: Vec<usize>,
 }
 
-impl Model {
-    /// What a request brings.
+impl OnnxModel {
+    /// Returns the inputs of a request.
     pub fn inputs(&self) -> Vec<TensorSpec> {
         self.specs(&self.inputs)
     }
 
-    /// What a request gets.
+    /// Returns the outputs of a request.
     pub fn outputs(&self) -> Vec<TensorSpec> {
         self.specs(&self.outputs)
     }
 
-    /// The blocks that these cuts make; `kind` begins their names: `stage` makes stage1, stage2, …
+    /// Creates the blocks between these cuts; `kind` begins their names: `stage` makes stage1,
+    /// stage2, …
     pub fn slice(&self, cuts: &Cuts, kind: &str) -> Result<Slices<'_>, OnnxError> {
-        let line = Line::new(self);
+        let line = OperatorLine::new(self);
         for &output in &self.outputs {
             if !self.values[output].is_rows() {
                 let name = &self.values[output].name;
@@ -96,14 +100,14 @@ impl Model {
         Ok(Slices { model: self, blocks })
     }
 
-    fn block(&self, line: &Line<'_>, name: String, from: usize, to: usize) -> Block {
+    fn block(&self, line: &OperatorLine<'_>, name: String, from: usize, to: usize) -> SlicedBlock {
         let nodes = self.with_support(line, &line.places[from..to]);
         let computed: BTreeSet<usize> =
             nodes.iter().flat_map(|&node| self.nodes[node].outputs.iter().flatten().copied()).collect();
         let mut used: BTreeSet<usize> =
             nodes.iter().flat_map(|&node| self.nodes[node].inputs.iter().flatten().copied()).collect();
         let carried = if to < line.len() { line.carried(to) } else { Vec::new() };
-        let gives_answer = |&&output: &&usize| self.answers_in(line, output, from, to);
+        let gives_answer = |&&output: &&usize| self.gives_output(line, output, from, to);
         let answers: Vec<usize> = self.outputs.iter().filter(gives_answer).copied().collect();
         let passed_on = carried.iter().filter(|value| computed.contains(value)).copied();
         let gives = passed_on.chain(answers.iter().copied()).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>();
@@ -114,7 +118,7 @@ impl Model {
         let weights: BTreeSet<usize> = used.iter().filter_map(|&value| self.values[value].weight).collect();
         let taken = used.into_iter().filter(|value| self.values[*value].weight.is_none() && !computed.contains(value));
         let takes: Vec<usize> = taken.collect();
-        Block {
+        SlicedBlock {
             name,
             operators: self.operators(&nodes),
             inputs: self.specs(&takes),
@@ -129,16 +133,17 @@ impl Model {
         }
     }
 
-    /// Whether the block of these places gives an output of the model: the last one that computes or needs it does, since an
-    /// output that a later block takes would count as one of its inputs only.
-    fn answers_in(&self, line: &Line<'_>, output: usize, from: usize, to: usize) -> bool {
+    /// Whether the block of these places gives an output of the model: the last one that computes
+    /// or needs it does, since an output that a later block takes would count only as that block's
+    /// input.
+    fn gives_output(&self, line: &OperatorLine<'_>, output: usize, from: usize, to: usize) -> bool {
         let made = self.values[output].node.and_then(|node| line.places.iter().position(|&place| place == node));
         let last = made.max(line.last_use(output)).unwrap_or(0);
         (from..to).contains(&last)
     }
 
-    /// These nodes and those without a place that they need, in order.
-    fn with_support(&self, line: &Line<'_>, places: &[usize]) -> Vec<usize> {
+    /// Returns these nodes and the nodes without a place that they need, in order.
+    fn with_support(&self, line: &OperatorLine<'_>, places: &[usize]) -> Vec<usize> {
         let mut nodes: BTreeSet<usize> = places.iter().copied().collect();
         let mut open: Vec<usize> = places.to_vec();
         while let Some(node) = open.pop() {
@@ -166,15 +171,15 @@ impl Model {
     }
 
     fn spec(&self, value: usize) -> TensorSpec {
-        let shape = self.travelling(value).1;
+        let shape = self.carried_form(value).1;
         let shape = shape.into_iter().map(|dim| dim.value().filter(|&size| size > 0).unwrap_or(-1)).collect();
-        // Types that the protocol does not have travel as bytes, and engines refuse them.
+        // Types that the protocol lacks are carried as bytes, and engines refuse them.
         let datatype = DataType::from_onnx(self.values[value].elem).unwrap_or(DataType::Bytes);
-        TensorSpec { name: self.travelling(value).0, datatype, shape }
+        TensorSpec { name: self.carried_form(value).0, datatype, shape }
     }
 
-    /// The name and shape under which a value travels between blocks: the batch first.
-    fn travelling(&self, value: usize) -> (String, Vec<Dim>) {
+    /// Returns the name and shape under which a value is carried between blocks: the batch first.
+    fn carried_form(&self, value: usize) -> (String, Vec<Dim>) {
         let value = &self.values[value];
         let Some(batch @ 1..) = value.batch_axis() else { return (value.name.clone(), value.shape.clone()) };
         let mut shape = value.shape.clone();
@@ -182,9 +187,10 @@ impl Model {
         (format!("{}.rows", value.name), shape)
     }
 
-    /// The operators that turn a value for its travel, and back; none where it travels as it is.
-    fn turns(&self, value: usize) -> Option<(NodeProto, NodeProto)> {
-        let (name, _) = self.travelling(value);
+    /// Returns the operators that transpose a value into its carried form, and back; `None` where
+    /// it is carried unchanged.
+    fn transposes(&self, value: usize) -> Option<(NodeProto, NodeProto)> {
+        let (name, _) = self.carried_form(value);
         let value = &self.values[value];
         let batch = value.batch_axis().filter(|&axis| axis > 0)?;
         let mut order: Vec<i64> = (0..value.shape.len() as i64).collect();
@@ -195,9 +201,9 @@ impl Model {
         Some((there, NodeProto::new("Transpose", &[&name], &[&value.name]).with_ints("perm", &order)))
     }
 
-    /// How a file declares a value.
+    /// Returns the declaration of a value in a file.
     pub(crate) fn declaration(&self, value: usize) -> ValueInfoProto {
-        let (name, shape) = self.travelling(value);
+        let (name, shape) = self.carried_form(value);
         let dim = shape.iter().map(|dim| match dim.value().filter(|&size| size > 0) {
             Some(size) => DimensionProto { dim_value: Some(size), dim_param: None },
             None => DimensionProto { dim_value: None, dim_param: Some(dim.to_string()) },
@@ -207,7 +213,7 @@ impl Model {
         ValueInfoProto { name, r#type: Some(TypeProto { tensor_type }) }
     }
 
-    /// The files beside the model that hold weights.
+    /// Returns the files beside the model that hold weights.
     pub fn external_files(&self) -> BTreeSet<PathBuf> {
         let entries = self.weights.iter().flat_map(|weight| &weight.external_data);
         entries.filter(|entry| entry.key == "location").map(|entry| self.folder().join(&entry.value)).collect()
@@ -217,21 +223,21 @@ impl Model {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// A weight with its elements inside.
+    /// Returns a weight with its elements inside.
     pub(crate) fn weight(&self, weight: usize) -> Result<TensorProto, OnnxError> {
         weights::inline(&self.weights[weight], self.folder())
             .map_err(|cause| OnnxError(format!("{}: {cause}", self.path.display())))
     }
 
-    /// The elements of a weight of 32-bit floats.
+    /// Returns the elements of a weight of 32-bit floats.
     pub(crate) fn weight_floats(&self, weight: usize) -> Result<Vec<f32>, OnnxError> {
         weights::floats(&self.weights[weight], self.folder())
     }
 
-    /// A file of ours around a graph.
+    /// Creates a file with this graph.
     pub(crate) fn file_around(&self, graph: GraphProto) -> ModelProto {
         ModelProto {
-            ir_version: self.ir_version.max(LEAST_IR_VERSION),
+            ir_version: self.ir_version.max(MIN_IR_VERSION),
             producer_name: "ripieno".to_owned(),
             graph: Some(graph),
             opset_import: self.opsets.clone(),
@@ -241,30 +247,31 @@ impl Model {
 }
 
 impl Slices<'_> {
-    /// Bytes of weights that are in more than one block, each counted as often as it is there too many.
+    /// Returns the bytes of extra copies of weights that are in more than one block.
     pub fn shared(&self) -> u64 {
         let mut seen = BTreeSet::new();
         let all = self.blocks.iter().flat_map(|block| &block.weights);
         all.filter(|weight| !seen.insert(**weight)).map(|&weight| weights::size(&self.model.weights[weight])).sum()
     }
 
-    /// What each block takes for `rows` rows, in about nanoseconds: from the operations and bytes that the shapes tell of.
+    /// Estimates the time of each block for `rows` rows in nanoseconds, from the operations and
+    /// bytes that the shapes imply.
     pub fn estimate(&self, rows: i64) -> Vec<u64> {
         let nanos = |node: &usize| estimate::nanos(self.model, *node, rows);
-        let block = |block: &Block| block.nodes.iter().map(nanos).fold(1u64, u64::saturating_add);
+        let block = |block: &SlicedBlock| block.nodes.iter().map(nanos).fold(1u64, u64::saturating_add);
         self.blocks.iter().map(block).collect()
     }
 
-    /// A block as the bytes of an ONNX file, its weights inside.
-    pub fn encode(&self, block: &Block) -> Result<Vec<u8>, OnnxError> {
+    /// Encodes a block as an ONNX file with its weights inside.
+    pub fn encode(&self, block: &SlicedBlock) -> Result<Vec<u8>, OnnxError> {
         let weights = block.weights.iter().map(|&weight| self.model.weight(weight));
         Ok(self.file(block, weights.collect::<Result<_, _>>()?).encode_to_vec())
     }
 
-    fn file(&self, block: &Block, initializer: Vec<TensorProto>) -> ModelProto {
-        let turned_back = block.takes.iter().filter_map(|&value| Some(self.model.turns(value)?.1));
+    fn file(&self, block: &SlicedBlock, initializer: Vec<TensorProto>) -> ModelProto {
+        let turned_back = block.takes.iter().filter_map(|&value| Some(self.model.transposes(value)?.1));
         let own = block.nodes.iter().map(|&node| self.model.nodes[node].proto.clone());
-        let turned = block.gives.iter().filter_map(|&value| Some(self.model.turns(value)?.0));
+        let turned = block.gives.iter().filter_map(|&value| Some(self.model.transposes(value)?.0));
         let nodes = turned_back.chain(own).chain(turned);
         self.model.file_around(GraphProto {
             node: nodes.collect::<Vec<NodeProto>>(),
@@ -276,12 +283,12 @@ impl Slices<'_> {
         })
     }
 
-    /// Writes every block into a folder that exists, as NAME.onnx.
+    /// Writes every block into an existing folder, as NAME.onnx.
     pub fn write(&self, folder: &Path) -> Result<(), OnnxError> {
         for block in &self.blocks {
             let path = folder.join(format!("{}.onnx", block.name));
             let unwritten = |cause: std::io::Error| OnnxError(format!("cannot write {}: {cause}", path.display()));
-            let bytes = match block.weight_bytes > LARGEST_INLINE {
+            let bytes = match block.weight_bytes > MAX_INLINE_BYTES {
                 true => self.write_beside(block, &folder.join(format!("{}.onnx.data", block.name)))?,
                 false => self.encode(block)?,
             };
@@ -290,11 +297,13 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// Writes the weights into a file of their own; the bytes of the ONNX file that goes with it.
-    fn write_beside(&self, block: &Block, path: &Path) -> Result<Vec<u8>, OnnxError> {
-        /// Where engines can map a weight into memory.
+    /// Writes the weights into a separate file; returns the bytes of the ONNX file that refers to
+    /// it.
+    fn write_beside(&self, block: &SlicedBlock, path: &Path) -> Result<Vec<u8>, OnnxError> {
+        /// Alignment at which engines can map a weight into memory.
         const ALIGNMENT: u64 = 64;
-        /// Smaller tensors may say what shape another one has, so they stay where everybody reads them.
+        /// Smaller tensors may define the shape of others, so they stay in the ONNX file where
+        /// every reader finds them.
         const SMALL: u64 = 1024;
         let unwritten = |cause: std::io::Error| OnnxError(format!("cannot write {}: {cause}", path.display()));
         let location = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,36 +1,38 @@
-//! Where to cut: at every layer, into even stages, or where the user says.
+//! Selection of cuts: at every layer, into even stages, or at given tensors.
 
 use crate::error::{OnnxError, refuse};
 use crate::estimate;
-use crate::graph::Model;
-use crate::line::Line;
-use crate::weights::LARGEST;
+use crate::graph::OnnxModel;
+use crate::line::OperatorLine;
+use crate::weights::MAX_COST;
 
-/// Places at which a model is cut, in order; each ends a block, and the last block ends with the model.
+/// Places at which a model is cut, in order; each ends a block, and the last block ends with the
+/// model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cuts {
     pub(crate) places: Vec<usize>,
 }
 
 impl Cuts {
-    /// How many blocks they make.
+    /// Returns the number of blocks that the cuts make.
     pub fn blocks(&self) -> usize {
         self.places.len() + 1
     }
 
-    /// Only those of these cuts that part groups of their blocks; `ends` says how many blocks there are up to each.
+    /// Returns the cuts that separate groups of blocks; `ends` holds the number of blocks before
+    /// each.
     pub fn grouped(&self, ends: &[usize]) -> Cuts {
         let place = |&end: &usize| end.checked_sub(1).and_then(|at| self.places.get(at).copied());
         Cuts { places: ends.iter().filter_map(place).collect() }
     }
 
-    /// How many blocks of `finer` there are up to each of these cuts, if they are among its own.
+    /// Returns the number of blocks of `finer` before each of these cuts, if `finer` contains them.
     pub fn ends_among(&self, finer: &Cuts) -> Vec<usize> {
         let end = |place: &usize| finer.places.binary_search(place).ok().map(|at| at + 1);
         self.places.iter().filter_map(end).collect()
     }
 
-    /// No cut at all: one block.
+    /// Returns no cuts: one block.
     pub fn none() -> Cuts {
         Cuts { places: Vec::new() }
     }
@@ -51,20 +53,23 @@ const LAYERS: [&str; 12] = [
     "QLinearMatMul",
     "RNN",
 ];
-/// A layer with a smaller share of the work than one in so many joins the one before it.
-const LEAST_SHARE: u64 = 400;
-/// The longest stage may be twice as long as it must, in so many steps.
+/// A layer with less than one part in this many of the work joins the layer before it.
+const MIN_SHARE: u64 = 400;
+/// The longest stage is allowed up to twice its minimum, tried in this number of steps.
 const STEPS: u64 = 12;
-/// Nanoseconds that a byte a row costs at the least, at a batch of 8: it is written and read once more.
-const LEAST_PRICE: u64 = 2;
+/// Lower bound on the cost of a byte per row in nanoseconds, at a batch of 8: it is written and
+/// read once more.
+const MIN_PRICE: u64 = 2;
 
-impl Model {
-    /// A cut between any two layers: an operator with weights, its normalisation and activation, and whatever has none.
+impl OnnxModel {
+    /// Cuts between any two layers, each an operator with weights, its normalisation and
+    /// activation, and following operators without weights.
     ///
-    /// Layers that take the same input (query, key and value) stay together, and what is left of the work of one layer in four
-    /// hundred joins the layer before: a block that is all overhead helps nobody.
+    /// Layers with the same input (query, key and value) stay together, and a layer with less than
+    /// one four-hundredth of the work joins the layer before: a block that is all overhead has no
+    /// benefit.
     pub fn layers(&self) -> Cuts {
-        let line = Line::new(self);
+        let line = OperatorLine::new(self);
         let prices = line.prices();
         let heads: Vec<usize> = (0..line.len()).filter(|&place| begins_layer(&line, place)).collect();
         let mut places = Vec::new();
@@ -84,11 +89,11 @@ impl Model {
         merge_small(cuts, &costs)
     }
 
-    /// Cuts layers into `stages` blocks, where `costs` has the time of each block of `layers`, and `borders` how much of all of it
-    /// is due to the borders between them, if somebody has measured that.
+    /// Groups layers into `stages` blocks. `costs`: the time of each block of `layers`; `borders`:
+    /// the part of the total that is due to the borders between them, if measured.
     ///
-    /// Of all ways, that one is taken whose cuts cost least beside half of the longest stage, which is what a newcomer waits for
-    /// on average; so stages are even unless that costs more than it is worth.
+    /// Chooses the cuts with the least cost plus half of the longest stage, which is the average
+    /// wait of a new request; so stages are even unless that costs more than it saves.
     pub fn stages(&self, layers: &Cuts, costs: &[u64], borders: Option<u64>, stages: usize) -> Result<Cuts, OnnxError> {
         if stages == 0 || stages > layers.blocks() || costs.len() != layers.blocks() {
             return refuse(format!(
@@ -104,9 +109,9 @@ impl Model {
         Ok(Cuts { places: best_parts(&costs, &prices, stages).into_iter().map(|at| layers.places[at]).collect() })
     }
 
-    /// Cuts behind the operators that compute these tensors.
+    /// Cuts after the operators that compute these tensors.
     pub fn cuts_at(&self, tensors: &[String]) -> Result<Cuts, OnnxError> {
-        let line = Line::new(self);
+        let line = OperatorLine::new(self);
         let mut places = Vec::with_capacity(tensors.len());
         for tensor in tensors {
             places.push(self.cut_behind(&line, tensor)?);
@@ -116,7 +121,7 @@ impl Model {
         Ok(Cuts { places })
     }
 
-    fn cut_behind(&self, line: &Line<'_>, tensor: &str) -> Result<usize, OnnxError> {
+    fn cut_behind(&self, line: &OperatorLine<'_>, tensor: &str) -> Result<usize, OnnxError> {
         let file = self.path.display();
         let Some(value) = self.value_named(tensor) else {
             return refuse(format!(
@@ -131,7 +136,7 @@ impl Model {
         if cut == line.len() {
             return refuse(format!("{file}: nothing comes behind tensor '{tensor}': name an earlier one"));
         }
-        match line.hindrance(cut) {
+        match line.blocking_value(cut) {
             None => Ok(cut),
             Some(stuck) => refuse(format!(
                 "{file}: a cut behind '{tensor}' would have to carry '{stuck}', which has no dimension that is the batch: name \
@@ -141,7 +146,7 @@ impl Model {
     }
 }
 
-fn begins_layer(line: &Line<'_>, place: usize) -> bool {
+fn begins_layer(line: &OperatorLine<'_>, place: usize) -> bool {
     let node = &line.model.nodes[line.places[place]];
     let weighted = node.inputs.iter().flatten().any(|&input| line.constant[input]);
     let embeds = || {
@@ -151,15 +156,15 @@ fn begins_layer(line: &Line<'_>, place: usize) -> bool {
     weighted && LAYERS.contains(&&*node.proto.op_type) || embeds()
 }
 
-/// The cheapest possible cut from `from` to `to`; the last of equals.
+/// Returns the cheapest possible cut from `from` to `to`; the last of equals.
 fn cheapest(prices: &[Option<u64>], from: usize, to: usize) -> Option<usize> {
     let possible = (from..=to).filter_map(|cut| prices.get(cut).copied().flatten().map(|price| (price, cut)));
     possible.min_by_key(|&(price, cut)| (price, std::cmp::Reverse(cut))).map(|(_, cut)| cut)
 }
 
-/// Joins each layer that is hardly any work to the one before; the first to the one behind.
+/// Joins each layer with little work to the one before; the first to the one after.
 fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
-    let least = costs.iter().sum::<u64>() / LEAST_SHARE;
+    let least = costs.iter().sum::<u64>() / MIN_SHARE;
     let mut kept = Vec::new();
     let mut before = costs.first().copied().unwrap_or(0);
     for (&cut, &cost) in cuts.places.iter().zip(costs.iter().skip(1)) {
@@ -173,18 +178,19 @@ fn merge_small(cuts: Cuts, costs: &[u64]) -> Cuts {
     Cuts { places: kept }
 }
 
-/// What each cut costs in nanoseconds, by the bytes that are moved for its sake: together what was measured, but never less than
-/// memory takes.
+/// Returns the cost of each cut in nanoseconds, in proportion to the bytes moved for it: in total
+/// as measured, but at least the cost of memory traffic.
 fn prices(weights: &[u64], borders: Option<u64>) -> Vec<u64> {
     let all: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     let price = |&weight: &u64| {
         let share = u128::from(borders.unwrap_or(0)) * u128::from(weight) / all.max(1);
-        (share as u64).max(weight.saturating_mul(LEAST_PRICE)).min(LARGEST)
+        (share as u64).max(weight.saturating_mul(MIN_PRICE)).min(MAX_COST)
     };
     weights.iter().map(price).collect()
 }
 
-/// What layers take within a block: what was measured, less half of what the borders on either side were found to cost.
+/// Returns the time of each layer within a block: the measured time less half of the cost of the
+/// borders on either side.
 fn without_borders(costs: &[u64], prices: &[u64], borders: Option<u64>) -> Vec<u64> {
     let halves = |at: usize| {
         let before = at.checked_sub(1).map_or(0, |before| prices[before]);
@@ -197,9 +203,10 @@ fn without_borders(costs: &[u64], prices: &[u64], borders: Option<u64>) -> Vec<u
     costs.iter().enumerate().map(layer).collect()
 }
 
-/// The cuts into `parts` parts, numbered as in `prices`, that cost least together with half of the largest part.
+/// Returns the cuts into `parts` parts, numbered as in `prices`, with the least cost plus half of
+/// the largest part.
 fn best_parts(costs: &[u64], prices: &[u64], parts: usize) -> Vec<usize> {
-    let least = most_even(costs, parts);
+    let least = min_largest(costs, parts);
     let total = |places: &Vec<usize>| {
         let paid: u128 = places.iter().map(|&at| u128::from(prices[at])).sum();
         paid + u128::from(largest(costs, places)) / 2
@@ -208,25 +215,25 @@ fn best_parts(costs: &[u64], prices: &[u64], parts: usize) -> Vec<usize> {
     ways.min_by_key(total).unwrap_or_default()
 }
 
-/// The largest of the parts that these cuts make.
+/// Returns the largest of the parts that these cuts make.
 fn largest(costs: &[u64], places: &[usize]) -> u64 {
     let ends = places.iter().map(|&at| at + 1).chain([costs.len()]);
     let mut from = 0;
     ends.map(|end| costs[std::mem::replace(&mut from, end)..end].iter().sum()).max().unwrap_or(0)
 }
 
-/// The least that the largest of so many parts can be.
-fn most_even(costs: &[u64], parts: usize) -> u64 {
+/// Returns the smallest possible size of the largest part.
+fn min_largest(costs: &[u64], parts: usize) -> u64 {
     let (mut low, mut high) = (costs.iter().copied().max().unwrap_or(0), costs.iter().sum());
     while low < high {
         let middle = low + (high - low) / 2;
-        if needed(costs, middle) <= parts { high = middle } else { low = middle + 1 }
+        if parts_needed(costs, middle) <= parts { high = middle } else { low = middle + 1 }
     }
     low
 }
 
-/// How many parts of at most `most` it takes.
-fn needed(costs: &[u64], most: u64) -> usize {
+/// Returns the number of parts of at most `most` that are needed.
+fn parts_needed(costs: &[u64], most: u64) -> usize {
     let (mut parts, mut sum) = (1, 0u64);
     for &cost in costs {
         if sum + cost > most {
@@ -237,13 +244,14 @@ fn needed(costs: &[u64], most: u64) -> usize {
     parts
 }
 
-/// The places of the cuts, numbered as in `prices`, that make `parts` parts of at most `most` and cost least.
+/// Returns the cheapest cuts, numbered as in `prices`, that make `parts` parts of at most `most`.
 fn cheapest_parts(costs: &[u64], prices: &[u64], parts: usize, most: u64) -> Vec<usize> {
     let count = costs.len();
     let sums: Vec<u64> = std::iter::once(0).chain(costs.iter().scan(0, |sum, &cost| Some(add(sum, cost)))).collect();
-    // best[k][end]: the least price and wait of `k + 1` parts that end before layer `end`, and where the last begins.
+    // best[k][end]: the least price and wait of `k + 1` parts that end before layer `end`, with the
+    // begin of the last part.
     let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; count + 1]; parts];
-    // Who comes in a part waits for half of it, on average.
+    // A request that arrives during a part waits for half of it, on average.
     let all = u128::from(sums[count]).max(1);
     let wait = |from: usize, to: usize| u128::from((sums[to] - sums[from]).min(1 << 50)).pow(2) / (2 * all);
     for end in 1..=count {
@@ -275,12 +283,13 @@ fn add(sum: &mut u64, cost: u64) -> u64 {
     *sum
 }
 
-impl Model {
-    /// What each block takes for `rows` rows, in about nanoseconds: from the operations and bytes that the shapes tell of.
+impl OnnxModel {
+    /// Estimates the time of each block for `rows` rows in nanoseconds, from the operations and
+    /// bytes that the shapes imply.
     ///
     /// Good enough to compare blocks with each other; measured times are better.
     pub fn estimate(&self, cuts: &Cuts, rows: i64) -> Vec<u64> {
-        let line = Line::new(self);
+        let line = OperatorLine::new(self);
         let ends = cuts.places.iter().copied().chain([line.len()]);
         let mut from = 0;
         let mut costs = Vec::with_capacity(cuts.blocks());
@@ -300,7 +309,7 @@ mod tests {
     #[test]
     fn stages_are_as_even_as_can_be() {
         let costs = [4, 1, 1, 1, 1, 4, 2, 2];
-        let most = most_even(&costs, 4);
+        let most = min_largest(&costs, 4);
         assert_eq!(most, 4);
         assert_eq!(cheapest_parts(&costs, &[1; 7], 4, most), [0, 4, 5]);
         assert_eq!(cheapest_parts(&costs, &[1; 7], 1, 16), []);

@@ -1,8 +1,8 @@
-//! What an ONNX file declares: its inputs and outputs, and the files beside it that it needs.
+//! Declarations of an ONNX file: its inputs and outputs, and the external files that it needs.
 //!
-//! Engines report types as they use them (one turns 64-bit integers into 32-bit ones), but clients must see what the
-//! model declares, so both engines take it from here. The graph is not looked at any further: a file that cannot be sliced can
-//! still be served whole.
+//! Engines report types as they use them (one turns 64-bit integers into 32-bit ones), but clients
+//! must see the model's declaration, so both engines use this. The graph itself is not checked: a
+//! file that cannot be sliced can still be served whole.
 
 use crate::OnnxError;
 use crate::file::OnnxFile;
@@ -11,23 +11,26 @@ use ripieno_model::{DataType, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path};
 
-/// The inputs and outputs of an ONNX file, in its order; initializers that old files list as inputs left out.
+/// The inputs and outputs of an ONNX file, in its order, without initializers that old files list
+/// as inputs.
 #[derive(Debug)]
 pub struct Declared {
-    /// What a request brings.
+    /// Inputs of a request.
     pub inputs: Vec<TensorSpec>,
-    /// What it gets.
+    /// Outputs of a request.
     pub outputs: Vec<TensorSpec>,
-    /// The files beside it that hold weights.
+    /// External files that hold weights.
     pub external: Vec<String>,
-    /// Which tensor has no dynamic first dimension that could be the batch, if one has none.
+    /// Description of a tensor without a dynamic first dimension that could be the batch, if there
+    /// is one.
     pub no_batch: Option<String>,
-    /// Of inputs that look up an embedding (the indices of a `Gather` from weights), how many ids it has.
+    /// Inputs that look up an embedding (as indices of a `Gather` from weights), with the number of
+    /// its ids.
     pub vocabulary: Vec<(String, i64)>,
 }
 
 impl Declared {
-    /// What a file declares.
+    /// Returns the declarations of a file.
     pub fn of(file: &OnnxFile) -> Result<Declared, OnnxError> {
         let (path, graph) = (file.path(), file.graph());
         if graph.output.is_empty() {
@@ -64,7 +67,7 @@ fn spec(kind: &str, info: &ValueInfoProto, path: &Path) -> Result<TensorSpec, On
     Ok(TensorSpec { name: name.to_owned(), datatype, shape: dims.collect() })
 }
 
-/// The first of these tensors that has no dynamic first dimension, and what it has instead.
+/// Describes the first of these tensors that has no dynamic first dimension.
 fn no_batch(kind: &str, specs: &[TensorSpec], path: &Path) -> Option<String> {
     specs.iter().find_map(|TensorSpec { name, shape, .. }| {
         let has = match shape.first() {
@@ -76,9 +79,9 @@ fn no_batch(kind: &str, specs: &[TensorSpec], path: &Path) -> Option<String> {
     })
 }
 
-/// The smallest table that each name indexes, be it directly or after a change of type or shape.
+/// Returns the smallest table that each input indexes, directly or after a change of type or shape.
 fn vocabulary(graph: &GraphProto) -> Vec<(String, i64)> {
-    // For each name, the graph's input that holds the same numbers; nodes stand in order.
+    // For each name, the graph's input that holds the same numbers; nodes are in order.
     let mut same: HashMap<&str, &str> = graph.input.iter().map(|info| (&*info.name, &*info.name)).collect();
     let mut sizes = BTreeMap::new();
     for node in &graph.node {

@@ -1,23 +1,24 @@
-//! The size of a dimension: a number, or an expression in the sizes that only a request knows.
+//! The size of a dimension: a number, or an expression in sizes that only a request determines.
 //!
-//! A size is kept as a product, `factor` times some symbols: that is what batches, lengths, heads and flattened views are
-//! made of, and it divides exactly where a reshape asks for it. Sums of unlike terms become one opaque symbol whose name is
-//! the sum written in a fixed order, so equal sums still compare equal. Arithmetic that overflows gives no size.
+//! A size is stored as a product, `factor` times some symbols: batches, lengths, heads and
+//! flattened views are products, and a product divides exactly where a reshape requires it. A sum
+//! of unlike terms becomes one opaque symbol whose name is the sum in a fixed order, so equal sums
+//! still compare equal. Arithmetic that overflows gives no size.
 
 use std::fmt;
 use std::sync::Arc;
 
 /// The symbol of the batch, in every graph.
 pub(crate) const BATCH: &str = "batch";
-/// Longer sums are not kept apart from any other unknown size.
-const LONGEST_NAME: usize = 160;
-const MOST_SYMBOLS: usize = 8;
+/// Longest name of a sum; longer ones become unknown sizes.
+const MAX_NAME: usize = 160;
+const MAX_SYMBOLS: usize = 8;
 
 /// A size.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Dim {
     factor: i64,
-    /// Sorted; a symbol stands as often as it is multiplied.
+    /// Sorted; a symbol occurs once for each factor.
     symbols: Vec<Arc<str>>,
 }
 
@@ -34,7 +35,7 @@ impl Dim {
         Dim::symbol(BATCH)
     }
 
-    /// The size, if it is a number.
+    /// Returns the size, if it is a number.
     pub(crate) fn value(&self) -> Option<i64> {
         self.symbols.is_empty().then_some(self.factor)
     }
@@ -47,7 +48,7 @@ impl Dim {
         self.factor == 1 && matches!(&self.symbols[..], [one] if &**one == BATCH)
     }
 
-    /// Whether the size depends on this symbol, be it inside a sum.
+    /// Whether the size depends on this symbol, also inside a sum.
     pub(crate) fn mentions(&self, symbol: &str) -> bool {
         let part = |name: &str| name.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == symbol);
         self.symbols.iter().any(|name| &**name == symbol || part(name))
@@ -60,10 +61,10 @@ impl Dim {
         }
         let mut symbols = [&self.symbols[..], &other.symbols[..]].concat();
         symbols.sort_unstable();
-        (symbols.len() <= MOST_SYMBOLS).then_some(Dim { factor, symbols })
+        (symbols.len() <= MAX_SYMBOLS).then_some(Dim { factor, symbols })
     }
 
-    /// The exact quotient; none if there is none for certain.
+    /// Returns the exact quotient; `None` if it is not certain to exist.
     pub(crate) fn over(&self, other: &Dim) -> Option<Dim> {
         let factor = self.factor.checked_div(other.factor)?;
         if factor.checked_mul(other.factor)? != self.factor {
@@ -97,12 +98,12 @@ impl Dim {
         self.plus(&other.times(&Dim::known(-1))?)
     }
 
-    /// An expression without a structure that is known here.
+    /// Creates an expression without known structure.
     pub(crate) fn opaque(text: &str) -> Option<Dim> {
-        (text.len() <= LONGEST_NAME).then(|| Dim::symbol(text))
+        (text.len() <= MAX_NAME).then(|| Dim::symbol(text))
     }
 
-    /// The size when every symbol stands for what `sizes` says; sums count as their symbols' largest, for estimates.
+    /// Returns the size with a value for every symbol, for estimates; a sum counts as one symbol.
     pub(crate) fn estimate(&self, size_of: &dyn Fn(&str) -> i64) -> i64 {
         let sizes = self.symbols.iter().map(|symbol| size_of(symbol));
         sizes.fold(self.factor.max(0), i64::saturating_mul)
@@ -119,7 +120,7 @@ impl fmt::Display for Dim {
     }
 }
 
-/// The product of sizes.
+/// Returns the product of sizes.
 pub(crate) fn product<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Option<Dim> {
     dims.into_iter().try_fold(Dim::known(1), |product, dim| product.times(dim))
 }

@@ -1,13 +1,13 @@
-//! What can go wrong with a file: the message names the file or the tensor, the cause and the fix.
+//! Errors of a file: the message names the file or the tensor, the cause and the fix.
 
 use thiserror::Error;
 
-/// A model that cannot be read, or cannot be sliced as wished.
+/// A model cannot be read, or cannot be sliced as requested.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct OnnxError(pub String);
 
-/// Shorthand for an error of this crate.
+/// Returns an error of this crate.
 pub(crate) fn refuse<T>(message: impl Into<String>) -> Result<T, OnnxError> {
     Err(OnnxError(message.into()))
 }

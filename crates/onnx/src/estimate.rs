@@ -1,34 +1,35 @@
-//! What an operator costs, guessed from its shapes: multiplications at one speed, bytes at another.
+//! Estimated cost of an operator from its shapes: multiplications and bytes, each at a fixed speed.
 
-use crate::graph::{Model, Node};
+use crate::graph::{OnnxModel, OpNode};
 use crate::line::nominal;
-use crate::weights::LARGEST;
+use crate::weights::MAX_COST;
 use crate::weights::element_bytes;
 
-/// About what one core of today does in a nanosecond.
+/// Approximate operations and bytes of one current CPU core per nanosecond.
 const FLOPS: u64 = 60;
 const BYTES: u64 = 8;
 
-/// About how many nanoseconds a node takes.
-pub(crate) fn nanos(model: &Model, node: usize, rows: i64) -> u64 {
+/// Estimates the nanoseconds of a node.
+pub(crate) fn nanos(model: &OnnxModel, node: usize, rows: i64) -> u64 {
     let node = &model.nodes[node];
     let bytes = |value: &Option<usize>| value.map_or(0, |value| bytes(model, value, rows));
     let moved = node.inputs.iter().chain(&node.outputs).map(bytes).fold(0, u64::saturating_add);
     let work = operations(model, node, rows).unwrap_or(0);
-    (work / FLOPS).saturating_add(moved / BYTES).min(LARGEST)
+    (work / FLOPS).saturating_add(moved / BYTES).min(MAX_COST)
 }
 
-fn elements(model: &Model, value: usize, rows: i64) -> u64 {
+fn elements(model: &OnnxModel, value: usize, rows: i64) -> u64 {
     let sizes = model.values[value].shape.iter().map(|dim| nominal(dim, rows).unsigned_abs());
     sizes.fold(1, u64::saturating_mul)
 }
 
-fn bytes(model: &Model, value: usize, rows: i64) -> u64 {
+fn bytes(model: &OnnxModel, value: usize, rows: i64) -> u64 {
     elements(model, value, rows).saturating_mul(element_bytes(model.values[value].elem).unwrap_or(1) as u64)
 }
 
-/// Floating-point operations of the operators that multiply; none for the others, whose bytes say enough.
-fn operations(model: &Model, node: &Node, rows: i64) -> Option<u64> {
+/// Returns the floating-point operations of operators that multiply; `None` for others, whose bytes
+/// suffice.
+fn operations(model: &OnnxModel, node: &OpNode, rows: i64) -> Option<u64> {
     let input = |at: usize| node.inputs.get(at).copied().flatten();
     let output = node.outputs.iter().flatten().next().map(|&output| elements(model, output, rows))?;
     let size =

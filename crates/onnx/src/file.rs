@@ -1,8 +1,8 @@
-//! An ONNX file, decoded once: whoever wants to know something of it asks here.
+//! An ONNX file, decoded once: the only access to its content.
 //!
-//! A model may be hostile. So the file is no larger than a protobuf message can be, messages lie at most 100 deep in each other
-//! (the decoder's limit, below which all that walks through graphs may recurse), and the memory that is taken is a bounded
-//! multiple of the file.
+//! A model may be hostile. So the file is no larger than a protobuf message can be, messages nest
+//! at most 100 deep (the decoder's limit, below which recursion through graphs is safe), and the
+//! memory used is a bounded multiple of the file.
 
 use crate::error::{OnnxError, refuse};
 use crate::proto::{AttributeProto, FunctionProto, GraphProto, ModelProto, SparseTensorProto, TensorProto};
@@ -11,14 +11,14 @@ use prost::Message;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A larger file cannot be one protobuf message.
-const LARGEST: u64 = 2 << 30;
+/// Largest file; a larger one cannot be one protobuf message.
+const MAX_FILE_BYTES: u64 = 2 << 30;
 
 /// A decoded ONNX file.
 #[derive(Debug)]
 pub struct OnnxFile {
     pub(crate) path: PathBuf,
-    /// Without its graph.
+    /// The model without its graph.
     pub(crate) model: ModelProto,
     pub(crate) graph: GraphProto,
 }
@@ -29,17 +29,18 @@ impl OnnxFile {
         let unreadable = |cause: std::io::Error| {
             OnnxError(format!("cannot read {}: {cause}; put the model's ONNX file there", path.display()))
         };
-        if std::fs::metadata(path).map_err(unreadable)?.len() > LARGEST {
+        if std::fs::metadata(path).map_err(unreadable)?.len() > MAX_FILE_BYTES {
             return refuse(format!("{}: larger than 2 GiB: save its weights as external data", path.display()));
         }
         OnnxFile::parse(std::fs::read(path).map_err(unreadable)?, path)
     }
 
-    /// The same from memory; `path` names the file in messages, and its folder holds external weights.
+    /// Decodes a file from memory; `path` names the file in messages, and its folder holds external
+    /// weights.
     pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<OnnxFile, OnnxError> {
         let not_onnx = || OnnxError(format!("{}: not an ONNX model: export the model to ONNX anew", path.display()));
         let mut model = ModelProto::decode(bytes.into()).map_err(|cause| {
-            // The decoder says it in words alone.
+            // The decoder reports this only as text.
             if cause.to_string().ends_with("recursion limit reached") {
                 let fix = "export the model anew";
                 return OnnxError(format!(
@@ -53,25 +54,27 @@ impl OnnxFile {
         Ok(OnnxFile { path: path.to_owned(), model, graph })
     }
 
-    /// Where it was read.
+    /// Returns the path from which it was read.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it computes.
+    /// Returns its graph.
     pub fn graph(&self) -> &GraphProto {
         &self.graph
     }
 
-    /// What its nodes may call beside the operators.
+    /// Returns the functions that its nodes may call beside operators.
     pub fn functions(&self) -> &[FunctionProto] {
         &self.model.functions
     }
 
-    /// The files that it names for its weights, as it writes them: beside itself, if it is well made.
+    /// Returns the external files that it names for its weights, as written: beside itself, if it
+    /// is well formed.
     ///
-    /// An engine opens these files by itself, and a model may name any. Whoever serves models that he did not write must know
-    /// them first, so this looks at everything that can name one: subgraphs, functions, sparse weights and constants, too.
+    /// An engine opens these files by itself, and a model may name any file. A server of untrusted
+    /// models must know them first, so this searches everything that can name one, including
+    /// subgraphs, functions, sparse weights and constants.
     pub fn external_files(&self) -> BTreeSet<String> {
         let mut files = BTreeSet::new();
         of_graph(&self.graph, &mut files);
@@ -155,7 +158,8 @@ mod tests {
         assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     }
 
-    /// Two of a field that is there once are merged, as protobuf has it: neither can hide the other's files.
+    /// Two occurrences of a singular field are merged, as protobuf defines it: neither can hide the
+    /// other's files.
     #[test]
     fn a_second_graph_does_not_hide_the_first() {
         let graph = |file: &str| {
@@ -185,7 +189,7 @@ mod tests {
             ModelProto { graph: Some(graph), ..ModelProto::default() }
         };
         assert!(parse(&nested(30)).is_ok());
-        // To build and drop such a graph recurses as well; to read it must not.
+        // Building and dropping such a graph recurses as well; reading it must not.
         let deep = std::thread::Builder::new().stack_size(512 << 20).spawn(move || {
             let refused = parse(&nested(3000)).unwrap_err().to_string();
             assert!(refused.contains("nested more than 30 deep"), "{refused}");

@@ -1,11 +1,11 @@
-//! Small models for tests, written here so that each test shows what it slices, and rten to run them.
+//! Small models for tests, built in code so that each test shows its graph, and rten to run them.
 
 use crate::proto::{
     DimensionProto, GraphProto, ModelProto, NodeProto, OperatorSetProto, ShapeProto, TensorProto, TensorTypeProto,
     TypeProto, ValueInfoProto, elem,
 };
 use crate::weights::{float_tensor, int_tensor};
-use crate::{Model, Slices};
+use crate::{OnnxModel, Slices};
 use prost::Message;
 use ripieno_workload::{stream, unit};
 use rten::Value;
@@ -13,7 +13,7 @@ use rten_tensor::{AsView, Layout, Tensor};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A graph in the making.
+/// A graph under construction.
 #[derive(Default)]
 pub(crate) struct Draft {
     pub(crate) graph: GraphProto,
@@ -26,7 +26,7 @@ impl Draft {
         self.graph.node.last_mut().expect("one was just added")
     }
 
-    /// Adds a weight of numbers that differ.
+    /// Adds a weight of varied numbers.
     pub(crate) fn weight(&mut self, name: &str, dims: &[i64]) {
         let count = dims.iter().product::<i64>() as usize;
         let scale = 1.0 / (count as f32).sqrt().max(4.0);
@@ -43,7 +43,7 @@ impl Draft {
         self.graph.initializer.push(TensorProto { dims: vec![], ..int_tensor(name, &[element]) });
     }
 
-    /// Dimensions below 0 are named: -1 "n", -2 "s", -3 "t".
+    /// Adds an input. Dimensions below 0 are named: -1 "n", -2 "s", -3 "t".
     pub(crate) fn input(&mut self, name: &str, elem: i32, dims: &[i64]) {
         self.graph.input.push(info(name, elem, dims));
     }
@@ -58,12 +58,12 @@ impl Draft {
         ModelProto { ir_version: 8, opset_import, graph, ..ModelProto::default() }.encode_to_vec()
     }
 
-    pub(crate) fn model(&self) -> Model {
-        Model::parse(self.encode(), Path::new("test.onnx")).unwrap_or_else(|cause| panic!("{cause}"))
+    pub(crate) fn model(&self) -> OnnxModel {
+        OnnxModel::parse(self.encode(), Path::new("test.onnx")).unwrap_or_else(|cause| panic!("{cause}"))
     }
 
     pub(crate) fn refused(&self) -> String {
-        Model::parse(self.encode(), Path::new("test.onnx")).expect_err("it should be refused").to_string()
+        OnnxModel::parse(self.encode(), Path::new("test.onnx")).expect_err("it should be refused").to_string()
     }
 }
 
@@ -80,9 +80,9 @@ fn info(name: &str, elem_type: i32, dims: &[i64]) -> ValueInfoProto {
 }
 
 /// Tensors by name.
-pub(crate) type Tensors = BTreeMap<String, Tensor<f32>>;
+pub(crate) type NamedTensors = BTreeMap<String, Tensor<f32>>;
 
-/// Numbers that differ, about between -1 and 1.
+/// Creates a tensor of varied numbers between about -1 and 1.
 pub(crate) fn numbers(shape: &[usize]) -> Tensor<f32> {
     let count = shape.iter().product::<usize>();
     let data: Vec<f32> = (0..count).map(|at| ((at * 7919 + 13) % 201) as f32 / 100.0 - 1.0).collect();
@@ -90,7 +90,7 @@ pub(crate) fn numbers(shape: &[usize]) -> Tensor<f32> {
 }
 
 /// Runs an ONNX file in rten.
-pub(crate) fn run(file: Vec<u8>, given: &Tensors, wanted: &[String]) -> Tensors {
+pub(crate) fn run(file: Vec<u8>, given: &NamedTensors, wanted: &[String]) -> NamedTensors {
     let mut options = rten::ModelOptions::with_all_ops();
     options.enable_optimization(false);
     let model = options.load(file).expect("rten loads the file");
@@ -104,8 +104,8 @@ pub(crate) fn run(file: Vec<u8>, given: &Tensors, wanted: &[String]) -> Tensors 
     wanted.iter().cloned().zip(values.into_iter().map(float)).collect()
 }
 
-/// Runs the blocks one after the other, tensors tied together by name.
-pub(crate) fn run_chain(slices: &Slices<'_>, given: &Tensors) -> Tensors {
+/// Runs the blocks in sequence, linked by tensor names.
+pub(crate) fn run_chain(slices: &Slices<'_>, given: &NamedTensors) -> NamedTensors {
     let mut tensors = given.clone();
     for block in &slices.blocks {
         let wanted: Vec<String> = block.outputs.iter().map(|spec| spec.name.clone()).collect();
@@ -123,7 +123,8 @@ pub(crate) fn assert_close(found: &Tensor<f32>, expected: &Tensor<f32>) {
     }
 }
 
-/// Convolutions with normalisation and activation, two residuals, a branch, a head; and the features as a second output.
+/// Convolutions with normalisation and activation, two residuals, a branch, a head; and the
+/// features as a second output.
 pub(crate) fn residual_network() -> Draft {
     let mut draft = Draft::default();
     draft.input("image", elem::FLOAT, &[-1, 3, 8, 8]);
@@ -165,8 +166,8 @@ fn conv(draft: &mut Draft, from: &str, to: &str, [out, into, kernel]: [i64; 3]) 
     draft.op("Relu", &[&part("norm")], &[to]);
 }
 
-/// Two layers of an encoder as exporters write them: heads made by reshapes whose sizes are computed from `Shape`, once for
-/// all layers.
+/// Two layers of an encoder as exporters write them: heads made by reshapes whose sizes are
+/// computed from `Shape`, once for all layers.
 pub(crate) fn encoder() -> Draft {
     let mut draft = Draft::default();
     draft.input("x", elem::FLOAT, &[-1, -2, 8]);

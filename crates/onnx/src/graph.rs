@@ -1,4 +1,4 @@
-//! The graph as the slicer sees it: values by number, nodes in an order in which they can run, every shape known.
+//! The graph for the slicer: values by number, nodes in an executable order, every shape known.
 
 use crate::dim::Dim;
 use crate::proto::{NodeProto, OperatorSetProto, TensorProto};
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 /// A model that was read and checked.
 #[derive(Clone, Debug)]
-pub struct Model {
+pub struct OnnxModel {
     pub(crate) path: PathBuf,
     pub(crate) ir_version: i64,
     pub(crate) opsets: Vec<OperatorSetProto>,
-    pub(crate) values: Vec<Value>,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) values: Vec<GraphValue>,
+    pub(crate) nodes: Vec<OpNode>,
     pub(crate) weights: Vec<TensorProto>,
     pub(crate) inputs: Vec<usize>,
     pub(crate) outputs: Vec<usize>,
@@ -21,12 +21,12 @@ pub struct Model {
 
 /// A tensor of the graph.
 #[derive(Clone, Debug)]
-pub(crate) struct Value {
+pub(crate) struct GraphValue {
     pub(crate) name: String,
     /// ONNX's number of the element type.
     pub(crate) elem: i32,
     pub(crate) shape: Vec<Dim>,
-    /// The elements of small integer tensors of at most one dimension, as far as they follow from shapes.
+    /// The elements of small integer tensors of at most one dimension, if they follow from shapes.
     pub(crate) data: Option<Vec<Dim>>,
     /// The number of its weight.
     pub(crate) weight: Option<usize>,
@@ -34,29 +34,30 @@ pub(crate) struct Value {
     pub(crate) node: Option<usize>,
 }
 
-impl Value {
-    /// Whether it holds one row for each row of the batch, first dimension first.
+impl GraphValue {
+    /// Whether it holds one row for each row of the batch, with the batch as first dimension.
     pub(crate) fn is_rows(&self) -> bool {
         self.batch_axis() == Some(0)
     }
 
-    /// Which of its dimensions is the batch, whole and alone, so that a device can carry it between blocks.
+    /// Returns the dimension that is exactly the batch, so that a device can carry the value
+    /// between blocks.
     pub(crate) fn batch_axis(&self) -> Option<usize> {
         let batch = || self.shape.iter().position(Dim::is_batch);
         if self.weight.is_none() { batch() } else { None }
     }
 }
 
-/// An operator with its tensors by number; an optional one that is left out has none.
+/// An operator with its tensors by number; `None` for an omitted optional one.
 #[derive(Clone, Debug)]
-pub(crate) struct Node {
+pub(crate) struct OpNode {
     pub(crate) proto: NodeProto,
     pub(crate) inputs: Vec<Option<usize>>,
     pub(crate) outputs: Vec<Option<usize>>,
 }
 
-impl Model {
-    /// The version of ONNX's own operators.
+impl OnnxModel {
+    /// Returns the version of ONNX's own operators.
     pub(crate) fn opset(&self) -> i64 {
         let own = self.opsets.iter().find(|set| matches!(&*set.domain, "" | "ai.onnx"));
         own.map_or(1, |set| set.version)
@@ -66,7 +67,7 @@ impl Model {
         self.values.iter().position(|value| value.name == name)
     }
 
-    /// The integer elements of a small tensor, if all of them are numbers.
+    /// Returns the integer elements of a small tensor, if all of them are numbers.
     pub(crate) fn known_ints(&self, value: usize) -> Option<Vec<i64>> {
         self.values[value].data.as_ref()?.iter().map(Dim::value).collect()
     }

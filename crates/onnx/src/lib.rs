@@ -1,20 +1,24 @@
 //! Reads, checks and slices ONNX graphs into blocks.
 //!
-//! A batch can change only where a block ends, so a model in one file is one long block that newcomers wait for. Here any
-//! ordinary model becomes a chain of files whose outputs are those of the whole:
+//! A batch can change only where a block ends, so a model in one file is one long block that new
+//! requests wait for. This crate turns any ordinary model into a chain of files with the same
+//! outputs:
 //!
-//! 1. [`Model::read`] reads the file, refuses what cannot be sliced for certain, and gives every tensor a shape (`shapes/`).
-//! 2. `line` finds what each possible cut would have to carry; [`Model::layers`], [`Model::stages`] and [`Model::cuts_at`]
-//!    choose among them, by what each of them costs (`price`).
-//! 3. [`Model::slice`] and [`Slices::write`] make files of them.
+//! 1. [`OnnxModel::read`] reads the file, refuses a model that cannot be sliced with certainty, and
+//!    gives every tensor a shape (`shapes/`).
+//! 2. `line` finds the tensors that each possible cut would carry; [`OnnxModel::layers`],
+//!    [`OnnxModel::stages`] and [`OnnxModel::cuts_at`] choose among the cuts, by the cost of each
+//!    (`price`).
+//! 3. [`OnnxModel::slice`] and [`Slices::write`] create the files.
 //!
-//! Whoever serves a file whole learns from [`Declared`] what it takes and gives. All of this looks into one [`OnnxFile`], which
-//! is the only reader of the format.
+//! To serve a file whole, [`Declared`] returns its inputs and outputs. All of this reads one
+//! [`OnnxFile`], the only reader of the format.
 //!
-//! Nothing is run here: times, where stages shall be even in time, come from whoever has an engine. The graph is not changed
-//! either: each operator ends up in one file as it was, so what an engine gives for the chain differs from the whole only as
-//! far as it had fused across a cut. Rejected: naming a cut's tensors to an engine that runs parts of a loaded graph, which one
-//! engine offers and only with its fusions off.
+//! Nothing is run here: measured times, for stages of equal time, come from a caller with an
+//! engine. The graph is not changed either: each operator ends up in one file unchanged, so an
+//! engine's outputs for the chain differ from those of the whole only where it would have fused
+//! operators across a cut. Rejected: naming a cut's tensors to an engine that runs parts of a
+//! loaded graph, which one engine offers and only with its fusions off.
 
 mod blocks;
 mod cuts;
@@ -37,12 +41,12 @@ mod shapes;
 mod tests;
 mod weights;
 
-pub use blocks::{Block, SLICER_VERSION, Slices};
+pub use blocks::{SLICER_VERSION, SlicedBlock, Slices};
 pub use cuts::Cuts;
 pub use declared::Declared;
 pub use dense::split_gemm;
 pub use error::OnnxError;
 pub use file::OnnxFile;
-pub use graph::Model;
-pub use price::Price;
-pub use recurrent::{Answer, Cell, Cells, RandomCells};
+pub use graph::OnnxModel;
+pub use price::CutPrice;
+pub use recurrent::{CellOutput, RandomCells, RecurrentCell, RecurrentCells};

@@ -1,17 +1,19 @@
-//! The operators in a line, and what every cut of that line would have to carry.
+//! The operators in a sequence, and the tensors that every cut of that sequence would carry.
 //!
-//! A device keeps rows between blocks: tensors whose first dimension is the batch. One that has the batch elsewhere is turned
-//! at the end of a block and turned back in those that take it. So each operator that gives rows, or that is
-//! too costly to run twice, has one place in the line. The others (views, shapes, masks made of constants) have none: each
-//! block that needs their results computes them itself, from rows and weights. A cut is possible where everything that is needed
-//! behind it is rows, or follows from rows in that way; a residual that is used ten blocks later is carried past all of them.
+//! A device keeps rows between blocks: tensors whose first dimension is the batch. A tensor with
+//! the batch elsewhere is transposed at the end of a block and back in the blocks that take it. So
+//! each operator that outputs rows, or that is too costly to run twice, has one place in the
+//! sequence. The others (views, shapes, masks made of constants) have none: each block that needs
+//! their results computes them itself, from rows and weights. A cut is possible where everything
+//! that is needed after it is rows, or follows from rows in that way; a residual that is used ten
+//! blocks later is carried past all of them.
 
-use crate::graph::{Model, Node};
+use crate::graph::{OnnxModel, OpNode};
 use crate::proto::NodeProto;
-use crate::weights::{LARGEST, element_bytes};
+use crate::weights::{MAX_COST, element_bytes};
 use std::collections::BTreeSet;
 
-/// The length that sizes are compared at, where the model leaves it open.
+/// The length at which sizes are compared, where the model leaves it open.
 const NOMINAL_LENGTH: i64 = 64;
 
 /// Operators that must not run twice.
@@ -40,26 +42,28 @@ const COSTLY: [&str; 22] = [
     "Upsample",
 ];
 
-/// A model's operators in the line that cuts part.
+/// A model's operators in the sequence that cuts divide.
 #[derive(Clone, Debug)]
-pub(crate) struct Line<'m> {
-    pub(crate) model: &'m Model,
+pub(crate) struct OperatorLine<'m> {
+    pub(crate) model: &'m OnnxModel,
     /// The nodes that have a place, in order.
     pub(crate) places: Vec<usize>,
-    /// For each place, the rows that its operator needs, be it by way of operators without a place.
+    /// Rows that the operator of each place needs, directly or through operators without a
+    /// place.
     pub(crate) needs: Vec<BTreeSet<usize>>,
-    /// Values that follow from weights alone.
+    /// Whether each value follows from weights alone.
     pub(crate) constant: Vec<bool>,
-    /// For each value: the first cut that it could be carried over, and the last place that needs it.
+    /// Live range of each value: the first cut that it could be carried over, and the last place
+    /// that needs it.
     lives: Vec<Option<(usize, usize)>>,
-    /// For each cut, whether something is needed behind it that cannot be carried, and its value.
+    /// A value that is needed after each cut and cannot be carried, if there is one.
     stuck: Vec<Option<usize>>,
 }
 
-impl<'m> Line<'m> {
-    pub(crate) fn new(model: &'m Model) -> Line<'m> {
+impl<'m> OperatorLine<'m> {
+    pub(crate) fn new(model: &'m OnnxModel) -> OperatorLine<'m> {
         let constant = constants(model);
-        let has_place = |node: &Node| {
+        let has_place = |node: &OpNode| {
             let mut outputs = node.outputs.iter().flatten();
             let live = !outputs.clone().all(|&output| constant[output]);
             live && (is_costly(&node.proto) || outputs.any(|&output| model.values[output].batch_axis().is_some()))
@@ -71,12 +75,12 @@ impl<'m> Line<'m> {
         }
         let (needs, lives) = (Vec::with_capacity(places.len()), vec![None; model.values.len()]);
         let stuck = vec![None; places.len() + 1];
-        let mut line = Line { model, places, needs, constant, lives, stuck };
+        let mut line = OperatorLine { model, places, needs, constant, lives, stuck };
         line.follow(&place_of);
         line
     }
 
-    /// Finds out who needs what, and from where to where it is carried.
+    /// Computes the needs of each place, and the live ranges of values.
     fn follow(&mut self, place_of: &[Option<usize>]) {
         let made_at = |value: usize| match self.model.values[value].node {
             Some(node) => place_of[node].map(|place| place + 1),
@@ -98,7 +102,8 @@ impl<'m> Line<'m> {
         }
     }
 
-    /// What these values are computed from at last: rows, and values of operators that have a place. Weights left out.
+    /// Returns the values that these are ultimately computed from: rows, and values of operators
+    /// that have a place, without weights.
     fn sources(&self, values: impl Iterator<Item = usize>, place_of: &[Option<usize>]) -> BTreeSet<usize> {
         let mut open: Vec<usize> = values.collect();
         let (mut seen, mut sources) = (BTreeSet::new(), BTreeSet::new());
@@ -114,30 +119,32 @@ impl<'m> Line<'m> {
         sources
     }
 
-    /// How many operators have a place. Cuts are numbered like the place behind them: 1 is behind the first operator.
+    /// Returns the number of operators with a place. A cut has the number of the place after it: 1
+    /// is after the first operator.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// What cannot be carried over a cut, if that is why it is impossible.
-    pub(crate) fn hindrance(&self, cut: usize) -> Option<&str> {
+    /// Returns the name of the value that makes a cut impossible, if any.
+    pub(crate) fn blocking_value(&self, cut: usize) -> Option<&str> {
         self.stuck[cut].map(|value| &*self.model.values[value].name)
     }
 
-    /// The rows that are carried over a cut.
+    /// Returns the rows that are carried over a cut.
     pub(crate) fn carried(&self, cut: usize) -> Vec<usize> {
         let over = |&value: &usize| self.lives[value].is_some_and(|(from, to)| from <= cut && cut <= to);
         (0..self.lives.len()).filter(over).collect()
     }
 
-    /// The last place that needs a value.
+    /// Returns the last place that needs a value.
     pub(crate) fn last_use(&self, value: usize) -> Option<usize> {
         self.lives[value].map(|(_, to)| to)
     }
 
-    /// For each cut, how much it costs to make there, in bytes a row; few and small tensors are cheap. None: impossible.
+    /// Returns the cost of each cut in bytes per row, lower for few and small tensors; `None` if
+    /// the cut is impossible.
     pub(crate) fn prices(&self) -> Vec<Option<u64>> {
-        /// One more tensor to gather and scatter costs about as much as so many bytes.
+        /// Cost of gathering and scattering one more tensor, in bytes.
         const TENSOR: u64 = 4096;
         let mut change = vec![0i128; self.len() + 2];
         for (value, lives) in self.lives.iter().enumerate() {
@@ -158,17 +165,17 @@ impl<'m> Line<'m> {
     }
 }
 
-/// Bytes of one row of a value.
-pub(crate) fn row_bytes(model: &Model, value: usize) -> u64 {
+/// Returns the bytes of one row of a value.
+pub(crate) fn row_bytes(model: &OnnxModel, value: usize) -> u64 {
     let value = &model.values[value];
     let batch = value.batch_axis();
     let row = value.shape.iter().enumerate().filter(|(axis, _)| Some(*axis) != batch);
     let row = row.map(|(_, dim)| dim.estimate(&|_| NOMINAL_LENGTH));
     let elements = row.fold(1, i64::saturating_mul);
-    elements.unsigned_abs().saturating_mul(element_bytes(value.elem).unwrap_or(8) as u64).min(LARGEST)
+    elements.unsigned_abs().saturating_mul(element_bytes(value.elem).unwrap_or(8) as u64).min(MAX_COST)
 }
 
-/// A size for estimates.
+/// Returns a size for estimates.
 pub(crate) fn nominal(dim: &crate::dim::Dim, rows: i64) -> i64 {
     dim.estimate(&|symbol| if symbol == crate::dim::BATCH { rows } else { NOMINAL_LENGTH })
 }
@@ -177,7 +184,7 @@ pub(crate) fn is_costly(node: &NodeProto) -> bool {
     !node.is_standard() || COSTLY.contains(&&*node.op_type)
 }
 
-fn constants(model: &Model) -> Vec<bool> {
+fn constants(model: &OnnxModel) -> Vec<bool> {
     let mut constant: Vec<bool> = model.values.iter().map(|value| value.weight.is_some()).collect();
     for node in &model.nodes {
         let all = node.inputs.iter().flatten().all(|&input| constant[input]);

@@ -1,40 +1,45 @@
-//! What a cut costs: what is carried over it, and what an engine does in the blocks that it would not do in the whole.
+//! Cost of a cut: the tensors carried over it, and the engine's extra work in the blocks compared
+//! with the whole model.
 //!
-//! Between convolutions engines keep images in a layout of their own, and run additions and activations within the operator
-//! before them. A border ends both. What is carried over it is turned into ONNX's layout, and back for the next convolution. An
-//! operator that goes element by element takes all its images in one layout, so an addition that takes a carried image runs in
-//! ONNX's layout and on its own, and so does whatever takes its sum, up to the next convolutions: in a residual network one cut
-//! undoes every block up to the next one whose shortcut is a convolution. On ONNX Runtime that is most of what cuts cost
-//! (docs/slicing.md), and a cut elsewhere has none of it.
+//! Between convolutions engines keep images in a layout of their own, and fuse additions and
+//! activations into the operator before them. A border ends both. A tensor carried over it is
+//! converted to ONNX's layout, and back for the next convolution. An elementwise operator takes all
+//! its images in one layout, so an addition with a carried image runs in ONNX's layout and unfused,
+//! and so does every user of its sum, up to the next convolutions: in a residual network one cut
+//! affects every block up to the next one whose shortcut is a convolution. On ONNX Runtime that is
+//! most of the cost of cuts (docs/slicing.md), and a cut elsewhere has none of it.
 //!
-//! Prices are bytes a row that are read or written once more. What a byte takes is the engine's, and measured by who has one.
+//! Prices are bytes per row that are read or written once more. The time of a byte depends on the
+//! engine, and is measured by a caller with one.
 
 use crate::cuts::Cuts;
-use crate::graph::Model;
-use crate::line::{Line, row_bytes};
+use crate::graph::OnnxModel;
+use crate::line::{OperatorLine, row_bytes};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What one cut costs.
+/// Cost of one cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Price {
-    /// Bytes that are carried over it, for one row; an open length counts as 64.
+pub struct CutPrice {
+    /// Bytes carried over it, for one row; an open length counts as 64.
     pub carried_bytes: u64,
-    /// Bytes of images that are turned between ONNX's layout and an engine's own, which the whole keeps in the latter.
+    /// Bytes of images that are converted between ONNX's layout and an engine's own, which the
+    /// whole model keeps in the latter.
     pub turned_bytes: u64,
-    /// Operators that the whole runs within the one before them, and the blocks on their own: how many of which.
-    pub apart: BTreeMap<String, usize>,
-    /// All bytes that are moved for its sake, a further tensor counting as some more.
+    /// Operators that the whole model fuses into the one before them and the blocks do not, with
+    /// their counts.
+    pub unfused: BTreeMap<String, usize>,
+    /// All bytes that are moved because of it; each further tensor adds a constant.
     pub weight: u64,
 }
 
-/// How an operator takes images.
+/// The layout in which an operator takes images.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Has them turned into its own layout.
+enum LayoutKind {
+    /// The engine's own layout, to which it converts.
     Window,
-    /// As they come, if all of them come in the same one.
+    /// Any layout, if all images have the same one.
     Elementwise,
-    /// In ONNX's layout.
+    /// ONNX's layout.
     Other,
 }
 
@@ -62,28 +67,29 @@ const ELEMENTWISE: [&str; 18] = [
 
 /// A model with the layouts that an engine gives its values when it runs as a whole.
 pub(crate) struct Layouts<'a> {
-    line: &'a Line<'a>,
-    /// By value: whether it is an image in the engine's own layout.
+    line: &'a OperatorLine<'a>,
+    /// Whether each value is an image in the engine's own layout.
     own: Vec<bool>,
-    /// By value: whether somebody takes it in ONNX's layout, so that the whole turns it, too.
+    /// Whether each value is taken in ONNX's layout by some operator, so that the whole model
+    /// converts it, too.
     turned: Vec<bool>,
-    /// By value: whether all who take it go element by element and give as much as they take.
+    /// Whether each value is taken only by elementwise operators with outputs of the same size.
     within: Vec<bool>,
-    /// By cut: the bytes that the line tells of.
+    /// Bytes carried over each cut, from the line.
     carried: Vec<Option<u64>>,
 }
 
-impl Model {
-    /// What each cut costs.
-    pub fn prices(&self, cuts: &Cuts) -> Vec<Price> {
-        let line = Line::new(self);
+impl OnnxModel {
+    /// Returns the cost of each cut.
+    pub fn prices(&self, cuts: &Cuts) -> Vec<CutPrice> {
+        let line = OperatorLine::new(self);
         let layouts = Layouts::new(&line);
         cuts.places.iter().map(|&cut| layouts.price(cut)).collect()
     }
 }
 
 impl<'a> Layouts<'a> {
-    pub(crate) fn new(line: &'a Line<'a>) -> Layouts<'a> {
+    pub(crate) fn new(line: &'a OperatorLine<'a>) -> Layouts<'a> {
         let values = line.model.values.len();
         let mut layouts = Layouts {
             line,
@@ -99,32 +105,35 @@ impl<'a> Layouts<'a> {
         layouts
     }
 
-    /// How the operator at a place takes its images in the whole, and leaves its results.
+    /// Determines the layout in which the operator at a place takes and leaves its images in the
+    /// whole model.
     fn follow(&mut self, place: usize) {
         let (kind, line) = (self.kind(place), self.line);
         let needs = &line.needs[place];
-        let alike = kind == Kind::Elementwise && needs.iter().all(|&value| self.own[value]) && self.same_shape(place);
-        let own = kind == Kind::Window || alike;
+        let alike =
+            kind == LayoutKind::Elementwise && needs.iter().all(|&value| self.own[value]) && self.same_shape(place);
+        let own = kind == LayoutKind::Window || alike;
         for output in self.outputs(place) {
             self.own[output] = own && line.model.values[output].shape.len() == 4;
         }
         let given = self.outputs(place).map(|output| self.bytes(output)).max().unwrap_or(0);
         for &value in needs {
             self.turned[value] |= !own;
-            self.within[value] &= kind == Kind::Elementwise && self.bytes(value) == given;
+            self.within[value] &= kind == LayoutKind::Elementwise && self.bytes(value) == given;
         }
     }
 
-    pub(crate) fn price(&self, cut: usize) -> Price {
+    pub(crate) fn price(&self, cut: usize) -> CutPrice {
         let carried = self.line.carried(cut);
         let out = carried.iter().filter(|&&value| !self.turned[value]);
-        let mut price = Price {
+        let mut price = CutPrice {
             carried_bytes: carried.iter().map(|&value| self.bytes(value)).sum(),
             turned_bytes: out.map(|&value| self.image_bytes(value)).sum(),
-            apart: BTreeMap::new(),
+            unfused: BTreeMap::new(),
             weight: self.carried[cut].unwrap_or(u64::MAX),
         };
-        // What is in ONNX's layout behind the cut, though not in the whole; and what was turned into the other one since.
+        // Values in ONNX's layout after the cut, but not in the whole model; `turned` are those
+        // converted back since.
         let mut plain: BTreeSet<usize> = carried.iter().copied().filter(|&value| self.own[value]).collect();
         let parted: BTreeSet<usize> = carried.into_iter().filter(|&value| self.is_parted(value)).collect();
         let (mut turned, mut moved) = (BTreeSet::new(), 0);
@@ -135,7 +144,7 @@ impl<'a> Layouts<'a> {
             let needs = &self.line.needs[place];
             let is_own = self.outputs(place).any(|output| self.own[output]);
             let takes_plain = needs.iter().any(|value| plain.contains(value));
-            if self.kind(place) == Kind::Window {
+            if self.kind(place) == LayoutKind::Window {
                 let first = needs.iter().filter(|&&value| plain.contains(&value) && turned.insert(value));
                 price.turned_bytes += first.map(|&value| self.bytes(value)).sum::<u64>();
             } else if is_own && takes_plain || needs.iter().any(|value| parted.contains(value)) {
@@ -143,7 +152,7 @@ impl<'a> Layouts<'a> {
                 price.turned_bytes += out.map(|&value| self.image_bytes(value)).sum::<u64>();
                 let around = needs.iter().copied().chain(self.outputs(place));
                 moved += around.map(|value| self.bytes(value)).sum::<u64>();
-                *price.apart.entry(self.operator(place).to_owned()).or_default() += 1;
+                *price.unfused.entry(self.operator(place).to_owned()).or_default() += 1;
                 for output in self.outputs(place).filter(|&output| self.own[output]) {
                     plain.insert(output);
                     end = end.max(last_use(output));
@@ -155,16 +164,16 @@ impl<'a> Layouts<'a> {
         price
     }
 
-    /// Whether an operator computes it, and those who take it would run within that one.
+    /// Whether the value separates an operator from the ones that would be fused into it.
     fn is_parted(&self, value: usize) -> bool {
         self.within[value] && self.line.model.values[value].node.is_some()
     }
 
-    fn kind(&self, place: usize) -> Kind {
+    fn kind(&self, place: usize) -> LayoutKind {
         match self.operator(place) {
-            kind if WINDOWS.contains(&kind) => Kind::Window,
-            kind if ELEMENTWISE.contains(&kind) => Kind::Elementwise,
-            _ => Kind::Other,
+            kind if WINDOWS.contains(&kind) => LayoutKind::Window,
+            kind if ELEMENTWISE.contains(&kind) => LayoutKind::Elementwise,
+            _ => LayoutKind::Other,
         }
     }
 
@@ -177,7 +186,8 @@ impl<'a> Layouts<'a> {
         line.model.nodes[line.places[place]].outputs.iter().flatten().copied()
     }
 
-    /// Engines spread a small image over a large one in ONNX's layout only.
+    /// Whether all inputs have the same shape; engines broadcast a small image to a large one in
+    /// ONNX's layout only.
     fn same_shape(&self, place: usize) -> bool {
         let concat = self.operator(place) == "Concat";
         let mut shapes = self.line.needs[place].iter().map(|&value| &self.line.model.values[value].shape);
@@ -199,24 +209,25 @@ mod tests {
     use super::*;
     use crate::fixture::{encoder, residual_network};
 
-    fn prices(model: &Model, tensors: &[&str]) -> Vec<Price> {
+    fn prices(model: &OnnxModel, tensors: &[&str]) -> Vec<CutPrice> {
         let tensors: Vec<String> = tensors.iter().map(|&tensor| tensor.to_owned()).collect();
         model.prices(&model.cuts_at(&tensors).unwrap())
     }
 
     const IMAGE: u64 = 8 * 8 * 8 * 4;
 
-    /// Both residual blocks add what they take, so a cut before the first undoes both, before the second one of them, and before
-    /// the pooling none.
+    /// Both residual blocks add their input, so a cut before the first affects both, one before the
+    /// second affects one of them, and one before the pooling none.
     #[test]
     fn a_cut_before_residuals_undoes_them_all() {
         let model = residual_network().model();
         let [stem, a, b] = &prices(&model, &["stem", "a", "b"])[..] else { panic!("three cuts") };
-        let apart = |price: &Price| price.apart.iter().map(|(name, &count)| (name.clone(), count)).collect::<Vec<_>>();
+        let apart =
+            |price: &CutPrice| price.unfused.iter().map(|(name, &count)| (name.clone(), count)).collect::<Vec<_>>();
         assert_eq!(apart(stem), [("Add".to_owned(), 2), ("Relu".to_owned(), 2)]);
         assert_eq!(apart(a), [("Add".to_owned(), 1), ("Relu".to_owned(), 1)]);
         assert_eq!(apart(b), []);
-        // Out, back, what each addition adds out, each sum back for the next window.
+        // Out, back, each addition's other operand out, each sum back for the next window.
         assert_eq!([stem, a, b].map(|price| price.turned_bytes / IMAGE), [6, 4, 2]);
         assert_eq!([stem, a, b].map(|price| price.carried_bytes / IMAGE), [1, 1, 1]);
         assert!(stem.weight > a.weight && a.weight > b.weight);
@@ -226,10 +237,10 @@ mod tests {
     fn a_cut_within_a_layer_parts_its_operators() {
         let model = residual_network().model();
         let [conv, norm] = &prices(&model, &["stem_conv", "stem_norm"])[..] else { panic!("two cuts") };
-        assert!(conv.apart.contains_key("BatchNormalization") && norm.apart["Relu"] >= 1);
+        assert!(conv.unfused.contains_key("BatchNormalization") && norm.unfused["Relu"] >= 1);
         let model = encoder().model();
         let [attended, up] = &prices(&model, &["first_attended", "first_up"])[..] else { panic!("two cuts") };
-        assert_eq!(up.apart.keys().collect::<Vec<_>>(), ["Relu"], "it runs within the product before it");
-        assert!(attended.apart.is_empty() && attended.turned_bytes == 0, "no image, and a product takes it");
+        assert_eq!(up.unfused.keys().collect::<Vec<_>>(), ["Relu"], "it runs within the product before it");
+        assert!(attended.unfused.is_empty() && attended.turned_bytes == 0, "no image, and a product takes it");
     }
 }

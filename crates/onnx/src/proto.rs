@@ -1,10 +1,11 @@
-//! The messages of onnx.proto under their published names and field numbers, written by hand so that no compiler of protobuf is
-//! needed. Everybody who looks into a model looks into these.
+//! The messages of onnx.proto under their published names and field numbers, written by hand so
+//! that no protobuf compiler is needed. All code that reads models uses them.
 //!
-//! All that decides what a graph computes or what it is made of is here, within subgraphs and functions too; what is left out
-//! (documentation, metadata) is lost in the files that we write. Lists of integers are written unpacked, as ONNX's own library does
-//! and as rten insists on; weights are views of the file's bytes, not copies. What a node's attribute seldom has is boxed, so that a
-//! file of empty messages does not take hundreds of times its size.
+//! All fields that affect a graph's computation or content are here, within subgraphs and functions
+//! too; omitted ones (documentation, metadata) are lost in written files. Lists of integers are
+//! written unpacked, as ONNX's own library does and rten requires; weights are views of the file's
+//! bytes, not copies. Rarely used attribute fields are boxed, so that a file of empty messages does
+//! not take hundreds of times its size.
 #![expect(missing_docs, reason = "onnx.proto says what its fields are")]
 
 use bytes::Bytes;
@@ -34,7 +35,7 @@ pub struct TrainingInfoProto {
     pub algorithm: Option<Box<GraphProto>>,
 }
 
-/// A graph that nodes call by its name, as they do an operator.
+/// A graph that nodes call by its name, like an operator.
 #[derive(Clone, PartialEq, Message)]
 pub struct FunctionProto {
     #[prost(string, tag = "1")]
@@ -170,7 +171,7 @@ pub struct SparseTensorProto {
     pub dims: Vec<i64>,
 }
 
-/// [`TensorProto::data_location`] of weights in a file of their own.
+/// Value of [`TensorProto::data_location`] for weights in an external file.
 pub(crate) const EXTERNAL: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -229,35 +230,35 @@ pub mod elem {
 }
 
 impl DimensionProto {
-    /// The size, if it is one; exporters also write sizes of 0 or -1 where they mean any.
+    /// Returns the size, if it is fixed; exporters also write sizes of 0 or -1 for open ones.
     pub(crate) fn fixed(&self) -> Option<i64> {
         self.dim_value.filter(|&size| size > 0)
     }
 }
 
 impl NodeProto {
-    /// The attribute of this name.
+    /// Returns the attribute of this name.
     pub fn attr(&self, name: &str) -> Option<&AttributeProto> {
         self.attribute.iter().find(|attribute| attribute.name == name)
     }
 
-    /// An integer attribute, or its default.
+    /// Returns an integer attribute, or its default.
     pub fn int(&self, name: &str, default: i64) -> i64 {
         self.attr(name).map_or(default, |attribute| attribute.i.unwrap_or(0))
     }
 
-    /// A list of integers; none if the attribute is absent.
+    /// Returns a list of integers; `None` if the attribute is absent.
     pub(crate) fn ints(&self, name: &str) -> Option<&[i64]> {
         self.attr(name).map(|attribute| &attribute.ints[..])
     }
 
-    /// A text attribute; empty if it is absent.
+    /// Returns a text attribute; empty if it is absent.
     pub(crate) fn text(&self, name: &str) -> String {
         let text = self.attr(name).and_then(|attribute| attribute.s.as_ref());
         text.map_or(String::new(), |text| String::from_utf8_lossy(text).into_owned())
     }
 
-    /// The node's name for messages.
+    /// Returns the node's name for messages.
     pub fn label(&self) -> String {
         let name = if self.name.is_empty() { self.output.first() } else { Some(&self.name) };
         format!("{} '{}'", self.op_type, name.map_or("", String::as_str))

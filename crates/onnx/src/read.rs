@@ -1,12 +1,13 @@
-//! How a file becomes a graph that can be sliced.
+//! Construction of a sliceable graph from a file.
 //!
-//! `Constant` nodes become weights, so that a weight goes where it is used and nowhere else, whichever way the exporter wrote
-//! it. A graph that cannot be sliced for certain is refused here with the reason, before anybody looks for cuts.
+//! `Constant` nodes become weights, so that a weight is stored only in the blocks that use it,
+//! regardless of the exporter's form. A graph that cannot be sliced with certainty is refused here
+//! with the reason, before the search for cuts.
 
 use crate::dim::Dim;
 use crate::error::{OnnxError, refuse};
 use crate::file::OnnxFile;
-use crate::graph::{Model, Node, Value};
+use crate::graph::{GraphValue, OnnxModel, OpNode};
 use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, elem};
 use crate::shapes;
 use crate::weights;
@@ -16,20 +17,22 @@ use std::path::Path;
 
 /// Operators that hold graphs of their own.
 const CONTROL_FLOW: [&str; 6] = ["If", "Loop", "Scan", "SequenceMap", "Optional", "SplitToSequence"];
-const MOST_NODES: usize = 1 << 20;
+const MAX_NODES: usize = 1 << 20;
 
-impl Model {
-    /// Reads and checks an ONNX file. Weights in files beside it are left there until blocks are written.
-    pub fn read(path: &Path) -> Result<Model, OnnxError> {
-        Model::of(OnnxFile::read(path)?)
+impl OnnxModel {
+    /// Reads and checks an ONNX file. Weights in external files stay there until blocks are
+    /// written.
+    pub fn read(path: &Path) -> Result<OnnxModel, OnnxError> {
+        OnnxModel::of(OnnxFile::read(path)?)
     }
 
-    /// The same from memory; `path` names the file in messages, and its folder holds external weights.
-    pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<Model, OnnxError> {
-        Model::of(OnnxFile::parse(bytes, path)?)
+    /// Checks a file from memory; `path` names the file in messages, and its folder holds external
+    /// weights.
+    pub fn parse(bytes: impl Into<Bytes>, path: &Path) -> Result<OnnxModel, OnnxError> {
+        OnnxModel::of(OnnxFile::parse(bytes, path)?)
     }
 
-    fn of(OnnxFile { path, model: file, graph }: OnnxFile) -> Result<Model, OnnxError> {
+    fn of(OnnxFile { path, model: file, graph }: OnnxFile) -> Result<OnnxModel, OnnxError> {
         let named = |cause: OnnxError| OnnxError(format!("{}: {cause}", path.display()));
         if !file.functions.is_empty() {
             let fix = "export it with inlined functions (onnx.inliner)";
@@ -45,7 +48,7 @@ impl Model {
 
 #[derive(Default)]
 struct Builder {
-    values: Vec<Value>,
+    values: Vec<GraphValue>,
     numbers: HashMap<String, usize>,
     weights: Vec<TensorProto>,
     length: Option<String>,
@@ -53,13 +56,13 @@ struct Builder {
 }
 
 impl Builder {
-    fn build(graph: GraphProto, path: &Path) -> Result<Model, OnnxError> {
+    fn build(graph: GraphProto, path: &Path) -> Result<OnnxModel, OnnxError> {
         let mut builder = Builder::default();
         if !graph.sparse_initializer.is_empty() {
             return refuse("it holds sparse weights, which are not sliced: export it with dense ones");
         }
-        if graph.node.len() > MOST_NODES || graph.node.is_empty() {
-            return refuse(format!("it has {} operators; 1 to {MOST_NODES} can be sliced", graph.node.len()));
+        if graph.node.len() > MAX_NODES || graph.node.is_empty() {
+            return refuse(format!("it has {} operators; 1 to {MAX_NODES} can be sliced", graph.node.len()));
         }
         for weight in graph.initializer {
             builder.weight(weight)?;
@@ -75,14 +78,14 @@ impl Builder {
         let outputs = builder.outputs(&graph.output)?;
         let Builder { values, weights, length, .. } = builder;
         let path = path.to_owned();
-        Ok(Model { path, ir_version: 0, opsets: Vec::new(), values, nodes, weights, inputs, outputs, length })
+        Ok(OnnxModel { path, ir_version: 0, opsets: Vec::new(), values, nodes, weights, inputs, outputs, length })
     }
 
     fn value(&mut self, name: &str) -> usize {
         if let Some(&number) = self.numbers.get(name) {
             return number;
         }
-        let value = Value { name: name.to_owned(), elem: 0, shape: vec![], data: None, weight: None, node: None };
+        let value = GraphValue { name: name.to_owned(), elem: 0, shape: vec![], data: None, weight: None, node: None };
         self.values.push(value);
         self.numbers.insert(name.to_owned(), self.values.len() - 1);
         self.values.len() - 1
@@ -105,7 +108,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The weight that a `Constant` node is.
+    /// Adds the weight of a `Constant` node.
     fn constant(&mut self, node: NodeProto) -> Result<(), OnnxError> {
         let (Some(attribute), Some(name)) = (node.attribute.first(), node.output.first()) else {
             return refuse(format!("{} has no value: export the model anew", node.label()));
@@ -133,7 +136,8 @@ impl Builder {
         Ok(inputs)
     }
 
-    /// The batch first; at most one other dynamic dimension, the length.
+    /// Returns the type and shape of an input: the batch first; at most one other dynamic
+    /// dimension, the length.
     fn input_shape(&mut self, info: &ValueInfoProto) -> Result<(i32, Vec<Dim>), OnnxError> {
         let name = &info.name;
         let Some((elem, dims)) = tensor_type(info.r#type.as_ref()) else {
@@ -175,7 +179,8 @@ impl Builder {
         }
     }
 
-    /// What the file declares of values that nodes compute; inference goes first, and completes it.
+    /// Records declared types and shapes of values that nodes compute; inference has priority and
+    /// completes them.
     fn declared(&mut self, infos: &[ValueInfoProto]) {
         for info in infos {
             let known = self.numbers.contains_key(&info.name);
@@ -191,13 +196,13 @@ impl Builder {
         }
     }
 
-    /// The names that are there before the first node runs.
+    /// Returns the names that exist before the first node runs.
     fn given(&self, inputs: &[usize]) -> BTreeSet<String> {
         let weights = self.values.iter().filter(|value| value.weight.is_some());
         weights.chain(inputs.iter().map(|&input| &self.values[input])).map(|value| value.name.clone()).collect()
     }
 
-    fn nodes(&mut self, protos: Vec<NodeProto>, inputs: &[usize]) -> Result<Vec<Node>, OnnxError> {
+    fn nodes(&mut self, protos: Vec<NodeProto>, inputs: &[usize]) -> Result<Vec<OpNode>, OnnxError> {
         let mut nodes = Vec::with_capacity(protos.len());
         for proto in sorted(protos, &self.given(inputs))? {
             check_plain(&proto)?;
@@ -211,7 +216,7 @@ impl Builder {
                 }
                 value.node = Some(nodes.len());
             }
-            nodes.push(Node { proto, inputs, outputs });
+            nodes.push(OpNode { proto, inputs, outputs });
         }
         Ok(nodes)
     }
@@ -261,7 +266,7 @@ fn constant_tensor(attribute: &AttributeProto) -> Option<TensorProto> {
 
 type Sizes = Vec<(Option<i64>, Option<String>)>;
 
-/// The element type and, for each dimension, its size or its name.
+/// Returns the element type and, for each dimension, its size or its name.
 fn tensor_type(of: Option<&TypeProto>) -> Option<(i32, Sizes)> {
     let tensor = of?.tensor_type.as_ref()?;
     let dims = tensor.shape.as_ref()?.dim.iter().map(|dim| {
@@ -271,7 +276,8 @@ fn tensor_type(of: Option<&TypeProto>) -> Option<(i32, Sizes)> {
     Some((tensor.elem_type, dims.collect()))
 }
 
-/// An order in which every node comes after those that it needs; the file's own order where that is one, as it must be.
+/// Sorts the nodes topologically; keeps the file's own order where that is valid, as required by
+/// the format.
 fn sorted(protos: Vec<NodeProto>, given: &BTreeSet<String>) -> Result<Vec<NodeProto>, OnnxError> {
     let mut giver: HashMap<&str, usize> = HashMap::new();
     for (at, proto) in protos.iter().enumerate() {

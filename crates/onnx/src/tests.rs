@@ -1,8 +1,8 @@
-//! Chains of blocks against the whole, in rten.
+//! Compares chains of blocks with the whole model, in rten.
 
-use crate::fixture::{Draft, Tensors, assert_close, encoder, numbers, residual_network, run, run_chain};
+use crate::fixture::{Draft, NamedTensors, assert_close, encoder, numbers, residual_network, run, run_chain};
 use crate::proto::elem;
-use crate::{Cuts, Model};
+use crate::{Cuts, OnnxModel};
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -10,8 +10,8 @@ fn names(specs: &[ripieno_model::TensorSpec]) -> Vec<&str> {
     specs.iter().map(|spec| spec.name.as_str()).collect()
 }
 
-/// Every cutting of the model, chained, against the whole.
-fn check_equal(draft: &Draft, inputs: &Tensors, cuts: &[Cuts]) {
+/// Compares every set of cuts of the model, chained, with the whole.
+fn check_equal(draft: &Draft, inputs: &NamedTensors, cuts: &[Cuts]) {
     let model = draft.model();
     let outputs: Vec<String> = model.outputs().into_iter().map(|spec| spec.name).collect();
     let whole = run(draft.encode(), inputs, &outputs);
@@ -25,7 +25,7 @@ fn check_equal(draft: &Draft, inputs: &Tensors, cuts: &[Cuts]) {
     }
 }
 
-fn all_cuttings(model: &Model) -> Vec<Cuts> {
+fn all_cuttings(model: &OnnxModel) -> Vec<Cuts> {
     let layers = model.layers();
     let costs = model.estimate(&layers, 8);
     let stages = (1..=layers.blocks()).map(|count| model.stages(&layers, &costs, None, count).unwrap());
@@ -38,7 +38,7 @@ fn a_residual_network_in_blocks_gives_the_same() {
     let cuttings = all_cuttings(&draft.model());
     assert_eq!(cuttings.len(), 6 + 1, "the stem, two convolutions a residual block, the head");
     for batch in [1, 3] {
-        let inputs = Tensors::from([("image".to_owned(), numbers(&[batch, 3, 8, 8]))]);
+        let inputs = NamedTensors::from([("image".to_owned(), numbers(&[batch, 3, 8, 8]))]);
         check_equal(&draft, &inputs, &cuttings);
     }
 }
@@ -49,7 +49,7 @@ fn an_encoder_with_computed_shapes_gives_the_same_at_any_length() {
     let cuttings = all_cuttings(&draft.model());
     assert_eq!(cuttings.len(), 2 * 4 + 1, "query, key and value together; out; up; down");
     for (batch, length) in [(1, 5), (3, 2)] {
-        let inputs = Tensors::from([("x".to_owned(), numbers(&[batch, length, 8]))]);
+        let inputs = NamedTensors::from([("x".to_owned(), numbers(&[batch, length, 8]))]);
         check_equal(&draft, &inputs, &cuttings);
     }
 }
@@ -81,7 +81,7 @@ fn what_is_not_rows_is_computed_again_and_never_carried() {
             assert_eq!(spec.shape, [-1, -1, spec.shape[2]], "{}", spec.name);
         }
     }
-    let split = |block: &crate::Block| block.operators.iter().any(|(name, _)| name == "Shape");
+    let split = |block: &crate::SlicedBlock| block.operators.iter().any(|(name, _)| name == "Shape");
     assert_eq!(slices.blocks.iter().filter(|block| split(block)).count(), 2, "where heads are split and joined");
 }
 
@@ -93,7 +93,7 @@ fn cuts_are_made_where_the_user_says() {
     let slices = model.slice(&cuts, "part").unwrap();
     let outputs: Vec<_> = slices.blocks.iter().map(|block| names(&block.outputs)).collect();
     assert_eq!(outputs, [vec!["stem"], vec!["a", "b_one"], vec!["logits", "features"]]);
-    let inputs = Tensors::from([("image".to_owned(), numbers(&[2, 3, 8, 8]))]);
+    let inputs = NamedTensors::from([("image".to_owned(), numbers(&[2, 3, 8, 8]))]);
     check_equal(&draft, &inputs, &[cuts]);
     let refused = |name: &str| model.cuts_at(&[name.to_owned()]).unwrap_err().to_string();
     assert!(refused("nobody").contains("no operator computes a tensor 'nobody'"));
@@ -109,7 +109,7 @@ fn more_stages_than_layers_are_refused() {
     assert!(refused.contains("7 stages are asked for, but the model has 6 layers that can be parted"), "{refused}");
 }
 
-/// Time first in the middle, as recurrent operators want it.
+/// Time first in the middle, as recurrent operators require.
 #[test]
 fn a_batch_that_is_not_first_is_turned_for_its_travel() {
     let mut draft = Draft::default();
@@ -128,7 +128,7 @@ fn a_batch_that_is_not_first_is_turned_for_its_travel() {
         (names(&slices.blocks[0].outputs), &slices.blocks[0].outputs[0].shape),
         (vec!["h1.rows"], &vec![-1, -1, 4])
     );
-    let inputs = Tensors::from([("x".to_owned(), numbers(&[2, 5, 4]))]);
+    let inputs = NamedTensors::from([("x".to_owned(), numbers(&[2, 5, 4]))]);
     check_equal(&draft, &inputs, &[cuts]);
 }
 
@@ -183,25 +183,25 @@ fn what_cannot_be_sliced_is_refused_with_the_reason() {
     circle.op("Add", &["y", "b"], &["a"]);
     circle.op("Relu", &["a"], &["b"]);
     assert!(circle.refused().contains("in a circle"));
-    let garbage = Model::parse(&b"not a model"[..], Path::new("a.onnx")).unwrap_err().to_string();
+    let garbage = OnnxModel::parse(&b"not a model"[..], Path::new("a.onnx")).unwrap_err().to_string();
     assert_eq!(garbage, "a.onnx: not an ONNX model: export the model to ONNX anew");
-    assert!(Model::read(Path::new("nowhere.onnx")).unwrap_err().to_string().contains("cannot read nowhere.onnx"));
+    assert!(OnnxModel::read(Path::new("nowhere.onnx")).unwrap_err().to_string().contains("cannot read nowhere.onnx"));
 }
 
 #[test]
 fn nodes_out_of_order_are_put_in_order() {
     let mut draft = residual_network();
     draft.graph.node.reverse();
-    let inputs = Tensors::from([("image".to_owned(), numbers(&[1, 3, 8, 8]))]);
+    let inputs = NamedTensors::from([("image".to_owned(), numbers(&[1, 3, 8, 8]))]);
     let model = draft.model();
     let slices = model.slice(&model.layers(), "layer").unwrap();
     let whole = run(residual_network().encode(), &inputs, &["logits".to_owned()]);
     assert_close(&run_chain(&slices, &inputs)["logits"], &whole["logits"]);
 }
 
-/// Reads, infers, cuts and encodes; whatever comes of it, it must not panic.
+/// Reads, infers, cuts and encodes; must not panic with any input.
 fn survive(bytes: Vec<u8>) {
-    let Ok(model) = Model::parse(bytes, Path::new("fuzz.onnx")) else { return };
+    let Ok(model) = OnnxModel::parse(bytes, Path::new("fuzz.onnx")) else { return };
     let layers = model.layers();
     let costs = model.estimate(&layers, 8);
     for cuts in [model.stages(&layers, &costs, None, 2), Ok(layers)].into_iter().flatten() {
@@ -230,7 +230,7 @@ proptest! {
         survive(bytes);
     }
 
-    /// Damage behind the weights' bytes, in the nodes' numbers.
+    /// Damage after the weights' bytes, in the nodes' numbers.
     #[test]
     fn wild_attributes_and_shapes_are_errors_and_never_panics(
         which in 0..2usize,

@@ -1,4 +1,4 @@
-//! The bytes of weights: where they lie, and how to read them.
+//! The bytes of weights: location and reading.
 
 use crate::error::{OnnxError, refuse};
 use crate::proto::{EXTERNAL, TensorProto, elem};
@@ -7,13 +7,14 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path};
 
-/// Tensors of more elements are never needed to follow shapes.
-const MOST_INTS: usize = 1024;
+/// Largest tensor whose elements are tracked; larger ones are never needed to infer shapes.
+const MAX_INTS: usize = 1024;
 
-/// Sizes and costs of single tensors and operators end here, so that sums of all of them cannot overflow.
-pub(crate) const LARGEST: u64 = 1 << 40;
+/// Cap on sizes and costs of single tensors and operators, so that sums over all of them cannot
+/// overflow.
+pub(crate) const MAX_COST: u64 = 1 << 40;
 
-/// Bytes of one element; none for strings, packed and unknown types.
+/// Returns the bytes of one element; `None` for strings, packed and unknown types.
 pub(crate) fn element_bytes(elem_type: i32) -> Option<usize> {
     match elem_type {
         2 | 3 | 9 | 17..=20 => Some(1),
@@ -24,20 +25,21 @@ pub(crate) fn element_bytes(elem_type: i32) -> Option<usize> {
     }
 }
 
-/// How many elements it has.
+/// Returns the number of elements.
 pub(crate) fn elements(tensor: &TensorProto) -> Option<usize> {
     tensor.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Bytes in memory, as far as the type says.
+/// Returns the bytes in memory, if the type has a known size.
 pub(crate) fn size(tensor: &TensorProto) -> u64 {
     let bytes = elements(tensor).and_then(|count| count.checked_mul(element_bytes(tensor.data_type).unwrap_or(1)));
-    (bytes.unwrap_or(0) as u64).min(LARGEST)
+    (bytes.unwrap_or(0) as u64).min(MAX_COST)
 }
 
-/// The elements of a small integer tensor of at most one dimension, if they are in the file itself.
+/// Returns the elements of a small integer tensor of at most one dimension, if they are in the file
+/// itself.
 pub(crate) fn small_ints(tensor: &TensorProto) -> Option<Vec<i64>> {
-    let count = elements(tensor).filter(|&count| count <= MOST_INTS && tensor.dims.len() <= 1)?;
+    let count = elements(tensor).filter(|&count| count <= MAX_INTS && tensor.dims.len() <= 1)?;
     let raw = tensor.raw_data.as_deref().filter(|_| tensor.data_location != EXTERNAL);
     let ints: Vec<i64> = match (tensor.data_type, raw) {
         (elem::INT64, Some(raw)) => raw.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect(),
@@ -50,7 +52,7 @@ pub(crate) fn small_ints(tensor: &TensorProto) -> Option<Vec<i64>> {
     (ints.len() == count).then_some(ints)
 }
 
-/// The elements of a tensor of 32-bit floats, wherever they lie; `folder` holds external data.
+/// Returns the elements of a tensor of 32-bit floats; `folder` holds external data.
 pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, OnnxError> {
     let broken = || OnnxError(format!("weight '{}' does not have the elements that its shape says", tensor.name));
     if tensor.data_type != elem::FLOAT {
@@ -65,7 +67,7 @@ pub(crate) fn floats(tensor: &TensorProto, folder: &Path) -> Result<Vec<f32>, On
     if Some(floats.len()) == expected { Ok(floats) } else { Err(broken()) }
 }
 
-/// The same tensor with its elements inside, read from the file beside the model if they lie there.
+/// Returns the tensor with its elements inside, read from the external file if they are there.
 pub(crate) fn inline(tensor: &TensorProto, folder: &Path) -> Result<TensorProto, OnnxError> {
     if tensor.data_location != EXTERNAL {
         return Ok(tensor.clone());
@@ -104,14 +106,14 @@ fn read_range(path: &Path, offset: u64, size: u64) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// A tensor of 32-bit floats.
+/// Creates a tensor of 32-bit floats.
 pub(crate) fn float_tensor(name: &str, dims: &[i64], elements: &[f32]) -> TensorProto {
     let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
     let (name, dims, raw_data) = (name.to_owned(), dims.to_vec(), Some(Bytes::from(raw)));
     TensorProto { name, dims, data_type: elem::FLOAT, raw_data, ..TensorProto::default() }
 }
 
-/// A list of 64-bit integers.
+/// Creates a list of 64-bit integers.
 pub(crate) fn int_tensor(name: &str, elements: &[i64]) -> TensorProto {
     let raw: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
     let (dims, raw_data) = (vec![elements.len() as i64], Some(Bytes::from(raw)));

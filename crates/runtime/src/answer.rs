@@ -4,7 +4,7 @@
 //! answer once, and one that is dropped before (by a shutdown, a bug or a panic) answers that the
 //! server is shutting down.
 
-use crate::{JobResult, Failure, OnStep, StreamedStep};
+use crate::{Failure, JobResult, OnStep, StreamedStep};
 use parking_lot::{Condvar, Mutex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,7 +19,11 @@ pub(crate) struct Answerer {
 }
 
 impl Answerer {
-    pub(crate) fn new(on_answer: Box<dyn FnOnce(JobResult) + Send>, on_step: Option<OnStep>, pass: DrainPass) -> Answerer {
+    pub(crate) fn new(
+        on_answer: Box<dyn FnOnce(JobResult) + Send>,
+        on_step: Option<OnStep>,
+        pass: DrainPass,
+    ) -> Answerer {
         Answerer { on_answer: Some(on_answer), on_step, _pass: pass }
     }
 
@@ -140,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panicking_receiver_harms_nobody() {
+    fn a_panicking_receiver_is_contained() {
         let gate = Arc::new(DrainGate::default());
         let panics = || panic!("the receiver's own fault");
         let mut answerer =

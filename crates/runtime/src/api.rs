@@ -2,7 +2,7 @@
 
 use crate::OpenSizes;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{Loaded, Origin, Tensor};
+use ripieno_executor::{LoadedModel, RemoteRows, Tensor};
 use ripieno_model::{Extent, Model};
 use ripieno_sched::Limits;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct ServedModel {
     /// The scheduler's view: profile, SLO, largest batch, instances, drop rule.
     pub model: Model,
     /// The executor's view.
-    pub loaded: Arc<dyn Loaded>,
+    pub loaded: Arc<dyn LoadedModel>,
     /// Largest number of live requests of this model; further ones are refused.
     pub max_queue: usize,
     /// Whether a request past its SLO is still answered (`late = "answer"`) instead of refused at
@@ -61,10 +61,10 @@ pub struct RemoteJob {
     /// The model, whose walks do not unfold.
     pub model: ModelId,
     /// The location of the rows, from the first on.
-    pub origin: Origin,
+    pub origin: RemoteRows,
     /// Number of rows; may exceed the model's largest batch.
     pub rows: usize,
-    /// The extent of its walk, which the frontend computed by [`Loaded::describe`].
+    /// The extent of its walk, which the frontend computed by [`LoadedModel::describe`].
     pub extent: Extent,
     /// The sizes of its open dimensions, by [`OpenDims::sizes`](crate::OpenDims::sizes).
     pub sizes: OpenSizes,

@@ -11,7 +11,7 @@ use crate::metrics::{ModelMetrics, ModelSnapshot};
 use crate::{Refused, ServedModel};
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{Nanos, RequestSlot};
-use ripieno_executor::{Loaded, Outage};
+use ripieno_executor::{LoadedModel, Outage};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(crate) struct ModelEntry {
     pub(crate) blocks: usize,
     pub(crate) answer_late: bool,
     /// Checks requests that unfold or differ in length.
-    pub(crate) loaded: Arc<dyn Loaded>,
+    pub(crate) loaded: Arc<dyn LoadedModel>,
     /// Whether requests differ in how often they run a block.
     pub(crate) unfolds: bool,
     /// Whether requests differ in length and are padded to share a batch.
@@ -99,7 +99,11 @@ impl CapacityLimits {
     }
 
     /// Reserves slots, as many places in the model's queue, bytes and nodes; all or nothing.
-    pub(crate) fn reserve(self: &Arc<CapacityLimits>, model: &Arc<ModelEntry>, requested: RequestedCapacity) -> Result<Permit, Refused> {
+    pub(crate) fn reserve(
+        self: &Arc<CapacityLimits>,
+        model: &Arc<ModelEntry>,
+        requested: RequestedCapacity,
+    ) -> Result<Permit, Refused> {
         let RequestedCapacity { parts, bytes, nodes } = requested;
         let (admission, slots) = (Arc::clone(self), Vec::new());
         let mut permit = Permit { admission, model: Arc::clone(model), slots, places: 0, bytes: 0, nodes: 0 };
@@ -245,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_empty_server_could_take_is_told_so_and_not_to_come_again() {
+    fn a_request_too_large_for_an_empty_server_is_refused_for_good() {
         let admission = Arc::new(CapacityLimits::new(4, 100, 50));
         let (wide, narrow) = (ModelEntry::new(&served(8, 8)), ModelEntry::new(&served(8, 2)));
         let most = |model, rows, bytes| match admission.check(model, rows, bytes) {
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_graphs_are_bounded_now_and_for_ever() {
+    fn nodes_of_graphs_are_bounded() {
         let admission = Arc::new(CapacityLimits::new(4, 100, 50));
         let model = Arc::new(ModelEntry::new(&served(1, 8)));
         let requested = |nodes| RequestedCapacity { parts: 1, bytes: 0, nodes };

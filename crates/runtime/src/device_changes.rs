@@ -40,7 +40,13 @@ fn device_lost() -> Failure {
 impl SchedulerLoop {
     /// Adds a serving device. Models that were unloaded while the caller attached them are detached
     /// again.
-    pub(crate) fn join(&mut self, now: Time, id: DeviceId, device: SharedDevice, attached: &[(ModelId, Arc<ModelEntry>)]) {
+    pub(crate) fn join(
+        &mut self,
+        now: Time,
+        id: DeviceId,
+        device: SharedDevice,
+        attached: &[(ModelId, Arc<ModelEntry>)],
+    ) {
         for (model, entry) in attached {
             let known = self.models[model.index()].as_ref();
             if known.is_none_or(|known| !Arc::ptr_eq(&known.entry, entry)) {
@@ -85,7 +91,7 @@ impl SchedulerLoop {
         if let Some((id, percent)) = self.speeds.observe(now, id, took, profiled)
             && self.dispatcher.slots.state(id) == Some(DeviceState::Serving)
         {
-            tracing::warn!(device = id.0, percent, "a device takes so many percent of what others take");
+            tracing::warn!(device = id.0, percent, "a device takes this percentage of the time of other devices");
             self.dispatcher.metrics[id.index()].set_percent(percent);
             self.core.control(Control::DeviceSlowed { device: id, percent });
         }

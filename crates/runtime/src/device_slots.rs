@@ -1,7 +1,7 @@
 //! The scheduler thread's list of devices: which exist, which are leaving, and how many tasks they
 //! hold.
 
-use crate::devices::{DeviceState, DeviceDirectory, SharedDevice};
+use crate::devices::{DeviceDirectory, DeviceState, SharedDevice};
 use ripieno_base::{DeviceId, ModelId};
 use ripieno_executor::Task;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl DeviceSlots {
     pub(crate) fn new(table: Arc<DeviceDirectory>, ids: usize) -> DeviceSlots {
         let mut slots: Vec<DeviceSlot> = (0..ids).map(|_| DeviceSlot::default()).collect();
         table.all().into_iter().for_each(|(id, _, device)| slots[id.index()].device = device);
-        let mut all = DeviceSlots { slots: slots, serving: 0, table, idle: None };
+        let mut all = DeviceSlots { slots, serving: 0, table, idle: None };
         all.count();
         all
     }

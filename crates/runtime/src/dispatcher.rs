@@ -8,15 +8,15 @@
 //! A lost device is removed here immediately, with all its tasks; its later results are ignored.
 
 use crate::coverage::Coverage;
+use crate::device_slots::DeviceSlots;
 use crate::devices::{DeviceDirectory, SharedDevice};
 use crate::hang_detector::{HangBound, HangDetector};
 use crate::jobs::{ClientCall, JobTable, PartStage};
 use crate::metrics::DeviceMetrics;
-use crate::device_slots::DeviceSlots;
 use crate::{Clock, StreamedStep, capacity::ModelEntry};
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{Again, Loss, Member, Progress, Task, TaskResult};
-use ripieno_model::{Block, Due, Job, Position, StepReport, Steps};
+use ripieno_executor::{Loss, MemberProgress, Rerun, Task, TaskMember, TaskResult};
+use ripieno_model::{Block, ExpectedEnds, LaneTask, Position, StepReport, Steps};
 use ripieno_sched::{Limits, Outcome, Ran};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub(crate) struct Dispatcher {
     /// Time at which the last task of each lane ended, device by device.
     idle_since: Vec<Time>,
     /// Expected ends of tasks that share a device, by device; empty where devices have one lane.
-    shared: Vec<Due>,
+    shared: Vec<ExpectedEnds>,
     /// Busy time, by device.
     coverage: Vec<Coverage>,
     /// Number of results processed.
@@ -110,7 +110,7 @@ pub(crate) struct EndedTask {
     /// Time at which the profile expected it to end.
     pub(crate) expected: Time,
     /// Whether the batch failed and was run again in parts.
-    pub(crate) again: bool,
+    pub(crate) rerun: bool,
     /// Set if the task failed because an engine process was missing or ended.
     pub(crate) lost: Option<Loss>,
     /// Size and duration of the execution.
@@ -130,7 +130,7 @@ impl Dispatcher {
             clock,
             lanes: limits.lanes,
             idle_since: vec![Time::ORIGIN; ids * limits.lanes],
-            shared: (0..ids).filter(|_| limits.lanes > 1).map(|_| Due::new(limits.lanes)).collect(),
+            shared: (0..ids).filter(|_| limits.lanes > 1).map(|_| ExpectedEnds::new(limits.lanes)).collect(),
             coverage: (0..ids).map(|_| Coverage::new(limits.lanes)).collect(),
             hang_detector: HangDetector::new(bound, ids * limits.lanes, limits.depth),
             slots: DeviceSlots::new(table, ids),
@@ -153,14 +153,14 @@ impl Dispatcher {
         self.slots.join(id, device);
         self.idle_since[id.index() * self.lanes..][..self.lanes].fill(now);
         if let Some(due) = self.shared.get_mut(id.index()) {
-            *due = Due::new(self.lanes);
+            *due = ExpectedEnds::new(self.lanes);
         }
     }
 
-    /// Removes a lost device with all its tasks, in the order of their starts. With `again`, it
+    /// Removes a lost device with all its tasks, in the order of their starts. With `rerun`, it
     /// rejoins if it ends after all.
-    pub(crate) fn lose(&mut self, id: DeviceId, again: bool) -> Vec<LostTask> {
-        let device = self.slots.lose(id, again);
+    pub(crate) fn lose(&mut self, id: DeviceId, rejoins: bool) -> Vec<LostTask> {
+        let device = self.slots.lose(id, rejoins);
         let tasks = self.take_lost(|_, in_flight| in_flight.device == id);
         // Tasks that have not begun never will.
         tasks.iter().for_each(|lost| device.cancel(lost.task));
@@ -175,7 +175,8 @@ impl Dispatcher {
     }
 
     fn take_lost(&mut self, is_lost: impl Fn(TaskId, &InFlight) -> bool) -> Vec<LostTask> {
-        let mut lost: Vec<(TaskId, InFlight)> = self.in_flight.extract_if(|&task, in_flight| is_lost(task, in_flight)).collect();
+        let mut lost: Vec<(TaskId, InFlight)> =
+            self.in_flight.extract_if(|&task, in_flight| is_lost(task, in_flight)).collect();
         lost.sort_unstable_by_key(|(_, in_flight)| in_flight.number);
         lost.into_iter().map(|(task, InFlight { members, model, .. })| LostTask { task, members, model }).collect()
     }
@@ -193,13 +194,13 @@ impl Dispatcher {
             .iter()
             .enumerate()
             .map(|(at, &slot)| prepare_member(slot, node(at), start, &self.clock, jobs));
-        let members: Vec<Member> = members.collect();
+        let members: Vec<TaskMember> = members.collect();
         let rows = members.iter().map(|member| member.rows).sum();
         let length = start.length;
         let latency = start.spec.cost(rows, length).scale(u64::from(start.percent), 100);
         if let Some(due) = self.shared.get_mut(start.device.index()) {
             let (earliest, share) = (now.max(start.not_before), start.spec.share(rows, length));
-            due.start(now, start.lane, Job { task: start.task, earliest, alone: latency, share });
+            due.start(now, start.lane, LaneTask { task: start.task, earliest, alone: latency, share });
         }
         let mut kept = self.spare.pop().unwrap_or_default();
         kept.extend_from_slice(start.members);
@@ -253,7 +254,7 @@ impl Dispatcher {
         result: TaskResult,
         jobs: &mut JobTable,
     ) -> Option<EndedTask> {
-        let TaskResult { id: task, outcome, again, lost, started, finished, holds_next: _ } = result;
+        let TaskResult { id: task, outcome, rerun, lost, started, finished, holds_next: _ } = result;
         if !self.slots.end(from) {
             return None;
         }
@@ -271,7 +272,13 @@ impl Dispatcher {
         };
         let alone = self.ran_alone(device, in_flight.lane, started);
         self.completions += 1;
-        let times = TaskTimes { started, execution: finished - started, rows: in_flight.rows, completion: self.completions, lost };
+        let times = TaskTimes {
+            started,
+            execution: finished - started,
+            rows: in_flight.rows,
+            completion: self.completions,
+            lost,
+        };
         self.metrics[device].on_batch(self.coverage[device].add(started, finished));
         self.ended.clear();
         self.skips.clear();
@@ -283,7 +290,7 @@ impl Dispatcher {
         } else {
             let (_, call, _) = jobs.owner(in_flight.members[0]);
             call.model.metrics.on_batch(in_flight.rows, times.execution);
-            if let Some(Again { runs, cause }) = &again {
+            if let Some(Rerun { runs, cause }) = &rerun {
                 call.model.metrics.on_again();
                 tracing::debug!(model = call.model.name, runs, %cause, "a batch failed and was run again in parts");
             }
@@ -294,7 +301,7 @@ impl Dispatcher {
         nodes.clear();
         self.spare_nodes.push(nodes);
         let ran = Ran { block, rows, length, took: times.execution, alone };
-        Some(EndedTask { task, outcome, members, model, expected, again: again.is_some(), lost, ran })
+        Some(EndedTask { task, outcome, members, model, expected, rerun: rerun.is_some(), lost, ran })
     }
 
     /// Whether no other lane of the device has worked since `started`. A lane that holds a task may
@@ -310,7 +317,7 @@ impl Dispatcher {
     fn complete_members(
         &mut self,
         in_flight: &InFlight,
-        outcome: Result<Vec<Progress>, String>,
+        outcome: Result<Vec<MemberProgress>, String>,
         times: &TaskTimes,
         jobs: &mut JobTable,
     ) -> Outcome {
@@ -328,7 +335,7 @@ impl Dispatcher {
                     let (call, part) = complete_member(slot, times, jobs);
                     // Where walks unfold, the driver withdraws requests that failed alone.
                     let ended = if progress.failed.is_some() { !call.model.unfolds } else { progress.ended };
-                    let report = StepReport::heard(ended, progress.skip, in_flight.steps, call.model.unfolds);
+                    let report = StepReport::for_core(ended, progress.skip, in_flight.steps, call.model.unfolds);
                     self.ended.push(report.ended);
                     self.skips.push(at.next_block(report));
                     if let Some(cause) = progress.failed {
@@ -364,8 +371,8 @@ impl Dispatcher {
         }
     }
 
-    /// Flags, for each member of the task that completed last, whether its walk ended in a way that the
-    /// core cannot foresee; empty if none did.
+    /// Returns whether the walk of each member of the task that completed last ended in a way that
+    /// the core cannot foresee; empty if none did.
     pub(crate) fn ended(&self) -> &[bool] {
         if self.ended.contains(&true) { &self.ended } else { &[] }
     }
@@ -399,7 +406,13 @@ struct TaskTimes {
 }
 
 /// Builds the task member for the part in `slot`.
-fn prepare_member(slot: RequestSlot, node: u32, start: &TaskStart<'_>, clock: &Clock, jobs: &mut JobTable) -> Member {
+fn prepare_member(
+    slot: RequestSlot,
+    node: u32,
+    start: &TaskStart<'_>,
+    clock: &Clock,
+    jobs: &mut JobTable,
+) -> TaskMember {
     let (_, call, part) = jobs.owner(slot);
     let (model, until, part) = (&call.model, clock.instant(call.expires), &mut call.parts[part]);
     assert!(part.stage != PartStage::Outside, "a policy started a request that has ended");
@@ -416,7 +429,7 @@ fn prepare_member(slot: RequestSlot, node: u32, start: &TaskStart<'_>, clock: &C
     // request.
     let anew = !model.unfolds && start.block == BlockId(0);
     let entry = (part.introduce(start.device) || anew).then(|| Arc::clone(&part.entry));
-    Member { slot, rows: part.rows, node, entry, walk: part.walk, until }
+    TaskMember { slot, rows: part.rows, node, entry, walk: part.walk, until }
 }
 
 /// Counts a task's useful elements and those that only pad shorter requests.
@@ -447,7 +460,11 @@ fn count_lost(in_flight: &InFlight, jobs: &mut JobTable) {
         let over = part.result.is_some() || (part.end_reported && in_flight.steps.ends_by_report());
         if call.answerer.is_none() || over {
             wasted += part.rows;
-        } else if in_flight.nodes.get(at).is_some_and(|&node| part.entry.extent.leaves_out(in_flight.steps, node, false)) {
+        } else if in_flight
+            .nodes
+            .get(at)
+            .is_some_and(|&node| part.entry.extent.skips_step(in_flight.steps, node, false))
+        {
             padding += part.rows;
         }
     }
@@ -482,8 +499,8 @@ fn record_failure(call: &mut ClientCall, at: usize, text: String) -> bool {
 }
 
 /// Records a task's progress for a part and delivers its step.
-fn record_progress(call: &mut ClientCall, at: usize, over: bool, progress: Progress) {
-    let Progress { ended, outputs, step, .. } = progress;
+fn record_progress(call: &mut ClientCall, at: usize, over: bool, progress: MemberProgress) {
+    let MemberProgress { ended, outputs, step, .. } = progress;
     let part = &mut call.parts[at];
     if let Some(answerer) = call.answerer.as_mut().filter(|_| !step.is_empty()) {
         answerer.step(StreamedStep { outputs: step, last: ended });

@@ -3,22 +3,22 @@
 mod devices;
 mod start;
 
-use crate::capacity::{CapacityLimits, RequestedCapacity, ModelEntry};
 use crate::answer::{Answerer, DrainGate, DrainPass};
+use crate::capacity::{CapacityLimits, ModelEntry, RequestedCapacity};
 use crate::clock::saturating_nanos;
-use crate::devices::{DeviceState, DeviceDirectory, SharedDevice};
+use crate::devices::{DeviceDirectory, DeviceState, SharedDevice};
+use crate::event_loop::in_turn;
 use crate::hang_detector::HangBound;
-use crate::jobs::{ClientCall, CancelState, CallPart};
-use crate::mailbox::{Mail, Mailbox, EngineCommand};
+use crate::jobs::{CallPart, CancelState, ClientCall};
+use crate::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::metrics::{DeviceMetrics, DeviceSnapshot, ModelSnapshot, SchedulerMetrics, SchedulerSnapshot};
 use crate::model_ids::ModelIds;
-use crate::schedulers::{Schedulers, Stopped, SchedulerThreads};
+use crate::schedulers::{SchedulerThreads, Schedulers, Stopped};
 use crate::shapes::OpenSizes;
-use crate::event_loop::in_turn;
-use crate::{JobResult, Clock, Job, OnStep, EngineProcesses, Refused, RemoteJob, ServedModel, split, suitable};
+use crate::{Clock, EngineProcesses, Job, JobResult, OnStep, Refused, RemoteJob, ServedModel, split, suitable};
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::{BlockId, DeviceId, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Engine as Executor, Entry, LoadError, Origin, Payload};
+use ripieno_executor::{Executor, LoadError, Payload, RemoteRows, RequestEntry};
 use ripieno_model::Profile;
 use ripieno_sched::{Limits, Policy, RequestClass, Served, Setup, fit_batches};
 use std::path::PathBuf;
@@ -191,7 +191,10 @@ impl Engine {
         inner.devices.open().iter().for_each(|device| device.attach(id, Arc::clone(&served.loaded)));
         let entry = Arc::new(ModelEntry::new(&served));
         let _one_at_a_time = inner.orders.lock();
-        self.0.schedulers.command_for_model(id, EngineCommand::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) })?;
+        self.0.schedulers.command_for_model(
+            id,
+            EngineCommand::Load { id, entry: Arc::clone(&entry), model: Box::new(served.model) },
+        )?;
         inner.model_ids.serve(id, entry);
         Ok(id)
     }
@@ -238,10 +241,10 @@ impl Engine {
         Ok(ticket)
     }
 
-    /// Accepts a job whose inputs are on another machine, like [`Engine::submit`]. Only remote
+    /// Accepts a job whose inputs are on another machine, like [`Executor::submit`]. Only remote
     /// devices can run it.
     ///
-    /// The scheduler handles it in its next turn, and [`Engine::wake_scheduler`] must follow: a
+    /// The scheduler handles it in its next turn, and [`Executor::wake_scheduler`] must follow: a
     /// caller with many requests wakes the scheduler once for all of them. No answer is given
     /// before this returns.
     pub fn submit_remote(&self, job: RemoteJob) -> Result<Ticket, Refused> {
@@ -252,7 +255,7 @@ impl Engine {
         self.0.accept(newcomer, RequestSpec { parts, sizes, timeout, stage: None, class }, (on_answer, None))
     }
 
-    /// Wakes the scheduler for jobs submitted by [`Engine::submit_remote`].
+    /// Wakes the scheduler for jobs submitted by [`Executor::submit_remote`].
     pub fn wake_scheduler(&self) {
         self.0.schedulers.wake_all();
     }
@@ -361,7 +364,12 @@ impl Inner {
     }
 
     /// Reserves capacity and enqueues the request; the caller must then wake the scheduler.
-    fn accept(&self, newcomer: IncomingRequest, ask: RequestSpec, (on_answer, on_step): Receivers) -> Result<Ticket, Refused> {
+    fn accept(
+        &self,
+        newcomer: IncomingRequest,
+        ask: RequestSpec,
+        (on_answer, on_step): Receivers,
+    ) -> Result<Ticket, Refused> {
         let IncomingRequest { pass, id, model, arrived, rows, bytes } = newcomer;
         let RequestSpec { parts, sizes, timeout, stage, class } = ask;
         let nodes = parts[0].entry.graph.as_ref().map_or(0, |graph| Limits::room(graph));
@@ -387,7 +395,7 @@ impl Inner {
             permit,
         };
         let scheduler = self.schedulers.for_model(id);
-        let ticket = Ticket { cancel_state: cancel_state, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
+        let ticket = Ticket { cancel_state, lead: call.lead(), mailbox: Arc::clone(scheduler.mailbox()) };
         scheduler.enqueue(Box::new(call));
         Ok(ticket)
     }
@@ -425,7 +433,7 @@ fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
     let (extent, graph) = model.loaded.describe(&job.inputs).map_err(|error| Refused::Invalid(error.to_string()))?;
     if !model.unfolds {
         let parts = split::split(&job.inputs, job.rows, model.max_batch).into_iter();
-        let entry = |inputs| Entry { stream, ..Entry::new(Payload::Here(inputs), extent) };
+        let entry = |inputs| RequestEntry { stream, ..RequestEntry::new(Payload::Here(inputs), extent) };
         let part = |(rows, inputs)| CallPart::new(rows, entry(inputs));
         return Ok(parts.map(part).collect());
     }
@@ -434,7 +442,7 @@ fn parts(job: &Job, model: &ModelEntry) -> Result<Vec<CallPart>, Refused> {
         return Err(Refused::Invalid(format!("{rows} sequences or graphs in one request; send a request for each")));
     }
     let (payload, graph) = (Payload::Here(Arc::clone(&job.inputs)), graph.map(Arc::new));
-    Ok(vec![CallPart::new(1, Entry { graph, stream, ..Entry::new(payload, extent) })])
+    Ok(vec![CallPart::new(1, RequestEntry { graph, stream, ..RequestEntry::new(payload, extent) })])
 }
 
 /// Returns the parts of a request whose inputs are on another machine.
@@ -454,9 +462,9 @@ fn remote_parts(job: &RemoteJob, model: &ModelEntry) -> Result<Vec<CallPart>, Re
     }
     let mut first_row = job.origin.first_row;
     let part = |rows: usize| {
-        let origin = Origin { first_row, ..job.origin };
+        let origin = RemoteRows { first_row, ..job.origin };
         first_row = first_row.saturating_add(rows as u32);
-        CallPart::new(rows, Entry::new(Payload::Elsewhere(origin), job.extent))
+        CallPart::new(rows, RequestEntry::new(Payload::Elsewhere(origin), job.extent))
     };
     // Exact capacity, so that one part allocates room for one.
     let mut parts = Vec::with_capacity(job.rows.div_ceil(model.max_batch));

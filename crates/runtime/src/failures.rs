@@ -4,8 +4,8 @@
 //! found. That is cheap if rare, and expensive if a client sends little else. So failures are
 //! counted by model and client and decay with time; the requests of a client with too many of them
 //! run alone until the count has decayed. Unidentified clients count as one: isolating them makes
-//! all of them pay for one, so they run alone only while the failure rate is so high that finding them
-//! costs more than running each alone.
+//! all of them pay for one, so they run alone only while failures are so frequent that finding
+//! them costs more than running each alone.
 //!
 //! Only clients with failures are kept, up to a fixed number.
 
@@ -66,7 +66,8 @@ impl FailureHistory {
             return false;
         }
         record.requests = record.requests.saturating_add(ONE);
-        record.failed >= ISOLATION_THRESHOLD && (client != UNKNOWN_CLIENT || record.failed.saturating_mul(UNKNOWN_CLIENT_RATIO) >= record.requests)
+        record.failed >= ISOLATION_THRESHOLD
+            && (client != UNKNOWN_CLIENT || record.failed.saturating_mul(UNKNOWN_CLIENT_RATIO) >= record.requests)
     }
 
     /// Counts a request that failed alone.
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_nobody_tells_apart_run_alone_only_while_many_fail() {
+    fn unidentified_clients_run_alone_only_while_many_fail() {
         let mut failures = FailureHistory::default();
         let mut send = |now: Time, of: u32, failing: u32| {
             let alone = (0..of).filter(|_| failures.on_request(now, MODEL, UNKNOWN_CLIENT)).count();
@@ -139,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn who_was_in_a_process_that_ended_runs_alone_at_once() {
+    fn clients_of_a_crashed_process_are_isolated_immediately() {
         let mut failures = FailureHistory::default();
         failures.on_process_death(s(1), MODEL, 7);
         assert!(failures.on_request(s(1), MODEL, 7) && !failures.on_request(s(1), MODEL, 8));
         assert!(!failures.on_request(s(11), MODEL, 7), "and no longer if nothing more happens");
         failures.on_process_death(s(20), MODEL, UNKNOWN_CLIENT);
         let alone = (0..100).filter(|_| failures.on_request(s(20), MODEL, UNKNOWN_CLIENT)).count();
-        assert!((8..16).contains(&alone), "{alone} of those that nobody tells apart");
+        assert!((8..16).contains(&alone), "{alone} of the unidentified clients");
     }
 
     #[test]

@@ -8,11 +8,11 @@
 //! still access the state of its slot. It is kept until the last of them has completed.
 
 use crate::JobResult;
-use crate::capacity::{ModelEntry, Permit};
 use crate::answer::Answerer;
+use crate::capacity::{ModelEntry, Permit};
 use crate::shapes::OpenSizes;
 use ripieno_base::{DeviceId, IndexedHeap, ModelId, Nanos, RequestSlot, Time};
-use ripieno_executor::{Entry, Loss, Tensor, next_walk};
+use ripieno_executor::{Loss, RequestEntry, Tensor, next_walk};
 use ripieno_sched::RequestClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -50,7 +50,7 @@ pub(crate) struct ClientCall {
 /// A request of the core.
 pub(crate) struct CallPart {
     pub(crate) rows: usize,
-    pub(crate) entry: Arc<Entry>,
+    pub(crate) entry: Arc<RequestEntry>,
     pub(crate) stage: PartStage,
     /// Number of places in tasks in flight: one for each of its nodes there.
     pub(crate) in_flight: u32,
@@ -89,7 +89,7 @@ pub(crate) enum PartStage {
 }
 
 impl CallPart {
-    pub(crate) fn new(rows: usize, entry: Entry) -> CallPart {
+    pub(crate) fn new(rows: usize, entry: RequestEntry) -> CallPart {
         CallPart {
             rows,
             entry: Arc::new(entry),

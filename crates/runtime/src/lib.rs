@@ -7,32 +7,33 @@
 //! the answers of requests that were larger than a batch; a recorder writes recordings. All of them
 //! communicate through bounded queues.
 
-mod capacity;
 mod answer;
 mod api;
+mod capacity;
 mod clock;
 mod core;
 mod coverage;
 mod device_changes;
+mod device_slots;
 mod devices;
+mod dispatcher;
 mod ending;
 mod engine;
+mod event_loop;
 mod failures;
-mod dispatcher;
 mod hang_detector;
 mod jobs;
 mod joiner;
 mod mailbox;
 mod metrics;
+mod model_ids;
 mod parking;
 mod profiles;
 mod recorder;
-mod model_ids;
 mod replay;
 mod scheduler_loop;
 mod scheduler_thread;
 mod schedulers;
-mod device_slots;
 mod shapes;
 mod sharded;
 mod shards;
@@ -40,10 +41,11 @@ mod split;
 mod suitable;
 #[cfg(test)]
 mod testing;
-mod event_loop;
 mod wakeup;
 
-pub use api::{JobResult, JobOutput, Failure, Job, OnStep, EngineProcesses, Refused, RemoteJob, ServedModel, StreamedStep};
+pub use api::{
+    EngineProcesses, Failure, Job, JobOutput, JobResult, OnStep, Refused, RemoteJob, ServedModel, StreamedStep,
+};
 pub use clock::Clock;
 pub use devices::{DeviceRefused, DeviceState};
 pub use ending::Ending;

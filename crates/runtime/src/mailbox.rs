@@ -13,9 +13,9 @@
 
 use crate::capacity::ModelEntry;
 use crate::devices::SharedDevice;
+use crate::event_loop::Inbox;
 use crate::jobs::ClientCall;
 use crate::parking::Parking;
-use crate::event_loop::Inbox;
 use crossbeam_queue::ArrayQueue;
 use ripieno_base::{BlockId, DeviceId, ModelId, RequestSlot};
 use ripieno_executor::TaskResult;

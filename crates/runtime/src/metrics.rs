@@ -8,7 +8,7 @@
 use crate::devices::DeviceState;
 use crate::ending::Ending;
 use ripieno_base::Nanos;
-use ripieno_executor::Spent;
+use ripieno_executor::PhaseTimes;
 use ripieno_report::ModelTotals;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
@@ -82,7 +82,11 @@ pub struct HistogramSnapshot {
 
 impl AtomicHistogram {
     fn new(bounds: &'static [i64]) -> AtomicHistogram {
-        AtomicHistogram { bounds, buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(), sum: AtomicI64::new(0) }
+        AtomicHistogram {
+            bounds,
+            buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum: AtomicI64::new(0),
+        }
     }
 
     fn add(&self, value: i64) {
@@ -208,8 +212,8 @@ pub struct ModelSnapshot {
     pub slack: HistogramSnapshot,
     /// Time from arrival to answer, of requests that were answered with outputs.
     pub response: HistogramSnapshot,
-    /// Prediction error of policies that predict: |predicted - actual| over the actual time from first start to
-    /// end, in permille, by request.
+    /// Prediction error of policies that predict: |predicted - actual| over the actual time from
+    /// first start to end, in permille, by request.
     pub prediction_error: HistogramSnapshot,
     /// Sum of (predicted - actual) over actual, in permille; positive if predictions were too long.
     pub prediction_bias: i64,
@@ -418,7 +422,7 @@ pub struct DeviceSnapshot {
     /// Batches that read the state of their requests in place.
     pub tasks_without_copy: u64,
     /// Time of the batches by phase.
-    pub spent: Spent,
+    pub spent: PhaseTimes,
 }
 
 impl DeviceMetrics {

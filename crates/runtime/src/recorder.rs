@@ -100,7 +100,8 @@ impl Recorder {
 
     /// Queues an event; never waits.
     pub(crate) fn record(&mut self, now: Time, event: Event) {
-        let line = if self.shard == 0 { RecordedLine::At(now, event) } else { RecordedLine::Of(self.shard, now, event) };
+        let line =
+            if self.shard == 0 { RecordedLine::At(now, event) } else { RecordedLine::Of(self.shard, now, event) };
         if let Some(sender) = &self.sender
             && sender.try_send(line).is_err()
         {

@@ -16,17 +16,17 @@
 use crate::capacity::ModelEntry;
 use crate::core::Core;
 use crate::devices::KnownIdle;
+use crate::dispatcher::{Dispatcher, EndedTask, TaskStart, stop_waiting};
 use crate::ending::Ending;
+use crate::event_loop::EventLoop;
 use crate::failures::FailureHistory;
-use crate::dispatcher::{EndedTask, Dispatcher, TaskStart, stop_waiting};
 use crate::jobs::{ClientCall, JobTable, PartStage};
 use crate::joiner::{Joiner, Pieces};
-use crate::mailbox::{Mail, Mailbox, EngineCommand};
+use crate::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::metrics::SchedulerMetrics;
 use crate::model_ids::ModelIds;
 use crate::shapes::{ShapeSource, ShapeTable};
-use crate::event_loop::EventLoop;
-use crate::{JobOutput, Clock, Failure, split};
+use crate::{Clock, Failure, JobOutput, split};
 use ripieno_base::{DeviceId, ModelId, Nanos, RequestSlot, Time};
 use ripieno_executor::{Loss, Payload, TaskResult};
 use ripieno_model::Model;
@@ -207,15 +207,15 @@ impl SchedulerLoop {
 
     fn complete_task(&mut self, now: Time, from: DeviceId, result: TaskResult) {
         let Some(ended) = self.dispatcher.complete(now, from, result, &mut self.jobs) else { return };
-        let EndedTask { task, outcome, members, model, expected, again, lost, ran } = ended;
+        let EndedTask { task, outcome, members, model, expected, rerun, lost, ran } = ended;
         let known = self.models[model.index()].as_mut().expect("a model stays while its tasks fly");
         known.tasks -= 1;
         // A batch that was stopped, run more than once or lost contains no information about late
         // ends.
-        if outcome != Outcome::Cancelled && !again && lost.is_none() {
+        if outcome != Outcome::Cancelled && !rerun && lost.is_none() {
             known.calibration.on_end(now - expected);
         }
-        let sound = outcome == Outcome::Ok && !again;
+        let sound = outcome == Outcome::Ok && !rerun;
         let profiled = known.calibration.model().blocks[ran.block.index()].cost(ran.rows, ran.length);
         // The slowdown of a slow device is no error of the profile.
         let took = ran.took.scale(100, u64::from(self.speeds.percent(from)));
@@ -228,7 +228,12 @@ impl SchedulerLoop {
                 self.jobs.disarm(lead);
             }
         }
-        self.core.task_done(&TaskDone { task, outcome, ended: self.dispatcher.ended(), skips: self.dispatcher.skips() });
+        self.core.task_done(&TaskDone {
+            task,
+            outcome,
+            ended: self.dispatcher.ended(),
+            skips: self.dispatcher.skips(),
+        });
         if let Some(better) = better {
             self.replace_profile(model, ran.block, better);
         } else if sound && ran.alone {
@@ -439,7 +444,8 @@ impl SchedulerLoop {
 
     /// Removes unloaded models whose last request has ended.
     fn forget_unloaded(&mut self) {
-        let (models, dispatcher, model_ids, failures) = (&mut self.models, &self.dispatcher, &self.model_ids, &mut self.failures);
+        let (models, dispatcher, model_ids, failures) =
+            (&mut self.models, &self.dispatcher, &self.model_ids, &mut self.failures);
         self.leaving.retain(|&id| {
             let live = models[id.index()].as_ref().map_or(0, |known| known.live + known.tasks);
             if live == 0 {

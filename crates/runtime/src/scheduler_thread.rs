@@ -9,13 +9,13 @@
 
 use crate::answer::DrainGate;
 use crate::devices::KnownIdle;
+use crate::event_loop::{Inbox, LoopRunner};
 use crate::jobs::ClientCall;
 use crate::mailbox::{Mail, Mailbox};
 use crate::scheduler_loop::SchedulerLoop;
-use crate::shards::{ShardRouter, GrantDelivery};
-use crate::event_loop::{Inbox, LoopRunner};
+use crate::shards::{GrantDelivery, ShardRouter};
 use ripieno_base::DeviceId;
-use ripieno_executor::{TaskResult, Work};
+use ripieno_executor::{IdleWork, TaskResult};
 use std::sync::{Arc, Weak};
 
 /// A scheduler loop, and the means by which other threads take its turns.
@@ -23,7 +23,7 @@ pub(crate) struct SharedScheduler {
     runner: Arc<LoopRunner<SchedulerLoop>>,
     idle: KnownIdle,
     /// Takes a turn on the thread of a device.
-    turn: Work,
+    turn: IdleWork,
     /// Requests devices from the matchmaker, if this is one of several shards.
     router: Option<Arc<ShardRouter<SchedulerLoop>>>,
 }
@@ -40,7 +40,7 @@ impl SharedScheduler {
                     own.take_turn();
                 }
             });
-            SharedScheduler { runner, idle: KnownIdle::default(), turn, router: router }
+            SharedScheduler { runner, idle: KnownIdle::default(), turn, router }
         })
     }
 

@@ -3,11 +3,11 @@
 
 use crate::Clock;
 use crate::answer::DrainGate;
-use crate::mailbox::{Mail, Mailbox, EngineCommand};
+use crate::event_loop::LoopRunner;
+use crate::mailbox::{EngineCommand, Mail, Mailbox};
 use crate::scheduler_loop::SchedulerLoop;
 use crate::scheduler_thread::SharedScheduler;
-use crate::shards::{ShardRouter, MatchmakerLink};
-use crate::event_loop::LoopRunner;
+use crate::shards::{MatchmakerLink, ShardRouter};
 use ripieno_base::{ModelId, TaskId};
 use ripieno_sched::{Limits, Matchmaker, shard_of};
 use std::io;
@@ -41,7 +41,7 @@ impl Schedulers {
         let router =
             matchmaker.map(|matchmaker| Arc::new(ShardRouter::new(clock, limits, matchmaker.models(), runner.clone())));
         let each = runner.into_iter().map(|runner| SharedScheduler::new(runner, router.clone())).collect();
-        Schedulers { each, router: router, tasks: limits.tasks() }
+        Schedulers { each, router, tasks: limits.tasks() }
     }
 
     /// Starts a thread for each of these loops and one for the matchmaker; all or none.

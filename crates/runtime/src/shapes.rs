@@ -7,7 +7,7 @@
 //! without a live request is reassigned to the next new shape, and a request that gets no number
 //! runs alone.
 
-use ripieno_executor::{Loaded, Tensor};
+use ripieno_executor::{LoadedModel, Tensor};
 use ripieno_sched::Shape;
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ pub struct OpenDims(Vec<(usize, usize)>);
 
 impl OpenDims {
     /// Returns the open dimensions of a model; none if its requests unfold and have no rows.
-    pub fn of(loaded: &dyn Loaded, unfolds: bool) -> OpenDims {
+    pub fn of(loaded: &dyn LoadedModel, unfolds: bool) -> OpenDims {
         let lengths = loaded.lengths();
         let is_length = |input: usize, dim: usize| {
             lengths.is_some_and(|lengths| lengths.dims.get(input).is_some_and(|length| *length == Some(dim)))
@@ -88,7 +88,7 @@ struct ShapeEntry {
 impl ShapeTable {
     /// Creates the table; `None` if all requests of the model have one shape, or unfold and have no
     /// rows.
-    pub(crate) fn new(loaded: &dyn Loaded, unfolds: bool) -> Option<ShapeTable> {
+    pub(crate) fn new(loaded: &dyn LoadedModel, unfolds: bool) -> Option<ShapeTable> {
         let open = OpenDims::of(loaded, unfolds);
         let (numbers, kept, scratch) = (HashMap::new(), Vec::new(), Vec::new());
         (!open.0.is_empty()).then_some(ShapeTable { open, numbers, entries: kept, turn: 0, scratch })
@@ -146,7 +146,7 @@ mod tests {
 
     struct Open(Vec<TensorSpec>, Option<InputLengths>);
 
-    impl Loaded for Open {
+    impl LoadedModel for Open {
         fn inputs(&self) -> &[TensorSpec] {
             &self.0
         }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_bounded_and_reused_only_when_nobody_has_them() {
+    fn numbers_are_bounded_and_reused_only_when_free() {
         let mut shapes = shapes(&[&[-1, -1]], None).unwrap();
         let wide = |width: usize| request(&[&[1, width as i64]]);
         let numbers: Vec<Shape> = (0..MAX_SHAPES).map(|width| enter(&mut shapes, &wide(width), 2)).collect();
@@ -236,7 +236,11 @@ mod tests {
         [3, 3, 7, 7, 9].iter().for_each(|&at: &usize| shapes.leave(numbers[at]));
         assert_eq!(enter(&mut shapes, &wide(3), 1), numbers[3]);
         shapes.leave(numbers[3]);
-        assert_eq!(enter(&mut shapes, &wide(MAX_SHAPES), 1), numbers[7], "the least recently used of those that are free");
+        assert_eq!(
+            enter(&mut shapes, &wide(MAX_SHAPES), 1),
+            numbers[7],
+            "the least recently used of those that are free"
+        );
         assert_eq!(enter(&mut shapes, &wide(7), 1), numbers[3]);
         assert_eq!(enter(&mut shapes, &wide(3), 1), Shape::ALONE);
         assert_eq!(enter(&mut shapes, &wide(9), 1), numbers[9]);

@@ -11,7 +11,9 @@ pub(crate) fn split(inputs: &Arc<[Tensor]>, rows: usize, max_batch: usize) -> Ve
         return vec![(rows, Arc::clone(inputs))];
     }
     let mut columns: Vec<_> = inputs.iter().map(|input| RowSplitter::new(input, rows)).collect();
-    sizes(rows, max_batch).map(|take| (take, columns.iter_mut().map(|column| column.take_rows(take)).collect())).collect()
+    sizes(rows, max_batch)
+        .map(|take| (take, columns.iter_mut().map(|column| column.take_rows(take)).collect()))
+        .collect()
 }
 
 /// Returns `count` rows of the inputs from `first` on, as a part of a request has them; `None` if

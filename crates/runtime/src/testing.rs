@@ -2,14 +2,14 @@
 
 use crate::ServedModel;
 use ripieno_base::Nanos;
-use ripieno_executor::Loaded;
+use ripieno_executor::LoadedModel;
 use ripieno_model::{Model, Profile, TensorSpec};
 use std::any::Any;
 use std::sync::Arc;
 
 struct Nothing;
 
-impl Loaded for Nothing {
+impl LoadedModel for Nothing {
     fn inputs(&self) -> &[TensorSpec] {
         &[]
     }

@@ -1,4 +1,4 @@
-//! Requests made of zeros and ones, to try a model with and to measure its cells.
+//! Requests of zeros and ones, to test a model and to measure its cells.
 
 use super::wiring::{CELL, CHILDREN, Wiring};
 use crate::Tensor;
@@ -7,10 +7,11 @@ use crate::profile::example_of;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 
 impl Wiring {
-    /// A request of this length: a sequence, a tree as even as it can be, or a graph in which every cell has its turn.
+    /// Creates a request of this length: a sequence, a balanced tree, or a graph in which the cells
+    /// alternate.
     pub(crate) fn example(&self, length: u32) -> Option<Vec<Tensor>> {
         let length = length.clamp(1, self.max_length) as usize;
-        let wanted = self.wanted.iter().map(|wanted| {
+        let wanted = self.request_tensors.iter().map(|wanted| {
             let leading = if wanted.each { vec![1, length as i64] } else { vec![1] };
             let shape = [&leading[..], &wanted.row_shape].concat();
             example_of(&TensorSpec { name: wanted.name.clone(), datatype: wanted.datatype, shape }, None).ok()
@@ -22,7 +23,8 @@ impl Wiring {
         if self.unfold.is_some() {
             return self.describe(&inputs).is_ok().then_some(inputs);
         }
-        // Node n has the nodes arity·n + 1 and so on as its children: no cycle, one root, as in a heap.
+        // Node n has nodes arity·n + 1 and following as its children, as in a heap: no cycle, one
+        // root.
         let arity = self.arity.clamp(1, 2);
         let child =
             |at: usize| Some(at + 1).filter(|&child| child < length && self.arity > 0).map_or(-1, |child| child as i64);
@@ -32,7 +34,7 @@ impl Wiring {
                 (0..).zip(&self.cells).filter(|(_, cell)| cell.steps == Steps::Nodes).map(|(at, _)| at).collect();
             inputs.push(table(CELL, &[1, length as i64], (0..length).map(|node| cells[node % cells.len()]).collect()));
         }
-        // A graph of cells that do not fit together in this order is no example.
+        // In this order, cells may not fit together; then there is no example.
         self.describe(&inputs).is_ok().then_some(inputs)
     }
 }

@@ -1,40 +1,42 @@
-//! Settles and checks at load where each tensor of a cell comes from.
+//! Resolves and checks the source of each tensor of a cell at load.
 //!
-//! The owner of a model writes names; a running task must not look any up. So every input of every cell becomes a
-//! [`Feed`] with numbers in it, and each mistake is found here, with the file, the cell, the tensor and what it should be.
+//! A model's author writes names; a running task must not look any up. So every input of every cell
+//! becomes a [`Feed`] of indices, and each mistake is reported here, with the file, the cell, the
+//! tensor and the expected value.
 
-use super::Cells;
+use super::CellModel;
 use super::wiring::{
-    Answer, AnswerFrom, CELL, CHILDREN, Cell, Feed, From, Keep, OUTPUT_LENGTH, Outputs, Seed, Wanted, Wiring,
+    AnswerFrom, AnswerOutput, CELL, CHILDREN, CellWiring, Feed, FeedSource, OUTPUT_LENGTH, Outputs, RequestTensor,
+    Retention, Seed, Wiring,
 };
 use crate::buffer::bytes_of;
-use crate::flow::{BlockPlan, Value};
-use crate::plan::{BlockIo, Plan};
-use crate::{AnswerSource, BlockSource, Initial, LoadError, ModelSource, Source, Take};
+use crate::flow::{BlockPlan, FlowValue};
+use crate::plan::{BlockIo, ModelPlan};
+use crate::{AnswerSource, AnswerSteps, BlockSource, Initial, InputSource, LoadError, ModelSource};
 use ripieno_base::BlockId;
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 use std::sync::Arc;
 
-/// Ties the cells of a model together.
-pub(crate) fn link(source: &ModelSource, ios: &[BlockIo]) -> Result<Plan, LoadError> {
-    // Only what is emulated has no file.
+/// Links the cells of a model.
+pub(crate) fn link(source: &ModelSource, ios: &[BlockIo]) -> Result<ModelPlan, LoadError> {
+    // Only emulated blocks have no file.
     let emulated = source.blocks.iter().all(|block| block.path.is_none());
-    let linker = Linker { source, ios, wanted: Vec::new(), keeps: Vec::new(), arity: 0 };
+    let linker = CellLinker { source, ios, wanted: Vec::new(), keeps: Vec::new(), arity: 0 };
     linker.run(emulated).map_err(|cause| LoadError(format!("model '{}': {cause}", source.name)))
 }
 
-struct Linker<'a> {
+struct CellLinker<'a> {
     source: &'a ModelSource,
     ios: &'a [BlockIo],
-    wanted: Vec<Wanted>,
-    keeps: Vec<Vec<Keep>>,
+    wanted: Vec<RequestTensor>,
+    keeps: Vec<Vec<Retention>>,
     arity: usize,
 }
 
-impl Linker<'_> {
-    fn run(mut self, emulated: bool) -> Result<Plan, String> {
+impl CellLinker<'_> {
+    fn run(mut self, emulated: bool) -> Result<ModelPlan, String> {
         check_walk(self.source)?;
-        self.keeps = self.ios.iter().map(|io| vec![Keep::default(); io.outputs.len()]).collect();
+        self.keeps = self.ios.iter().map(|io| vec![Retention::default(); io.outputs.len()]).collect();
         let mut feeds = Vec::with_capacity(self.ios.len());
         for (at, block) in self.source.blocks.iter().enumerate() {
             self.check_names(at, block)?;
@@ -46,7 +48,7 @@ impl Linker<'_> {
         let ends = ends.collect::<Result<Vec<_>, _>>()?;
         let (answers, outputs) = self.answers()?;
         let cells = self.source.blocks.iter().zip(feeds).zip(self.keeps.iter().cloned()).zip(ends);
-        let cells = cells.map(|(((block, feeds), keeps), end)| Cell {
+        let cells = cells.map(|(((block, feeds), keeps), end)| CellWiring {
             name: block.name.clone(),
             steps: block.steps,
             backward: block.backward,
@@ -59,22 +61,22 @@ impl Linker<'_> {
             walk: self.source.walk,
             max_length: self.source.max_length.max(1),
             limit: until_end.then_some(self.source.limit),
-            // What is emulated takes nothing from children, so they may be as many as they like.
+            // Emulated cells take nothing from children, so any number of them is accepted.
             arity: if emulated { usize::MAX } else { self.arity },
             cells: cells.collect(),
             answers,
             emulated,
             unfold: self.source.unfold.clone(),
-            wanted: self.wanted.clone(),
+            request_tensors: self.wanted.clone(),
         };
         Ok(self.plan(wiring, outputs))
     }
 
-    /// Each tensor of each cell is a value of its own: nothing flows by name.
-    fn plan(&self, wiring: Wiring, outputs: Vec<TensorSpec>) -> Plan {
+    /// Builds the plan. Each tensor of each cell is a value of its own: nothing flows by name.
+    fn plan(&self, wiring: Wiring, outputs: Vec<TensorSpec>) -> ModelPlan {
         let mut values = Vec::new();
         let mut number = |spec: &TensorSpec| {
-            values.push(Value { name: spec.name.as_str().into(), spec: spec.clone(), last_use: 0 });
+            values.push(FlowValue { name: spec.name.as_str().into(), spec: spec.clone(), last_use: 0 });
             values.len() - 1
         };
         let blocks = self.ios.iter().map(|io| BlockPlan {
@@ -87,7 +89,7 @@ impl Linker<'_> {
             datatype: DataType::Int64,
             shape: dims.to_vec(),
         };
-        let mut inputs: Vec<TensorSpec> = self.wanted.iter().map(Wanted::spec).collect();
+        let mut inputs: Vec<TensorSpec> = self.wanted.iter().map(RequestTensor::spec).collect();
         let tables = self.source.unfold.is_none();
         if tables && self.source.walk.brings_graph() {
             inputs.push(table(CHILDREN, &[-1, -1, -1]));
@@ -98,7 +100,7 @@ impl Linker<'_> {
         if let Some(told) = self.source.inputs.iter().find(|spec| wiring.emulated && spec.name == OUTPUT_LENGTH) {
             inputs.push(told.clone());
         }
-        Plan {
+        ModelPlan {
             name: self.source.name.clone(),
             max_batch: self.source.max_batch,
             unbatched: false,
@@ -111,7 +113,7 @@ impl Linker<'_> {
             input_values: Vec::new(),
             output_values: Vec::new(),
             blocks,
-            cells: Some(Arc::new(Cells::new(wiring))),
+            cells: Some(Arc::new(CellModel::new(wiring))),
             padding: None,
             conditions: None,
             checks: Vec::new(),
@@ -145,9 +147,9 @@ impl Linker<'_> {
             ));
         }
         let link = self.source.blocks[at].links.iter().find(|link| link.input == spec.name);
-        let from = link.map_or_else(|| Source::Request(spec.name.clone()), |link| link.from.clone());
+        let from = link.map_or_else(|| InputSource::Request(spec.name.clone()), |link| link.from.clone());
         let initial = link.and_then(|link| link.initial.clone());
-        if initial.is_some() && !matches!(from, Source::Previous(_)) {
+        if initial.is_some() && !matches!(from, InputSource::Previous(_)) {
             let place = self.place(at, &spec);
             return Err(format!("{place} has an initial value, but does not take one of the step before; remove it"));
         }
@@ -159,7 +161,7 @@ impl Linker<'_> {
                 return Err(format!("{place} cannot begin as {number}: the cell knows 0 to {most}"));
             }
             Some(Initial::Last(block, name)) => {
-                let output = self.earlier(at, &spec, block, &name)?;
+                let output = self.earlier_output(at, &spec, block, &name)?;
                 Seed::Last(block.index(), output)
             }
             Some(Initial::Number(number)) => Seed::Fill(self.fill(at, &spec, number)?),
@@ -169,21 +171,23 @@ impl Linker<'_> {
         Ok(Feed { name, datatype: spec.datatype, row_shape, from, seed, vocabulary })
     }
 
-    fn from(&mut self, at: usize, spec: &TensorSpec, from: &Source) -> Result<From, String> {
+    fn from(&mut self, at: usize, spec: &TensorSpec, from: &InputSource) -> Result<FeedSource, String> {
         let steps = self.source.blocks[at].steps;
         let place = || self.place(at, spec);
         match from {
-            Source::Request(name) => self.brought(at, spec, name, matches!(steps, Steps::Length | Steps::Nodes)),
-            Source::Previous(name) if matches!(steps, Steps::Length | Steps::UntilEnd) => {
+            InputSource::Request(name) => {
+                self.request_tensor(at, spec, name, matches!(steps, Steps::Length | Steps::Nodes))
+            }
+            InputSource::Previous(name) if matches!(steps, Steps::Length | Steps::UntilEnd) => {
                 let output = self.output(at, spec, at, name)?;
                 self.keeps[at][output].held = true;
-                Ok(From::Previous(output))
+                Ok(FeedSource::Previous(output))
             }
-            Source::Previous(name) => Err(format!(
+            InputSource::Previous(name) => Err(format!(
                 "{} takes 'previous.{name}', but the cell does not repeat; name a block or \"request\"",
                 place()
             )),
-            Source::Step(block, name) => {
+            InputSource::Step(block, name) => {
                 let other = self.source.blocks.get(block.index()).filter(|_| block.index() < at);
                 let alike = |other: &BlockSource| {
                     other.steps == Steps::Length && other.backward == self.source.blocks[at].backward
@@ -199,28 +203,30 @@ impl Linker<'_> {
                 if !stepped_by.contains(&at) {
                     stepped_by.push(at);
                 }
-                Ok(From::Step(block.index(), output))
+                Ok(FeedSource::Step(block.index(), output))
             }
-            Source::Last(block, name) => Ok(From::Last(block.index(), self.earlier(at, spec, *block, name)?)),
-            Source::Child(child, name) if steps == Steps::Nodes => {
+            InputSource::Last(block, name) => {
+                Ok(FeedSource::Last(block.index(), self.earlier_output(at, spec, *block, name)?))
+            }
+            InputSource::Child(child, name) if steps == Steps::Nodes => {
                 self.arity = self.arity.max(*child as usize + 1);
-                Ok(From::Child(*child as usize, self.of_nodes(at, spec, name)?))
+                Ok(FeedSource::Child(*child as usize, self.node_outputs(at, spec, name)?))
             }
-            Source::Child(child, name) => Err(format!(
+            InputSource::Child(child, name) => Err(format!(
                 "{} takes 'child{child}.{name}', but only the cells of a tree or graph have children; a walk along a sequence takes \"previous.{name}\"",
                 place()
             )),
-            Source::Root(name) if steps == Steps::Once && self.source.walk.brings_graph() => {
-                Ok(From::Root(self.of_nodes(at, spec, name)?))
+            InputSource::Root(name) if steps == Steps::Once && self.source.walk.brings_graph() => {
+                Ok(FeedSource::Root(self.node_outputs(at, spec, name)?))
             }
-            Source::Root(name) => {
+            InputSource::Root(name) => {
                 Err(format!("{} takes 'root.{name}', which only a head (once = true) of a tree or graph can", place()))
             }
         }
     }
 
-    /// Notes that requests bring this tensor.
-    fn brought(&mut self, at: usize, spec: &TensorSpec, name: &str, each: bool) -> Result<From, String> {
+    /// Registers a tensor that requests contain.
+    fn request_tensor(&mut self, at: usize, spec: &TensorSpec, name: &str, each: bool) -> Result<FeedSource, String> {
         let tables = self.source.unfold.is_none() && self.source.walk.brings_graph();
         if tables && [CHILDREN, CELL].contains(&name) {
             return Err(format!(
@@ -229,7 +235,7 @@ impl Linker<'_> {
             ));
         }
         let wanted =
-            Wanted { name: name.to_owned(), datatype: spec.datatype, row_shape: spec.shape[1..].to_vec(), each };
+            RequestTensor { name: name.to_owned(), datatype: spec.datatype, row_shape: spec.shape[1..].to_vec(), each };
         let known = self.wanted.iter().position(|known| known.name == name);
         let number = known.unwrap_or_else(|| {
             self.wanted.push(wanted.clone());
@@ -244,11 +250,11 @@ impl Linker<'_> {
                 known.shown()
             ));
         }
-        Ok(if each { From::Element(number) } else { From::Request(number) })
+        Ok(if each { FeedSource::Element(number) } else { FeedSource::Request(number) })
     }
 
-    /// An output of a block that is done before this one begins.
-    fn earlier(&mut self, at: usize, spec: &TensorSpec, block: BlockId, name: &str) -> Result<usize, String> {
+    /// Returns an output of a block that is complete before this one begins.
+    fn earlier_output(&mut self, at: usize, spec: &TensorSpec, block: BlockId, name: &str) -> Result<usize, String> {
         let from = block.index();
         let fits = from < at && self.source.blocks[from].steps != Steps::Nodes;
         if !fits {
@@ -262,12 +268,13 @@ impl Linker<'_> {
         Ok(output)
     }
 
-    /// The outputs of this name of all cells that nodes run.
-    fn of_nodes(&mut self, at: usize, spec: &TensorSpec, name: &str) -> Result<Outputs, String> {
+    /// Returns the outputs of this name of all cells that nodes run.
+    fn node_outputs(&mut self, at: usize, spec: &TensorSpec, name: &str) -> Result<Outputs, String> {
         let mut outputs = vec![None; self.ios.len()];
         for block in (0..self.ios.len()).filter(|&block| self.source.blocks[block].steps == Steps::Nodes) {
             let has = self.ios[block].outputs.iter().any(|output| output.name == name);
-            // In a tree any cell may be anyone's child; in a graph the request says, and is checked then.
+            // In a tree any cell may be any node's child; in a graph the request decides, and is
+            // checked then.
             if has || self.source.walk == Walk::Tree {
                 let output = self.output(at, spec, block, name)?;
                 self.keeps[block][output].held = true;
@@ -280,7 +287,7 @@ impl Linker<'_> {
         }
     }
 
-    /// The number of an output, which must fit the input that it flows into.
+    /// Returns the index of an output, which must fit the input that it flows into.
     fn output(&self, at: usize, spec: &TensorSpec, block: usize, name: &str) -> Result<usize, String> {
         let io = &self.ios[block];
         let Some(output) = io.outputs.iter().position(|output| output.name == name) else {
@@ -321,7 +328,7 @@ impl Linker<'_> {
         Ok(element.repeat(elements))
     }
 
-    /// Something must tell how long a request is.
+    /// Checks that some tensor determines the length of a request.
     fn check_elements(&self) -> Result<(), String> {
         let unfolds = self.source.blocks.iter().any(|block| block.steps == Steps::Length);
         if unfolds && !self.wanted.iter().any(|wanted| wanted.each) {
@@ -360,7 +367,7 @@ impl Linker<'_> {
         }
     }
 
-    fn answers(&mut self) -> Result<(Vec<Answer>, Vec<TensorSpec>), String> {
+    fn answers(&mut self) -> Result<(Vec<AnswerOutput>, Vec<TensorSpec>), String> {
         if self.source.answers.is_empty() {
             return Err("there is no [[output]]; name at least one, with from = \"BLOCK.OUTPUT\"".to_owned());
         }
@@ -368,11 +375,11 @@ impl Linker<'_> {
         for answer in &self.source.answers {
             let (from, spec) = self.answer(answer)?;
             let name: Arc<str> = answer.name.as_str().into();
-            let steps = if answer.take == Take::Every { &[-1, -1][..] } else { &[-1] };
+            let steps = if answer.take == AnswerSteps::Every { &[-1, -1][..] } else { &[-1] };
             let shape = steps.iter().chain(&spec.shape[1..]).copied().collect();
             let datatype = spec.datatype;
             specs.push(TensorSpec { name: answer.name.clone(), datatype, shape });
-            answers.push(Answer { name, datatype, from, take: answer.take });
+            answers.push(AnswerOutput { name, datatype, from, take: answer.take });
         }
         Ok((answers, specs))
     }
@@ -411,8 +418,8 @@ impl Linker<'_> {
             }
             let spec = found.ok_or_else(|| refuse(format!("no cell of the nodes has an output '{tensor}'")))?;
             return match take {
-                Take::Last => Ok((AnswerFrom::Root(outputs), spec)),
-                Take::Every => {
+                AnswerSteps::Last => Ok((AnswerFrom::Root(outputs), spec)),
+                AnswerSteps::Every => {
                     Err(refuse("take = \"every\" is for sequences; a tree or graph has one root".to_owned()))
                 }
             };
@@ -422,14 +429,14 @@ impl Linker<'_> {
         if steps == Steps::Nodes {
             return Err(refuse(format!("a tree or graph answers with its root; write from = \"root.{tensor}\"")));
         }
-        if *take == Take::Every && steps == Steps::Once {
+        if *take == AnswerSteps::Every && steps == Steps::Once {
             return Err(refuse("take = \"every\" is for a block that repeats; remove it".to_owned()));
         }
         let output = io.outputs.iter().position(|spec| spec.name == *tensor);
         let output = output.ok_or_else(|| {
             refuse(format!("{} has no output '{tensor}'; its outputs are {}", io.place, names(&io.outputs)))
         })?;
-        self.keeps[block][output].held |= *take == Take::Last;
+        self.keeps[block][output].held |= *take == AnswerSteps::Last;
         Ok((AnswerFrom::Block(block, output), io.outputs[output].clone()))
     }
 

@@ -1,14 +1,14 @@
-//! Whether a request can be run, and how far it walks: found out before it takes a slot.
+//! Validation of a request and computation of its extent, before it takes a slot.
 
-use super::wiring::{CELL, CHILDREN, From, OUTPUT_LENGTH, Wanted, Wiring};
-use crate::rows::{Batch, Rows};
+use super::wiring::{CELL, CHILDREN, FeedSource, OUTPUT_LENGTH, RequestTensor, Wiring};
+use crate::rows::{BatchTensor, Rows};
 use crate::{RequestError, Tensor, Unfold};
 use ripieno_base::BlockId;
 use ripieno_model::{DataType, Extent, Graph, Steps};
 use std::sync::Arc;
 
 impl Wiring {
-    /// The extent of a request, and its graph where it brings one.
+    /// Returns the extent of a request, and its graph if it has one.
     pub(crate) fn describe(&self, inputs: &[Tensor]) -> Result<(Extent, Option<Graph>), RequestError> {
         let graph = match &self.unfold {
             Some(unfold) => Some(self.unfolded(&**unfold, inputs)?),
@@ -25,13 +25,14 @@ impl Wiring {
         Ok((extent, graph))
     }
 
-    /// The elements of a sequence or the nodes of a graph, on which all tensors must agree.
+    /// Returns the number of elements of a sequence or nodes of a graph, on which all tensors must
+    /// agree.
     fn length(&self, inputs: &[Tensor], graph: Option<&Graph>) -> Result<u32, RequestError> {
         if let Some(graph) = graph.filter(|_| self.unfold.is_some()) {
             return Ok(graph.len() as u32);
         }
         let mut agreed = graph.map(|graph| (CHILDREN, graph.len() as i64));
-        for wanted in &self.wanted {
+        for wanted in &self.request_tensors {
             let shape = shape(find(inputs, &wanted.name)?)?;
             if !wanted.each {
                 continue;
@@ -65,12 +66,12 @@ impl Wiring {
         }
     }
 
-    /// What the request brings, one row for each element where it has elements.
+    /// Returns the request's tensors, with one row per element where they have elements.
     pub(crate) fn rows(&self, inputs: &[Tensor], extent: Extent) -> Result<Vec<Rows>, RequestError> {
-        let row = |wanted: &Wanted| {
+        let row = |wanted: &RequestTensor| {
             let tensor = find(inputs, &wanted.name)?;
             let length = match (&self.unfold, shape(tensor)?.get(1)) {
-                // What the code makes of a tensor tells nothing of how long it is.
+                // The graph from user code does not determine the length of a tensor.
                 (Some(_), Some(&own)) if wanted.each => {
                     self.check_length(&wanted.name, own)?;
                     own
@@ -79,10 +80,10 @@ impl Wiring {
             };
             rows_of(wanted, tensor, length)
         };
-        self.wanted.iter().map(row).collect()
+        self.request_tensors.iter().map(row).collect()
     }
 
-    /// The graph that the embedder's code makes of a request.
+    /// Creates the graph of a request by the embedder's code.
     fn unfolded(&self, unfold: &dyn Unfold, inputs: &[Tensor]) -> Result<Graph, RequestError> {
         let graph = unfold.unfold(inputs)?;
         let (nodes, most) = (graph.len(), self.max_length);
@@ -111,15 +112,15 @@ impl Wiring {
         Ok(graph)
     }
 
-    /// Whether each node's element is there.
+    /// Checks that each node's element exists.
     fn check_elements(&self, rows: &[Rows], graph: &Graph) -> Result<(), RequestError> {
         for node in 0..graph.len() as u32 {
             let element = graph.element(node);
             for feed in &self.cells[graph.block(node).index()].feeds {
-                let From::Element(tensor) = feed.from else { continue };
+                let FeedSource::Element(tensor) = feed.from else { continue };
                 let count = rows[tensor].count();
                 if element >= count {
-                    let (number, name) = (graph.origin(node), &self.wanted[tensor].name);
+                    let (number, name) = (graph.origin(node), &self.request_tensors[tensor].name);
                     return Err(RequestError(format!(
                         "node {number} takes element {element} of input '{name}', which has {count}"
                     )));
@@ -181,7 +182,7 @@ impl Wiring {
         Ok(())
     }
 
-    /// Which cell each node of a graph runs.
+    /// Returns the cell that each node of a graph runs.
     fn cells_of(&self, inputs: &[Tensor], nodes: usize, blocks: &[BlockId]) -> Result<Vec<BlockId>, RequestError> {
         let tensor = find(inputs, CELL)?;
         let cells = integers(tensor)?;
@@ -205,12 +206,12 @@ impl Wiring {
         cells.iter().enumerate().map(cell).collect()
     }
 
-    /// In a graph, whether each node's inputs come from cells that give them.
+    /// Checks that each node's inputs come from cells that have these outputs.
     fn check_edges(&self, graph: &Graph) -> Result<(), RequestError> {
         for node in 0..graph.len() as u32 {
             let cell = &self.cells[graph.block(node).index()];
             for feed in &cell.feeds {
-                let From::Child(child, outputs) = &feed.from else { continue };
+                let FeedSource::Child(child, outputs) = &feed.from else { continue };
                 let Some(&child) = graph.inputs(node).get(*child).filter(|&&child| child != Graph::NONE) else {
                     continue;
                 };
@@ -230,11 +231,12 @@ impl Wiring {
         Ok(())
     }
 
-    /// Ids that no embedding has would fail a whole batch, other requests and all.
+    /// Checks ids against the embedding tables: an invalid id would fail the whole batch, other
+    /// requests included.
     fn check_ids(&self, rows: &[Rows], extent: Extent, graph: Option<&Graph>) -> Result<(), RequestError> {
         for (block, cell) in self.cells.iter().enumerate() {
             for feed in &cell.feeds {
-                let (Some(size), From::Element(tensor)) = (feed.vocabulary, &feed.from) else { continue };
+                let (Some(size), FeedSource::Element(tensor)) = (feed.vocabulary, &feed.from) else { continue };
                 let elements: Box<dyn Iterator<Item = usize>> = match graph {
                     Some(graph) => Box::new(
                         (0..graph.len() as u32)
@@ -248,7 +250,7 @@ impl Wiring {
                     if let Some(id) = ids.into_iter().flatten().find(|id| !(0..size).contains(id)) {
                         return Err(RequestError(format!(
                             "input '{}' holds {id} at element {element}, but the cell '{}' knows 0 to {}",
-                            self.wanted[*tensor].name,
+                            self.request_tensors[*tensor].name,
                             cell.name,
                             size - 1
                         )));
@@ -259,8 +261,8 @@ impl Wiring {
         Ok(())
     }
 
-    /// How long an output is where nothing computes one: as the request says in a tensor of this name, else made up of what
-    /// it holds, so that equal requests have equal lengths and others mostly not.
+    /// Returns the output length of an emulated decoder: the value of the request's tensor of this
+    /// name, or else a hash of the request, so that equal requests have equal lengths.
     pub(crate) fn emulated_steps(&self, inputs: &[Tensor], extent: Extent) -> u32 {
         if extent.limit == 0 {
             return 0;
@@ -270,7 +272,7 @@ impl Wiring {
             return told.clamp(1, i64::from(extent.limit)) as u32;
         }
         let bytes = inputs.iter().flat_map(|tensor| tensor.data.iter());
-        // FNV-1a: any even spread will do.
+        // FNV-1a; any even distribution suffices.
         let hash =
             bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         1 + ((hash >> 16) % u64::from(extent.limit)) as u32
@@ -282,7 +284,7 @@ fn find<'a>(inputs: &'a [Tensor], name: &str) -> Result<&'a Tensor, RequestError
     found.ok_or_else(|| RequestError(format!("input '{name}': the request does not bring it")))
 }
 
-/// The shape of a tensor of one request.
+/// Returns the shape of a tensor of one request.
 fn shape(tensor: &Tensor) -> Result<&[i64], RequestError> {
     match tensor.shape.first() {
         Some(1) => Ok(&tensor.shape),
@@ -293,8 +295,8 @@ fn shape(tensor: &Tensor) -> Result<&[i64], RequestError> {
     }
 }
 
-fn rows_of(wanted: &Wanted, tensor: &Tensor, length: i64) -> Result<Rows, RequestError> {
-    let Wanted { name, datatype, row_shape, each } = wanted;
+fn rows_of(wanted: &RequestTensor, tensor: &Tensor, length: i64) -> Result<Rows, RequestError> {
+    let RequestTensor { name, datatype, row_shape, each } = wanted;
     let refuse = |cause: String| RequestError(format!("input '{name}': {cause}"));
     let leading = if *each { vec![1, length] } else { vec![1] };
     let expected = [&leading[..], row_shape].concat();
@@ -305,7 +307,7 @@ fn rows_of(wanted: &Wanted, tensor: &Tensor, length: i64) -> Result<Rows, Reques
         )));
     }
     let rows = if *each { &expected[1..] } else { &expected };
-    let batch = Batch::new(*datatype, rows.to_vec(), tensor.data.clone()).map_err(refuse)?;
+    let batch = BatchTensor::new(*datatype, rows.to_vec(), tensor.data.clone()).map_err(refuse)?;
     let count = batch.rows();
     Ok(Rows::of_batch(&Arc::new(batch), 0..count))
 }

@@ -1,195 +1,204 @@
-//! One batch of a cell: gather, compute, scatter.
+//! Execution of one batch of a cell: gather, compute, scatter.
 
-use super::walk::Walk;
-use super::{Cells, Wiring};
-use crate::account::{Account, Watch};
+use super::walk::CellWalk;
+use super::{CellModel, Wiring};
+use crate::account::{DeviceCounters, LapTimer};
 use crate::buffer::AlignedBuffer;
-use crate::parts::{Terms, caught, run_in_parts};
-use crate::plan::Plan;
-use crate::rows::{Batch, Input, Part};
-use crate::runner::{Call, Runner};
-use crate::worker::Done;
-use crate::{Again, ExecError, Member, Progress, Spent, Task};
+use crate::plan::ModelPlan;
+use crate::rerun::{RerunTerms, catch_panic, run_in_parts};
+use crate::rows::{BatchTensor, EngineInput, RowPart};
+use crate::runner::{BlockCall, Runner};
+use crate::worker::CompletedTask;
+use crate::{ExecError, MemberProgress, PhaseTimes, Rerun, Task, TaskMember};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A member's place in the arena.
-struct Seat {
-    /// Its place in the task.
+/// A member of the task with its walk.
+struct MemberWalk {
+    /// Index in the task.
     at: usize,
-    walk: Arc<Mutex<Walk>>,
+    walk: Arc<Mutex<CellWalk>>,
     node: u32,
-    /// The walk that it takes part in; none for padding.
-    turn: Option<u64>,
+    /// Generation of the walk that it takes part in; `None` for padding.
+    generation: Option<u64>,
 }
 
 /// Runs a task on a device. The locks of the walks are not held while the cell computes.
 ///
-/// A task that fails ends the walks of those members that it fails on, and nobody else's: steps of theirs that were queued ahead
-/// are padding in tasks that others stand in as well. One that panics outside of the engine ends them all.
+/// A failed task ends only the walks of members that failed: their queued later steps are padding
+/// in tasks that other requests share. A panic outside the engine ends the walks of all members.
 pub(crate) fn execute(
-    plan: &Plan,
-    cells: &Cells,
-    engine: (&mut Box<dyn Runner>, &mut [AlignedBuffer]),
+    plan: &ModelPlan,
+    cells: &CellModel,
+    runner: &mut Box<dyn Runner>,
+    buffers: &mut [AlignedBuffer],
     task: &Task,
-    terms: &Terms<'_>,
-    account: &Account,
-) -> Result<Done, ExecError> {
+    terms: &RerunTerms<'_>,
+    account: &DeviceCounters,
+) -> Result<CompletedTask, ExecError> {
     let mut guard = AbandonOnDrop { cells, task, failed: true };
-    let (progress, again) = run(plan, cells, engine, task, terms, account)?;
+    let (progress, rerun) = run(plan, cells, runner, buffers, task, terms, account)?;
     guard.failed = false;
     for (member, _) in task.members.iter().zip(&progress).filter(|(_, progress)| progress.failed.is_some()) {
-        give_up(cells, member);
+        abandon(cells, member);
     }
-    Done::of(progress, again)
+    CompletedTask::of(progress, rerun)
 }
 
-/// Gives the walks of a task up unless it comes to its end.
+/// Abandons the walks of a task unless it completes.
 struct AbandonOnDrop<'a> {
-    cells: &'a Cells,
+    cells: &'a CellModel,
     task: &'a Task,
     failed: bool,
 }
 
 impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
-        self.task.members.iter().filter(|_| self.failed).for_each(|member| give_up(self.cells, member));
+        self.task.members.iter().filter(|_| self.failed).for_each(|member| abandon(self.cells, member));
     }
 }
 
-fn give_up(cells: &Cells, member: &Member) {
-    cells.arena.slot(member.slot.index()).lock().give_up(member);
+fn abandon(cells: &CellModel, member: &TaskMember) {
+    cells.arena.slot(member.slot.index()).lock().abandon(member);
 }
 
 fn run(
-    plan: &Plan,
-    cells: &Cells,
-    (runner, buffers): (&mut Box<dyn Runner>, &mut [AlignedBuffer]),
+    plan: &ModelPlan,
+    cells: &CellModel,
+    runner: &mut Box<dyn Runner>,
+    buffers: &mut [AlignedBuffer],
     task: &Task,
-    terms: &Terms<'_>,
-    account: &Account,
-) -> Result<(Vec<Progress>, Option<Again>), ExecError> {
+    terms: &RerunTerms<'_>,
+    account: &DeviceCounters,
+) -> Result<(Vec<MemberProgress>, Option<Rerun>), ExecError> {
     let (block, wiring) = (task.block.index(), &cells.wiring);
     check_rows(plan, task)?;
-    let mut watch = Watch::start();
+    let mut watch = LapTimer::start();
     let mut failures = vec![None; task.members.len()];
-    let (seats, mut parts) = gather_members(wiring, cells, task, &mut failures);
-    let mut progress = vec![Progress::default(); task.members.len()];
-    let mut spent = Spent::default();
-    let all: Vec<usize> = (0..seats.len()).collect();
-    let until = |seat: usize| (terms.until)(seats[seat].at);
-    let terms = Terms { until: &until, ..*terms };
-    let mut seat_failures = vec![None; seats.len()];
+    let (walks, mut parts) = gather_members(wiring, cells, task, &mut failures);
+    let mut progress = vec![MemberProgress::default(); task.members.len()];
+    let mut spent = PhaseTimes::default();
+    let all: Vec<usize> = (0..walks.len()).collect();
+    let until = |index: usize| (terms.until)(walks[index].at);
+    let terms = RerunTerms { until: &until, ..*terms };
+    let mut walk_failures = vec![None; walks.len()];
     let batches = if all.is_empty() { Vec::new() } else { vec![all] };
-    let again = run_in_parts(batches, &mut seat_failures, &terms, &mut |part, ready| {
-        // Padding only fills the first batch up.
-        let whole = part.len() == seats.len();
-        let part: Vec<usize> = part.iter().copied().filter(|&seat| whole || seats[seat].turn.is_some()).collect();
+    let rerun = run_in_parts(batches, &mut walk_failures, &terms, &mut |part, ready| {
+        // Padding only fills up the first batch.
+        let whole = part.len() == walks.len();
+        let part: Vec<usize> =
+            part.iter().copied().filter(|&index| whole || walks[index].generation.is_some()).collect();
         if part.is_empty() {
             return Ok(());
         }
-        let rows = part.len().max(runner.least_rows());
+        let rows = part.len().max(runner.min_rows());
         let of_part;
         let parts = match whole {
             true => {
-                parts.iter_mut().for_each(|parts| parts.resize_with(rows, || Part::Any));
+                parts.iter_mut().for_each(|parts| parts.resize_with(rows, || RowPart::Any));
                 &parts
             }
             false => {
-                of_part = parts.iter().map(|parts| pick(parts, &part, rows)).collect::<Vec<_>>();
+                of_part = parts.iter().map(|parts| select_parts(parts, &part, rows)).collect::<Vec<_>>();
                 &of_part
             }
         };
         let mut inputs = Vec::with_capacity(parts.len());
         let (mut copied, mut carried) = (0, false);
         for ((feed, parts), buffer) in wiring.cells[block].feeds.iter().zip(parts).zip(&mut *buffers) {
-            let (input, gathered) = Input::assemble(&feed.name, (feed.datatype, &feed.row_shape), parts, buffer)?;
-            if !feed.from.is_brought() {
+            let (input, gathered) = EngineInput::assemble(&feed.name, feed.datatype, &feed.row_shape, parts, buffer)?;
+            if !feed.from.is_from_request() {
                 copied += gathered.min(part.len());
                 carried = true;
             }
             inputs.push(input);
         }
         spent.gather_ns += watch.lap_ns();
-        let outputs = caught(|| runner.run(&Call { block, rows, length: 1, ready, inputs: &inputs }));
+        let outputs = catch_panic(|| runner.run(&BlockCall { block, rows, length: 1, ready, inputs: &inputs }));
         spent.compute_ns += watch.lap_ns();
         account.count(copied, carried && copied == 0);
         let outputs = check_outputs(plan, block, outputs?, rows)?;
-        for (row, &seat) in part.iter().enumerate() {
-            let left = complete_member(wiring, block, &seats[seat], (&outputs, row));
-            progress[seats[seat].at] = left.unwrap_or_else(Progress::failed);
+        for (row, &index) in part.iter().enumerate() {
+            let left = complete_member(wiring, block, &walks[index], &outputs, row);
+            progress[walks[index].at] = left.unwrap_or_else(MemberProgress::failed);
         }
         spent.scatter_ns += watch.lap_ns();
         Ok(())
     })?;
-    // Padding belongs to nobody who could be told.
-    let of_seats = seats.iter().zip(seat_failures).filter(|(seat, _)| seat.turn.is_some());
-    of_seats.for_each(|(seat, cause)| failures[seat.at] = cause);
+    // Padding has no request to report a failure to.
+    let by_walk = walks.iter().zip(walk_failures).filter(|(member_walk, _)| member_walk.generation.is_some());
+    by_walk.for_each(|(member_walk, cause)| failures[member_walk.at] = cause);
     let failed = progress.iter_mut().zip(failures).filter_map(|(progress, cause)| Some((progress, cause?)));
-    failed.for_each(|(progress, cause)| *progress = Progress::failed(cause));
-    account.spend(spent);
-    Ok((progress, again))
+    failed.for_each(|(progress, cause)| *progress = MemberProgress::failed(cause));
+    account.add_times(spent);
+    Ok((progress, rerun))
 }
 
-fn check_rows(plan: &Plan, task: &Task) -> Result<(), ExecError> {
+fn check_rows(plan: &ModelPlan, task: &Task) -> Result<(), ExecError> {
     let rows = task.members.iter().map(|member| member.rows).find(|&rows| rows != 1);
     rows.map_or(Ok(()), |rows| {
         Err(ExecError(format!("a member of model '{}' has {rows} rows; a walk of cells has one", plan.name)))
     })
 }
 
-/// What these seats have of an input, filled up to so many rows.
-fn pick<'w>(parts: &[Part<'w>], seats: &[usize], rows: usize) -> Vec<Part<'w>> {
-    let own = seats.iter().map(|&seat| parts[seat].clone());
-    own.chain(std::iter::repeat_with(|| Part::Any)).take(rows).collect()
+/// Returns the parts of an input for these members, filled up to `rows` rows.
+fn select_parts<'w>(parts: &[RowPart<'w>], walks: &[usize], rows: usize) -> Vec<RowPart<'w>> {
+    let own = walks.iter().map(|&index| parts[index].clone());
+    own.chain(std::iter::repeat_with(|| RowPart::Any)).take(rows).collect()
 }
 
-/// Finds the members' walks and, for each input of the cell, their parts of it. What befell those who have none goes to their
-/// places in `failures`; they get no seat.
+/// Finds the members' walks and, for each input of the cell, their parts of it. A member without a
+/// usable walk is left out, and its error is stored in `failures`.
 fn gather_members<'w>(
     wiring: &'w Wiring,
-    cells: &Cells,
+    cells: &CellModel,
     task: &Task,
     failures: &mut [Option<ExecError>],
-) -> (Vec<Seat>, Vec<Vec<Part<'w>>>) {
+) -> (Vec<MemberWalk>, Vec<Vec<RowPart<'w>>>) {
     let block = task.block.index();
     let count = wiring.cells[block].feeds.len();
-    let mut seats = Vec::with_capacity(task.members.len());
-    let mut parts: Vec<Vec<Part<'w>>> = (0..count).map(|_| Vec::with_capacity(task.members.len())).collect();
+    let mut walks = Vec::with_capacity(task.members.len());
+    let mut parts: Vec<Vec<RowPart<'w>>> = (0..count).map(|_| Vec::with_capacity(task.members.len())).collect();
     for (at, member) in task.members.iter().enumerate() {
         let walk = cells.arena.slot(member.slot.index());
-        match take_seat(wiring, block, &walk, member) {
-            Ok((turn, own)) => {
-                seats.push(Seat { at, walk, node: member.node, turn });
+        match enter_walk(wiring, block, &walk, member) {
+            Ok((generation, own)) => {
+                walks.push(MemberWalk { at, walk, node: member.node, generation });
                 parts.iter_mut().zip(own).for_each(|(parts, own)| parts.push(own));
             }
             Err(cause) => failures[at] = Some(cause),
         }
     }
-    (seats, parts)
+    (walks, parts)
 }
 
-/// The walk that a member takes part in, and its part of each input of the cell.
-fn take_seat<'w>(
+/// Returns the generation of a member's walk (`None` for padding) and its part of each input of the
+/// cell.
+fn enter_walk<'w>(
     wiring: &'w Wiring,
     block: usize,
-    walk: &Mutex<Walk>,
-    member: &Member,
-) -> Result<(Option<u64>, Vec<Part<'w>>), ExecError> {
+    walk: &Mutex<CellWalk>,
+    member: &TaskMember,
+) -> Result<(Option<u64>, Vec<RowPart<'w>>), ExecError> {
     let mut walk = walk.lock();
     walk.enter(wiring, member)?;
     let padding = walk.is_padding(wiring, block, member.node);
     if !padding {
         walk.check(wiring, block, member.node)?;
     }
-    let part = |input| if padding { Ok(Part::Any) } else { walk.part(wiring, block, input, member.node) };
+    let part = |input| if padding { Ok(RowPart::Any) } else { walk.part(wiring, block, input, member.node) };
     let parts = (0..wiring.cells[block].feeds.len()).map(part).collect::<Result<_, _>>()?;
-    Ok(((!padding).then_some(walk.turn), parts))
+    Ok(((!padding).then_some(walk.generation), parts))
 }
 
-fn check_outputs(plan: &Plan, block: usize, outputs: Vec<Batch>, rows: usize) -> Result<Vec<Arc<Batch>>, ExecError> {
+fn check_outputs(
+    plan: &ModelPlan,
+    block: usize,
+    outputs: Vec<BatchTensor>,
+    rows: usize,
+) -> Result<Vec<Arc<BatchTensor>>, ExecError> {
     let values = &plan.blocks[block].outputs;
-    let check = |(batch, &value): (Batch, &usize)| match batch.rows() == rows {
+    let check = |(batch, &value): (BatchTensor, &usize)| match batch.rows() == rows {
         true => Ok(Arc::new(batch)),
         false => Err(ExecError(format!(
             "output '{}' of model '{}' has {} rows for a batch of {rows}: its first dimension must be the batch",
@@ -204,13 +213,16 @@ fn check_outputs(plan: &Plan, block: usize, outputs: Vec<Batch>, rows: usize) ->
 fn complete_member(
     wiring: &Wiring,
     block: usize,
-    seat: &Seat,
-    left: (&[Arc<Batch>], usize),
-) -> Result<Progress, ExecError> {
-    let mut walk = seat.walk.lock();
-    // Another walk may have begun in the slot only if its owner has given this one up.
-    match seat.turn {
-        Some(turn) if turn == walk.turn => walk.leave(wiring, block, seat.node, left),
-        _ => Ok(Progress::default()),
+    member_walk: &MemberWalk,
+    outputs: &[Arc<BatchTensor>],
+    row: usize,
+) -> Result<MemberProgress, ExecError> {
+    let mut walk = member_walk.walk.lock();
+    // The slot holds another walk only if the owner has abandoned this one.
+    match member_walk.generation {
+        Some(generation) if generation == walk.generation => {
+            walk.record_outputs(wiring, block, member_walk.node, outputs, row)
+        }
+        _ => Ok(MemberProgress::default()),
     }
 }

@@ -1,8 +1,8 @@
-//! What a slot holds between two cells of its request.
+//! State of a slot between two cells of its request.
 
-use super::wiring::{AnswerFrom, From, Seed, Wiring};
-use crate::rows::{Batch, Part, Rows};
-use crate::{Entry, ExecError, Member, Progress, Take, Tensor};
+use super::wiring::{AnswerFrom, FeedSource, Seed, Wiring};
+use crate::rows::{BatchTensor, RowPart, Rows};
+use crate::{AnswerSteps, ExecError, MemberProgress, RequestEntry, TaskMember, Tensor};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use ripieno_base::BlockId;
@@ -10,17 +10,18 @@ use ripieno_model::{Extent, Graph, Onward, Position, StepReport, Steps};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// The walks of a model's requests by their slots, shared by its devices.
+/// The walks of a model's requests by slot, shared by its devices.
 ///
-/// Grows to the highest slot that was ever used, and each entry keeps its tables from request to request. Slots have locks of
-/// their own, which nobody contends for unless two devices run cells of one request at once.
+/// Grows to the highest slot ever used, and each entry keeps its tables from request to request.
+/// Each slot has a lock of its own, which is contended only if two devices run cells of one request
+/// at the same time.
 #[derive(Debug, Default)]
-pub(crate) struct Arena {
-    slots: RwLock<Vec<Arc<Mutex<Walk>>>>,
+pub(crate) struct WalkArena {
+    slots: RwLock<Vec<Arc<Mutex<CellWalk>>>>,
 }
 
-impl Arena {
-    pub(crate) fn slot(&self, slot: usize) -> Arc<Mutex<Walk>> {
+impl WalkArena {
+    pub(crate) fn slot(&self, slot: usize) -> Arc<Mutex<CellWalk>> {
         if let Some(held) = self.slots.read().get(slot) {
             return Arc::clone(held);
         }
@@ -31,64 +32,64 @@ impl Arena {
     }
 }
 
-/// A request on its way.
+/// State of a request's walk.
 #[derive(Debug, Default)]
-pub(crate) struct Walk {
-    /// What it brought; only to be recognised by.
-    entry: Weak<Entry>,
-    /// Its number among all walks; 0 if nobody counts.
+pub(crate) struct CellWalk {
+    /// The request's entry; only compared for identity.
+    entry: Weak<RequestEntry>,
+    /// Process-wide number of the walk; 0 if the caller does not number walks.
     number: u64,
     /// Counts the walks of this slot.
-    pub(crate) turn: u64,
-    /// It has ended, or never begun.
-    over: bool,
+    pub(crate) generation: u64,
+    /// Whether the walk has ended or never begun.
+    ended: bool,
     extent: Option<Extent>,
     graph: Option<Arc<Graph>>,
     stream: bool,
     inputs: Vec<Rows>,
-    blocks: Vec<Track>,
-    nodes: Vec<Node>,
+    blocks: Vec<BlockTrack>,
+    nodes: Vec<NodeState>,
     nodes_left: u32,
-    /// For each answer that takes every step, its elements.
-    every: Vec<Every>,
+    /// Elements of each answer that takes every step.
+    every: Vec<StackedOutput>,
 }
 
-/// How far a request is in one block.
+/// State of a request in one block.
 #[derive(Debug, Default)]
-struct Track {
+struct BlockTrack {
     done: u32,
-    /// The request is through with it.
+    /// Whether the request has completed the block.
     over: bool,
     last: Vec<Option<Rows>>,
-    /// Steps that later layers have not taken yet, by output.
+    /// Steps that later layers have not consumed yet, by output.
     ahead: Vec<Ahead>,
 }
 
 #[derive(Debug, Default)]
 struct Ahead {
-    /// The step of the first one.
+    /// Step number of the first entry.
     begins: u32,
     steps: VecDeque<Rows>,
 }
 
 #[derive(Debug, Default)]
-struct Node {
+struct NodeState {
     outputs: Vec<Option<Rows>>,
-    /// Inputs of other nodes that still wait for it.
+    /// Number of inputs of other nodes that still need it.
     users: u32,
     done: bool,
 }
 
 #[derive(Debug, Default)]
-struct Every {
+struct StackedOutput {
     shape: Vec<i64>,
     data: Vec<u8>,
 }
 
-impl Walk {
-    /// Begins anew if the member brings what the slot does not hold.
-    pub(crate) fn enter(&mut self, wiring: &Wiring, member: &Member) -> Result<(), ExecError> {
-        if self.is_later_than(member) {
+impl CellWalk {
+    /// Begins a new walk if the member has an entry that the slot does not hold.
+    pub(crate) fn enter(&mut self, wiring: &Wiring, member: &TaskMember) -> Result<(), ExecError> {
+        if self.is_newer_than(member) {
             return Err(ExecError(format!("the walk in slot {} was given up and has begun anew", member.slot.0)));
         }
         let holds = self.extent.is_some() && self.number == member.walk;
@@ -103,31 +104,32 @@ impl Walk {
         }
     }
 
-    /// Whether the slot holds a later walk than the member's: that of another request, or of the same once it has begun anew.
-    fn is_later_than(&self, member: &Member) -> bool {
+    /// Whether the slot holds a newer walk than the member's: one of another request, or of the
+    /// same after a restart.
+    fn is_newer_than(&self, member: &TaskMember) -> bool {
         self.number > member.walk
     }
 
-    fn begin(&mut self, wiring: &Wiring, entry: &Arc<Entry>) -> Result<(), ExecError> {
-        self.forget();
+    fn begin(&mut self, wiring: &Wiring, entry: &Arc<RequestEntry>) -> Result<(), ExecError> {
+        self.clear();
         self.extent = None;
         self.inputs = wiring.rows(entry.inputs(), entry.extent).map_err(|cause| ExecError(cause.0))?;
-        self.blocks.resize_with(wiring.cells.len(), Track::default);
+        self.blocks.resize_with(wiring.cells.len(), BlockTrack::default);
         for (track, cell) in self.blocks.iter_mut().zip(&wiring.cells) {
             track.last.resize_with(cell.keeps.len(), || None);
             track.ahead.resize_with(cell.keeps.len(), Ahead::default);
         }
-        self.every.resize_with(wiring.answers.len(), Every::default);
+        self.every.resize_with(wiring.answers.len(), StackedOutput::default);
         if wiring.walk.brings_graph() {
             let graph = entry.graph.clone();
             let graph = graph.ok_or_else(|| ExecError("the request's entry brings no graph".to_owned()))?;
-            self.nodes.resize_with(graph.len(), Node::default);
+            self.nodes.resize_with(graph.len(), NodeState::default);
             for node in 0..graph.len() as u32 {
                 for &input in graph.inputs(node).iter().filter(|&&input| input != Graph::NONE) {
                     self.nodes[input as usize].users += 1;
                 }
             }
-            // The answer takes the root, too.
+            // The answer uses the root, too.
             self.nodes[root(wiring, &graph) as usize].users += 1;
             self.nodes_left = graph.len() as u32;
             self.graph = Some(graph);
@@ -137,26 +139,26 @@ impl Walk {
             extent.limit = wiring.emulated_steps(entry.inputs(), extent);
         }
         self.extent = Some(extent);
-        (self.entry, self.stream, self.over) = (Arc::downgrade(entry), entry.stream, false);
-        self.turn += 1;
+        (self.entry, self.stream, self.ended) = (Arc::downgrade(entry), entry.stream, false);
+        self.generation += 1;
         Ok(())
     }
 
-    /// A task with this member failed: whatever is still queued of its walk is padding.
-    pub(crate) fn give_up(&mut self, member: &Member) {
-        if self.is_later_than(member) {
+    /// Ends the walk after a task with this member failed: its queued steps become padding.
+    pub(crate) fn abandon(&mut self, member: &TaskMember) {
+        if self.is_newer_than(member) {
             return;
         }
-        self.forget();
-        self.turn += 1;
+        self.clear();
+        self.generation += 1;
         if let Some(entry) = &member.entry {
             (self.entry, self.extent) = (Arc::downgrade(entry), Some(entry.extent));
         }
     }
 
-    /// Lets go of all that a walk holds, but for the tables themselves.
-    fn forget(&mut self) {
-        self.over = true;
+    /// Releases all that a walk holds, except for the tables themselves.
+    fn clear(&mut self) {
+        self.ended = true;
         self.graph = None;
         self.inputs.clear();
         self.nodes.clear();
@@ -168,17 +170,17 @@ impl Walk {
                 ahead.steps.clear();
             }
         }
-        self.every.iter_mut().for_each(|every| *every = Every::default());
+        self.every.iter_mut().for_each(|every| *every = StackedOutput::default());
     }
 
-    /// Whether this step or node does not exist, or not any more.
+    /// Whether the request does not run this step or node.
     pub(crate) fn is_padding(&self, wiring: &Wiring, block: usize, node: u32) -> bool {
-        let Some(extent) = self.extent.filter(|_| !self.over) else { return true };
+        let Some(extent) = self.extent.filter(|_| !self.ended) else { return true };
         let track = &self.blocks[block];
-        extent.leaves_out(wiring.cells[block].steps, node, track.over)
+        extent.skips_step(wiring.cells[block].steps, node, track.over)
     }
 
-    /// Whether the step or node is in its turn.
+    /// Checks that the step or node is next in order.
     pub(crate) fn check(&self, wiring: &Wiring, block: usize, node: u32) -> Result<(), ExecError> {
         let cell = &wiring.cells[block];
         if let (Steps::Nodes, Some(graph)) = (cell.steps, &self.graph) {
@@ -197,43 +199,43 @@ impl Walk {
         }
     }
 
-    /// One input of a cell for this member.
+    /// Returns one input of a cell for this member.
     pub(crate) fn part<'w>(
         &self,
         wiring: &'w Wiring,
         block: usize,
         input: usize,
         node: u32,
-    ) -> Result<Part<'w>, ExecError> {
+    ) -> Result<RowPart<'w>, ExecError> {
         let cell = &wiring.cells[block];
         let feed = &cell.feeds[input];
         let missing = || ExecError(format!("'{}' takes '{}', which nothing before it has left", cell.name, feed.name));
         let rows = match &feed.from {
-            From::Element(tensor) => Some(self.inputs[*tensor].at(self.element(wiring, block, node))),
-            From::Request(tensor) => Some(self.inputs[*tensor].clone()),
-            From::Previous(_) if node == 0 => match &feed.seed {
-                Seed::Fill(row) => return Ok(Part::Fill(row)),
+            FeedSource::Element(tensor) => Some(self.inputs[*tensor].at(self.element(wiring, block, node))),
+            FeedSource::Request(tensor) => Some(self.inputs[*tensor].clone()),
+            FeedSource::Previous(_) if node == 0 => match &feed.seed {
+                Seed::Fill(row) => return Ok(RowPart::Fill(row)),
                 Seed::Last(block, output) => self.blocks[*block].last[*output].clone(),
             },
-            From::Previous(output) => self.blocks[block].last[*output].clone(),
-            From::Step(block, output) => self.blocks[*block].ahead[*output].at(node),
-            From::Last(block, output) => self.blocks[*block].last[*output].clone(),
-            From::Child(child, outputs) => {
+            FeedSource::Previous(output) => self.blocks[block].last[*output].clone(),
+            FeedSource::Step(block, output) => self.blocks[*block].ahead[*output].at(node),
+            FeedSource::Last(block, output) => self.blocks[*block].last[*output].clone(),
+            FeedSource::Child(child, outputs) => {
                 let graph = self.graph.as_ref().ok_or_else(missing)?;
                 match graph.inputs(node).get(*child) {
                     Some(&child) if child != Graph::NONE => self.of_node(graph, child, outputs),
                     _ => match &feed.seed {
-                        Seed::Fill(row) => return Ok(Part::Fill(row)),
+                        Seed::Fill(row) => return Ok(RowPart::Fill(row)),
                         Seed::Last(..) => None,
                     },
                 }
             }
-            From::Root(outputs) => {
+            FeedSource::Root(outputs) => {
                 let graph = self.graph.as_ref().ok_or_else(missing)?;
                 self.of_node(graph, root(wiring, graph), outputs)
             }
         };
-        rows.map(Part::Rows).ok_or_else(missing)
+        rows.map(RowPart::Rows).ok_or_else(missing)
     }
 
     fn of_node(&self, graph: &Graph, node: u32, outputs: &[Option<usize>]) -> Option<Rows> {
@@ -241,7 +243,7 @@ impl Walk {
         self.nodes[node as usize].outputs.get(output)?.clone()
     }
 
-    /// Which element of the request's tensors a step or node takes.
+    /// Returns the element of the request's tensors that a step or node takes.
     fn element(&self, wiring: &Wiring, block: usize, node: u32) -> usize {
         match (&self.graph, self.extent) {
             (Some(graph), _) => graph.element(node),
@@ -250,21 +252,22 @@ impl Walk {
         }
     }
 
-    /// Takes in what a cell has left at row `row` of its outputs.
-    pub(crate) fn leave(
+    /// Stores the outputs of a cell, from row `row`.
+    pub(crate) fn record_outputs(
         &mut self,
         wiring: &Wiring,
         block: usize,
         node: u32,
-        (outputs, row): (&[Arc<Batch>], usize),
-    ) -> Result<Progress, ExecError> {
-        let mut progress = Progress::default();
+        outputs: &[Arc<BatchTensor>],
+        row: usize,
+    ) -> Result<MemberProgress, ExecError> {
+        let mut progress = MemberProgress::default();
         let Some(extent) = self.extent else { return Ok(progress) };
         let cell = &wiring.cells[block];
         let of = |output: usize| Rows::of_batch(&outputs[output], row..row + 1);
         self.collect(wiring, block, node, &of, &mut progress);
         if cell.steps == Steps::Nodes {
-            self.leave_node(wiring, block, node, &of);
+            self.record_node(wiring, block, node, &of);
         } else {
             let track = &mut self.blocks[block];
             for (output, keep) in cell.keeps.iter().enumerate() {
@@ -293,12 +296,12 @@ impl Walk {
         if self.is_complete(wiring) {
             progress.ended = true;
             progress.outputs = self.answer(wiring)?;
-            self.forget();
+            self.clear();
         }
         Ok(progress)
     }
 
-    fn leave_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> Rows) {
+    fn record_node(&mut self, wiring: &Wiring, block: usize, node: u32, of: &dyn Fn(usize) -> Rows) {
         let keeps = wiring.cells[block].keeps.iter().enumerate();
         let held = &mut self.nodes[node as usize];
         let first = !std::mem::replace(&mut held.done, true);
@@ -316,10 +319,10 @@ impl Walk {
         }
     }
 
-    /// Forgets the steps of the layers below that nobody will take any more.
+    /// Releases the steps of lower layers that all consumers have taken.
     fn release_taken(&mut self, wiring: &Wiring, block: usize) {
         for feed in &wiring.cells[block].feeds {
-            let From::Step(below, output) = feed.from else { continue };
+            let FeedSource::Step(below, output) = feed.from else { continue };
             let users = &wiring.cells[below].keeps[output].stepped_by;
             let taken = users.iter().map(|&user| self.blocks[user].done).min().unwrap_or(0);
             let ahead = &mut self.blocks[below].ahead[output];
@@ -329,17 +332,17 @@ impl Walk {
         }
     }
 
-    /// Adds the step to the answers that take every one.
+    /// Appends the step to the answers that take every step.
     fn collect(
         &mut self,
         wiring: &Wiring,
         block: usize,
         node: u32,
         of: &dyn Fn(usize) -> Rows,
-        progress: &mut Progress,
+        progress: &mut MemberProgress,
     ) {
         for (answer, every) in wiring.answers.iter().zip(&mut self.every) {
-            let (Take::Every, AnswerFrom::Block(from, output)) = (answer.take, &answer.from) else { continue };
+            let (AnswerSteps::Every, AnswerFrom::Block(from, output)) = (answer.take, &answer.from) else { continue };
             if *from != block {
                 continue;
             }
@@ -371,14 +374,14 @@ impl Walk {
         let mut outputs = Vec::with_capacity(wiring.answers.len());
         for (at, answer) in wiring.answers.iter().enumerate() {
             let rows = match (&answer.from, answer.take) {
-                (_, Take::Every) => {
-                    let Every { shape, data } = std::mem::take(&mut self.every[at]);
+                (_, AnswerSteps::Every) => {
+                    let StackedOutput { shape, data } = std::mem::take(&mut self.every[at]);
                     let (name, datatype) = (Arc::clone(&answer.name), answer.datatype);
                     outputs.push(Tensor { name, datatype, shape, data: Bytes::from(data) });
                     continue;
                 }
-                (AnswerFrom::Block(block, output), Take::Last) => self.blocks[*block].last[*output].clone(),
-                (AnswerFrom::Root(of), Take::Last) => {
+                (AnswerFrom::Block(block, output), AnswerSteps::Last) => self.blocks[*block].last[*output].clone(),
+                (AnswerFrom::Root(of), AnswerSteps::Last) => {
                     self.graph.as_ref().and_then(|graph| self.of_node(graph, root(wiring, graph), of))
                 }
             };
@@ -395,7 +398,8 @@ impl Ahead {
     }
 }
 
-/// The node that a graph answers with: of a tree the one that comes last anyway, of a graph the last of the client's table.
+/// Returns the node whose output is the answer: the root of a tree, which comes last, or the last
+/// node of a graph in the client's table.
 fn root(wiring: &Wiring, graph: &Graph) -> u32 {
     let last = graph.len() as u32 - 1;
     match wiring.walk {

@@ -1,58 +1,59 @@
-//! Where each tensor of a cell comes from, as settled at load (`linking.rs`): a running task looks no name up.
+//! The source of each tensor of a cell, as resolved at load (`linking.rs`): a running task looks up
+//! no name.
 
-use crate::{StepLimit, Take, Unfold};
+use crate::{AnswerSteps, StepLimit, Unfold};
 use ripieno_model::{DataType, Steps, TensorSpec, Walk};
 use std::sync::Arc;
 
-/// The request's tensor that holds the inputs of each node.
+/// Name of the request's tensor that holds the inputs of each node.
 pub(crate) const CHILDREN: &str = "children";
-/// The request's tensor that names the cell of each node of a graph.
+/// Name of the request's tensor that holds the cell of each node of a graph.
 pub(crate) const CELL: &str = "cell";
 
-/// The input of an emulated model that says after how many steps its output ends.
+/// Name of an emulated model's input that holds the number of output steps.
 pub(crate) const OUTPUT_LENGTH: &str = "output_length";
 
-/// A model's cells, tied together.
+/// A model's linked cells.
 #[derive(Debug)]
 pub(crate) struct Wiring {
     pub(crate) walk: Walk,
     pub(crate) max_length: u32,
-    /// None where no cell runs until its end.
+    /// `None` if no cell runs until its end.
     pub(crate) limit: Option<StepLimit>,
-    /// What a request brings, in the order of [`Plan::inputs`], without the tables of a graph.
-    pub(crate) wanted: Vec<Wanted>,
-    /// The most inputs of a node.
+    /// Tensors of a request, in the order of [`ModelPlan::inputs`], without the tables of a graph.
+    pub(crate) request_tensors: Vec<RequestTensor>,
+    /// Largest number of inputs of a node.
     pub(crate) arity: usize,
-    pub(crate) cells: Vec<Cell>,
-    pub(crate) answers: Vec<Answer>,
-    /// Makes the graphs of requests, where they bring none.
+    pub(crate) cells: Vec<CellWiring>,
+    pub(crate) answers: Vec<AnswerOutput>,
+    /// Creates the graphs of requests, if requests do not contain them.
     pub(crate) unfold: Option<Arc<dyn Unfold>>,
-    /// Whether the length of an output is made up, because nothing computes one.
+    /// Whether the output length is emulated, because no cell computes one.
     pub(crate) emulated: bool,
 }
 
-/// A tensor that a request brings.
+/// A tensor that requests contain.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct RequestTensor {
     pub(crate) name: String,
     pub(crate) datatype: DataType,
-    /// Without the request and the elements.
+    /// Shape without the dimensions of the request and the elements.
     pub(crate) row_shape: Vec<i64>,
-    /// Whether it has one element for each step or node.
+    /// Whether it has one element per step or node.
     pub(crate) each: bool,
 }
 
 /// A block of a walk that unfolds.
 #[derive(Debug)]
-pub(crate) struct Cell {
+pub(crate) struct CellWiring {
     pub(crate) name: String,
     pub(crate) steps: Steps,
     pub(crate) backward: bool,
-    /// In the order of the block's inputs.
+    /// Inputs, in the block's order.
     pub(crate) feeds: Vec<Feed>,
-    /// In the order of the block's outputs.
-    pub(crate) keeps: Vec<Keep>,
-    /// The output that tells of the last step.
+    /// Retention of the outputs, in the block's order.
+    pub(crate) keeps: Vec<Retention>,
+    /// The output that signals the last step.
     pub(crate) end: Option<usize>,
 }
 
@@ -62,60 +63,60 @@ pub(crate) struct Feed {
     pub(crate) name: Arc<str>,
     pub(crate) datatype: DataType,
     pub(crate) row_shape: Vec<i64>,
-    pub(crate) from: From,
-    /// Before there is a step to take it from.
+    pub(crate) from: FeedSource,
+    /// Value before there is a step to take it from.
     pub(crate) seed: Seed,
-    /// How many ids the cell knows, where this input looks up an embedding.
+    /// Number of ids that the cell knows, if this input looks up an embedding.
     pub(crate) vocabulary: Option<i64>,
 }
 
-/// Where an input comes from: [`Source`] in numbers.
+/// Source of an input: [`InputSource`](crate::InputSource) with indices instead of names.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum From {
+pub(crate) enum FeedSource {
     Element(usize),
     Request(usize),
     Previous(usize),
     Step(usize, usize),
     Last(usize, usize),
-    /// The output of this name of whatever cell the child runs.
+    /// The output of this name of the cell that the child runs.
     Child(usize, Outputs),
     Root(Outputs),
 }
 
-impl From {
-    /// Whether the request itself brings it.
-    pub(crate) fn is_brought(&self) -> bool {
-        matches!(self, From::Element(_) | From::Request(_))
+impl FeedSource {
+    /// Whether the request itself contains it.
+    pub(crate) fn is_from_request(&self) -> bool {
+        matches!(self, FeedSource::Element(_) | FeedSource::Request(_))
     }
 }
 
-/// For each block the number of its output of one name.
+/// Index of the output of one name, for each block.
 pub(crate) type Outputs = Vec<Option<usize>>;
 
-/// What stands in for a value that does not exist.
+/// Substitute for a value that does not exist.
 #[derive(Debug)]
 pub(crate) enum Seed {
-    /// One row.
+    /// One row of constant bytes.
     Fill(Vec<u8>),
     Last(usize, usize),
 }
 
-/// What becomes of an output.
+/// Time for which an output is kept.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Keep {
-    /// Held until the next step, or until every node that takes it has run.
+pub(crate) struct Retention {
+    /// Kept until the next step, or until every node that takes it has run.
     pub(crate) held: bool,
-    /// Each step is held until these blocks have taken it.
+    /// Each step is kept until these blocks have consumed it.
     pub(crate) stepped_by: Vec<usize>,
 }
 
 /// A tensor of the client's answer.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct AnswerOutput {
     pub(crate) name: Arc<str>,
     pub(crate) datatype: DataType,
     pub(crate) from: AnswerFrom,
-    pub(crate) take: Take,
+    pub(crate) take: AnswerSteps,
 }
 
 #[derive(Debug)]
@@ -124,8 +125,8 @@ pub(crate) enum AnswerFrom {
     Root(Outputs),
 }
 
-impl Wanted {
-    /// As clients are told: the first dimension is the request, the second its elements.
+impl RequestTensor {
+    /// The specification for clients: the first dimension is the request, the second its elements.
     pub(super) fn spec(&self) -> TensorSpec {
         let leading = if self.each { &[-1, -1][..] } else { &[-1] };
         let shape = leading.iter().chain(&self.row_shape).copied().collect();

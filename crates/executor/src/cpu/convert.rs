@@ -1,33 +1,33 @@
-//! Between the datatypes that models declare and those that rten computes in.
+//! Conversion between the datatypes that models declare and those in which rten computes.
 //!
-//! rten holds 64-bit integers and booleans as 32-bit integers. An id that does not fit is refused, not cut off: a wrong
-//! row of an embedding would look like an answer.
+//! rten holds 64-bit integers and booleans as 32-bit integers. An id that does not fit is refused,
+//! not truncated: a wrong row of an embedding would look like an answer.
 
 use crate::ExecError;
 use crate::buffer::into_bytes;
-use crate::rows::{Batch, Input};
+use crate::rows::{BatchTensor, EngineInput};
 use bytemuck::AnyBitPattern;
 use bytes::Bytes;
 use ripieno_model::DataType;
 use rten::{Value, ValueView};
 use rten_tensor::{AsView, Layout};
 
-/// Whether rten can carry tensors that are declared so.
+/// Whether rten supports tensors of this declared datatype.
 pub(crate) fn carries(datatype: DataType) -> bool {
     use DataType::{Bool, Fp32, Int8, Int32, Int64, Uint8};
     matches!(datatype, Fp32 | Int32 | Int64 | Bool | Int8 | Uint8)
 }
 
-/// Room for the converted elements of one input, kept from batch to batch.
+/// Buffer for the converted elements of one input, reused between batches.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct ConversionBuffer {
     elements: Vec<i32>,
 }
 
-/// A view of an input for rten: in place where the datatypes agree.
+/// Returns a view of an input for rten: in place where the datatypes agree.
 pub(crate) fn to_rten<'a>(
-    input: &Input<'a>,
-    scratch: &'a mut Scratch,
+    input: &EngineInput<'a>,
+    scratch: &'a mut ConversionBuffer,
     unbatched: bool,
 ) -> Result<ValueView<'a>, ExecError> {
     let shape: Vec<usize> = input.shape(unbatched).map(|dim| dim as usize).collect();
@@ -51,12 +51,12 @@ pub(crate) fn to_rten<'a>(
     view.map_err(refuse)
 }
 
-fn elements<'a, T: AnyBitPattern>(input: &Input<'a>) -> Result<&'a [T], ExecError> {
+fn elements<'a, T: AnyBitPattern>(input: &EngineInput<'a>) -> Result<&'a [T], ExecError> {
     let wrong = |cause| ExecError(format!("input '{}' is no {} data: {cause}", input.name, input.datatype));
     bytemuck::try_cast_slice(input.data).map_err(wrong)
 }
 
-fn narrow(wide: &[i64], scratch: &mut Scratch) -> Result<(), String> {
+fn narrow(wide: &[i64], scratch: &mut ConversionBuffer) -> Result<(), String> {
     scratch.elements.clear();
     for &element in wide {
         let narrow = i32::try_from(element).map_err(|_| {
@@ -69,9 +69,9 @@ fn narrow(wide: &[i64], scratch: &mut Scratch) -> Result<(), String> {
     Ok(())
 }
 
-/// An output of rten in the datatype that the model declares.
-pub(crate) fn from_rten(value: Value, declared: DataType, unbatched: bool) -> Result<Batch, String> {
-    let dims = |shape: &[usize]| Batch::shape_of(shape.iter().map(|&dim| dim as i64), unbatched);
+/// Converts an output of rten to the datatype that the model declares.
+pub(crate) fn from_rten(value: Value, declared: DataType, unbatched: bool) -> Result<BatchTensor, String> {
+    let dims = |shape: &[usize]| BatchTensor::shape_of(shape.iter().map(|&dim| dim as i64), unbatched);
     let (shape, data) = match (declared, value) {
         (DataType::Fp32, Value::FloatTensor(tensor)) => (dims(tensor.shape()), into_bytes(tensor.into_data())),
         (DataType::Int32, Value::Int32Tensor(tensor)) => (dims(tensor.shape()), into_bytes(tensor.into_data())),
@@ -87,7 +87,7 @@ pub(crate) fn from_rten(value: Value, declared: DataType, unbatched: bool) -> Re
         }
         (_, value) => return Err(format!("it is declared {declared}, but rten gives {:?}", value.dtype())),
     };
-    Batch::new(declared, shape, data)
+    BatchTensor::new(declared, shape, data)
 }
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn ids_that_do_not_fit_are_refused() {
-        let mut scratch = Scratch::default();
+        let mut scratch = ConversionBuffer::default();
         narrow(&[7, -1, i64::from(i32::MAX)], &mut scratch).unwrap();
         assert_eq!(scratch.elements, [7, -1, i32::MAX]);
         assert!(narrow(&[1, 1 << 31], &mut scratch).unwrap_err().starts_with("2147483648 does not fit"));
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn outputs_return_to_the_declared_datatype() {
         let value = Value::from_shape([2, 1], vec![5i32, 0]).unwrap();
-        let whole = |batch: Batch| crate::rows::Rows::of_batch(&batch.into(), 0..2).to_tensor(&"y".into()).data;
+        let whole = |batch: BatchTensor| crate::rows::Rows::of_batch(&batch.into(), 0..2).to_tensor(&"y".into()).data;
         assert_eq!(whole(from_rten(value.clone(), DataType::Bool, false).unwrap()), [1u8, 0][..]);
         assert_eq!(whole(from_rten(value.clone(), DataType::Int64, false).unwrap())[..8], 5i64.to_le_bytes());
         assert!(from_rten(value.clone(), DataType::Fp32, false).unwrap_err().contains("declared FP32"));

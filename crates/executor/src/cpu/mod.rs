@@ -1,25 +1,26 @@
-//! Engine "cpu": ONNX on the processor with nothing to install, by rten.
+//! Engine "cpu": ONNX on the CPU without further installation, by rten.
 //!
-//! One copy of a model's weights, packed once for fast multiplication, serves all devices. rten computes in 32-bit
-//! floats, 32-bit and 8-bit integers; `convert` keeps that from clients, and models that need more are refused with a
-//! pointer to the other engine.
+//! One copy of a model's weights, packed once for fast multiplication, serves all devices. rten
+//! computes in 32-bit floats, 32-bit and 8-bit integers; `convert` hides that from clients, and
+//! models that need more are refused with a pointer to the other engine.
 //!
-//! Each device owns a pool of rten threads. A device of one lane runs its whole loop inside, on one of them: from there a batch
-//! starts without waking a thread. Several lanes share the pool and call into it for each batch, which costs two thread switches
-//! each: so a batch that is alone has all threads of the device, and two share them, and lanes that have nothing to do hold
-//! none. Rejected: a pool for each lane, with its part of the threads, where a batch alone would run on that part.
+//! Each device owns a pool of rten threads. A device of one lane runs its whole loop on one of
+//! them: a batch then starts without waking a thread. Several lanes share the pool and call into it
+//! for each batch, which costs two thread switches: a single batch has all threads of the device,
+//! two share them, and idle lanes hold none. Rejected: a pool for each lane with its part of the
+//! threads, where a single batch would run on that part only.
 
 mod convert;
 
-use crate::isolated::{self, Kind};
-use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
-use crate::model::{LoadedModel, Own, read_blocks};
-use crate::plan::Plan;
-use crate::rows::Batch;
-use crate::runner::{Call, Ready, Runner};
-use crate::values::Limits;
-use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
-use convert::Scratch;
+use crate::isolated::{self, ProcessEngine};
+use crate::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
+use crate::model::{EngineData, EngineModel, read_blocks};
+use crate::plan::ModelPlan;
+use crate::rows::BatchTensor;
+use crate::runner::{BlockCall, ReadyModel, Runner};
+use crate::values::EngineLimits;
+use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
+use convert::ConversionBuffer;
 use ripieno_model::TensorSpec;
 use ripieno_onnx::{Declared, split_gemm};
 use rten::{LoadErrorKind, NodeId, RunOptions, ThreadPool};
@@ -28,19 +29,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NAME: &str = "cpu";
-/// rten orders the operators of a graph recursively, on threads whose stacks are 2 MiB; 6,000 in a row are too many for them.
-const DEEPEST: usize = 2000;
-/// rten multiplies one row by a matrix in another order of sums than several rows.
-const LEAST_ROWS: usize = 2;
-/// rten computes `Relu` and `Clip` by comparisons that NaN always fails. To have them right, as `Max` and `Min`, took 1.6 ns for an
-/// element instead of 0.3, and 3.5; every model would pay for requests that hardly any client sends. So NaN is refused where it
-/// comes in. What becomes NaN inside (infinity minus infinity) is still lost.
-const LIMITS: Limits = Limits { narrow: true, lose_nan: &["Relu", "Clip"], deepest: Some(DEEPEST) };
+/// Largest depth of a graph. rten orders operators recursively, on threads with 2 MiB stacks; 6,000
+/// in a row are too many.
+const MAX_DEPTH: usize = 2000;
+/// rten multiplies one row by a matrix with a different order of summation than several rows.
+const MIN_ROWS: usize = 2;
+/// rten computes `Relu` and `Clip` by comparisons that NaN always fails. A correct version, as
+/// `Max` and `Min`, took 1.6 ns per element instead of 0.3, and 3.5; every model would pay for
+/// requests that hardly any client sends. So NaN in inputs is refused. NaN that arises inside
+/// (infinity minus infinity) is still lost.
+const LIMITS: EngineLimits = EngineLimits { narrow: true, lose_nan: &["Relu", "Clip"], deepest: Some(MAX_DEPTH) };
 
-/// How the engine uses the machine.
+/// Resource settings of the engine.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Threads that work on one batch, for each device.
+    /// Number of threads per device; all of them work on one batch.
     pub threads: usize,
 }
 
@@ -59,20 +62,20 @@ pub struct CpuEngine {
 }
 
 impl CpuEngine {
-    /// The engine.
+    /// Creates the engine.
     pub fn new(options: CpuOptions) -> CpuEngine {
         let options = CpuOptions { threads: options.threads.max(1) };
         CpuEngine { options, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) }
     }
 
-    /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
+    /// Sets the number of tasks that each lane of a device holds, including the running one.
     pub fn with_depth(mut self, depth: usize) -> CpuEngine {
         self.depth = depth;
         self
     }
 }
 
-impl Engine for CpuEngine {
+impl Executor for CpuEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -81,16 +84,20 @@ impl Engine for CpuEngine {
         format!("{NAME}/rten-0.27/{}-thread", self.options.threads)
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let read = read_blocks(source, NAME, LIMITS)?;
         if let Some(isolation) = &source.isolation {
-            let kind =
-                Kind { onnxruntime: false, library: None, threads: self.options.threads, least_rows: LEAST_ROWS };
+            let kind = ProcessEngine {
+                onnxruntime: false,
+                library: None,
+                threads: self.options.threads,
+                least_rows: MIN_ROWS,
+            };
             return isolated::load(isolation, kind, source, read);
         }
-        let blocks = read.blocks.iter().map(|(path, io)| Block::load(path, io)).collect::<Result<_, _>>()?;
+        let blocks = read.blocks.iter().map(|(path, io)| RtenBlock::load(path, io)).collect::<Result<_, _>>()?;
         let own = RtenModel { blocks: Arc::new(blocks) };
-        Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))
+        Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -103,40 +110,40 @@ impl Engine for CpuEngine {
             prepare: Box::new(move |loaded, _| prepare(loaded, &pool)),
             enter: if lanes == 1 { Arc::new(move |body| outer.run(body)) } else { Arc::new(|body| body()) },
             aborts: (0..lanes).map(|_| Arc::default()).collect(),
-            at_once: threads,
+            max_concurrent: threads,
         };
-        Lanes::open(options, sink)
+        LaneDevice::open(options, sink)
     }
 }
 
-fn prepare(loaded: &dyn Loaded, pool: &Arc<ThreadPool>) -> Result<Ready, ExecError> {
-    let model = LoadedModel::<RtenModel>::of(loaded, NAME)?;
-    let blocks = Arc::clone(&model.own.blocks);
-    let scratch = blocks.iter().map(|block| block.inputs.iter().map(|_| Scratch::default()).collect());
+fn prepare(loaded: &dyn LoadedModel, pool: &Arc<ThreadPool>) -> Result<ReadyModel, ExecError> {
+    let model = EngineModel::<RtenModel>::of(loaded, NAME)?;
+    let blocks = Arc::clone(&model.data.blocks);
+    let scratch = blocks.iter().map(|block| block.inputs.iter().map(|_| ConversionBuffer::default()).collect());
     let runner = RtenRunner {
         scratch: scratch.collect(),
         options: RunOptions::default().with_thread_pool(Some(Arc::clone(pool))),
         plan: Arc::clone(&model.plan),
         blocks,
     };
-    Ok(Ready::new(Arc::clone(&model.plan), Box::new(runner)))
+    Ok(ReadyModel::new(Arc::clone(&model.plan), Box::new(runner)))
 }
 
 struct RtenModel {
-    blocks: Arc<Vec<Block>>,
+    blocks: Arc<Vec<RtenBlock>>,
 }
 
-impl Own for RtenModel {}
+impl EngineData for RtenModel {}
 
-/// One block in rten: the nodes of its inputs and outputs in the file's order.
-struct Block {
+/// One block in rten: the node ids of its inputs and outputs in the file's order.
+struct RtenBlock {
     model: rten::Model,
     inputs: Vec<NodeId>,
     outputs: Vec<NodeId>,
 }
 
-impl Block {
-    fn load(path: &Path, io: &Declared) -> Result<Block, LoadError> {
+impl RtenBlock {
+    fn load(path: &Path, io: &Declared) -> Result<RtenBlock, LoadError> {
         check_datatypes(path, io)?;
         let refuse =
             |cause: String, fix: &str| LoadError(format!("{}: rten cannot load it: {cause}; {fix}", path.display()));
@@ -154,7 +161,7 @@ impl Block {
         };
         let inputs = nodes(&io.inputs).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
         let outputs = nodes(&io.outputs).map_err(|cause| refuse(cause.to_string(), OTHER_ENGINE))?;
-        Ok(Block { inputs, outputs, model })
+        Ok(RtenBlock { inputs, outputs, model })
     }
 }
 
@@ -185,19 +192,19 @@ fn check_datatypes(path: &Path, io: &Declared) -> Result<(), LoadError> {
 }
 
 struct RtenRunner {
-    plan: Arc<Plan>,
-    blocks: Arc<Vec<Block>>,
+    plan: Arc<ModelPlan>,
+    blocks: Arc<Vec<RtenBlock>>,
     options: RunOptions,
-    /// For each block and each of its inputs, room for converted elements.
-    scratch: Vec<Vec<Scratch>>,
+    /// Buffers for converted elements, for each block and each of its inputs.
+    scratch: Vec<Vec<ConversionBuffer>>,
 }
 
 impl Runner for RtenRunner {
-    fn least_rows(&self) -> usize {
-        LEAST_ROWS
+    fn min_rows(&self) -> usize {
+        MIN_ROWS
     }
 
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let block = &self.blocks[call.block];
         let mut inputs = Vec::with_capacity(call.inputs.len());
         for ((input, &node), scratch) in call.inputs.iter().zip(&block.inputs).zip(&mut self.scratch[call.block]) {

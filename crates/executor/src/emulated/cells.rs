@@ -1,9 +1,9 @@
-//! What emulated cells take and give, where there is no file to read it from.
+//! Inputs and outputs of emulated cells, which have no file to read them from.
 //!
-//! A cell that steps along the request's elements takes one of each declared input; every cell gives the answers that are
-//! taken from it, and nothing else: no state is emulated. A declared input with as many dimensions as one element has
-//! belongs to the request as a whole; `output_length` says after how many steps the decoding ends, which is otherwise made
-//! up of what the request holds.
+//! A cell that steps along the request's elements takes one of each declared input; every cell has
+//! only the outputs that answers take from it: no state is emulated. A declared input with as many
+//! dimensions as one element belongs to the request as a whole; `output_length` holds the number of
+//! decoder steps, which otherwise derives from a hash of the request.
 
 use crate::cells::OUTPUT_LENGTH;
 use crate::plan::BlockIo;
@@ -11,7 +11,7 @@ use crate::{BlockSource, LoadError, ModelSource};
 use ripieno_base::BlockId;
 use ripieno_model::{Steps, TensorSpec};
 
-/// The same model without what it says of its cells' own tensors.
+/// Returns the model without the declared links of its cells' tensors.
 pub(super) fn unlinked(source: &ModelSource) -> ModelSource {
     let mut source = source.clone();
     for block in &mut source.blocks {
@@ -22,7 +22,8 @@ pub(super) fn unlinked(source: &ModelSource) -> ModelSource {
     source
 }
 
-/// The tensors of each cell. Inputs and outputs are declared as clients see them: [-1, -1, ...] where they have elements.
+/// Returns the tensors of each cell. Inputs and outputs are declared as clients see them: [-1, -1,
+/// ...] where they have elements.
 pub(super) fn ios(
     source: &ModelSource,
     inputs: &[TensorSpec],
@@ -54,7 +55,8 @@ pub(super) fn ios(
     Ok((0..).zip(&source.blocks).map(io).collect())
 }
 
-/// One element of a tensor of a request, as a cell sees it: [-1, ...]. What is not fixed is one long.
+/// Returns the specification of one element of a request's tensor, as a cell sees it: [-1, ...].
+/// Open dimensions become 1.
 fn element(spec: &TensorSpec) -> TensorSpec {
     let row = spec.shape.iter().skip(if spec.shape.get(1) == Some(&-1) { 2 } else { 1 });
     let shape = std::iter::once(-1).chain(row.map(|&dim| dim.max(1))).collect();

@@ -1,23 +1,23 @@
-//! Engine "emulated": takes as long as a profile says and computes nothing.
+//! Engine "emulated": takes the time of a profile and computes nothing.
 //!
-//! Demonstrations, tests and whole clusters run without an accelerator, under the very timing that a scheduler plans
-//! with. A batch ends ℓ(b) after it could have begun, counted from the end of the batch before if that came later, so
-//! that late wake-ups do not add up and a saturated device yields exactly what its profile promises. Lanes share the device
-//! (`sharing`).
+//! Demonstrations, tests and whole clusters run without an accelerator, under the timing that a
+//! scheduler plans with. A batch ends ℓ(b) after it could have begun, counted from the end of the
+//! previous batch if that was later, so late wake-ups do not accumulate and a saturated device
+//! yields exactly its profile. Lanes share the device (`sharing`).
 //!
-//! An output is answered with the input of its name, else with the first input that is declared like it, else with
-//! zeros, so that a client can tell its own answer from another's.
+//! An output is answered with the input of its name, else with the first input of the same
+//! declaration, else with zeros, so that a client can identify its own answer.
 
 mod cells;
 mod sharing;
 
 use crate::abort::Abort;
-use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
-use crate::model::{LoadedModel, Own};
-use crate::plan::{BlockIo, Plan, as_one_row};
-use crate::rows::{Batch, Input};
-use crate::runner::{Call, Ready, Runner};
-use crate::{BlockSource, Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
+use crate::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
+use crate::model::{EngineData, EngineModel};
+use crate::plan::{BlockIo, ModelPlan, as_one_row};
+use crate::rows::{BatchTensor, EngineInput};
+use crate::runner::{BlockCall, ReadyModel, Runner};
+use crate::{BlockSource, Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use bytes::Bytes;
 use ripieno_model::{Block, DataType, TensorSpec};
 use sharing::Sharing;
@@ -27,10 +27,10 @@ use std::time::Duration;
 
 const NAME: &str = "emulated";
 
-/// What is emulated.
+/// Settings of the emulation.
 #[derive(Clone, Debug, Default)]
 pub struct EmulatedOptions {
-    /// The device's name, part of [`Engine::device_key`]; may be empty.
+    /// The device's name, part of [`Executor::device_key`]; may be empty.
     pub name: String,
 }
 
@@ -43,19 +43,19 @@ pub struct EmulatedEngine {
 }
 
 impl EmulatedEngine {
-    /// The engine.
+    /// Creates the engine.
     pub fn new(options: EmulatedOptions) -> EmulatedEngine {
         EmulatedEngine { options, depth: DEFAULT_DEPTH, opened: AtomicUsize::new(0) }
     }
 
-    /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
+    /// Sets the number of tasks that each lane of a device holds, including the running one.
     pub fn with_depth(mut self, depth: usize) -> EmulatedEngine {
         self.depth = depth;
         self
     }
 }
 
-impl Engine for EmulatedEngine {
+impl Executor for EmulatedEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -64,14 +64,14 @@ impl Engine for EmulatedEngine {
         if self.options.name.is_empty() { NAME.to_owned() } else { format!("{NAME}/{}", self.options.name) }
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         let ios = block_ios(source)?;
         let plan = match source.walk.is_unfolded() {
-            true => Plan::link(&cells::unlinked(source), &ios)?,
-            false => Plan::link(&unconditional(source), &ios)?,
+            true => ModelPlan::link(&cells::unlinked(source), &ios)?,
+            false => ModelPlan::link(&unconditional(source), &ios)?,
         };
         let costs = source.blocks.iter().map(|block| cost(source, block)).collect::<Result<_, _>>()?;
-        Ok(Arc::new(LoadedModel { plan: Arc::new(plan), own: Costs(costs) }))
+        Ok(Arc::new(EngineModel { plan: Arc::new(plan), data: EmulatedCosts(costs) }))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -81,20 +81,20 @@ impl Engine for EmulatedEngine {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
             prepare: Box::new(move |loaded, lane| {
-                let model = LoadedModel::<Costs>::of(loaded, NAME)?;
-                let (plan, costs) = (Arc::clone(&model.plan), model.own.0.clone());
+                let model = EngineModel::<EmulatedCosts>::of(loaded, NAME)?;
+                let (plan, costs) = (Arc::clone(&model.plan), model.data.0.clone());
                 let runner = EmulatedRunner { plan: Arc::clone(&plan), costs, sharing: Arc::clone(&sharing), lane };
-                Ok(Ready::new(plan, Box::new(runner)))
+                Ok(ReadyModel::new(plan, Box::new(runner)))
             }),
             enter: Arc::new(|body| body()),
-            at_once: aborts.len(),
+            max_concurrent: aborts.len(),
             aborts,
         };
-        Lanes::open(options, sink)
+        LaneDevice::open(options, sink)
     }
 }
 
-/// The same model without its conditions: nothing is computed that could be compared.
+/// Returns the model without its conditions, since no values are computed to compare.
 fn unconditional(source: &ModelSource) -> ModelSource {
     let mut source = ModelSource { condition: None, ..source.clone() };
     for block in &mut source.blocks {
@@ -105,10 +105,10 @@ fn unconditional(source: &ModelSource) -> ModelSource {
     source
 }
 
-/// What each block costs.
-struct Costs(Vec<Block>);
+/// Profile of each block.
+struct EmulatedCosts(Vec<Block>);
 
-impl Own for Costs {}
+impl EngineData for EmulatedCosts {}
 
 fn cost(source: &ModelSource, block: &BlockSource) -> Result<Block, LoadError> {
     let (model, name) = (&source.name, &block.name);
@@ -129,7 +129,8 @@ fn cost(source: &ModelSource, block: &BlockSource) -> Result<Block, LoadError> {
     Ok(Block { lengths: block.lengths.clone(), ..Block::new(name, profile) })
 }
 
-/// All blocks but the last hand the inputs on; the last answers.
+/// Returns the tensors of each block: all but the last pass the inputs on; the last gives the
+/// outputs.
 fn block_ios(source: &ModelSource) -> Result<Vec<BlockIo>, LoadError> {
     let declared = |key: &str, specs: &[TensorSpec], name: &str| match specs {
         [] => Ok(vec![TensorSpec { name: name.to_owned(), datatype: DataType::Fp32, shape: vec![-1, 1] }]),
@@ -164,7 +165,7 @@ fn check_spec(source: &ModelSource, key: &str, spec: &TensorSpec) -> Result<Tens
 }
 
 struct EmulatedRunner {
-    plan: Arc<Plan>,
+    plan: Arc<ModelPlan>,
     costs: Vec<Block>,
     /// Shared by the models and lanes of one device.
     sharing: Arc<Sharing>,
@@ -172,7 +173,7 @@ struct EmulatedRunner {
 }
 
 impl Runner for EmulatedRunner {
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let cost = &self.costs[call.block];
         if call.rows > cost.max_batch() {
             let (rows, longest) = (call.rows, cost.max_batch());
@@ -189,30 +190,30 @@ impl Runner for EmulatedRunner {
     }
 }
 
-fn answer(plan: &Plan, call: &Call<'_>, output: &TensorSpec) -> Result<Batch, String> {
+fn answer(plan: &ModelPlan, call: &BlockCall<'_>, output: &TensorSpec) -> Result<BatchTensor, String> {
     let of_block = &plan.blocks[call.block].inputs;
-    let declared = |input: &Input<'_>| {
+    let declared = |input: &EngineInput<'_>| {
         let mut specs = of_block.iter().map(|&value| &plan.values[value].spec);
         specs.find(|spec| spec.name == input.name)
     };
-    let alike = |input: &&Input<'_>| {
+    let alike = |input: &&EngineInput<'_>| {
         declared(input).is_some_and(|spec| spec.datatype == output.datatype && spec.shape == output.shape)
     };
     let same_name = call.inputs.iter().find(|input| input.name == output.name && input.datatype == output.datatype);
     match same_name.or_else(|| call.inputs.iter().find(alike)) {
         Some(input) => {
             let shape = [call.rows as i64].into_iter().chain(input.row_shape.iter().copied()).collect();
-            Batch::new(input.datatype, shape, Bytes::copy_from_slice(input.data))
+            BatchTensor::new(input.datatype, shape, Bytes::copy_from_slice(input.data))
         }
         None => zeros(call.rows, output),
     }
 }
 
-fn zeros(rows: usize, output: &TensorSpec) -> Result<Batch, String> {
+fn zeros(rows: usize, output: &TensorSpec) -> Result<BatchTensor, String> {
     let row = output.shape[1..].iter().map(|&dim| if dim == -1 { 1 } else { dim });
     let shape: Vec<i64> = [rows as i64].into_iter().chain(row).collect();
     // An empty string is its length, four zero bytes.
     let size = output.datatype.size().unwrap_or(4);
     let bytes = shape.iter().try_fold(size, |product, &dim| product.checked_mul(dim as usize));
-    Batch::new(output.datatype, shape, Bytes::from(vec![0; bytes.ok_or("its declared shape is too large")?]))
+    BatchTensor::new(output.datatype, shape, Bytes::from(vec![0; bytes.ok_or("its declared shape is too large")?]))
 }

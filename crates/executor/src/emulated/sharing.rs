@@ -1,72 +1,74 @@
-//! How the lanes of an emulated device share it: by the rule of [`ripieno_model::Lanes`], by which schedulers are simulated, too.
+//! Sharing of an emulated device by its lanes, by the rule of [`ripieno_model::Lanes`], which the
+//! simulator uses as well.
 //!
-//! Progress is reckoned, not waited for: from the instants at which batches could have begun and have ended by the rule, in the
-//! order of time, however late the threads wake up. So late wake-ups do not add up, and a saturated device yields what it
-//! promises.
+//! Progress is computed, not waited for: from the instants at which batches could have begun and
+//! have ended by the rule, in the order of time, however late the threads wake up. So late wake-ups
+//! do not accumulate, and a saturated device yields its profile.
 
 use crate::ExecError;
 use crate::abort::Abort;
 use parking_lot::Mutex;
 use ripieno_base::{LaneId, Nanos, TaskId, Time};
-use ripieno_model::{Due, Job};
+use ripieno_model::{ExpectedEnds, LaneTask};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One device, shared by its lanes.
 pub(crate) struct Sharing {
-    state: Mutex<State>,
-    /// Of each lane.
+    state: Mutex<SharingState>,
+    /// Wait of each lane.
     aborts: Vec<Arc<Abort>>,
 }
 
-/// Who runs, and how far they are.
-struct State {
-    /// What instants are counted from.
+/// Running batches and their progress.
+struct SharingState {
+    /// Origin of instants.
     origin: Instant,
-    /// A task has the number of its lane: there is at most one of each.
-    due: Due,
-    lanes: Vec<Lane>,
+    /// A task has the number of its lane: each lane has at most one.
+    due: ExpectedEnds,
+    lanes: Vec<LaneClock>,
 }
 
 #[derive(Clone, Copy)]
-struct Lane {
-    /// When its last batch ended by the rule.
+struct LaneClock {
+    /// End of its last batch by the rule.
     busy_until: Time,
-    /// When the batch that it has just begun had ended by the rule before the thread woke up, if it had.
+    /// End by the rule of the batch that it has just begun, if that was before the thread woke up.
     ended: Option<Time>,
 }
 
 impl Sharing {
     pub(crate) fn new(aborts: Vec<Arc<Abort>>) -> Sharing {
-        Sharing { state: Mutex::new(State::new(Instant::now(), aborts.len())), aborts }
+        Sharing { state: Mutex::new(SharingState::new(Instant::now(), aborts.len())), aborts }
     }
 
-    /// Waits as long as a batch takes that could have begun at `ready` and costs `work` alone; an error if it is cancelled.
+    /// Waits for the duration of a batch that could have begun at `ready` and takes `work` alone;
+    /// an error if it is cancelled.
     pub(crate) fn run(&self, lane: usize, ready: Instant, work: Duration, share: u32) -> Result<(), ExecError> {
         self.state.lock().begin(Instant::now(), lane, ready, work, share);
-        self.others_look_again(lane);
+        self.wake_others(lane);
         let waited = self.aborts[lane].wait(|| self.state.lock().end_of(lane, Instant::now()));
         self.state.lock().leave(lane, Instant::now());
-        self.others_look_again(lane);
+        self.wake_others(lane);
         waited
     }
 
-    /// Whoever waits for his end reckons it anew.
-    fn others_look_again(&self, lane: usize) {
-        self.aborts.iter().enumerate().filter(|&(at, _)| at != lane).for_each(|(_, abort)| abort.nudge());
+    /// Makes the other lanes compute their ends again.
+    fn wake_others(&self, lane: usize) {
+        self.aborts.iter().enumerate().filter(|&(at, _)| at != lane).for_each(|(_, abort)| abort.recheck());
     }
 }
 
-impl State {
-    fn new(origin: Instant, lanes: usize) -> State {
-        let lane = Lane { busy_until: Time::ORIGIN, ended: None };
-        State { origin, due: Due::new(lanes), lanes: vec![lane; lanes] }
+impl SharingState {
+    fn new(origin: Instant, lanes: usize) -> SharingState {
+        let lane = LaneClock { busy_until: Time::ORIGIN, ended: None };
+        SharingState { origin, due: ExpectedEnds::new(lanes), lanes: vec![lane; lanes] }
     }
 
     fn begin(&mut self, now: Instant, lane: usize, ready: Instant, work: Duration, share: u32) {
         let (now, ready) = (self.time(now), self.time(ready));
         self.due.advance(now);
-        // What a late wake-up has missed since it could have begun is done, or more than that.
+        // The work missed by a late wake-up counts as done, possibly all of it.
         let missed = now - ready.max(self.lanes[lane].busy_until).min(now);
         let (alone, span) = (nanos(work), self.due.span_beside(share, nanos(work)));
         if span <= missed {
@@ -74,10 +76,10 @@ impl State {
             return;
         }
         let alone = Nanos(alone.0 - (i128::from(alone.0) * i128::from(missed.0) / i128::from(span.0)) as i64);
-        self.due.start(now, LaneId(lane as u16), Job { task: task(lane), earliest: now, alone, share });
+        self.due.start(now, LaneId(lane as u16), LaneTask { task: task(lane), earliest: now, alone, share });
     }
 
-    /// When the lane's batch will end if nobody comes; none if it has.
+    /// Returns the expected end of the lane's batch if no other begins; `None` if it has ended.
     fn end_of(&mut self, lane: usize, now: Instant) -> Option<Instant> {
         self.due.advance(self.time(now));
         let end = if self.lanes[lane].ended.is_some() { None } else { self.due.end_of(task(lane)) };
@@ -87,7 +89,7 @@ impl State {
     fn leave(&mut self, lane: usize, now: Instant) {
         let now = self.time(now);
         let ended = self.lanes[lane].ended.unwrap_or_else(|| self.due.end(now, task(lane)).1);
-        self.lanes[lane] = Lane { busy_until: ended, ended: None };
+        self.lanes[lane] = LaneClock { busy_until: ended, ended: None };
     }
 
     fn time(&self, at: Instant) -> Time {
@@ -109,9 +111,9 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn state(lanes: usize) -> (State, Instant) {
+    fn state(lanes: usize) -> (SharingState, Instant) {
         let now = Instant::now();
-        (State::new(now, lanes), now)
+        (SharingState::new(now, lanes), now)
     }
 
     #[test]
@@ -123,7 +125,8 @@ mod tests {
         let ends = [0, 1].map(|lane| state.end_of(lane, t + 2 * MS));
         assert_eq!(ends, [Some(t + 8 * MS), Some(t + 5 * MS)]);
         state.leave(1, t + 5 * MS);
-        // Half of each other's speed from now on, until the second has done its 2 ms; then the first is alone with 1.
+        // Both run at half speed until the second has done its 2 ms; then the first is alone with
+        // 1.
         state.begin(t + 5 * MS, 1, t + 5 * MS, 2 * MS, 1_250_000);
         let ends = [0, 1].map(|lane| state.end_of(lane, t + 5 * MS));
         assert_eq!(ends, [Some(t + 10 * MS), Some(t + 9 * MS)]);
@@ -139,7 +142,7 @@ mod tests {
         state.begin(t + 7 * MS, 0, t + MS, 5 * MS, 1_000_000);
         assert_eq!(state.end_of(0, t + 7 * MS), Some(t + 9 * MS));
         state.leave(0, t + 9 * MS);
-        // Shorter than what it missed: it ended in the past, and the next one begins there.
+        // Shorter than the missed time: it ended in the past, and the next one begins there.
         state.begin(t + 20 * MS, 0, t + 10 * MS, 2 * MS, 1_000_000);
         assert_eq!(state.end_of(0, t + 20 * MS), None);
         state.leave(0, t + 20 * MS);
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_stopped_makes_room_for_the_others() {
+    fn a_stopped_batch_makes_room_for_the_others() {
         let (mut state, t) = state(2);
         state.begin(t, 0, t, 10 * MS, 1_000_000);
         state.begin(t, 1, t, 10 * MS, 1_000_000);

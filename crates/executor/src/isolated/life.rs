@@ -1,7 +1,8 @@
-//! One process of an engine, from its start to its end.
+//! One engine process, from its start to its end.
 //!
-//! Two threads look at it: its supervisor waits for its end, and whoever uses it may find it hung or mad and kill it. A process id
-//! is another's once its process has been reaped, so reaping and killing exclude each other.
+//! Two threads access it: its supervisor waits for its end, and a user may find it hung or faulty
+//! and kill it. A process id may be reused once its process has been reaped, so reaping and killing
+//! exclude each other.
 
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -11,23 +12,24 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long whoever loses a connection waits to hear why. It is there at once, unless the system is still writing a core dump.
-const CAUSE_WITHIN: Duration = Duration::from_secs(1);
+/// Time to wait for the cause after a connection is lost. It is available immediately, unless the
+/// system is still writing a core dump.
+const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether a process lives, and how it ended.
+/// Whether a process is alive, and how it ended.
 pub(super) struct Life {
     pid: Pid,
-    state: Mutex<State>,
+    state: Mutex<ProcessState>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    /// Its id may be another's.
+struct ProcessState {
+    /// Whether it was reaped, so that its id may be reused.
     reaped: bool,
-    /// Why it was killed, if it was.
+    /// Reason for which it was killed, if it was.
     killed: Option<String>,
-    /// How it ended; set when that is known everywhere else.
+    /// Description of its end; set when the pool has recorded it.
     end: Option<String>,
 }
 
@@ -36,9 +38,10 @@ impl Life {
         Arc::new(Life { pid: Pid::from_child(child), state: Mutex::default(), ended: Condvar::new() })
     }
 
-    /// Waits until it ends; says how.
-    pub(super) fn outlive(&self, child: &mut Child) -> String {
-        // It is not reaped yet, so it can still be killed meanwhile. Should waiting fail, reaping waits as well.
+    /// Waits until the process ends; returns a description of its end.
+    pub(super) fn wait(&self, child: &mut Child) -> String {
+        // It is not reaped yet, so it can still be killed meanwhile. If waiting fails, reaping
+        // waits as well.
         while waitid(WaitId::Pid(self.pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
             .is_err_and(|cause| cause == rustix::io::Errno::INTR)
         {}
@@ -49,18 +52,19 @@ impl Life {
         state.killed.clone().unwrap_or_else(own)
     }
 
-    /// Whoever waits for its end is told.
+    /// Publishes the end of the process to waiting threads.
     pub(super) fn announce(&self, end: String) {
         self.state.lock().end = Some(end);
         self.ended.notify_all();
     }
 
-    /// Makes sure of its end. Without a reason, it ended as it did if it is ending already.
+    /// Kills the process. Without a reason, the description is that of its own end if it is ending
+    /// already.
     pub(super) fn kill(&self, why: Option<String>) {
         let mut state = self.state.lock();
         if !state.reaped {
             state.killed = state.killed.take().or(why);
-            // There is nobody to kill if it has just ended by itself.
+            // Fails harmlessly if the process has just ended by itself.
             let _ = kill_process(self.pid, Signal::KILL);
         }
     }
@@ -69,82 +73,84 @@ impl Life {
         self.state.lock().end.is_some()
     }
 
-    fn end(&self, patience: Duration) -> Option<String> {
+    fn end(&self, timeout: Duration) -> Option<String> {
         let mut state = self.state.lock();
-        self.ended.wait_while_for(&mut state, |state| state.end.is_none(), patience);
+        self.ended.wait_while_for(&mut state, |state| state.end.is_none(), timeout);
         state.end.clone()
     }
 }
 
-/// To a process that has loaded its model. A process without one is of no use: it is killed.
-pub(super) struct Connection {
+/// Connection to a process that has loaded its model. Dropping it kills the process, which is of no
+/// use without one.
+pub(super) struct ProcessConnection {
     socket: UnixStream,
     life: Arc<Life>,
-    /// The longest that it may take over one batch.
+    /// Largest duration of one batch.
     limit: Duration,
 }
 
-impl Connection {
-    pub(super) fn new(socket: UnixStream, life: Arc<Life>, limit: Duration) -> io::Result<Connection> {
+impl ProcessConnection {
+    pub(super) fn new(socket: UnixStream, life: Arc<Life>, limit: Duration) -> io::Result<ProcessConnection> {
         socket.set_read_timeout(Some(limit))?;
         socket.set_write_timeout(Some(limit))?;
-        Ok(Connection { socket, life, limit })
+        Ok(ProcessConnection { socket, life, limit })
     }
 
     pub(super) fn is_open(&self) -> bool {
         !self.life.is_over()
     }
 
-    /// What is said through this takes at most twice the limit, however slowly the process goes on.
-    pub(super) fn exchange(&self) -> Exchange<'_> {
-        Exchange { socket: &self.socket, until: Instant::now() + self.limit }
+    /// Begins an exchange, which takes at most twice the limit, however slowly the process
+    /// responds.
+    pub(super) fn exchange(&self) -> BatchExchange<'_> {
+        BatchExchange { socket: &self.socket, until: Instant::now() + self.limit }
     }
 
-    /// It failed with this: makes sure of its end, and says how it ended.
+    /// Ends the process after an exchange failed with `cause`; returns a description of its end.
     pub(super) fn give_up(self, cause: &io::Error) -> String {
         let limit = self.limit;
         let why = match cause.kind() {
             _ if is_timeout(cause) => Some(format!("killed after {limit:?} without an answer (task_limit_s)")),
             io::ErrorKind::InvalidData => Some(format!("killed for an answer that is none: {cause}")),
-            // It ends, or has shut its ears.
+            // The process is ending, or has closed its socket.
             _ => None,
         };
         self.life.kill(why);
-        self.life.end(CAUSE_WITHIN).unwrap_or_else(|| cause.to_string())
+        self.life.end(CAUSE_TIMEOUT).unwrap_or_else(|| cause.to_string())
     }
 }
 
-impl Drop for Connection {
+impl Drop for ProcessConnection {
     fn drop(&mut self) {
         self.life.kill(None);
     }
 }
 
-/// What a socket with a time limit says when that is over.
+/// Whether the error means that a socket's time limit expired.
 pub(super) fn is_timeout(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// What is said to a process about one batch.
-pub(super) struct Exchange<'a> {
+/// Communication with a process about one batch.
+pub(super) struct BatchExchange<'a> {
     socket: &'a UnixStream,
     until: Instant,
 }
 
-impl Exchange<'_> {
+impl BatchExchange<'_> {
     fn check(&self) -> io::Result<()> {
         if Instant::now() < self.until { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 }
 
-impl Read for Exchange<'_> {
+impl Read for BatchExchange<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.check()?;
         self.socket.read(into)
     }
 }
 
-impl Write for Exchange<'_> {
+impl Write for BatchExchange<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.check()?;
         self.socket.write(from)

@@ -1,17 +1,21 @@
-//! Models whose engine runs in a process of its own, so that one that takes it down takes nothing else with it.
+//! Models whose engine runs in processes of its own, so that a crash of the engine affects nothing
+//! else.
 //!
-//! What differs from a model in the server's process is one thing: a batch, gathered as ever, goes over a socket to a process that
-//! runs it, and what it makes comes back. Plans, walks, conditions, padding and cells stay where they are, so everything that
-//! runs without a process of its own runs with it.
+//! The only difference from a model in the server's process: a gathered batch is sent over a socket
+//! to a process that runs it and returns the outputs. Plans, walks, conditions, padding and cells
+//! stay in the server, so all features work the same.
 //!
-//! There are as many processes of a model as lanes that it is attached to, as there are sessions of ONNX Runtime: a batch waits for
-//! no other. A [`supervisor`], a thread, starts one, waits for its end, and starts it again; after a pause that doubles as long as it
-//! does not live. What ran in it fails at once and is to be sent again, and so is what comes while there is none: [`Down`] tells
-//! such a failure from one of the engine's own. The batch is not run again in parts: each of them might kill a process. One that
-//! answers nonsense, or not at all, is killed; see [`life`].
+//! A model has as many processes as lanes that it is attached to, like sessions of ONNX Runtime, so
+//! no batch waits for another. A [`supervisor`] thread starts a process, waits for its end and
+//! restarts it, after a pause that doubles while the process does not stay up. A batch that a
+//! process was running when it ended fails immediately and may be retried, and so does a batch that
+//! arrives while no process is up: [`ProcessDown`] distinguishes such failures from the engine's
+//! own. The batch is not run again in parts: each part might kill a process. A process that answers
+//! nonsense or not at all is killed; see [`life`].
 //!
-//! Rejected: one process for all batches of a model, which would have to be asynchronous; shared memory for tensors, which is
-//! faster and needs `unsafe` on both sides of a border that is there because one side is not trusted.
+//! Rejected: one process for all batches of a model, which would have to be asynchronous; shared
+//! memory for tensors, which is faster and needs `unsafe` on both sides of a boundary that exists
+//! because one side is not trusted.
 
 mod child;
 mod life;
@@ -20,33 +24,33 @@ mod supervisor;
 
 pub use child::serve_engine;
 
-use crate::model::{LoadedModel, OnnxBlocks, Own};
-use crate::plan::Plan;
-use crate::rows::Batch;
-use crate::runner::{Call, Down, Ready, Runner};
-use crate::{ExecError, Isolation, LoadError, Loaded, Loss, ModelSource, Outage};
-use protocol::{Done, Load, LoadBlock, Packed, Range, Run, fits, receive, send};
+use crate::model::{EngineData, EngineModel, OnnxBlocks};
+use crate::plan::ModelPlan;
+use crate::rows::BatchTensor;
+use crate::runner::{BlockCall, ProcessDown, ReadyModel, Runner};
+use crate::{ExecError, Isolation, LoadError, LoadedModel, Loss, ModelSource, Outage};
+use protocol::{LoadBlock, LoadRequest, PackedTensor, RangeMessage, RunReply, RunRequest, fits, receive, send};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use supervisor::Processes;
+use supervisor::ProcessPool;
 
-/// Which engine a process is to be.
-pub(crate) struct Kind {
+/// The engine that a process runs.
+pub(crate) struct ProcessEngine {
     pub(crate) onnxruntime: bool,
     pub(crate) library: Option<PathBuf>,
     pub(crate) threads: usize,
-    /// As [`Runner::least_rows`] of the engine.
+    /// See [`Runner::min_rows`].
     pub(crate) least_rows: usize,
 }
 
-/// A model in processes.
+/// A model that runs in processes.
 pub(crate) struct Isolated {
-    processes: Arc<Processes>,
+    processes: Arc<ProcessPool>,
     least_rows: usize,
 }
 
-impl Own for Isolated {
+impl EngineData for Isolated {
     fn outage(&self) -> Option<Outage> {
         self.processes.outage()
     }
@@ -56,25 +60,27 @@ impl Own for Isolated {
     }
 }
 
-/// Starts the first process of a model whose files have been read. An engine that fails on them, or ends on them, is the error.
+/// Starts the first process of a model whose files have been read. An engine that fails or crashes
+/// on them is an error.
 pub(crate) fn load(
     isolation: &Isolation,
-    kind: Kind,
+    kind: ProcessEngine,
     source: &ModelSource,
     read: OnnxBlocks<'_>,
-) -> Result<Arc<dyn Loaded>, LoadError> {
+) -> Result<Arc<dyn LoadedModel>, LoadError> {
     let text = |path: &std::path::Path| {
         path.to_str().map(str::to_owned).ok_or_else(|| LoadError(format!("{}: its name is no UTF-8", path.display())))
     };
     let block = |(block, (path, io)): (&crate::BlockSource, &(&std::path::Path, ripieno_onnx::Declared))| {
         let own = block.ranges(&io.inputs, &source.ranges);
-        let range = |range: crate::InputRange| Range { tensor: range.tensor, least: range.least, most: range.most };
-        // The process has the same working directory, but what it is told should not hang on that.
+        let range =
+            |range: crate::InputRange| RangeMessage { tensor: range.tensor, least: range.least, most: range.most };
+        // Independent of the process's working directory, although it is the same.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         Ok(LoadBlock { name: block.name.clone(), path: text(&path)?, ranges: own.into_iter().map(range).collect() })
     };
     let blocks = source.blocks.iter().zip(&read.blocks).map(block).collect::<Result<_, LoadError>>()?;
-    let message = Load {
+    let message = LoadRequest {
         onnxruntime: kind.onnxruntime,
         library: kind.library.as_deref().map(text).transpose()?,
         threads: kind.threads as u64,
@@ -83,52 +89,54 @@ pub(crate) fn load(
         blocks,
         memory_limit: isolation.memory_limit,
     };
-    let processes = Processes::new(source.name.clone(), isolation.clone(), message);
+    let processes = ProcessPool::new(source.name.clone(), isolation.clone(), message);
     processes.provide(1)?;
     let own = Isolated { processes, least_rows: kind.least_rows };
-    Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own }))
+    Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: own }))
 }
 
-/// What runs an isolated model on a lane; none if the model is not one. Waits until there is a process for it.
-pub(crate) fn prepare(loaded: &dyn Loaded) -> Option<Result<Ready, ExecError>> {
-    let model: &LoadedModel<Isolated> = loaded.as_any().downcast_ref()?;
+/// Returns the runner of an isolated model on a lane; `None` if the model is not isolated. Waits
+/// until it has a process.
+pub(crate) fn prepare(loaded: &dyn LoadedModel) -> Option<Result<ReadyModel, ExecError>> {
+    let model: &EngineModel<Isolated> = loaded.as_any().downcast_ref()?;
     let plan = Arc::clone(&model.plan);
-    let runner = Proxy {
+    let runner = ProcessRunner {
         plan: Arc::clone(&plan),
-        processes: Arc::clone(&model.own.processes),
-        down: Down::default(),
+        processes: Arc::clone(&model.data.processes),
+        down: ProcessDown::default(),
         batches: 0,
-        least_rows: model.own.least_rows,
+        least_rows: model.data.least_rows,
     };
     let down = runner.down.clone();
-    Some(match model.own.processes.attach() {
-        Ok(()) => Ok(Ready { plan, runner: Box::new(runner), down }),
+    Some(match model.data.processes.attach() {
+        Ok(()) => Ok(ReadyModel { plan, runner: Box::new(runner), down }),
         Err(cause) => Err(ExecError(cause.to_string())),
     })
 }
 
-/// Has batches run in a process.
-struct Proxy {
-    plan: Arc<Plan>,
-    processes: Arc<Processes>,
-    down: Down,
-    /// So far; each has the next number.
+/// Runs batches in a process.
+struct ProcessRunner {
+    plan: Arc<ModelPlan>,
+    processes: Arc<ProcessPool>,
+    down: ProcessDown,
+    /// Number of batches; each has the next number.
     batches: u64,
     least_rows: usize,
 }
 
-impl Proxy {
-    fn exchange(&mut self, run: &Run) -> Result<Done, ExecError> {
-        let connection = self.processes.take().map_err(|outage| {
+impl ProcessRunner {
+    fn exchange(&mut self, run: &RunRequest) -> Result<RunReply, ExecError> {
+        let connection = self.processes.acquire().map_err(|outage| {
             self.down.set(Loss { retry_after: outage.retry_after, inside: false });
             ExecError(format!("{}; it is being started again", outage.cause))
         })?;
         let mut exchange = connection.exchange();
-        let outcome = send(&mut exchange, run).and_then(|()| receive::<Done>(&mut exchange));
-        let nonsense = |done: &Done| io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number));
+        let outcome = send(&mut exchange, run).and_then(|()| receive::<RunReply>(&mut exchange));
+        let nonsense =
+            |done: &RunReply| io::Error::new(io::ErrorKind::InvalidData, format!("to batch {}", done.number));
         match outcome.and_then(|done| if done.number == run.number { Ok(done) } else { Err(nonsense(&done)) }) {
             Ok(done) => {
-                self.processes.put_back(connection);
+                self.processes.release(connection);
                 Ok(done)
             }
             Err(cause) => {
@@ -142,15 +150,15 @@ impl Proxy {
     }
 }
 
-impl Runner for Proxy {
-    fn least_rows(&self) -> usize {
+impl Runner for ProcessRunner {
+    fn min_rows(&self) -> usize {
         self.least_rows
     }
 
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
-        let inputs = call.inputs.iter().map(Packed::of_input).collect();
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
+        let inputs = call.inputs.iter().map(PackedTensor::of_input).collect();
         self.batches += 1;
-        let run = Run { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
+        let run = RunRequest { number: self.batches, block: call.block as u32, rows: call.rows as u64, inputs };
         fits(&run).map_err(ExecError)?;
         let mut done = self.exchange(&run)?;
         if let Some(cause) = done.error {
@@ -172,7 +180,7 @@ impl Runner for Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for ProcessRunner {
     fn drop(&mut self) {
         self.processes.detach();
     }

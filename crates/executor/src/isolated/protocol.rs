@@ -1,25 +1,25 @@
-//! What the server and the process of an engine say to each other: frames of protobuf over a socket.
+//! Protocol between the server and an engine process: protobuf frames over a socket.
 //!
-//! First comes what to load, and the answer whether it is loaded; then batches, one at a time, each with its answer. A frame
-//! begins with its length, which is bounded: whoever is on the other side may be broken.
+//! The load request and its reply come first; then batches, one at a time, each with a reply. A
+//! frame begins with its length, which is bounded, since the other side may be faulty.
 
 use crate::buffer::is_aligned;
-use crate::rows::{Batch, Input};
+use crate::rows::{BatchTensor, EngineInput};
 use bytes::Bytes;
 use prost::Message;
 use ripieno_model::DataType;
 use std::io::{self, Read, Write};
 
-/// No batch is so large, nor what is made of it.
+/// Largest frame, above any batch or its outputs.
 const MAX_FRAME: usize = 1 << 30;
 
-/// The most room that is made for a frame before it comes.
-const MOST_AHEAD: usize = 64 << 20;
+/// Largest buffer that is allocated for a frame before its data arrives.
+const MAX_PREALLOCATED: usize = 64 << 20;
 
-/// Which engine, and what it is to load. Each block is a model of its own for it.
+/// The engine and the model to load. Each block is a model of its own for it.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Load {
-    /// Of the built-in engine, if no other.
+pub(super) struct LoadRequest {
+    /// Whether the engine is ONNX Runtime rather than the built-in one.
     #[prost(bool, tag = "1")]
     pub(super) onnxruntime: bool,
     #[prost(string, optional, tag = "2")]
@@ -32,7 +32,7 @@ pub(super) struct Load {
     pub(super) unbatched: bool,
     #[prost(message, repeated, tag = "6")]
     pub(super) blocks: Vec<LoadBlock>,
-    /// The most bytes of address space.
+    /// Limit of the address space in bytes.
     #[prost(uint64, optional, tag = "7")]
     pub(super) memory_limit: Option<u64>,
 }
@@ -44,12 +44,12 @@ pub(super) struct LoadBlock {
     #[prost(string, tag = "2")]
     pub(super) path: String,
     #[prost(message, repeated, tag = "3")]
-    pub(super) ranges: Vec<Range>,
+    pub(super) ranges: Vec<RangeMessage>,
 }
 
-/// What an input may hold.
+/// Range of an input's values.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Range {
+pub(super) struct RangeMessage {
     #[prost(string, tag = "1")]
     pub(super) tensor: String,
     #[prost(double, tag = "2")]
@@ -60,36 +60,36 @@ pub(super) struct Range {
 
 /// A batch on a block.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Run {
+pub(super) struct RunRequest {
     #[prost(uint32, tag = "1")]
     pub(super) block: u32,
     #[prost(uint64, tag = "2")]
     pub(super) rows: u64,
     #[prost(message, repeated, tag = "3")]
-    pub(super) inputs: Vec<Packed>,
-    /// Which one it is.
+    pub(super) inputs: Vec<PackedTensor>,
+    /// Number of the batch.
     #[prost(uint64, tag = "4")]
     pub(super) number: u64,
 }
 
-/// What became of it, or of loading: nothing to say, or the error.
+/// Result of a batch or of loading: outputs or an error.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Done {
+pub(super) struct RunReply {
     #[prost(string, optional, tag = "1")]
     pub(super) error: Option<String>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) outputs: Vec<Packed>,
-    /// Which batch: no answer must be taken for another one's.
+    pub(super) outputs: Vec<PackedTensor>,
+    /// Number of the batch, so that no reply is taken for that of another batch.
     #[prost(uint64, tag = "3")]
     pub(super) number: u64,
 }
 
 /// A tensor; the first dimension is the rows of the batch.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Packed {
+pub(super) struct PackedTensor {
     #[prost(string, tag = "1")]
     pub(super) name: String,
-    /// Its place in [`DataType::ALL`].
+    /// Index in [`DataType::ALL`].
     #[prost(uint32, tag = "2")]
     pub(super) datatype: u32,
     #[prost(int64, repeated, tag = "3")]
@@ -98,11 +98,11 @@ pub(super) struct Packed {
     pub(super) data: Bytes,
 }
 
-impl Packed {
-    pub(super) fn of_input(input: &Input<'_>) -> Packed {
+impl PackedTensor {
+    pub(super) fn of_input(input: &EngineInput<'_>) -> PackedTensor {
         let shape = input.shape(false).collect();
         let data = Bytes::copy_from_slice(input.data);
-        Packed { name: input.name.to_owned(), datatype: number(input.datatype), shape, data }
+        PackedTensor { name: input.name.to_owned(), datatype: number(input.datatype), shape, data }
     }
 
     pub(super) fn datatype(&self) -> Result<DataType, String> {
@@ -110,12 +110,13 @@ impl Packed {
         known.ok_or_else(|| format!("tensor '{}' has an unknown datatype", self.name))
     }
 
-    /// As the blocks after it take it: in a frame it lies anywhere, which would have each of them copy it.
-    pub(super) fn into_batch(self) -> Result<Batch, String> {
+    /// Converts to an aligned batch: in a frame the data may be unaligned, and then every later
+    /// block would copy it.
+    pub(super) fn into_batch(self) -> Result<BatchTensor, String> {
         let datatype = self.datatype()?;
         let in_place = is_aligned(&self.data, datatype.size().unwrap_or(1));
         let data = if in_place { self.data } else { Bytes::copy_from_slice(&self.data) };
-        Batch::new(datatype, self.shape, data)
+        BatchTensor::new(datatype, self.shape, data)
     }
 }
 
@@ -143,8 +144,9 @@ pub(super) fn receive<M: Message + Default>(from: &mut impl Read) -> io::Result<
     if length > MAX_FRAME {
         return Err(too_large(length));
     }
-    // What does not come takes no room: no page of a large buffer is there before it is written.
-    let mut frame = Vec::with_capacity(length.min(MOST_AHEAD));
+    // Memory is allocated only as data arrives: the pages of a large buffer are not committed
+    // before they are written.
+    let mut frame = Vec::with_capacity(length.min(MAX_PREALLOCATED));
     from.take(length as u64).read_to_end(&mut frame)?;
     if frame.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -152,7 +154,8 @@ pub(super) fn receive<M: Message + Default>(from: &mut impl Read) -> io::Result<
     M::decode(Bytes::from(frame)).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
 }
 
-/// A batch that is too large fails by itself, so whoever sends looks first.
+/// Checks that a message fits into a frame; an oversized batch must fail alone, so the sender
+/// checks first.
 pub(super) fn fits(message: &impl Message) -> Result<(), String> {
     let length = message.encoded_len();
     if length <= MAX_FRAME { Ok(()) } else { Err(too_large(length).to_string()) }
@@ -169,17 +172,17 @@ fn too_large(length: usize) -> io::Error {
 mod tests {
     use super::*;
 
-    fn run() -> Run {
+    fn run() -> RunRequest {
         let data = Bytes::from_static(&[1, 2, 3, 4]);
-        let tensor = Packed { name: "x".to_owned(), datatype: number(DataType::Fp32), shape: vec![1, 1], data };
-        Run { block: 1, rows: 1, inputs: vec![tensor], number: 7 }
+        let tensor = PackedTensor { name: "x".to_owned(), datatype: number(DataType::Fp32), shape: vec![1, 1], data };
+        RunRequest { block: 1, rows: 1, inputs: vec![tensor], number: 7 }
     }
 
     #[test]
     fn a_frame_comes_back() {
         let mut wire = Vec::new();
         send(&mut wire, &run()).unwrap();
-        let back: Run = receive(&mut &wire[..]).unwrap();
+        let back: RunRequest = receive(&mut &wire[..]).unwrap();
         assert_eq!(back, run());
         assert_eq!(back.inputs[0].datatype(), Ok(DataType::Fp32));
     }
@@ -189,15 +192,15 @@ mod tests {
         let mut wire = Vec::new();
         send(&mut wire, &run()).unwrap();
         for cut in 0..wire.len() {
-            assert!(receive::<Run>(&mut &wire[..cut]).is_err(), "{cut}");
+            assert!(receive::<RunRequest>(&mut &wire[..cut]).is_err(), "{cut}");
         }
-        assert!(receive::<Run>(&mut &u32::MAX.to_le_bytes()[..]).is_err());
+        assert!(receive::<RunRequest>(&mut &u32::MAX.to_le_bytes()[..]).is_err());
         for byte in 4..wire.len() {
             for bit in 0..8 {
                 let mut broken = wire.clone();
                 broken[byte] ^= 1 << bit;
-                // An error or another message, never a panic, nor a batch that is not what it says.
-                if let Ok(back) = receive::<Run>(&mut &broken[..]) {
+                // An error or another message, never a panic or a malformed batch.
+                if let Ok(back) = receive::<RunRequest>(&mut &broken[..]) {
                     back.inputs.into_iter().for_each(|tensor| drop(tensor.into_batch()));
                 }
             }

@@ -1,22 +1,23 @@
-//! The lane with a runner that does as it is told: it may err, panic, or give what it should not.
+//! Tests of the lane with a scripted runner: it can fail, panic, or give wrong outputs.
 
 use super::*;
-use crate::model::LoadedModel;
-use crate::plan::{BlockIo, Plan};
-use crate::rows::Batch;
-use crate::runner::{Call, Runner};
-use crate::{BlockSource, Entry, Member, ModelSource, Progress, Tensor};
+use crate::model::EngineModel;
+use crate::plan::{BlockIo, ModelPlan};
+use crate::rows::BatchTensor;
+use crate::runner::{BlockCall, Runner};
+use crate::{BlockSource, MemberProgress, ModelSource, RequestEntry, TaskMember, Tensor};
 use bytes::Bytes;
 use ripieno_base::{BlockId, LaneId, RequestSlot, TaskId};
 use ripieno_model::{DataType, TensorSpec};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// Hands bytes through, and obeys them: a 1 errs, a 2 panics, a 3 gives a row too few; those from 100 on err, and say so.
+/// Passes bytes through and interprets them: 1 fails, 2 panics, 3 gives a row too few; those from
+/// 100 on fail with their value.
 struct Obedient;
 
 impl Runner for Obedient {
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let data = call.inputs[0].data;
         if let Some(byte) = data.iter().find(|&&byte| byte >= 100) {
             return Err(ExecError(format!("{byte} is beyond the table")));
@@ -27,14 +28,14 @@ impl Runner for Obedient {
             Some(_) => call.rows - 1,
             None => call.rows,
         };
-        let batch = Batch::new(DataType::Uint8, vec![rows as i64, 1], Bytes::copy_from_slice(&data[..rows]));
+        let batch = BatchTensor::new(DataType::Uint8, vec![rows as i64, 1], Bytes::copy_from_slice(&data[..rows]));
         Ok(vec![batch.map_err(ExecError)?])
     }
 }
 
-impl crate::model::Own for () {}
+impl crate::model::EngineData for () {}
 
-fn model() -> LoadedModel<()> {
+fn model() -> EngineModel<()> {
     let spec = |name: &str| vec![TensorSpec { name: name.to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] }];
     let source = ModelSource::new("obedient", vec![BlockSource::new("first"), BlockSource::new("second")], 4);
     let io = |input, output| BlockIo {
@@ -43,22 +44,29 @@ fn model() -> LoadedModel<()> {
         outputs: spec(output),
         vocabulary: Vec::new(),
     };
-    let plan = Plan::link(&source, &[io("x", "h"), io("h", "y")]).unwrap();
-    LoadedModel { plan: Arc::new(plan), own: () }
+    let plan = ModelPlan::link(&source, &[io("x", "h"), io("h", "y")]).unwrap();
+    EngineModel { plan: Arc::new(plan), data: () }
 }
 
 fn options(prepare: Prepare) -> LaneOptions {
     let enter: Enter = Arc::new(|body| body());
-    LaneOptions { name: "obedient".to_owned(), depth: 2, prepare, enter, aborts: vec![Arc::default()], at_once: 1 }
+    LaneOptions {
+        name: "obedient".to_owned(),
+        depth: 2,
+        prepare,
+        enter,
+        aborts: vec![Arc::default()],
+        max_concurrent: 1,
+    }
 }
 
 fn lane() -> (Box<dyn Device>, Receiver<TaskResult>) {
     let (sender, results) = channel();
     let prepare: Prepare = Box::new(|loaded, _| {
-        let plan = Arc::clone(&LoadedModel::<()>::of(loaded, "obedient")?.plan);
-        Ok(Ready::new(plan, Box::new(Obedient)))
+        let plan = Arc::clone(&EngineModel::<()>::of(loaded, "obedient")?.plan);
+        Ok(ReadyModel::new(plan, Box::new(Obedient)))
     });
-    let device = Lanes::open(options(prepare), Arc::new(move |result| drop(sender.send(result)))).unwrap();
+    let device = LaneDevice::open(options(prepare), Arc::new(move |result| drop(sender.send(result)))).unwrap();
     device.attach(ModelId(0), Arc::new(model()));
     (device, results)
 }
@@ -67,8 +75,8 @@ fn task(block: u16, members: &[(u32, u8)]) -> Task {
     let member = |&(slot, byte): &(u32, u8)| {
         let data = Bytes::from(vec![byte]);
         let tensor = Tensor { name: "x".into(), datatype: DataType::Uint8, shape: vec![1, 1], data };
-        let entry = (block == 0).then(|| Arc::new(Entry::of([tensor].into())));
-        Member::new(RequestSlot(slot), 1, entry)
+        let entry = (block == 0).then(|| Arc::new(RequestEntry::of([tensor].into())));
+        TaskMember::new(RequestSlot(slot), 1, entry)
     };
     let members = members.iter().map(member).collect();
     Task {
@@ -82,7 +90,7 @@ fn task(block: u16, members: &[(u32, u8)]) -> Task {
     }
 }
 
-fn run(device: &dyn Device, results: &Receiver<TaskResult>, task: Task) -> Result<Vec<Progress>, ExecError> {
+fn run(device: &dyn Device, results: &Receiver<TaskResult>, task: Task) -> Result<Vec<MemberProgress>, ExecError> {
     device.submit(task).unwrap();
     results.recv_timeout(Duration::from_secs(60)).unwrap().outcome
 }
@@ -100,9 +108,9 @@ fn an_error_and_a_panic_answer_and_the_device_goes_on() {
     }
 }
 
-/// What each of the members was told: its bytes or its error.
-fn told(progress: &[Progress]) -> Vec<Result<Vec<u8>, String>> {
-    let one = |progress: &Progress| match &progress.failed {
+/// The result of each member: its bytes or its error.
+fn told(progress: &[MemberProgress]) -> Vec<Result<Vec<u8>, String>> {
+    let one = |progress: &MemberProgress| match &progress.failed {
         Some(cause) => Err(cause.0.clone()),
         None => Ok(progress.outputs[0].data.to_vec()),
     };
@@ -110,7 +118,7 @@ fn told(progress: &[Progress]) -> Vec<Result<Vec<u8>, String>> {
 }
 
 #[test]
-fn whoever_shares_a_batch_with_a_culprit_is_answered_and_nobody_hears_of_others() {
+fn neighbours_of_a_bad_request_are_answered_and_errors_stay_separate() {
     let (device, results) = lane();
     for bad in [0b0001_u8, 0b0100, 0b1010, 0b0111, 0b1111] {
         let byte = |at: u8| if bad & 1 << at == 0 { 10 + at } else { 100 + at };
@@ -119,7 +127,7 @@ fn whoever_shares_a_batch_with_a_culprit_is_answered_and_nobody_hears_of_others(
             device.submit(task(0, &members)).unwrap();
             results.recv_timeout(Duration::from_secs(60)).unwrap()
         };
-        assert!(result.again.as_ref().is_some_and(|again| (2..=6).contains(&again.runs)), "{:?}", result.again);
+        assert!(result.rerun.as_ref().is_some_and(|rerun| (2..=6).contains(&rerun.runs)), "{:?}", result.rerun);
         let first = result.outcome.unwrap();
         let good: Vec<(u32, u8)> = members.iter().copied().filter(|&(_, byte)| byte < 100).collect();
         let answers = if good.is_empty() { Vec::new() } else { run(&*device, &results, task(1, &good)).unwrap() };
@@ -133,7 +141,7 @@ fn whoever_shares_a_batch_with_a_culprit_is_answered_and_nobody_hears_of_others(
 }
 
 #[test]
-fn a_culprit_leaves_nothing_behind() {
+fn a_bad_request_leaves_nothing_behind() {
     let (device, results) = lane();
     run(&*device, &results, task(0, &[(0, 100), (1, 9)])).unwrap();
     let second = run(&*device, &results, task(1, &[(0, 0), (1, 0)])).unwrap();
@@ -188,7 +196,7 @@ fn a_receiver_that_panics_does_not_stop_the_device() {
         assert!(result.id != TaskId(0), "as told");
     });
     let prepare: Prepare = Box::new(|_, _| Err(ExecError("no model".to_owned())));
-    let device = Lanes::open(options(prepare), sink).unwrap();
+    let device = LaneDevice::open(options(prepare), sink).unwrap();
     for id in [0, 1] {
         device.submit(Task { id: TaskId(id), ..task(0, &[(0, 0)]) }).unwrap();
     }

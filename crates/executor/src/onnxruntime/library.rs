@@ -1,8 +1,9 @@
-//! Finding and loading the ONNX Runtime library, once for the process.
+//! Locates and loads the ONNX Runtime library, once per process.
 //!
-//! A path that the user names, by option or environment variable, is taken or fails; otherwise the system's library and
-//! then Python's package are tried, since `pip install onnxruntime` is the easiest way to come by it. The Python of the folder that
-//! holds this program is asked first: a wheel of ours stands in a virtual environment that need not be in the path.
+//! A path given by option or environment variable is used or fails; otherwise the system's library
+//! and then Python's package are tried, since `pip install onnxruntime` is the easiest way to get
+//! it. The Python in the folder of this program is asked first: a virtual environment with our
+//! wheel need not be in the path.
 
 use crate::LoadError;
 use ort::environment::Environment;
@@ -11,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The library, loaded.
+/// The loaded library.
 pub(crate) struct Library {
     pub(crate) environment: Environment,
-    /// Tells builds apart in the key of cached profiles.
+    /// Identifies the build in the key of cached profiles.
     pub(crate) version: String,
     path: PathBuf,
 }
@@ -29,7 +30,7 @@ const SYSTEM_NAMES: &[&str] = &["onnxruntime.dll"];
 #[cfg(not(any(target_os = "macos", target_os = "windows")))]
 const SYSTEM_NAMES: &[&str] = &["libonnxruntime.so", "libonnxruntime.so.1"];
 
-/// The library, from `explicit` or wherever it is found.
+/// Loads the library from `explicit` or from the first place that has it.
 pub(crate) fn load(explicit: Option<&Path>) -> Result<&'static Library, LoadError> {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -75,14 +76,14 @@ fn open(path: &Path) -> Result<Library, String> {
     Ok(Library { environment, version: version(path, ort::info()), path: path.to_path_buf() })
 }
 
-/// The commit that the library was built from, or else its file's name.
+/// Returns the commit that the library was built from, or else its file's name.
 fn version(path: &Path, build_info: &str) -> String {
     let commit = build_info.split([',', ' ']).find_map(|part| part.strip_prefix("git-commit-id="));
     let file = || path.file_name().map_or("unknown".into(), |name| name.to_string_lossy().into_owned());
     commit.filter(|commit| !commit.is_empty()).map_or_else(file, str::to_owned)
 }
 
-/// The library inside Python's package, which need not be imported for it.
+/// Returns the library inside Python's package, without importing it.
 fn python_package() -> Result<PathBuf, String> {
     const FIND: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
                         print(s.submodule_search_locations[0] if s else '')";
@@ -98,7 +99,7 @@ fn python_package() -> Result<PathBuf, String> {
     library.ok_or_else(|| format!("{} holds no libonnxruntime", folder.display()))
 }
 
-/// The interpreter beside this program, or that of the path.
+/// Returns the interpreter in the folder of this program, or that of the path.
 fn python() -> PathBuf {
     let beside = std::env::current_exe().ok().map(|program| program.with_file_name("python3"));
     beside.filter(|python| python.is_file()).unwrap_or_else(|| "python3".into())

@@ -1,28 +1,30 @@
 //! Engine "onnxruntime": ONNX by Microsoft's library, loaded at run time by the crate ort.
 //!
-//! A session runs one batch at a time, so a model needs as many as batches may run at once: on each device one for each lane, but
-//! no more than the device has threads, since no more batches run there at once. A batch takes sessions that no other one uses, and
-//! gives them back. Making them is slow (the graph is optimised again, the weights are read again), so it happens in
-//! `load`, for all devices that are open then. A device opened later makes its own when the model is attached to it, on the
-//! attaching thread: no other model's batch waits for it. The price is a copy of the weights for each batch at once.
+//! A session runs one batch at a time, so a model needs one per concurrent batch: on each device
+//! one per lane, but no more than the device has threads, which limit its concurrent batches. A
+//! batch acquires sessions that no other batch uses, and releases them. Creating them is slow (the
+//! graph is optimised again, the weights are read again), so it happens in `load`, for all devices
+//! that are open then. A device opened later creates its own when the model is attached to it, on
+//! the attaching thread: no other model's batch waits for it. The price is a copy of the weights
+//! per concurrent batch.
 //!
-//! A session has all threads of its device, so that a batch that is alone has them; where lanes run side by side the system
-//! shares the cores out.
+//! A session has all threads of its device, so that a single batch has them; where lanes run
+//! concurrently the system shares the cores among them.
 //!
-//! Gathered batches are read in place, and outputs stay in the library's memory until the last answer made of them is
-//! sent.
+//! Gathered batches are read in place, and outputs stay in the library's memory until the last
+//! answer that contains them is sent.
 
 mod library;
 mod tensors;
 
-use crate::isolated::{self, Kind};
-use crate::lane::{DEFAULT_DEPTH, LaneOptions, Lanes};
-use crate::model::{LoadedModel, Own, read_blocks};
-use crate::plan::Plan;
-use crate::rows::Batch;
-use crate::runner::{Call, Ready, Runner};
-use crate::values::Limits;
-use crate::{Device, Engine, ExecError, LoadError, Loaded, ModelSource, Sink};
+use crate::isolated::{self, ProcessEngine};
+use crate::lane::{DEFAULT_DEPTH, LaneDevice, LaneOptions};
+use crate::model::{EngineData, EngineModel, read_blocks};
+use crate::plan::ModelPlan;
+use crate::rows::BatchTensor;
+use crate::runner::{BlockCall, ReadyModel, Runner};
+use crate::values::EngineLimits;
+use crate::{Device, ExecError, Executor, LoadError, LoadedModel, ModelSource, Sink};
 use library::Library;
 use ort::logging::LogLevel;
 use ort::session::{Session, SessionInputValue, builder::SessionBuilder};
@@ -34,13 +36,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NAME: &str = "onnxruntime";
 
-/// How the engine uses the machine.
+/// Resource settings of the engine.
 #[derive(Clone, Debug)]
 pub struct OnnxRuntimeOptions {
-    /// The library's file. If none: the environment variable `ORT_DYLIB_PATH`, else the system's library, else the
-    /// Python package onnxruntime.
+    /// The library's file. If `None`: the environment variable `ORT_DYLIB_PATH`, else the system's
+    /// library, else the Python package onnxruntime.
     pub library: Option<PathBuf>,
-    /// Threads that work on one batch, for each device.
+    /// Number of threads per device; all of them work on one batch.
     pub threads: usize,
 }
 
@@ -53,17 +55,17 @@ impl Default for OnnxRuntimeOptions {
 /// Engine "onnxruntime".
 pub struct OnnxRuntimeEngine {
     library: &'static Library,
-    /// What was asked for, for processes that load it themselves.
+    /// The requested path, for processes that load the library themselves.
     path: Option<PathBuf>,
     threads: usize,
     depth: usize,
     opened: AtomicUsize,
-    /// How many batches may run at once, on all devices that are open.
-    at_once: Arc<AtomicUsize>,
+    /// Largest number of concurrent batches on all open devices.
+    max_concurrent: Arc<AtomicUsize>,
 }
 
 impl OnnxRuntimeEngine {
-    /// The engine, once the library is found and loaded; a process loads it once.
+    /// Creates the engine after locating and loading the library, which happens once per process.
     pub fn new(options: OnnxRuntimeOptions) -> Result<OnnxRuntimeEngine, LoadError> {
         let library = library::load(options.library.as_deref())?;
         let threads = options.threads.max(1);
@@ -73,18 +75,18 @@ impl OnnxRuntimeEngine {
             threads,
             depth: DEFAULT_DEPTH,
             opened: AtomicUsize::new(0),
-            at_once: Arc::default(),
+            max_concurrent: Arc::default(),
         })
     }
 
-    /// The same engine, whose devices hold up to `depth` tasks each, the running one included.
+    /// Sets the number of tasks that each lane of a device holds, including the running one.
     pub fn with_depth(mut self, depth: usize) -> OnnxRuntimeEngine {
         self.depth = depth;
         self
     }
 }
 
-impl Engine for OnnxRuntimeEngine {
+impl Executor for OnnxRuntimeEngine {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -93,93 +95,101 @@ impl Engine for OnnxRuntimeEngine {
         format!("{NAME}/{}/{}-thread", self.library.version, self.threads)
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
-        let read = read_blocks(source, NAME, Limits::default())?;
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
+        let read = read_blocks(source, NAME, EngineLimits::default())?;
         if let Some(isolation) = &source.isolation {
-            let kind = Kind { onnxruntime: true, library: self.path.clone(), threads: self.threads, least_rows: 1 };
+            let kind =
+                ProcessEngine { onnxruntime: true, library: self.path.clone(), threads: self.threads, least_rows: 1 };
             return isolated::load(isolation, kind, source, read);
         }
         let paths = read.blocks.iter().map(|(path, _)| path.to_path_buf()).collect();
-        let at_once = Arc::clone(&self.at_once);
+        let max_concurrent = Arc::clone(&self.max_concurrent);
         let (library, threads) = (self.library, self.threads);
-        let pool =
-            SessionPool { library, threads, paths, at_once, state: Mutex::default(), given_back: Condvar::new() };
+        let pool = SessionPool {
+            library,
+            threads,
+            paths,
+            max_concurrent,
+            state: Mutex::default(),
+            given_back: Condvar::new(),
+        };
         let pool = Arc::new(pool);
         pool.grow()?;
-        Ok(Arc::new(LoadedModel { plan: Arc::new(read.plan), own: pool }))
+        Ok(Arc::new(EngineModel { plan: Arc::new(read.plan), data: pool }))
     }
 
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
         let lanes = lanes.max(1);
-        let claim = Claim::new(&self.at_once, lanes.min(self.threads));
+        let claim = ConcurrencyClaim::new(&self.max_concurrent, lanes.min(self.threads));
         let options = LaneOptions {
             name: format!("{NAME}-{}", self.opened.fetch_add(1, Ordering::Relaxed)),
             depth: self.depth,
             prepare: Box::new(move |loaded, _lane| claim.prepare(loaded)),
             enter: Arc::new(|body| body()),
             aborts: (0..lanes).map(|_| Arc::default()).collect(),
-            at_once: self.threads,
+            max_concurrent: self.threads,
         };
-        Lanes::open(options, sink)
+        LaneDevice::open(options, sink)
     }
 }
 
-/// How many batches may run at once on a device, for as long as it is open.
-struct Claim(Arc<AtomicUsize>, usize);
+/// Largest number of concurrent batches of one device, counted for as long as it is open.
+struct ConcurrencyClaim(Arc<AtomicUsize>, usize);
 
-impl Claim {
-    fn new(at_once: &Arc<AtomicUsize>, own: usize) -> Claim {
-        at_once.fetch_add(own, Ordering::Relaxed);
-        Claim(Arc::clone(at_once), own)
+impl ConcurrencyClaim {
+    fn new(max_concurrent: &Arc<AtomicUsize>, own: usize) -> ConcurrencyClaim {
+        max_concurrent.fetch_add(own, Ordering::Relaxed);
+        ConcurrencyClaim(Arc::clone(max_concurrent), own)
     }
 
-    fn prepare(&self, loaded: &dyn Loaded) -> Result<Ready, ExecError> {
-        let model = LoadedModel::<Arc<SessionPool>>::of(loaded, NAME)?;
-        model.own.grow().map_err(|cause| ExecError(cause.to_string()))?;
-        let runner = OrtRunner { plan: Arc::clone(&model.plan), pool: Arc::clone(&model.own) };
-        Ok(Ready::new(Arc::clone(&model.plan), Box::new(runner)))
+    fn prepare(&self, loaded: &dyn LoadedModel) -> Result<ReadyModel, ExecError> {
+        let model = EngineModel::<Arc<SessionPool>>::of(loaded, NAME)?;
+        model.data.grow().map_err(|cause| ExecError(cause.to_string()))?;
+        let runner = OrtRunner { plan: Arc::clone(&model.plan), pool: Arc::clone(&model.data) };
+        Ok(ReadyModel::new(Arc::clone(&model.plan), Box::new(runner)))
     }
 }
 
-impl Drop for Claim {
+impl Drop for ConcurrencyClaim {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
-/// Where a model's sessions are made, and where they wait while no batch uses them.
+/// Creates a model's sessions and holds the idle ones.
 struct SessionPool {
     library: &'static Library,
     threads: usize,
     paths: Vec<PathBuf>,
-    /// Of the engine.
-    at_once: Arc<AtomicUsize>,
+    /// Largest number of concurrent batches of the engine.
+    max_concurrent: Arc<AtomicUsize>,
     state: Mutex<PoolState>,
     given_back: Condvar,
 }
 
-impl Own for Arc<SessionPool> {}
+impl EngineData for Arc<SessionPool> {}
 
 #[derive(Default)]
 struct PoolState {
     made: usize,
-    idle: Vec<Sessions>,
+    idle: Vec<BlockSessions>,
 }
 
 /// One session for each block.
-type Sessions = Vec<Session>;
+type BlockSessions = Vec<Session>;
 
 impl SessionPool {
-    /// Makes what is missing for as many batches as may run at once now. Batches that run meanwhile do not wait for it.
+    /// Creates the missing sessions for the current number of concurrent batches. Running batches
+    /// do not wait for it.
     fn grow(&self) -> Result<(), LoadError> {
         while self.reserve() {
             let made = self.make().inspect_err(|_| self.state.lock().made -= 1)?;
-            self.put(made);
+            self.release(made);
         }
         Ok(())
     }
 
-    /// Whether sessions are missing; they count as made from now on.
+    /// Whether sessions are missing; if so, counts one set as made.
     fn reserve(&self) -> bool {
         let mut state = self.state.lock();
         let missing = state.made < self.wanted();
@@ -187,19 +197,20 @@ impl SessionPool {
         missing
     }
 
-    /// Sessions for one batch. It may have to wait while those of a device that has just been attached are being made.
-    fn lend(&self) -> Lease<'_> {
+    /// Acquires the sessions for one batch. May wait while those of a newly attached device are
+    /// being made.
+    fn acquire(&self) -> SessionLease<'_> {
         let mut state = self.state.lock();
         loop {
             match state.idle.pop() {
-                Some(sessions) => return Lease { pool: self, sessions },
+                Some(sessions) => return SessionLease { pool: self, sessions },
                 None => self.given_back.wait(&mut state),
             }
         }
     }
 
-    /// Takes sessions back, or lets them go if a device has been closed since.
-    fn put(&self, sessions: Sessions) {
+    /// Releases sessions, or drops them if a device has been closed since.
+    fn release(&self, sessions: BlockSessions) {
         let mut state = self.state.lock();
         if state.made > self.wanted() {
             state.made -= 1;
@@ -210,10 +221,10 @@ impl SessionPool {
     }
 
     fn wanted(&self) -> usize {
-        self.at_once.load(Ordering::Relaxed).max(1)
+        self.max_concurrent.load(Ordering::Relaxed).max(1)
     }
 
-    fn make(&self) -> Result<Sessions, LoadError> {
+    fn make(&self) -> Result<BlockSessions, LoadError> {
         let session = |path: &PathBuf| {
             self.session(path).map_err(|cause| {
                 let file = path.display();
@@ -230,44 +241,45 @@ impl SessionPool {
     }
 }
 
-/// The library's operator for a sum and its layer norm takes 1.4 to 2 times as long as the three that it replaces
-/// (docs/slicing.md), and blocks would have it more often than the whole, since more is known of their shapes.
+/// The library's fused operator for a sum and its layer norm takes 1.4 to 2 times as long as the
+/// three operators that it replaces (docs/slicing.md), and is used more often in blocks than in the
+/// whole model, since more of their shapes are known.
 const SLOWER: &str = "SkipLayerNormFusion";
 
-/// Threads that wait must sleep: the device next to this one, and the server, want the cores. Nothing is logged by the
-/// library, because every error is returned.
+/// Configures a session. Waiting threads must sleep: other devices and the server need the cores.
+/// The library logs nothing, because every error is returned.
 fn configure(builder: SessionBuilder, threads: usize) -> Result<SessionBuilder, ort::Error> {
     let builder = builder.with_intra_threads(threads)?.with_inter_threads(1)?.with_intra_op_spinning(false)?;
     let builder = builder.with_disabled_optimizers(SLOWER)?;
     Ok(builder.with_log_level(LogLevel::Fatal)?)
 }
 
-/// Sessions that a batch uses; given back when it is over.
-struct Lease<'a> {
+/// The sessions in use by a batch; released when dropped.
+struct SessionLease<'a> {
     pool: &'a SessionPool,
-    sessions: Sessions,
+    sessions: BlockSessions,
 }
 
-impl Drop for Lease<'_> {
+impl Drop for SessionLease<'_> {
     fn drop(&mut self) {
-        self.pool.put(std::mem::take(&mut self.sessions));
+        self.pool.release(std::mem::take(&mut self.sessions));
     }
 }
 
 struct OrtRunner {
-    plan: Arc<Plan>,
+    plan: Arc<ModelPlan>,
     pool: Arc<SessionPool>,
 }
 
 impl Runner for OrtRunner {
-    fn run(&mut self, call: &Call<'_>) -> Result<Vec<Batch>, ExecError> {
+    fn run(&mut self, call: &BlockCall<'_>) -> Result<Vec<BatchTensor>, ExecError> {
         let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(call.inputs.len());
         for input in call.inputs {
             let value = tensors::to_ort(input, self.plan.unbatched);
             let value = value.map_err(|cause| ExecError(format!("input '{}': {cause}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name), value));
         }
-        let mut lent = self.pool.lend();
+        let mut lent = self.pool.acquire();
         let values = lent.sessions[call.block].run(inputs);
         let mut values = values.map_err(|cause| ExecError(format!("onnxruntime: {cause}")))?;
         let outputs = self.plan.blocks[call.block].outputs.iter().map(|&output| {
@@ -293,7 +305,7 @@ mod tests {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/models/way_first.onnx");
         let block = BlockSource { path: Some(path), ..BlockSource::new("way") };
         let loaded = engine.load(&ModelSource::new("way", vec![block], 4)).unwrap();
-        let pool = &LoadedModel::<Arc<SessionPool>>::of(&*loaded, NAME).unwrap().own;
+        let pool = &EngineModel::<Arc<SessionPool>>::of(&*loaded, NAME).unwrap().data;
         assert_eq!(pool.state.lock().made, 1);
         let open = |lanes: usize| {
             let device = engine.open(lanes, Arc::new(|_| {})).unwrap();
@@ -307,7 +319,7 @@ mod tests {
             "two at once on the device of three lanes and two threads, one on the other"
         );
         drop(wide);
-        let (first, second) = (pool.lend(), pool.lend());
+        let (first, second) = (pool.acquire(), pool.acquire());
         drop((first, second));
         let state = pool.state.lock();
         assert_eq!((state.made, state.idle.len()), (1, 1));

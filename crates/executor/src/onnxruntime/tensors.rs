@@ -1,6 +1,6 @@
-//! Between batches and ONNX Runtime's values, in place wherever memory allows.
+//! Conversion between batches and ONNX Runtime's values, in place wherever possible.
 
-use crate::rows::{Batch, Input};
+use crate::rows::{BatchTensor, EngineInput};
 use bytemuck::AnyBitPattern;
 use bytes::Bytes;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -10,8 +10,8 @@ use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorRef, ValueT
 use ripieno_model::DataType;
 use std::fmt::Debug;
 
-/// A value for a session that reads the batch in place; strings are copied, as the library demands.
-pub(crate) fn to_ort<'a>(input: &Input<'a>, unbatched: bool) -> Result<SessionInputValue<'a>, String> {
+/// Returns a value that reads the batch in place; strings are copied, as the library requires.
+pub(crate) fn to_ort<'a>(input: &EngineInput<'a>, unbatched: bool) -> Result<SessionInputValue<'a>, String> {
     let shape: Vec<i64> = input.shape(unbatched).collect();
     match input.datatype {
         DataType::Bool => {
@@ -46,11 +46,11 @@ where
     Ok(view.into())
 }
 
-fn elements<'a, T: AnyBitPattern>(input: &Input<'a>) -> Result<&'a [T], String> {
+fn elements<'a, T: AnyBitPattern>(input: &EngineInput<'a>) -> Result<&'a [T], String> {
     bytemuck::try_cast_slice(input.data).map_err(|cause| format!("its data is not {}: {cause}", input.datatype))
 }
 
-/// BYTES elements as text, which is all that ONNX strings can hold.
+/// Converts BYTES elements to text, the only content of ONNX strings.
 fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
     let mut strings = Vec::<String>::new();
     while let Some((prefix, rest)) = data.split_first_chunk() {
@@ -66,18 +66,18 @@ fn strings(mut data: &[u8]) -> Result<Vec<String>, String> {
     Ok(strings)
 }
 
-/// A session's output as a batch, without a copy but for strings, and for outputs that are inputs handed through:
-/// these lie in buffers that the next batch overwrites.
+/// Converts a session's output to a batch, without a copy except for strings and for outputs that
+/// alias inputs: these are in buffers that the next batch overwrites.
 pub(crate) fn from_ort(
     value: DynValue,
     declared: DataType,
     unbatched: bool,
-    inputs: &[Input<'_>],
-) -> Result<Batch, String> {
+    inputs: &[EngineInput<'_>],
+) -> Result<BatchTensor, String> {
     let ValueType::Tensor { shape, .. } = value.dtype() else {
         return Err(format!("it is declared {declared}, but the session gives {}", value.dtype()));
     };
-    let shape = Batch::shape_of(shape.iter().copied(), unbatched);
+    let shape = BatchTensor::shape_of(shape.iter().copied(), unbatched);
     let data = match declared {
         DataType::Bytes => {
             let (_, strings) = value.try_extract_strings().map_err(|cause| cause.to_string())?;
@@ -86,21 +86,26 @@ pub(crate) fn from_ort(
         _ => {
             let bytes = value_bytes(&value, declared).map_err(|cause| cause.to_string())?;
             let handed_through = inputs.iter().any(|input| input.data.as_ptr_range().contains(&bytes.as_ptr()));
-            if handed_through { Bytes::copy_from_slice(bytes) } else { Bytes::from_owner(Owner { value, declared }) }
+            if handed_through {
+                Bytes::copy_from_slice(bytes)
+            } else {
+                Bytes::from_owner(OutputOwner { value, declared })
+            }
         }
     };
-    Batch::new(declared, shape, data)
+    BatchTensor::new(declared, shape, data)
 }
 
-/// Keeps an output alive for as long as somebody reads its bytes.
-struct Owner {
+/// Keeps an output alive while its bytes are in use.
+struct OutputOwner {
     value: DynValue,
     declared: DataType,
 }
 
-impl AsRef<[u8]> for Owner {
+impl AsRef<[u8]> for OutputOwner {
     fn as_ref(&self) -> &[u8] {
-        // The same call has just succeeded; were it to fail now, the batch's length check would say so.
+        // The same call has just succeeded; if it failed now, the batch's length check would report
+        // it.
         value_bytes(&self.value, self.declared).unwrap_or_default()
     }
 }

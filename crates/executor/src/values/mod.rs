@@ -1,16 +1,19 @@
-//! What a model computes with a request's values, found out at load: whole numbers that an engine cannot hold, sizes that a
-//! client could choose, and NaN that an engine would make a number of.
+//! Analysis of a model's values at load: integers that an engine cannot represent, tensor sizes
+//! that a client could choose, and NaN that an engine would turn into a number.
 //!
-//! Three harms are prevented that no engine reports. An engine that computes INT64 in 32 bits cuts off what is larger, and answers.
-//! One whose `Relu` and `Clip` take NaN for less than any number answers with that number; so requests with NaN in an input that such
-//! an operator may see are refused, unless the model looks for NaN itself. And an operator that makes a tensor as large as a
-//! number in the request says (`ConstantOfShape`, `Range`, …) lets one client allocate until the process ends. So bounds of all
-//! numbers are followed through the graph: from constants, from what requests may hold, and operator by operator. What stems
-//! from shapes alone is left alone, since a request's size bounds it; that keeps ordinary models, which compute with shapes and
-//! look up ids, out of it.
+//! It prevents three errors that no engine reports. An engine that computes INT64 in 32 bits
+//! truncates larger numbers silently. An engine whose `Relu` and `Clip` treat NaN as less than any
+//! number answers with that number; so requests with NaN in an input that reaches such an operator
+//! are refused, unless the model checks for NaN itself. And an operator that creates a tensor whose
+//! size is a number in the request (`ConstantOfShape`, `Range`, …) lets one client allocate until
+//! the process ends. So bounds of all numbers are propagated through the graph: from constants,
+//! from the ranges of requests, and operator by operator. Values that derive from shapes alone are
+//! exempt, since a request's size bounds them; so ordinary models, which compute with shapes and
+//! look up ids, are not affected.
 //!
-//! The analysis is coarse where it does not matter: what an unknown operator gives may be any number of its type, and what a
-//! `Loop` hands from turn to turn is taken to fit unless it stems from the request.
+//! The analysis is coarse where it does not matter: an unknown operator may give any number of its
+//! type, and values that a `Loop` passes between iterations are assumed to fit unless they derive
+//! from the request.
 
 mod numbers;
 mod operators;
@@ -23,59 +26,60 @@ use ripieno_model::{DataType, TensorSpec};
 use ripieno_onnx::OnnxFile;
 use ripieno_onnx::proto::{FunctionProto, GraphProto, NodeProto, elem};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use value::{ANY, Bounds, Item, MOST_ITEMS, NARROW, Origin, Value};
+use value::{ANY, ElementOrigin, ElementValue, MAX_ITEMS, NARROW, NumberBounds, TensorValue};
 
-/// The largest tensor that numbers of a request may ask for, in bytes.
-const MOST_BYTES: f64 = (1u64 << 30) as f64;
+/// Largest tensor that numbers of a request may create, in bytes.
+const MAX_TENSOR_BYTES: f64 = (1u64 << 30) as f64;
 
-/// What the blocks before have left.
+/// Results of the blocks analysed so far.
 #[derive(Default)]
-pub(crate) struct Known {
-    /// In tensors of these names.
-    values: HashMap<String, Value>,
-    /// The inputs of the request that these stem from.
+pub(crate) struct ValueAnalysis {
+    /// Values of tensors, by name.
+    values: HashMap<String, TensorValue>,
+    /// The inputs of the request that each of these derives from.
     sources: HashMap<String, BTreeSet<String>>,
-    /// Inputs whose NaN an operator would make a number of, and that operator.
+    /// Inputs whose NaN an operator would turn into a number, with that operator.
     loses_nan: BTreeMap<String, &'static str>,
-    /// Inputs in which the model looks for NaN.
+    /// Inputs that the model checks for NaN.
     looks_for_nan: BTreeSet<String>,
 }
 
 /// An engine's limits.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Limits {
+pub(crate) struct EngineLimits {
     /// Whether INT64 is computed in 32 bits.
     pub(crate) narrow: bool,
-    /// Operators that give a number for NaN.
+    /// Operators that turn NaN into a number.
     pub(crate) lose_nan: &'static [&'static str],
-    /// The most operators one after the other, where it recurses into them on a thread of its own.
+    /// Largest depth of a graph, if the engine recurses into it on a thread of its own.
     pub(crate) deepest: Option<usize>,
 }
 
-impl Known {
-    pub(crate) fn nothing() -> Known {
-        Known::default()
+impl ValueAnalysis {
+    pub(crate) fn nothing() -> ValueAnalysis {
+        ValueAnalysis::default()
     }
 
-    /// The inputs whose requests must not bring NaN, and which operator would make a number of it.
+    /// Returns the inputs whose requests must not contain NaN, with the operator that would turn it
+    /// into a number.
     pub(crate) fn loses_nan(&self) -> impl Iterator<Item = (&str, &'static str)> {
         let lost = self.loses_nan.iter().filter(|(input, _)| !self.looks_for_nan.contains(*input));
         lost.map(|(input, operator)| (&**input, *operator))
     }
 
-    /// Follows the values of a block, of which the file declares these inputs, and refuses it if it must not be run.
+    /// Analyses a block whose file declares these inputs, and refuses it if it must not be run.
     pub(crate) fn follow(
         &mut self,
         file: &OnnxFile,
         inputs: &[TensorSpec],
         ranges: &[InputRange],
-        limits: Limits,
+        limits: EngineLimits,
     ) -> Result<(), LoadError> {
         let refuse = |cause: String| LoadError(format!("{}: {cause}", file.path().display()));
         check_functions(file.functions()).map_err(refuse)?;
         let graph = file.graph();
-        let mut values: HashMap<&str, Value> = HashMap::new();
-        let before: Vec<(String, Value)> = inputs
+        let mut values: HashMap<&str, TensorValue> = HashMap::new();
+        let before: Vec<(String, TensorValue)> = inputs
             .iter()
             .map(|spec| {
                 let value = self.values.get(&spec.name).cloned().unwrap_or_else(|| of_request(spec, ranges, limits));
@@ -84,7 +88,7 @@ impl Known {
             .collect();
         values.extend(before.iter().map(|(name, value)| (&**name, value.clone())));
         let (loses_nan, looks_for_nan) = Default::default();
-        let mut walk = Walk {
+        let mut walk = GraphWalk {
             values,
             limits,
             sources: HashMap::new(),
@@ -98,7 +102,7 @@ impl Known {
         walk.sources.extend(before.iter().map(|(name, _)| (&**name, sources(name))));
         walk.graph(graph).map_err(refuse)?;
         walk.check_outputs(graph).map_err(refuse)?;
-        let given: Vec<(String, Value)> = graph
+        let given: Vec<(String, TensorValue)> = graph
             .output
             .iter()
             .filter_map(|output| Some((output.name.clone(), walk.values.get(&*output.name)?.clone())))
@@ -114,8 +118,8 @@ impl Known {
     }
 }
 
-/// The elements of an input, as far as its type and owner say.
-fn of_request(spec: &TensorSpec, ranges: &[InputRange], limits: Limits) -> Value {
+/// Returns the value of an input, from its type and declared range.
+fn of_request(spec: &TensorSpec, ranges: &[InputRange], limits: EngineLimits) -> TensorValue {
     let kind = match spec.datatype {
         DataType::Fp32 => elem::FLOAT,
         DataType::Fp64 => elem::DOUBLE,
@@ -127,21 +131,28 @@ fn of_request(spec: &TensorSpec, ranges: &[InputRange], limits: Limits) -> Value
         _ => 0,
     };
     let bounds = match ranges.iter().find(|range| range.tensor == spec.name) {
-        Some(range) => Bounds::new(range.least, range.most),
-        // What is larger is refused when it comes.
+        Some(range) => NumberBounds::new(range.least, range.most),
+        // Larger numbers are refused at admission.
         None if kind == elem::INT64 && limits.narrow => NARROW,
-        None => Bounds::of_type(kind),
+        None => NumberBounds::of_type(kind),
     };
-    let item = Item { origin: Origin::Request, bounds };
+    let item = ElementValue { origin: ElementOrigin::Request, bounds };
     match spec.shape[..] {
-        [] => Value::of_items(kind, vec![item]),
-        [length] if (1..=MOST_ITEMS as i64).contains(&length) => Value::of_items(kind, vec![item; length as usize]),
-        _ => Value::new(kind, Origin::Request, bounds),
+        [] => TensorValue::of_items(kind, vec![item]),
+        [length] if (1..=MAX_ITEMS as i64).contains(&length) => {
+            TensorValue::of_items(kind, vec![item; length as usize])
+        }
+        _ => TensorValue::new(kind, ElementOrigin::Request, bounds),
     }
 }
 
-/// Refuses a request that brings a number beyond what its input is declared to hold, or beyond what the engine can.
-pub(crate) fn check_request(inputs: &[Tensor], ranges: &[InputRange], limits: Limits) -> Result<(), RequestError> {
+/// Refuses a request with a number outside the declared range of its input, or outside the engine's
+/// range.
+pub(crate) fn check_request(
+    inputs: &[Tensor],
+    ranges: &[InputRange],
+    limits: EngineLimits,
+) -> Result<(), RequestError> {
     for tensor in inputs {
         let range = ranges.iter().find(|range| *range.tensor == *tensor.name);
         if let Some(range) = range
@@ -172,7 +183,7 @@ fn whole_numbers(tensor: &Tensor) -> impl Iterator<Item = i64> {
     tensor.data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes))
 }
 
-/// The elements as numbers; nothing of strings.
+/// Returns the elements as numbers; empty for strings.
 fn numbers(tensor: &Tensor) -> Box<dyn Iterator<Item = f64> + '_> {
     macro_rules! read {
         ($number:ty) => {
@@ -200,26 +211,26 @@ fn numbers(tensor: &Tensor) -> Box<dyn Iterator<Item = f64> + '_> {
     }
 }
 
-/// The values of a graph, in the order in which they are computed.
-struct Walk<'a> {
-    values: HashMap<&'a str, Value>,
-    limits: Limits,
-    /// The inputs of the request that a value stems from.
+/// Analysis of one graph, in the order of computation.
+struct GraphWalk<'a> {
+    values: HashMap<&'a str, TensorValue>,
+    limits: EngineLimits,
+    /// The inputs of the request that each value derives from.
     sources: HashMap<&'a str, BTreeSet<String>>,
     loses_nan: BTreeMap<String, &'static str>,
     looks_for_nan: BTreeSet<String>,
-    /// How many operators, one after the other, a value took.
+    /// Depth of each value: length of its longest chain of operators.
     depths: HashMap<&'a str, usize>,
-    /// What is there when a node comes.
+    /// Names that exist before the current node.
     made: HashSet<&'a str>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> GraphWalk<'a> {
     fn graph(&mut self, graph: &'a GraphProto) -> Result<(), String> {
         self.made.extend(graph.input.iter().map(|input| &*input.name));
         for weight in &graph.initializer {
             self.made.insert(&weight.name);
-            let value = Value::constant(weight.data_type, numbers::numbers(weight), weight.dims.len());
+            let value = TensorValue::constant(weight.data_type, numbers::numbers(weight), weight.dims.len());
             self.values.insert(&weight.name, value);
         }
         graph.node.iter().try_for_each(|node| self.node(node))
@@ -228,7 +239,7 @@ impl<'a> Walk<'a> {
     fn node(&mut self, node: &'a NodeProto) -> Result<(), String> {
         self.check_order(node)?;
         self.check_depth(node)?;
-        let taken: Vec<Option<Value>> = node.input.iter().map(|name| self.values.get(&**name).cloned()).collect();
+        let taken: Vec<Option<TensorValue>> = node.input.iter().map(|name| self.values.get(&**name).cloned()).collect();
         self.check_sizes(node, &taken)?;
         self.check_wide(node, &taken)?;
         let given = match &*node.op_type {
@@ -247,9 +258,10 @@ impl<'a> Walk<'a> {
         }
         for (name, mut value) in node.output.iter().zip(given) {
             self.check_arithmetic(node, name, &taken, &value)?;
-            if value.origin == Origin::Shapes && value.kind == elem::INT64 {
-                // As large as a request is, and so within the range.
-                value.bounds = Bounds::new(value.bounds.least.max(NARROW.least), value.bounds.most.min(NARROW.most));
+            if value.origin == ElementOrigin::Shapes && value.kind == elem::INT64 {
+                // Bounded by the size of a request, and so within the range.
+                value.bounds =
+                    NumberBounds::new(value.bounds.least.max(NARROW.least), value.bounds.most.min(NARROW.most));
             }
             self.values.insert(name, value);
             self.sources.insert(name, sources.clone());
@@ -257,15 +269,21 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The graphs within an operator; what they give is what it gives.
-    fn body(&mut self, node: &'a NodeProto, taken: &[Option<Value>]) -> Result<Vec<Value>, String> {
-        let mut given: Vec<Value> = Vec::new();
+    /// Analyses the graphs inside an operator; their outputs are the operator's.
+    fn body(&mut self, node: &'a NodeProto, taken: &[Option<TensorValue>]) -> Result<Vec<TensorValue>, String> {
+        let mut given: Vec<TensorValue> = Vec::new();
         for graph in node.attribute.iter().filter_map(|attribute| attribute.g.as_deref()) {
             for (at, input) in graph.input.iter().enumerate() {
                 let value = match (&*node.op_type, at) {
-                    ("Loop", 0) => Value::new(elem::INT64, Origin::Shapes, Bounds::new(0.0, value::LONGEST)),
-                    ("Loop", 1) => Value::new(elem::BOOL, Origin::Shapes, Bounds::new(0.0, 1.0)),
-                    _ => taken.get(at).cloned().flatten().map_or(Value::new(0, Origin::Request, ANY), handed_on),
+                    ("Loop", 0) => {
+                        TensorValue::new(elem::INT64, ElementOrigin::Shapes, NumberBounds::new(0.0, value::MAX_LENGTH))
+                    }
+                    ("Loop", 1) => TensorValue::new(elem::BOOL, ElementOrigin::Shapes, NumberBounds::new(0.0, 1.0)),
+                    _ => taken
+                        .get(at)
+                        .cloned()
+                        .flatten()
+                        .map_or(TensorValue::new(0, ElementOrigin::Request, ANY), handed_on),
                 };
                 self.values.insert(&input.name, value);
                 let outer = node.input.get(at).and_then(|name| self.sources.get(&**name)).cloned();
@@ -275,10 +293,10 @@ impl<'a> Walk<'a> {
             let skipped = usize::from(node.op_type == "Loop");
             let results = graph.output.iter().skip(skipped).map(|output| self.values.get(&*output.name).cloned());
             for (at, result) in results.enumerate() {
-                let result = result.unwrap_or(Value::new(0, Origin::Request, ANY));
+                let result = result.unwrap_or(TensorValue::new(0, ElementOrigin::Request, ANY));
                 match given.get_mut(at) {
                     Some(before) => {
-                        *before = Value::new(
+                        *before = TensorValue::new(
                             result.kind,
                             before.origin.max(result.origin),
                             before.bounds.union(result.bounds),
@@ -291,7 +309,7 @@ impl<'a> Walk<'a> {
         Ok(given)
     }
 
-    /// Some engines sort nodes that do not stand in the order in which they run; here they would be followed wrongly.
+    /// Refuses nodes out of order: some engines sort them, but the analysis would be wrong.
     fn check_order(&mut self, node: &'a NodeProto) -> Result<(), String> {
         let missing = node.input.iter().find(|name| !name.is_empty() && !self.made.contains(&***name));
         self.made.extend(node.output.iter().map(|name| &**name));
@@ -319,10 +337,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Operators that make a tensor as large as their inputs' numbers say.
-    fn check_sizes(&self, node: &NodeProto, taken: &[Option<Value>]) -> Result<(), String> {
+    /// Checks operators that create a tensor whose size is given by their inputs' numbers.
+    fn check_sizes(&self, node: &NodeProto, taken: &[Option<TensorValue>]) -> Result<(), String> {
         let Some((asked, at)) = operators::largest(node, taken) else { return Ok(()) };
-        if asked * 8.0 <= MOST_BYTES {
+        if asked * 8.0 <= MAX_TENSOR_BYTES {
             return Ok(());
         }
         let inputs: Vec<String> =
@@ -337,16 +355,17 @@ impl<'a> Walk<'a> {
              model.toml",
             label(node),
             inputs.join(", "),
-            MOST_BYTES as u64 >> 20
+            MAX_TENSOR_BYTES as u64 >> 20
         ))
     }
 
-    /// Whole numbers of the file or of a cast that the engine has cut to 32 bits, where that matters.
-    fn check_wide(&self, node: &NodeProto, taken: &[Option<Value>]) -> Result<(), String> {
+    /// Checks whole numbers of the file or of a cast that the engine truncates to 32 bits, where
+    /// that matters.
+    fn check_wide(&self, node: &NodeProto, taken: &[Option<TensorValue>]) -> Result<(), String> {
         if !self.limits.narrow || operators::hands_on(&node.op_type) {
             return Ok(());
         }
-        let wide = |value: &Value| value.kind == elem::INT64 && !value.bounds.within(NARROW);
+        let wide = |value: &TensorValue| value.kind == elem::INT64 && !value.bounds.within(NARROW);
         let harmed = taken
             .iter()
             .enumerate()
@@ -361,19 +380,19 @@ impl<'a> Walk<'a> {
         &self,
         node: &NodeProto,
         output: &str,
-        taken: &[Option<Value>],
-        value: &Value,
+        taken: &[Option<TensorValue>],
+        value: &TensorValue,
     ) -> Result<(), String> {
         let computes = self.limits.narrow && operators::computes(&node.op_type) && value.kind == elem::INT64;
         let whole = || taken.iter().flatten().any(|value| value.kind == elem::INT64);
-        match computes && value.origin != Origin::Shapes && whole() && !value.bounds.within(NARROW) {
+        match computes && value.origin != ElementOrigin::Shapes && whole() && !value.bounds.within(NARROW) {
             true => Err(too_wide(node, output)),
             false => Ok(()),
         }
     }
 
     fn check_outputs(&self, graph: &GraphProto) -> Result<(), String> {
-        let wide = |value: &Value| value.kind == elem::INT64 && !value.bounds.within(NARROW);
+        let wide = |value: &TensorValue| value.kind == elem::INT64 && !value.bounds.within(NARROW);
         let output = graph.output.iter().find(|output| self.values.get(&*output.name).is_some_and(wide));
         match output.filter(|_| self.limits.narrow) {
             Some(output) => Err(format!(
@@ -386,7 +405,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Functions are not followed, so nothing in them may make a tensor as large as it is told.
+/// Refuses functions with operators that create a tensor of a given size, since functions are not
+/// analysed.
 fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
     fn find(nodes: &[NodeProto]) -> Option<&NodeProto> {
         nodes.iter().find_map(|node| {
@@ -397,7 +417,7 @@ fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
     }
     match functions.iter().find_map(|function| Some((function, find(&function.node)?))) {
         Some((function, node)) => Err(format!(
-            "{} in function '{}' makes a tensor as large as it is told, and what it is told within a function is not known: inline the \
+            "{} in function '{}' makes a tensor of a given size, which is not known within a function: inline the \
              functions (onnx.inliner.inline_local_functions)",
             label(node),
             function.name
@@ -406,10 +426,11 @@ fn check_functions(functions: &[FunctionProto]) -> Result<(), String> {
     }
 }
 
-/// What a body gets turn by turn is like what it gets at first, but for its elements.
-fn handed_on(value: Value) -> Value {
-    let bounds = if value.kind == elem::INT64 { NARROW } else { Bounds::of_type(value.kind) };
-    Value::new(value.kind, value.origin.max(Origin::Shapes), bounds)
+/// Returns the value of a body's input in later iterations: like the first, except for its
+/// elements.
+fn handed_on(value: TensorValue) -> TensorValue {
+    let bounds = if value.kind == elem::INT64 { NARROW } else { NumberBounds::of_type(value.kind) };
+    TensorValue::new(value.kind, value.origin.max(ElementOrigin::Shapes), bounds)
 }
 
 fn too_wide(node: &NodeProto, tensor: &str) -> String {

@@ -1,4 +1,5 @@
-//! Graphs of a few operators: what is refused, with which words, and what must pass.
+//! Graphs of a few operators: those that are refused, with their messages, and those that must
+//! pass.
 
 use super::*;
 use prost::Message;
@@ -37,7 +38,7 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
     TensorSpec { name: name.to_owned(), datatype, shape: shape.to_vec() }
 }
 
-/// Follows a graph from `n`, INT64 [1], and `x`, FP32 [batch, 4], to `y`.
+/// Analyses a graph from `n`, INT64 [1], and `x`, FP32 [batch, 4], to `y`.
 fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
     let output = vec![named("y")];
     let graph = GraphProto {
@@ -53,8 +54,8 @@ fn follow(nodes: Vec<NodeProto>, weights: Vec<TensorProto>, ranges: &[InputRange
 fn follow_model(model: &ModelProto, ranges: &[InputRange], narrow: bool) -> Result<(), String> {
     let file = OnnxFile::parse(model.encode_to_vec(), Path::new("m.onnx")).unwrap();
     let inputs = [spec("n", DataType::Int64, &[1]), spec("x", DataType::Fp32, &[-1, 4])];
-    let limits = Limits { narrow, ..Limits::default() };
-    Known::nothing().follow(&file, &inputs, ranges, limits).map_err(|error| error.to_string())
+    let limits = EngineLimits { narrow, ..EngineLimits::default() };
+    ValueAnalysis::nothing().follow(&file, &inputs, ranges, limits).map_err(|error| error.to_string())
 }
 
 fn range(most: f64) -> [InputRange; 1] {
@@ -163,7 +164,8 @@ fn requests_are_held_to_what_is_declared_and_to_32_bits() {
         data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into(),
     };
     let check = |numbers: &[i64], ranges: &[InputRange], narrow| {
-        check_request(&[tensor(numbers)], ranges, Limits { narrow, ..Limits::default() }).map_err(|error| error.0)
+        check_request(&[tensor(numbers)], ranges, EngineLimits { narrow, ..EngineLimits::default() })
+            .map_err(|error| error.0)
     };
     assert_eq!(check(&[0, i64::from(i32::MIN)], &[], true), Ok(()));
     assert!(check(&[1, 1 << 40], &[], true).unwrap_err().contains("input 'n' holds 1099511627776, which does not fit"));
@@ -176,19 +178,19 @@ fn requests_are_held_to_what_is_declared_and_to_32_bits() {
         data: f32::NAN.to_le_bytes().to_vec().into(),
         ..tensor(&[])
     };
-    assert!(check_request(&[nan], &range(64.0), Limits::default()).is_err());
+    assert!(check_request(&[nan], &range(64.0), EngineLimits::default()).is_err());
 }
 
 #[test]
 fn inputs_whose_nan_would_become_a_number_are_known() {
     let lost = |blocks: Vec<(Vec<NodeProto>, &str)>| {
-        let mut known = Known::nothing();
+        let mut known = ValueAnalysis::nothing();
         let mut inputs = vec![spec("x", DataType::Fp32, &[-1, 4]), spec("z", DataType::Fp32, &[-1, 4])];
         for (nodes, output) in blocks {
             let graph = GraphProto { node: nodes, output: vec![named(output)], ..GraphProto::default() };
             let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
             let file = OnnxFile::parse(model.encode_to_vec(), Path::new("m.onnx")).unwrap();
-            let limits = Limits { lose_nan: &["Relu", "Clip"], ..Limits::default() };
+            let limits = EngineLimits { lose_nan: &["Relu", "Clip"], ..EngineLimits::default() };
             known.follow(&file, &inputs, &[], limits).unwrap();
             inputs.push(spec(output, DataType::Fp32, &[-1, 4]));
         }
@@ -197,14 +199,14 @@ fn inputs_whose_nan_would_become_a_number_are_known() {
     assert_eq!(lost(vec![(vec![node("Exp", &["x"], "h"), node("Relu", &["h"], "y")], "y")]), ["Relu x"]);
     assert_eq!(lost(vec![(vec![node("Relu", &["x"], "h"), node("Add", &["h", "z"], "y")], "y")]), ["Relu x"]);
     assert_eq!(lost(vec![(vec![node("Max", &["x", "z"], "y")], "y")]), [""; 0]);
-    // Through blocks and bodies.
+    // Across blocks and bodies.
     let chain = vec![(vec![node("Add", &["x", "z"], "h")], "h"), (vec![node("Clip", &["h"], "y")], "y")];
     assert_eq!(lost(chain), ["Clip x", "Clip z"]);
     let body = GraphProto { node: vec![node("Neg", &["x"], "b")], output: vec![named("b")], ..GraphProto::default() };
     let attribute = vec![AttributeProto { name: "then_branch".to_owned(), g: Some(body.into()), ..Default::default() }];
     let branch = NodeProto { attribute, ..node("If", &["z"], "h") };
     assert_eq!(lost(vec![(vec![branch, node("Relu", &["h"], "y")], "y")]), ["Relu x", "Relu z"]);
-    // Who fills gaps wants to see them.
+    // A model that replaces missing values expects NaN.
     let filled = vec![node("IsNaN", &["x"], "gap"), node("Where", &["gap", "z", "x"], "h"), node("Relu", &["h"], "y")];
     assert_eq!(lost(vec![(filled, "y")]), ["Relu z"]);
 }

@@ -1,4 +1,5 @@
-//! The executor contract, over every engine: whatever a scheduler relies on must hold for all of them alike.
+//! The executor contract on every engine: all that a scheduler relies on must hold for each of
+//! them.
 
 use crate::common::*;
 use ripieno_base::{LaneId, ModelId, Nanos, TaskId};
@@ -74,7 +75,7 @@ fn requests_of_several_rows_keep_their_rows(fixture: &Fixture) {
 fn a_chain_answers_as_the_whole(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.chain);
     let rows: Vec<Vec<f32>> = (0..3).map(|seed| numbers(4, seed)).collect();
-    let members: Vec<Member> = rows.iter().enumerate().map(|(slot, row)| request(slot as u32, row)).collect();
+    let members: Vec<TaskMember> = rows.iter().enumerate().map(|(slot, row)| request(slot as u32, row)).collect();
     let first = stand.run(0, members.clone()).unwrap();
     assert!(first.iter().all(|progress| !progress.ended && progress.outputs.is_empty()));
     let second = stand.run(1, members.iter().map(later).collect()).unwrap();
@@ -86,7 +87,7 @@ fn a_chain_answers_as_the_whole(fixture: &Fixture) {
 
 fn nothing_is_copied_while_the_members_stay(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.chain);
-    let members: Vec<Member> = (0..3).map(|slot| request(slot, &numbers(4, slot as usize))).collect();
+    let members: Vec<TaskMember> = (0..3).map(|slot| request(slot, &numbers(4, slot as usize))).collect();
     stand.run(0, members.clone()).unwrap();
     assert_eq!(stand.device.rows_gathered(), 3);
     stand.run(1, members.iter().map(later).collect()).unwrap();
@@ -96,11 +97,12 @@ fn nothing_is_copied_while_the_members_stay(fixture: &Fixture) {
 fn members_may_leave_and_join_between_blocks(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.chain);
     let row = |slot: u32| numbers(4, slot as usize);
-    let members: Vec<Member> = (0..4).map(|slot| request(slot, &row(slot))).collect();
+    let members: Vec<TaskMember> = (0..4).map(|slot| request(slot, &row(slot))).collect();
     stand.run(0, members.clone()).unwrap();
     stand.run(0, vec![request(7, &row(7))]).unwrap();
     let gathered = stand.device.rows_gathered();
-    // Two of the four go on in another order, with one that came later; then the others, who are not neighbours.
+    // Two of the four continue in another order, with one that came later; then the others, which
+    // are not neighbours.
     for slots in [&[2u32, 7, 0][..], &[1, 3]] {
         let batch = slots.iter().map(|&slot| later(&request(slot, &row(slot)))).collect();
         for (&slot, progress) in slots.iter().zip(stand.run(1, batch).unwrap()) {
@@ -126,7 +128,7 @@ fn tasks_run_in_the_order_of_submission(fixture: &Fixture) {
     }
 }
 
-/// The receiver of results holds the device up, so that what it holds is known without a clock.
+/// The receiver of results blocks the device, so that its tasks are known without a clock.
 fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
     let model = fixture.engine.load(&fixture.whole).unwrap();
     let (entered_sender, entered) = channel();
@@ -134,7 +136,7 @@ fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
     let leaving = std::sync::Mutex::new(leaving);
     let sink: Sink = Arc::new(move |result: TaskResult| {
         entered_sender.send(result.id).unwrap();
-        // Once the test is over, nobody says so, and nothing is held up any more.
+        // After the end of the test, no message comes, and the receiver no longer blocks.
         let _ = leaving.lock().unwrap().recv_timeout(PATIENCE);
     });
     let device = fixture.engine.open(fixture.lanes, sink).unwrap();
@@ -142,7 +144,7 @@ fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
     let one = |id: u32| task(id, 0, vec![request(0, &numbers(4, 1))]);
     device.submit(one(0)).unwrap();
     assert_eq!(entered.recv_timeout(PATIENCE), Ok(TaskId(0)));
-    // Task 0 is over, its result is being received: the whole depth is free again.
+    // Task 0 has ended and its result is being received: the whole depth is free again.
     for id in 1..=device.depth() as u32 {
         device.submit(one(id)).unwrap();
     }
@@ -154,8 +156,8 @@ fn the_depth_is_respected_and_handed_back(fixture: &Fixture) {
     drop(leave);
 }
 
-/// A turn of the scheduler may be taken by the thread that brought the result: it gives the device its next task, and takes
-/// off more models than a lane has room for attachments.
+/// The thread that delivers a result may take a turn of the scheduler: it submits the device's next
+/// task, and detaches more models than a lane has room for attachments.
 fn the_receiver_may_act_on_the_device(fixture: &Fixture) {
     let model = fixture.engine.load(&fixture.whole).unwrap();
     let own: Arc<OnceLock<Weak<dyn Device>>> = Arc::default();
@@ -183,9 +185,9 @@ fn the_receiver_may_act_on_the_device(fixture: &Fixture) {
 fn a_device_without_tasks_has_time_for_other_work(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.whole);
     let (sender, worked_on) = channel();
-    let work: Work = Arc::new(move || sender.send(std::thread::current().id()).unwrap());
+    let work: IdleWork = Arc::new(move || sender.send(std::thread::current().id()).unwrap());
     let until = Instant::now() + PATIENCE;
-    // It may be at the attachment of its model still.
+    // The lane may still be attaching its model.
     while !stand.device.run_idle(&work) {
         assert!(Instant::now() < until, "a device that does nothing has no time");
         std::thread::yield_now();
@@ -217,7 +219,7 @@ fn each_accepted_task_ends_once_even_on_drop(fixture: &Fixture) {
     assert_eq!(results.iter().map(|result| result.id).collect::<Vec<_>>(), accepted);
 }
 
-/// As above, the receiver of results holds the device up.
+/// The receiver of results blocks the device, as above.
 fn a_cancelled_task_that_waits_is_never_begun(fixture: &Fixture) {
     let model = fixture.engine.load(&fixture.whole).unwrap();
     let (ended_sender, ended) = channel();
@@ -238,7 +240,7 @@ fn a_cancelled_task_that_waits_is_never_begun(fixture: &Fixture) {
     for id in [1, 2] {
         device.submit(task(id, 0, vec![request(id, &numbers(4, 1))])).unwrap();
     }
-    // Task 0 is over and task 7 was never there: neither matters.
+    // Task 0 has ended and task 7 never existed: both requests are ignored.
     for id in [1, 0, 7] {
         device.cancel(TaskId(id));
     }
@@ -278,8 +280,8 @@ fn different_widths_in_one_task_are_run_apart(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.any_width);
     let widths = [5, 7, 5, 4, 7];
     let member = |(slot, &width): (u32, &usize)| wide_request(slot, &numbers(width, slot as usize), width);
-    let members: Vec<Member> = (0..).zip(&widths).map(member).collect();
-    let alone = |member: &Member| stand.run(0, vec![member.clone()]).unwrap().remove(0).outputs.remove(0);
+    let members: Vec<TaskMember> = (0..).zip(&widths).map(member).collect();
+    let alone = |member: &TaskMember| stand.run(0, vec![member.clone()]).unwrap().remove(0).outputs.remove(0);
     let alone: Vec<Tensor> = members.iter().map(alone).collect();
     let together = stand.run(0, members).unwrap();
     for ((progress, alone), &width) in together.iter().zip(&alone).zip(&widths) {
@@ -290,7 +292,7 @@ fn different_widths_in_one_task_are_run_apart(fixture: &Fixture) {
 
 fn a_wrong_request_fails_alone(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.whole);
-    let mut members: Vec<Member> = (0..5).map(|slot| request(slot, &numbers(4, slot as usize))).collect();
+    let mut members: Vec<TaskMember> = (0..5).map(|slot| request(slot, &numbers(4, slot as usize))).collect();
     members[2].entry = None;
     for (slot, progress) in stand.run(0, members).unwrap().into_iter().enumerate() {
         match slot {
@@ -303,15 +305,15 @@ fn a_wrong_request_fails_alone(fixture: &Fixture) {
 fn a_wrong_request_fails_and_says_why(fixture: &Fixture) {
     let stand = fixture.stand(&fixture.whole);
     let good = request(0, &numbers(4, 1));
-    let with = |tensor: Tensor| Member { entry: entry(tensor), ..good.clone() };
+    let with = |tensor: Tensor| TaskMember { entry: entry(tensor), ..good.clone() };
     let tensor = good.entry.as_ref().unwrap().inputs()[0].clone();
     let cases = [
-        (Member { entry: None, ..good.clone() }, "does not bring it"),
+        (TaskMember { entry: None, ..good.clone() }, "does not bring it"),
         (with(Tensor { name: "z".into(), ..tensor.clone() }), "does not bring it"),
         (with(Tensor { datatype: ripieno_model::DataType::Int32, ..tensor.clone() }), "it is INT32, not FP32"),
         (with(Tensor { shape: vec![1, 5], ..tensor.clone() }), "it holds 16 bytes"),
-        (Member { rows: 2, ..good.clone() }, "it has 1 rows, the request 2"),
-        (Member { rows: 0, ..good.clone() }, "without rows"),
+        (TaskMember { rows: 2, ..good.clone() }, "it has 1 rows, the request 2"),
+        (TaskMember { rows: 0, ..good.clone() }, "without rows"),
     ];
     for (member, words) in cases {
         let error = stand.run(0, vec![member]).unwrap_err();
@@ -348,7 +350,8 @@ fn latencies_can_be_measured(fixture: &Fixture) {
     assert!([1, 2, 4, 6].starts_with(&sizes) && !sizes.is_empty(), "{sizes:?}");
 }
 
-/// The receiver of the first lane's result waits for the second lane's: it would wait for ever if lanes held each other up.
+/// The receiver of the first lane's result waits for the second lane's: it would deadlock if lanes
+/// blocked each other.
 #[test]
 fn lanes_run_beside_each_other_and_each_holds_its_depth() {
     for fixture in [cpu_of_two_lanes(), onnxruntime_of_two_lanes(), emulated_of_two_lanes()] {
@@ -377,7 +380,7 @@ fn lanes_run_beside_each_other_and_each_holds_its_depth() {
     }
 }
 
-/// Walks in turn on both lanes at once, in batches that change from block to block.
+/// Walks use both lanes in turn and concurrently, in batches that change from block to block.
 #[test]
 fn walks_go_from_lane_to_lane_while_others_run() {
     for fixture in [cpu_of_two_lanes(), onnxruntime_of_two_lanes(), emulated_of_two_lanes()] {
@@ -412,7 +415,8 @@ fn walks_go_from_lane_to_lane_while_others_run() {
     }
 }
 
-/// One thread runs one batch at a time, however many lanes it has; the others wait and can be cancelled.
+/// A device of one thread runs one batch at a time, regardless of its lanes; the others wait and
+/// can be cancelled.
 #[test]
 fn a_device_of_one_thread_takes_its_lanes_in_turn() {
     let fixture = Fixture { lanes: 2, ..cpu() };

@@ -1,11 +1,11 @@
-//! Graphs that are deeper than any exporter makes them: served or refused, never the end of the process.
+//! Graphs deeper than any exporter creates: they are served or refused, and never end the process.
 
 use crate::common::*;
 use prost::Message;
 use ripieno_executor::*;
 use std::path::PathBuf;
 
-// The messages of onnx.proto that such a graph needs, under their published field numbers.
+// The required messages of onnx.proto, under their published field numbers.
 
 #[derive(Clone, PartialEq, Message)]
 struct ModelProto {
@@ -54,7 +54,8 @@ struct InfoProto {
     r#type: Vec<u8>,
 }
 
-/// FP32 [batch, 4]: tensor_type { elem_type: 1, shape { dim { dim_param: "b" }, dim { dim_value: 4 } } }.
+/// FP32 [batch, 4]: tensor_type { elem_type: 1, shape { dim { dim_param: "b" },
+/// dim { dim_value: 4 } } }.
 const TYPE: [u8; 15] = [0x0a, 13, 0x08, 1, 0x12, 9, 0x0a, 3, 0x12, 1, b'b', 0x0a, 2, 0x08, 4];
 
 fn relus(count: usize) -> Vec<u8> {
@@ -84,7 +85,7 @@ impl Drop for File {
 
 #[test]
 fn thousands_of_operators_in_a_row_are_run_or_refused() {
-    // As the server loads them.
+    // With the stack that the server loads them on.
     let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(|| {
         run(&*cpu().engine, 2000).unwrap();
         run(&onnxruntime_engine(), 6000).unwrap();
@@ -95,7 +96,7 @@ fn thousands_of_operators_in_a_row_are_run_or_refused() {
     thread.unwrap().join().unwrap();
 }
 
-fn run(engine: &dyn Engine, operators: usize) -> Result<(), LoadError> {
+fn run(engine: &dyn Executor, operators: usize) -> Result<(), LoadError> {
     let file = File(std::env::temp_dir().join(format!("ripieno-deep-{}-{operators}.onnx", std::process::id())));
     std::fs::write(&file.0, relus(operators)).unwrap();
     let block = BlockSource { path: Some(file.0.clone()), ..BlockSource::new("deep") };

@@ -1,4 +1,4 @@
-//! What only some engines do: datatypes, load errors, and the emulated time.
+//! Properties of single engines: datatypes, load errors, and emulated time.
 
 use crate::common::*;
 use bytes::Bytes;
@@ -12,7 +12,7 @@ fn strings(elements: &[&[u8]]) -> Bytes {
     parts.collect::<Vec<u8>>().into()
 }
 
-/// Six elements that a mistaken conversion would change.
+/// Returns six elements that a wrong conversion would change.
 fn sample(datatype: DataType) -> Bytes {
     match datatype {
         DataType::Bool => Bytes::from_static(&[1, 0, 0, 1, 1, 0]),
@@ -23,7 +23,7 @@ fn sample(datatype: DataType) -> Bytes {
     }
 }
 
-fn check_identity(engine: &dyn Engine, datatype: DataType) {
+fn check_identity(engine: &dyn Executor, datatype: DataType) {
     let stand = Stand::new(engine, &files(&[&format!("identity_{}", datatype.name().to_lowercase())]));
     assert_eq!(stand.model.inputs()[0].datatype, datatype);
     let tensor = Tensor { name: "x".into(), datatype, shape: vec![2, 3], data: sample(datatype) };
@@ -66,7 +66,7 @@ fn strings_from_several_requests_share_a_batch() {
         let rows = texts.len() / 3;
         let shape = vec![rows as i64, 3];
         let tensor = Tensor { name: "x".into(), datatype: DataType::Bytes, shape, data: strings(texts) };
-        Member { rows, entry: entry(tensor), ..request(slot as u32, &[]) }
+        TaskMember { rows, entry: entry(tensor), ..request(slot as u32, &[]) }
     };
     let answers = stand.run(0, texts.iter().enumerate().map(member).collect()).unwrap();
     for (texts, answer) in texts.iter().zip(answers) {
@@ -107,7 +107,7 @@ fn ids_address_rows_and_a_wrong_one_fails_alone() {
     }
 }
 
-fn load_error(engine: &dyn Engine, source: &ModelSource) -> String {
+fn load_error(engine: &dyn Executor, source: &ModelSource) -> String {
     engine.load(source).err().expect("it must not load").to_string()
 }
 
@@ -179,7 +179,7 @@ fn a_scaled_product_keeps_its_factors() {
     assert_close(&cpu, &onnxruntime);
 }
 
-/// Such an output may lie in the very buffer that the next batch is gathered into.
+/// The output may be in the very buffer that the next batch is gathered into.
 #[test]
 fn an_output_that_is_an_input_outlives_its_batch() {
     for engine in [cpu().engine, onnxruntime().engine] {
@@ -251,8 +251,8 @@ fn emulated_outputs_without_a_like_input_are_zeros() {
     assert_eq!((&outputs[2].shape[..], &outputs[2].data[..]), (&[2, 1, 3][..], &[0; 12][..]));
 }
 
-/// Late wake-ups of single batches do not add up: the last of many ends on time or, on a busy machine, later; never
-/// before.
+/// Late wake-ups of single batches do not accumulate: the last of many ends on time or, on a busy
+/// machine, later; never before.
 #[test]
 fn emulated_batches_take_at_least_their_time() {
     let fixture = emulated();
@@ -272,9 +272,9 @@ fn emulated_batches_take_at_least_their_time() {
     assert!(begun.elapsed() >= std::time::Duration::from_millis(10 * 3));
 }
 
-/// A batch of ten minutes, stopped, holds nobody up.
+/// A batch of ten minutes, stopped, delays no other task.
 #[test]
-fn an_emulated_batch_that_runs_is_stopped_at_once() {
+fn a_running_emulated_batch_is_stopped_immediately() {
     let fixture = emulated();
     let mut source = fixture.whole.clone();
     source.blocks[0].profile = Some(Profile::from_table(&[Nanos::from_millis(600_000); MAX_BATCH]).unwrap());

@@ -1,4 +1,4 @@
-//! Engines in processes of their own: what kills one fails what ran in it, and nothing else.
+//! Engines in processes of their own: a crash fails the running batch, and nothing else.
 
 use crate::common::*;
 use ripieno_base::{ModelId, RequestSlot};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// An argument that nobody else gives to this program: a filter that leaves out nothing.
+/// An argument unique to these processes: a test filter that skips nothing.
 const STARTED_BY_A_KEEPER: &str = "--skip=started-by-a-keeper";
 
-/// Not a test, but what [`isolation`] starts.
+/// The program that [`isolation`] starts; not a test.
 #[test]
 fn engine_process() {
     if std::env::args().any(|arg| arg == STARTED_BY_A_KEEPER) {
@@ -27,17 +27,17 @@ fn isolation() -> Isolation {
     Isolation { program, args, memory_limit: None, task_limit: Isolation::TASK_LIMIT }
 }
 
-/// An engine all of whose models run in processes.
-pub(crate) struct Isolating(pub(crate) Box<dyn Engine>);
+/// An engine whose models all run in processes.
+pub(crate) struct Isolating(pub(crate) Box<dyn Executor>);
 
-impl Engine for Isolating {
+impl Executor for Isolating {
     fn name(&self) -> &'static str {
         self.0.name()
     }
     fn device_key(&self) -> String {
         self.0.device_key()
     }
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         self.0.load(&ModelSource { isolation: Some(isolation()), ..source.clone() })
     }
     fn open(&self, lanes: usize, sink: Sink) -> Result<Box<dyn Device>, LoadError> {
@@ -45,8 +45,9 @@ impl Engine for Isolating {
     }
 }
 
-/// An engine, a model, and what kills a process that runs it: a size that it cannot have, a division that it does not survive.
-fn killers() -> [(Box<dyn Engine>, ModelSource, i64, &'static str); 2] {
+/// Engines and models with an input that kills their process: an impossible allocation, a fatal
+/// division.
+fn killers() -> [(Box<dyn Executor>, ModelSource, i64, &'static str); 2] {
     let range = InputRange { tensor: "n".to_owned(), least: 1.0, most: 11_000.0 };
     let isolated = || Some(Isolation { memory_limit: Some(1 << 29), ..isolation() });
     let scratch = ModelSource { ranges: vec![range], isolation: isolated(), ..files(&["scratch"]) };
@@ -54,10 +55,10 @@ fn killers() -> [(Box<dyn Engine>, ModelSource, i64, &'static str); 2] {
     [(cpu().engine, scratch, 11_000, "signal: 6"), (onnxruntime().engine, quotient, -1, "signal: 8")]
 }
 
-fn number(slot: u32, n: i64) -> Member {
+fn number(slot: u32, n: i64) -> TaskMember {
     let data = n.to_le_bytes().to_vec();
     let tensor = Tensor { name: "n".into(), datatype: DataType::Int64, shape: vec![1, 1], data: data.into() };
-    Member::new(RequestSlot(slot), 1, entry(tensor))
+    TaskMember::new(RequestSlot(slot), 1, entry(tensor))
 }
 
 fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
@@ -71,7 +72,7 @@ fn until<T>(mut act: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A process that says that it has loaded its model, and then does as the shell says.
+/// A process that reports that it has loaded its model, and then follows a shell script.
 fn shell(script: &str) -> ModelSource {
     let args = vec!["-c".to_owned(), format!("printf '\\0\\0\\0\\0' >&0; {script}")];
     let task_limit = Duration::from_millis(300);
@@ -79,12 +80,12 @@ fn shell(script: &str) -> ModelSource {
     ModelSource { isolation: Some(isolation), ..files(&["mlp"]) }
 }
 
-/// How a task of one member failed.
+/// Returns the failure of a task of one member.
 fn failure(result: TaskResult) -> (String, Option<Loss>) {
     (result.outcome.unwrap_err().to_string(), result.lost)
 }
 
-fn ask(stand: &Stand, model: u16, members: Vec<Member>) -> TaskResult {
+fn ask(stand: &Stand, model: u16, members: Vec<TaskMember>) -> TaskResult {
     stand.device.submit(Task { model: ModelId(model), ..task(0, 0, members) }).unwrap();
     stand.result()
 }
@@ -100,7 +101,7 @@ fn a_model_that_takes_its_process_down_is_back_soon() {
             let (cause, lost) = failure(ask(&stand, 0, vec![number(0, killer)]));
             assert!(lost.unwrap().inside && cause.contains("the process of the model's engine ended"), "{cause}");
             assert!(cause.contains(how), "{cause}");
-            // The neighbour knows nothing of it.
+            // The neighbour is not affected.
             let row = numbers(4, 7);
             let beside = ask(&stand, 1, vec![request(1, &row)]);
             assert_close(&floats(&beside.outcome.unwrap()[0].outputs[0]), &mlp(&row));
@@ -110,16 +111,16 @@ fn a_model_that_takes_its_process_down_is_back_soon() {
 }
 
 #[test]
-fn whoever_shares_the_batch_is_lost_with_it_and_nobody_is_run_again() {
+fn all_members_are_lost_with_the_batch_and_none_is_run_again() {
     for (engine, source, killer, how) in killers() {
         let stand = Stand::new(&*engine, &source);
         assert!(stand.model.batched());
         let members = (0..4).map(|slot| number(slot, if slot == 2 { killer } else { 7 })).collect();
         let result = ask(&stand, 0, members);
-        assert!(result.again.is_none());
+        assert!(result.rerun.is_none());
         let (cause, lost) = failure(result);
         assert!(lost.unwrap().inside && cause.contains(how), "{cause}");
-        // What comes before the process is back is not suspected of anything.
+        // A request that arrives before the process is back is not suspected.
         let next = ask(&stand, 0, vec![number(0, 3)]);
         if next.outcome.is_err() {
             let (cause, lost) = failure(next);
@@ -143,7 +144,7 @@ fn a_process_that_says_nothing_or_nonsense_is_killed() {
         let engine = cpu().engine;
         let model = match engine.load(&shell(script)) {
             Ok(model) => model,
-            // Whoever hangs up may do so before it has been told what to load.
+            // The process may close the connection before it receives the model.
             Err(cause) => {
                 assert!(
                     !script.contains("&0") && cause.to_string().contains("ended while it loaded"),
@@ -154,7 +155,7 @@ fn a_process_that_says_nothing_or_nonsense_is_killed() {
         };
         let stand = Stand::of_model(&*engine, model, 1);
         let (cause, lost) = failure(ask(&stand, 0, vec![request(0, &numbers(4, 1))]));
-        // One that ends by itself may have done so before the batch came.
+        // A process that ends by itself may have done so before the batch arrived.
         assert!(cause.contains(expected) && lost.is_some(), "{script}: {cause}");
     }
 }
@@ -162,7 +163,7 @@ fn a_process_that_says_nothing_or_nonsense_is_killed() {
 #[test]
 fn lanes_share_the_processes_that_are_left() {
     let folder = Folder::new();
-    // The first process serves, the second one never answers, and all others end at once.
+    // The first process serves, the second one never answers, and all others end immediately.
     let program = std::env::current_exe().unwrap();
     let serve = format!("exec '{}' {}", program.display(), isolation().args.join(" "));
     let script = format!(
@@ -174,7 +175,7 @@ fn lanes_share_the_processes_that_are_left() {
     let isolation = Isolation { program: "/bin/sh".into(), args, task_limit: Duration::from_secs(2), ..isolation() };
     let source = ModelSource { isolation: Some(isolation), ..files(&["mlp"]) };
     let stand = Stand::of_lanes(&*cpu().engine, &source, 2);
-    // Once the second one is found out, both lanes use the one that is left.
+    // Once the second one is detected, both lanes use the one that is left.
     let row = numbers(4, 1);
     let answers: Vec<_> = (0..8).map(|_| stand.run(0, vec![request(0, &row)])).collect();
     let bad = answers.iter().filter(|answer| answer.is_err()).count();
@@ -190,7 +191,7 @@ fn an_error_of_the_engine_is_no_outage() {
     let data = 1_000_000_i64.to_le_bytes().to_vec();
     let tensor =
         Tensor { name: spec.name.as_str().into(), datatype: DataType::Int64, shape: vec![1, 1], data: data.into() };
-    stand.device.submit(task(0, 0, vec![Member::new(RequestSlot(0), 1, entry(tensor))])).unwrap();
+    stand.device.submit(task(0, 0, vec![TaskMember::new(RequestSlot(0), 1, entry(tensor))])).unwrap();
     let result = stand.result();
     assert!(result.outcome.is_err() && result.lost.is_none(), "{result:?}");
 }
@@ -212,7 +213,7 @@ fn what_cannot_be_loaded_or_started_says_so() {
     assert!(refused(isolation(), "unknown_operator").contains("rten cannot load it"));
 }
 
-/// A folder of its own, for as long as it is held.
+/// A temporary folder, deleted when dropped.
 struct Folder(PathBuf);
 
 impl Folder {

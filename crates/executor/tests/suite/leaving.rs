@@ -1,4 +1,4 @@
-//! Members that leave a batch on the way, by rules and by a condition of the embedder's own.
+//! Members that leave a batch early, by rules and by the embedder's condition.
 
 use crate::common::*;
 use ripieno_base::{BlockId, RequestSlot};
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 const BLOCKS: &[&str] = &["way_first", "way_second", "way_third"];
 
-fn rule(tensor: &str, comparison: Comparison, number: f64) -> Rule {
-    Rule { tensor: tensor.to_owned(), comparison, number }
+fn rule(tensor: &str, comparison: ComparisonOperator, number: f64) -> TensorRule {
+    TensorRule { tensor: tensor.to_owned(), comparison, number }
 }
 
-/// Rows whose first number is above 1 end after the first block, those below -1 skip the second.
+/// Rows whose first number is above 1 end after the first block; those below -1 skip the second.
 fn ways() -> ModelSource {
     let mut source = files(BLOCKS);
-    source.blocks[0].exit = Some(rule("confidence", Comparison::Above, 1.0));
-    source.blocks[0].skip = Some((rule("confidence", Comparison::AtMost, -1.0), BlockId(2)));
+    source.blocks[0].exit = Some(rule("confidence", ComparisonOperator::Above, 1.0));
+    source.blocks[0].skip = Some((rule("confidence", ComparisonOperator::AtMost, -1.0), BlockId(2)));
     source.blocks[0].exit_outputs = vec![("y".to_owned(), "early".to_owned())];
     source
 }
@@ -25,7 +25,7 @@ fn weight(at: usize, factor: usize) -> f32 {
     ((at * factor % 17) as f32 - 8.0) / 8.0
 }
 
-/// The answer to a row by the way that its first number takes it.
+/// Returns the expected answer to a row, by the path that its first number selects.
 fn expected(x: &[f32], ignores_conditions: bool) -> Vec<f32> {
     let layer = |x: &[f32], columns: usize, w: usize, b: usize| -> Vec<f32> {
         let sum = |j: usize| x.iter().enumerate().map(|(i, x)| x * weight(i * columns + j, w)).sum::<f32>();
@@ -47,7 +47,7 @@ fn rows() -> Vec<[f32; 4]> {
         .collect()
 }
 
-fn drive(stand: &Stand, members: Vec<Member>) -> Vec<Vec<Tensor>> {
+fn drive(stand: &Stand, members: Vec<TaskMember>) -> Vec<Vec<Tensor>> {
     let mut answers = vec![Vec::new(); members.len()];
     let mut next: Vec<(usize, u16)> = (0..members.len()).map(|at| (at, 0)).collect();
     for block in 0..3u16 {
@@ -72,12 +72,12 @@ fn each_goes_its_way_and_the_others_stay_as_they_are() {
         for lanes in [1, 2] {
             let stand = Stand::of_lanes(&*engine, &ways(), lanes);
             assert_eq!(stand.model.outputs().iter().map(|spec| &*spec.name).collect::<Vec<_>>(), ["y"]);
-            let members: Vec<Member> = (0..).zip(rows()).map(|(slot, row)| request(slot, &row)).collect();
+            let members: Vec<TaskMember> = (0..).zip(rows()).map(|(slot, row)| request(slot, &row)).collect();
             for (row, answer) in rows().iter().zip(drive(&stand, members.clone())) {
                 assert_eq!((&*answer[0].name, &answer[0].shape[..]), ("y", &[1, 3][..]));
                 assert_close(&floats(&answer[0]), &expected(row, false));
             }
-            // Whoever left is gone; whoever skips does not run what it skipped.
+            // A walk that ended is gone; one that skips does not run the skipped block.
             let first = stand.run(0, members.clone()).unwrap();
             let ended: Vec<bool> = first.iter().map(|progress| progress.ended).collect();
             let skips: Vec<Option<BlockId>> = first.iter().map(|progress| progress.skip).collect();
@@ -91,7 +91,7 @@ fn each_goes_its_way_and_the_others_stay_as_they_are() {
 #[test]
 fn a_request_of_several_rows_leaves_as_one() {
     let stand = Stand::new(&*cpu().engine, &ways());
-    let both = |first: [f32; 2]| -> Member {
+    let both = |first: [f32; 2]| -> TaskMember {
         let rows: Vec<f32> = first.iter().flat_map(|&first| [first, 0.25, -0.5, 0.75]).collect();
         request(0, &rows)
     };
@@ -104,46 +104,47 @@ fn a_request_of_several_rows_leaves_as_one() {
 }
 
 #[test]
-fn who_ignores_conditions_runs_every_block_and_so_it_is_measured() {
+fn a_request_that_ignores_conditions_runs_every_block_and_is_measured_so() {
     let engine = cpu().engine;
     let model = engine.load(&ways()).unwrap();
     let stand = Stand::of_model(&*engine, Arc::clone(&model), 1);
     let member = |(slot, row): (u32, [f32; 4])| {
         let entry = request(slot, &row).entry.unwrap();
-        let entry = Entry { ignore_conditions: true, ..(*entry).clone() };
-        Member::new(RequestSlot(slot), 1, Some(Arc::new(entry)))
+        let entry = RequestEntry { ignore_conditions: true, ..(*entry).clone() };
+        TaskMember::new(RequestSlot(slot), 1, Some(Arc::new(entry)))
     };
     for (row, answer) in rows().iter().zip(drive(&stand, (0..).zip(rows()).map(member).collect())) {
         assert_close(&floats(&answer[0]), &expected(row, true));
     }
-    // The example's ones would end after the first block.
+    // The ones of the example would end after the first block.
     let measurement = Measurement { max_batch: 2, budget: Duration::from_millis(50), example: None };
     let mut eager = ways();
-    eager.blocks[0].exit = Some(rule("confidence", Comparison::AtLeast, -100.0));
+    eager.blocks[0].exit = Some(rule("confidence", ComparisonOperator::AtLeast, -100.0));
     let model = engine.load(&eager).unwrap();
     assert_eq!(measure(&*engine, &model, &measurement, &mut |_| {}).unwrap().blocks.len(), 3);
     run_example(&*engine, &model, 2).unwrap();
 }
 
-/// Ends where the early answer's largest number stands first, and sends on whose confidence is negative.
+/// Ends walks where the early answer's largest number is first, and skips where the confidence is
+/// negative.
 #[derive(Debug)]
 struct LargestFirst;
 
 impl Condition for LargestFirst {
-    fn may(&self, block: BlockId) -> May {
+    fn may(&self, block: BlockId) -> AllowedExits {
         match block {
-            BlockId(0) => May { exit: true, skip_to: vec![BlockId(2)] },
-            _ => May::default(),
+            BlockId(0) => AllowedExits { exit: true, skip_to: vec![BlockId(2)] },
+            _ => AllowedExits::default(),
         }
     }
 
-    fn judge(&self, _: BlockId, row: &Row<'_>) -> Verdict {
+    fn judge(&self, _: BlockId, row: &OutputRow<'_>) -> BlockDecision {
         assert_eq!(row.numbers("no_such_tensor"), None);
         let early = row.numbers("early").unwrap();
         match early.iter().skip(1).all(|&number| number < early[0]) {
-            true => Verdict::Exit,
-            false if row.numbers("confidence").unwrap()[0] < 0.0 => Verdict::Skip(BlockId(2)),
-            false => Verdict::Go,
+            true => BlockDecision::Exit,
+            false if row.numbers("confidence").unwrap()[0] < 0.0 => BlockDecision::Skip(BlockId(2)),
+            false => BlockDecision::Go,
         }
     }
 }
@@ -156,7 +157,7 @@ fn an_embedder_brings_a_condition_of_its_own() {
     for engine in engines() {
         let stand = Stand::new(&*engine, &source);
         let many: Vec<Vec<f32>> = (0..16).map(|seed| numbers(4, seed)).collect();
-        let members: Vec<Member> = (0..).zip(&many).map(|(slot, row)| request(slot, row)).collect();
+        let members: Vec<TaskMember> = (0..).zip(&many).map(|(slot, row)| request(slot, row)).collect();
         let progress = stand.run(0, members.clone()).unwrap();
         let mut met = [0; 3];
         for progress in progress {
@@ -215,7 +216,7 @@ fn mistakes_are_found_at_load() {
         ),
         (|m| m.blocks[0].skip.as_mut().unwrap().1 = BlockId(3), "may skip to block 3; it must be later"),
         (
-            |m| m.blocks[2].exit = Some(rule("y", Comparison::Above, 0.0)),
+            |m| m.blocks[2].exit = Some(rule("y", ComparisonOperator::Above, 0.0)),
             "block 'way_third' is the last one, so every walk ends there",
         ),
         (
@@ -234,9 +235,10 @@ fn mistakes_are_found_at_load() {
         let error = engine.load(&source).err().expect(words).to_string();
         assert!(error.starts_with("model 'way_first': ") && error.contains(words), "{error}");
     }
-    // Who skips the first half of the work has nothing for the second: that block takes what the skipped one gives.
+    // A walk that skips the first half has no input for the second: that block takes the skipped
+    // one's output.
     let mut source = files(&["way_first", "mlp_first", "mlp_second"]);
-    source.blocks[0].skip = Some((rule("confidence", Comparison::Above, 0.0), BlockId(2)));
+    source.blocks[0].skip = Some((rule("confidence", ComparisonOperator::Above, 0.0), BlockId(2)));
     source.blocks[1].path = Some(model_path("scaled"));
     assert!(engine.load(&source).is_ok(), "the first block gives what the third takes");
     source.blocks[0].path = Some(model_path("sure"));

@@ -1,9 +1,9 @@
-//! Requests that differ in length: padded into one batch, each answered as if it had been alone.
+//! Requests that differ in length: padded into one batch, each answered as if alone.
 
 use crate::common::*;
 use ripieno_base::{Nanos, RequestSlot, TaskId};
 use ripieno_executor::*;
-use ripieno_model::{DataType, Extent, Lengths, Profile};
+use ripieno_model::{DataType, Extent, LengthProfiles, Profile};
 use ripieno_workload::{below, stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,30 +27,35 @@ fn ids(name: &str, rows: usize, numbers: impl Iterator<Item = i64>) -> Tensor {
     Tensor { name: name.into(), datatype: DataType::Int64, shape, data: data.into() }
 }
 
-fn request_of(slot: u32, rows: usize, length: usize, seed: usize) -> Member {
+fn request_of(slot: u32, rows: usize, length: usize, seed: usize) -> TaskMember {
     let count = rows * length;
     let words = ids("ids", rows, (0..count).map(|at| ((at * 7 + seed * 13 + 5) % 17) as i64));
     let mask = ids("mask", rows, (0..count).map(|_| 1));
     member(slot, rows, length, [words, mask].into())
 }
 
-fn member(slot: u32, rows: usize, length: usize, inputs: Arc<[Tensor]>) -> Member {
+fn member(slot: u32, rows: usize, length: usize, inputs: Arc<[Tensor]>) -> TaskMember {
     let extent = Extent { length: length as u32, limit: 0 };
-    Member::new(RequestSlot(slot), rows, Some(Arc::new(Entry { extent, ..Entry::of(inputs) })))
+    TaskMember::new(RequestSlot(slot), rows, Some(Arc::new(RequestEntry { extent, ..RequestEntry::of(inputs) })))
 }
 
-/// A request of the emulated model.
-fn row(slot: usize, x: &[f32]) -> Member {
+/// A request for the emulated model.
+fn row(slot: usize, x: &[f32]) -> TaskMember {
     member(slot as u32, 1, x.len(), [fp32("x", &[1, x.len() as i64], x)].into())
 }
 
-/// Two blocks like the one of a model.
+/// Returns two blocks like the one of a model.
 fn two(source: &ModelSource) -> Vec<BlockSource> {
     [&source.blocks[..], &source.blocks[..]].concat()
 }
 
-/// Runs a block of members that are padded to this length.
-fn run_padded(stand: &Stand, block: u16, length: u32, members: Vec<Member>) -> Result<Vec<Progress>, ExecError> {
+/// Runs a block with members that are padded to this length.
+fn run_padded(
+    stand: &Stand,
+    block: u16,
+    length: u32,
+    members: Vec<TaskMember>,
+) -> Result<Vec<MemberProgress>, ExecError> {
     stand.device.submit(Task { length, ..task(0, block, members) }).unwrap();
     stand.result().outcome
 }
@@ -60,7 +65,7 @@ fn scrambled(at: usize) -> usize {
     below(&mut stream(at as u64, 0), 1 << 32) as usize
 }
 
-fn walk(stand: &Stand, members: &[Member], blocks: u16) -> Vec<Vec<Tensor>> {
+fn walk(stand: &Stand, members: &[TaskMember], blocks: u16) -> Vec<Vec<Tensor>> {
     let (mut answers, length) = (Vec::new(), task(0, 0, members.to_vec()).length);
     for block in 0..blocks {
         let members = members.iter().map(|member| if block == 0 { member.clone() } else { later(member) });
@@ -77,7 +82,7 @@ fn assert_same(found: &[Tensor], expected: &[Tensor]) {
     }
 }
 
-fn every_answer_is_that_of_the_request_alone(engine: &dyn Engine, blocks: &[&str]) {
+fn every_answer_is_that_of_the_request_alone(engine: &dyn Executor, blocks: &[&str]) {
     let stand = Stand::new(engine, &pool(blocks));
     let count = blocks.len() as u16;
     for round in 0..40 {
@@ -86,7 +91,7 @@ fn every_answer_is_that_of_the_request_alone(engine: &dyn Engine, blocks: &[&str
             let seed = round * 10 + at;
             request_of(at as u32, 1 + scrambled(seed + 3) % 2, 1 + scrambled(seed) % LONGEST as usize, seed)
         };
-        let members: Vec<Member> = (0..requests).map(member).collect();
+        let members: Vec<TaskMember> = (0..requests).map(member).collect();
         let together = walk(&stand, &members, count);
         for (member, together) in members.iter().zip(&together) {
             let alone = walk(&stand, std::slice::from_ref(member), count).remove(0);
@@ -117,7 +122,7 @@ fn an_emulated_model_pads_and_cuts_as_well() {
     let rows = [numbers(2, 1), numbers(5, 2), numbers(3, 3)];
     let members = || rows.iter().enumerate().map(|(slot, x)| row(slot, x)).collect();
     let answers = stand.run(0, members()).unwrap();
-    // Padded beyond the longest, they answer the same.
+    // Padded beyond the longest, they have the same answers.
     let further = run_padded(&stand, 0, LONGEST, members()).unwrap();
     assert!(answers.iter().zip(&further).all(|(a, b)| a.outputs == b.outputs));
     for (row, answer) in rows.iter().zip(answers) {
@@ -139,13 +144,13 @@ fn an_emulated_batch_takes_as_long_as_its_longest_member() {
     };
     let mut source = ModelSource { lengths, max_length: LONGEST, ..fixture.any_width.clone() };
     source.blocks[0].profile = Some(flat(600_000));
-    source.blocks[0].lengths = Some(Lengths::new(vec![(2, flat(5)), (LONGEST, flat(600_000))]).unwrap());
+    source.blocks[0].lengths = Some(LengthProfiles::new(vec![(2, flat(5)), (LONGEST, flat(600_000))]).unwrap());
     let stand = Stand::new(&*fixture.engine, &source);
     let batch = |lengths: &[usize]| {
         let member = |(slot, &length): (usize, &usize)| row(slot, &numbers(length, slot));
         task(0, 0, lengths.iter().enumerate().map(member).collect())
     };
-    // From here on it could run; a thread that begins late does not make it longer.
+    // The earliest start; a late thread start does not make it longer.
     let ready = Instant::now();
     stand.device.submit(batch(&[1, 2])).unwrap();
     let short = stand.result();
@@ -159,14 +164,15 @@ fn an_emulated_batch_takes_as_long_as_its_longest_member() {
 fn what_a_block_leaves_is_not_padded_again() {
     for engine in engines() {
         let stand = Stand::new(&*engine, &pool(CHAIN));
-        let members: Vec<Member> =
+        let members: Vec<TaskMember> =
             [3, 5, 2, 5].iter().zip(0..).map(|(&length, slot)| request_of(slot, 1, length, slot as usize)).collect();
         let alone: Vec<_> =
             members.iter().map(|member| walk(&stand, std::slice::from_ref(member), 2).remove(0)).collect();
         stand.run(0, members[..2].to_vec()).unwrap();
         stand.run(0, vec![members[2].clone()]).unwrap();
         stand.run(0, vec![members[3].clone()]).unwrap();
-        // The first was padded to 5, as long as the last is; the third was not, so it is run apart.
+        // The first was padded to 5, the length of the last; the third was not, so it runs
+        // separately.
         let apart = run_padded(&stand, 1, 5, vec![later(&members[0]), later(&members[2])]).unwrap();
         for (progress, alone) in apart.iter().zip([&alone[0], &alone[2]]) {
             assert!(progress.ended && progress.failed.is_none());
@@ -192,12 +198,12 @@ fn a_batch_is_padded_to_what_its_task_says() {
     let members = || vec![row(0, &numbers(2, 1)), row(1, &numbers(5, 2))];
     let beyond = run_padded(&stand, 0, LONGEST + 1, members()).unwrap_err();
     assert!(beyond.0.contains("padded to 13, but it takes at most 12"), "{beyond}");
-    // Who is longer fails alone.
+    // A longer request fails alone.
     let cut = run_padded(&stand, 0, 4, members()).unwrap();
     assert!(cut[0].failed.is_none());
     let failed = cut[1].failed.as_ref().unwrap();
     assert!(failed.0.contains("slot 1 of model 'emulated' is 5 long, but its batch is padded to 4"), "{failed}");
-    // The other stands before the second block, padded to 4 there.
+    // The other is before the second block, padded to 4.
     let shrunk = run_padded(&stand, 1, 3, vec![later(&members()[0])]).unwrap_err();
     assert!(shrunk.0.contains("is 4 long, but its batch is padded to 3"), "{shrunk}");
 }
@@ -208,7 +214,7 @@ fn requests_of_no_length_or_two_are_refused_before_they_wait() {
     let model = engine.load(&pool(WHOLE)).unwrap();
     let lengths = model.lengths().unwrap();
     assert_eq!((lengths.max, &lengths.dims[..]), (LONGEST, &[Some(1), Some(1)][..]));
-    let describe = |member: Member| model.describe(member.entry.unwrap().inputs());
+    let describe = |member: TaskMember| model.describe(member.entry.unwrap().inputs());
     assert_eq!(describe(request_of(0, 2, 7, 0)).unwrap().0.length, 7);
     assert!(describe(request_of(0, 1, 13, 0)).unwrap_err().0.contains("but the model takes 1 to 12"));
     let mut inputs = request_of(0, 1, 7, 0).entry.unwrap().inputs().to_vec();

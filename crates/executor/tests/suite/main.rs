@@ -1,9 +1,10 @@
-//! The tests of `ripieno-executor` from outside, in one binary: each binary more is built and linked anew.
+//! External tests of `ripieno-executor`, in one binary: each further binary would be built and
+//! linked separately.
 
+mod bad_requests;
 mod cells;
 mod common;
 mod contract;
-mod culprits;
 mod deep;
 mod engines;
 mod isolated;

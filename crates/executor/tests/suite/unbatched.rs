@@ -1,4 +1,5 @@
-//! Models whose requests do not share batches: because their files have no batch, or because their rows depend on each other.
+//! Models whose requests do not share batches: because their files have no batch dimension, or
+//! because their rows depend on each other.
 
 use crate::common::*;
 use ripieno_base::RequestSlot;
@@ -6,9 +7,9 @@ use ripieno_executor::*;
 use ripieno_model::DataType;
 use std::sync::Arc;
 
-/// A request as devices get it: one row, before the shape of the file.
-fn whole(tensors: Vec<Tensor>) -> Vec<Member> {
-    vec![Member::new(RequestSlot(0), 1, Some(Arc::new(Entry::of(tensors.into()))))]
+/// A request in the devices' form: one row, before the file's own dimensions.
+fn whole(tensors: Vec<Tensor>) -> Vec<TaskMember> {
+    vec![TaskMember::new(RequestSlot(0), 1, Some(Arc::new(RequestEntry::of(tensors.into()))))]
 }
 
 #[test]
@@ -25,7 +26,7 @@ fn a_file_without_a_batch_runs_one_request_at_a_time() {
         assert_eq!(y.shape, [1, 2, 3]);
         let share = |at: usize| x[at].exp() / (x[at % 3].exp() + x[at % 3 + 3].exp());
         assert_close(&floats(&y), &(0..6).map(share).collect::<Vec<_>>());
-        let pair = [0, 1].map(|slot| Member::new(RequestSlot(slot), 1, entry(fp32("x", &[1, 2, 3], &x))));
+        let pair = [0, 1].map(|slot| TaskMember::new(RequestSlot(slot), 1, entry(fp32("x", &[1, 2, 3], &x))));
         assert!(stand.run(0, pair.to_vec()).unwrap_err().0.contains("has 2 rows, but it must have 1 to 1"));
     }
 }
@@ -51,7 +52,7 @@ fn scalars_and_a_fixed_batch_of_one_are_answered() {
     assert_eq!((&y.shape[..], &y.data), (&[1, 1][..], &text.data));
 }
 
-fn measure_one(engine: &dyn Engine, file: &str) -> Vec<BlockProfile> {
+fn measure_one(engine: &dyn Executor, file: &str) -> Vec<BlockProfile> {
     let measurement = Measurement { max_batch: 1, budget: std::time::Duration::ZERO, example: None };
     measure(engine, &engine.load(&files(&[file])).unwrap(), &measurement, &mut |_| {}).unwrap().blocks
 }
@@ -67,7 +68,7 @@ fn any_model_runs_without_a_batch_if_asked_to() {
             let x = numbers(rows * 4, 3);
             let mut progress = stand.run(0, whole(vec![fp32("x", &[1, rows as i64, 4], &x)])).unwrap();
             for block in 1..names.len() {
-                let later = Member::new(RequestSlot(0), 1, None);
+                let later = TaskMember::new(RequestSlot(0), 1, None);
                 progress = stand.run(block as u16, vec![later]).unwrap();
             }
             let y = &progress[0].outputs[0];
@@ -96,16 +97,18 @@ fn rows_that_depend_on_each_other_are_found() {
     for engine in engines() {
         let tried = |name: &str, max_batch| check_rows(&*engine, &engine.load(&files(&[name])).unwrap(), max_batch);
         for name in ["mlp", "double", "gather", "pool", "handed_through"] {
-            assert_eq!(tried(name, 16), Rows::Independent, "{name}");
+            assert_eq!(tried(name, 16), RowIndependence::Independent, "{name}");
         }
         for name in ["softmax_of_batch", "running_sum", "centred", "turned", "sum_of_all"] {
             for max_batch in [2, 3, 16] {
-                let Rows::Mixed(how) = tried(name, max_batch) else { panic!("{name} passes at {max_batch}") };
+                let RowIndependence::Mixed(how) = tried(name, max_batch) else {
+                    panic!("{name} passes at {max_batch}")
+                };
                 assert!(how.contains("beside others") || how.contains("together fail"), "{name}: {how}");
             }
-            assert_eq!(tried(name, 1), Rows::Independent, "a row is never beside others");
+            assert_eq!(tried(name, 1), RowIndependence::Independent, "a row is never beside others");
         }
         let chain = engine.load(&files(&["mlp_first", "mlp_second"])).unwrap();
-        assert_eq!(check_rows(&*engine, &chain, 16), Rows::Independent);
+        assert_eq!(check_rows(&*engine, &chain, 16), RowIndependence::Independent);
     }
 }

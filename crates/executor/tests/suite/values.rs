@@ -1,4 +1,5 @@
-//! Numbers that an engine cannot hold and sizes that a client could choose, on the engines that would have to compute them.
+//! Numbers that an engine cannot represent and sizes that a client could choose, on the engines
+//! that would compute them.
 
 use crate::common::*;
 use ripieno_base::RequestSlot;
@@ -44,7 +45,7 @@ fn a_size_that_a_request_chooses_is_bounded() {
         assert!(error.contains("operator ConstantOfShape 'y'") && error.contains("[[input]] name = \"n\""), "{error}");
         assert!(engine.load(&bounded("zeros_of", 100_000.0)).is_err(), "its square is too large");
         let stand = Stand::new(&*engine, &bounded("zeros_of", 512.0));
-        let member = Member::new(RequestSlot(0), 1, entry(whole_numbers(&[1, 2], &[3, 4])));
+        let member = TaskMember::new(RequestSlot(0), 1, entry(whole_numbers(&[1, 2], &[3, 4])));
         assert_eq!(stand.run(0, vec![member]).unwrap()[0].outputs[0].shape, [1, 3, 4]);
         assert!(stand.model.describe(&[whole_numbers(&[1, 2], &[3, 513])]).is_err());
         let misnamed = ModelSource { ranges: bounded("square", 1.0).ranges, ..files(&["mlp"]) };

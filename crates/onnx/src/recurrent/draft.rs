@@ -1,13 +1,13 @@
-//! A cell's graph in the making.
+//! A cell's graph under construction.
 
-use crate::graph::Model;
+use crate::graph::OnnxModel;
 use crate::proto::{
     DimensionProto, GraphProto, NodeProto, ShapeProto, TensorProto, TensorTypeProto, TypeProto, ValueInfoProto, elem,
 };
 use crate::weights::{float_tensor, int_tensor};
 use std::collections::BTreeSet;
 
-/// Lists of axes are inputs since this version.
+/// First version in which lists of axes are inputs.
 const AXES_AS_INPUTS: i64 = 13;
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub(super) struct CellDraft {
 }
 
 impl CellDraft {
-    pub(super) fn new(model: &Model, name: &str) -> CellDraft {
+    pub(super) fn new(model: &OnnxModel, name: &str) -> CellDraft {
         CellDraft::named(name, model.opset())
     }
 
@@ -35,7 +35,7 @@ impl CellDraft {
         self.graph.node.push(NodeProto::new("Concat", parts, &[to]).with_int("axis", 1));
     }
 
-    /// The place of the largest number along the second axis.
+    /// Adds the index of the largest number along the second axis.
     pub(super) fn arg_max(&mut self, from: &str, to: &str) {
         let node = NodeProto::new("ArgMax", &[from], &[to]);
         self.graph.node.push(node.with_int("axis", 1).with_int("keepdims", 0));
@@ -48,7 +48,7 @@ impl CellDraft {
         self.graph.node.push(node.with_int("axis", 1));
     }
 
-    /// `Squeeze` or `Unsqueeze`.
+    /// Adds a `Squeeze` or `Unsqueeze`.
     pub(super) fn axes(&mut self, op_type: &str, from: &str, to: &str, axes: &[i64]) {
         let node = self.with_list(NodeProto::new(op_type, &[from], &[to]), "axes", axes);
         self.graph.node.push(node);
@@ -96,7 +96,7 @@ impl CellDraft {
     }
 }
 
-/// A tensor of one row for each row of the batch; sizes below 1 are open.
+/// Declares a tensor with one row for each row of the batch; sizes below 1 are open.
 fn info(name: &str, elem_type: i32, row: &[i64]) -> ValueInfoProto {
     let batch = DimensionProto { dim_value: None, dim_param: Some(crate::dim::BATCH.to_owned()) };
     let dim = |(at, &size): (usize, &i64)| match size {

@@ -1,10 +1,12 @@
-//! Recurrent operators into cells: an LSTM, GRU or RNN over a whole sequence becomes a file for one step and a walk that
-//! repeats it, so that sequences of any length join and leave a batch at every element and none is padded.
+//! Conversion of recurrent operators into cells: an LSTM, GRU or RNN over a whole sequence becomes
+//! a file for one step and a walk that repeats it, so that sequences of any length join and leave a
+//! batch at every element and none is padded.
 //!
-//! The operators around the recurrence go with it as they are: with a length of 1 they do to one element what they do to
-//! each element of a sequence, which [`time`] makes sure of. What needs the end of the sequence (the last state, the last
-//! element) becomes a block of its own, `head`, which runs once. A model that does not come apart so is refused with the
-//! operator that stands in the way: stacked bidirectional layers, for one, need all elements of the layer below.
+//! The operators around the recurrence are included unchanged: with a length of 1 they do to one
+//! element the same as to each element of a sequence, which [`time`] checks. Operators that need
+//! the end of the sequence (the last state, the last element) become a block of their own, `head`,
+//! which runs once. A model that cannot be converted is refused with the operator that prevents it:
+//! stacked bidirectional layers, for example, need all elements of the layer below.
 
 mod draft;
 mod random;
@@ -15,34 +17,34 @@ mod text;
 mod time;
 
 use crate::error::{OnnxError, refuse};
-use crate::graph::{Model, Node};
+use crate::graph::{OnnxModel, OpNode};
 use draft::CellDraft;
 use prost::Message;
 pub use random::RandomCells;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use steps::Recurrence;
-use time::Time;
+use time::TimeAxis;
 
 /// A recurrent model as cells and the walk through them.
 #[derive(Clone, Debug)]
-pub struct Cells {
-    /// "repeat", "stacked" or "bidirectional".
+pub struct RecurrentCells {
+    /// The walk: "repeat", "stacked" or "bidirectional".
     pub walk: &'static str,
     /// The cells in the walk's order; a head comes last.
-    pub blocks: Vec<Cell>,
-    /// What a request gets.
-    pub outputs: Vec<Answer>,
+    pub blocks: Vec<RecurrentCell>,
+    /// Outputs of a request.
+    pub outputs: Vec<CellOutput>,
 }
 
 /// One cell.
 #[derive(Clone, Debug)]
-pub struct Cell {
+pub struct RecurrentCell {
     /// Its name; the file is NAME.onnx.
     pub name: String,
     /// Whether it runs once, at the end.
     pub once: bool,
-    /// Its inputs, and where each comes from: "request", "previous.TENSOR", "BLOCK.TENSOR".
+    /// Its inputs with their sources: "request", "previous.TENSOR", "BLOCK.TENSOR".
     pub inputs: Vec<(String, String)>,
     /// The ONNX file.
     pub file: Vec<u8>,
@@ -50,44 +52,45 @@ pub struct Cell {
 
 /// One output of the model.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct CellOutput {
     /// Its name.
     pub name: String,
-    /// "BLOCK.TENSOR".
+    /// Its source, "BLOCK.TENSOR".
     pub from: String,
-    /// Whether it has one part for every element; only the last element's if not.
+    /// Whether it has one part per element rather than only the last element's.
     pub every: bool,
 }
 
 /// A recurrent operator of the graph and the blocks that it becomes.
-struct Layer<'m> {
-    node: &'m Node,
+struct RecurrentLayer<'m> {
+    node: &'m OpNode,
     recurrence: Recurrence,
-    /// One a direction.
+    /// Names of the blocks, one per direction.
     blocks: Vec<String>,
 }
 
-/// What a value is computed from.
-struct Part {
+/// The operators and leaves that a value is computed from.
+struct ValueSources {
     nodes: BTreeSet<usize>,
-    /// Graph inputs, outputs of recurrent operators, and for heads the operators that take a last element.
+    /// Graph inputs, outputs of recurrent operators, and for heads the operators that take a last
+    /// element.
     leaves: BTreeSet<usize>,
 }
 
 struct Conversion<'m> {
-    model: &'m Model,
-    time: Time<'m>,
-    layers: Vec<Layer<'m>>,
+    model: &'m OnnxModel,
+    time: TimeAxis<'m>,
+    layers: Vec<RecurrentLayer<'m>>,
 }
 
-impl Model {
-    /// Whether it holds a recurrent operator.
+impl OnnxModel {
+    /// Whether the model holds a recurrent operator.
     pub fn is_recurrent(&self) -> bool {
         self.nodes.iter().any(is_recurrent)
     }
 
-    /// The cells that a recurrent model is made of.
-    pub fn cells(&self) -> Result<Cells, OnnxError> {
+    /// Converts a recurrent model to cells.
+    pub fn cells(&self) -> Result<RecurrentCells, OnnxError> {
         let named = |cause: OnnxError| {
             OnnxError(format!("{}: its recurrence does not come apart into cells: {cause}", self.path.display()))
         };
@@ -95,8 +98,8 @@ impl Model {
     }
 }
 
-impl Cells {
-    /// Writes each cell into a folder that exists, as NAME.onnx.
+impl RecurrentCells {
+    /// Writes each cell into an existing folder, as NAME.onnx.
     pub fn write(&self, folder: &Path) -> Result<(), OnnxError> {
         self.blocks.iter().try_for_each(|cell| {
             let path = folder.join(format!("{}.onnx", cell.name));
@@ -106,15 +109,15 @@ impl Cells {
     }
 }
 
-fn is_recurrent(node: &Node) -> bool {
+fn is_recurrent(node: &OpNode) -> bool {
     node.proto.is_standard() && matches!(&*node.proto.op_type, "LSTM" | "GRU" | "RNN")
 }
 
 impl<'m> Conversion<'m> {
-    fn new(model: &'m Model) -> Result<Conversion<'m>, OnnxError> {
-        let time = Time::new(model)?;
+    fn new(model: &'m OnnxModel) -> Result<Conversion<'m>, OnnxError> {
+        let time = TimeAxis::new(model)?;
         let mut layers = Vec::new();
-        let nodes: Vec<&Node> = model.nodes.iter().filter(|node| is_recurrent(node)).collect();
+        let nodes: Vec<&OpNode> = model.nodes.iter().filter(|node| is_recurrent(node)).collect();
         for (number, node) in nodes.iter().enumerate() {
             let recurrence = Recurrence::read(model, node)?;
             let blocks = match (recurrence.directions, nodes.len()) {
@@ -123,7 +126,7 @@ impl<'m> Conversion<'m> {
                 (_, 1) => vec!["forward".to_owned(), "backward".to_owned()],
                 _ => return refuse("stacked layers of both directions need all elements of the layer below"),
             };
-            layers.push(Layer { node, recurrence, blocks });
+            layers.push(RecurrentLayer { node, recurrence, blocks });
         }
         if layers.is_empty() {
             return refuse("it holds no LSTM, GRU or RNN");
@@ -131,9 +134,9 @@ impl<'m> Conversion<'m> {
         Ok(Conversion { model, time, layers })
     }
 
-    fn cells(&self) -> Result<Cells, OnnxError> {
+    fn cells(&self) -> Result<RecurrentCells, OnnxError> {
         let (every, last): (Vec<usize>, Vec<usize>) =
-            self.model.outputs.iter().partition(|&&output| self.time.bears(output));
+            self.model.outputs.iter().partition(|&&output| self.time.has_time(output));
         let head = self.head(&last)?;
         let both = self.layers[0].blocks.len() == 2;
         let picks: Vec<usize> =
@@ -151,9 +154,9 @@ impl<'m> Conversion<'m> {
         }
         let last_block = self.layers.last().map_or("", |layer| &*layer.blocks[0]);
         let answer = |&output: &usize| {
-            let (name, every) = (self.model.values[output].name.clone(), self.time.bears(output));
+            let (name, every) = (self.model.values[output].name.clone(), self.time.has_time(output));
             let block = if every { last_block } else { "head" };
-            Answer { from: format!("{block}.{name}"), name, every }
+            CellOutput { from: format!("{block}.{name}"), name, every }
         };
         if let Some(part) = head {
             blocks.push(self.head_cell(&part, &last)?);
@@ -163,11 +166,11 @@ impl<'m> Conversion<'m> {
             1 => "repeat",
             _ => "stacked",
         };
-        Ok(Cells { walk, blocks, outputs: self.model.outputs.iter().map(answer).collect() })
+        Ok(RecurrentCells { walk, blocks, outputs: self.model.outputs.iter().map(answer).collect() })
     }
 
-    /// What the outputs that need the end of a sequence are computed from.
-    fn head(&self, outputs: &[usize]) -> Result<Option<Part>, OnnxError> {
+    /// Returns the operators behind the outputs that need the end of a sequence.
+    fn head(&self, outputs: &[usize]) -> Result<Option<ValueSources>, OnnxError> {
         if outputs.is_empty() {
             return Ok(None);
         }
@@ -177,7 +180,7 @@ impl<'m> Conversion<'m> {
             if self.model.values[leaf].node.is_none() {
                 return refuse(format!("input '{name}' is not a sequence, or the end takes all of it"));
             }
-            let whole = self.picked(leaf).is_none() && self.time.bears(leaf);
+            let whole = self.picked(leaf).is_none() && self.time.has_time(leaf);
             if whole {
                 return refuse(format!("the end takes all elements of '{name}', not the last one"));
             }
@@ -186,22 +189,22 @@ impl<'m> Conversion<'m> {
             .nodes
             .iter()
             .map(|&node| &self.model.nodes[node])
-            .find(|node| node.inputs.iter().chain(&node.outputs).flatten().any(|&value| self.time.bears(value)))
+            .find(|node| node.inputs.iter().chain(&node.outputs).flatten().any(|&value| self.time.has_time(value)))
         {
             return refuse(format!("{} takes all elements of a sequence", node.proto.label()));
         }
         Ok(Some(part))
     }
 
-    /// The sequence that a leaf takes the last element of, if it is one that does.
+    /// Returns the sequence whose last element a leaf takes, if it takes one.
     fn picked(&self, leaf: usize) -> Option<usize> {
         let node = &self.model.nodes[self.model.values[leaf].node?];
         let picks = !is_recurrent(node) && self.time.picks_last(node);
         picks.then(|| node.inputs.first().copied().flatten()).flatten()
     }
 
-    /// The operators behind some values, back to the leaves.
-    fn part(&self, values: &[usize], to_picks: bool) -> Part {
+    /// Returns the operators behind some values, back to the leaves.
+    fn part(&self, values: &[usize], to_picks: bool) -> ValueSources {
         let (mut nodes, mut leaves, mut open) = (BTreeSet::new(), BTreeSet::new(), values.to_vec());
         while let Some(value) = open.pop() {
             let at = &self.model.values[value];
@@ -215,13 +218,19 @@ impl<'m> Conversion<'m> {
                 open.extend(self.model.nodes[node].inputs.iter().flatten());
             }
         }
-        Part { nodes, leaves }
+        ValueSources { nodes, leaves }
     }
 
-    fn cell(&self, number: usize, direction: usize, every: &[usize], picks: &[usize]) -> Result<Cell, OnnxError> {
+    fn cell(
+        &self,
+        number: usize,
+        direction: usize,
+        every: &[usize],
+        picks: &[usize],
+    ) -> Result<RecurrentCell, OnnxError> {
         let layer = &self.layers[number];
         let name = &layer.blocks[direction];
-        let mut writer = Writer::new(self, name);
+        let mut writer = CellWriter::new(self, name);
         let Some(x) = layer.node.inputs.first().copied().flatten() else {
             return refuse("a recurrent operator without input");
         };
@@ -261,7 +270,8 @@ impl<'m> Conversion<'m> {
         Ok(writer.finish(false))
     }
 
-    /// The leaf that is a recurrent operator's input but for its layout, so that a step can take it as it is.
+    /// Returns the leaf that is a recurrent operator's input up to its layout, so that a step can
+    /// take it directly.
     fn direct(&self, x: usize) -> Option<usize> {
         let node = &self.model.nodes[self.model.values[x].node?];
         let from = node.inputs.first().copied().flatten()?;
@@ -273,8 +283,8 @@ impl<'m> Conversion<'m> {
         }
     }
 
-    fn head_cell(&self, part: &Part, outputs: &[usize]) -> Result<Cell, OnnxError> {
-        let mut writer = Writer::new(self, "head");
+    fn head_cell(&self, part: &ValueSources, outputs: &[usize]) -> Result<RecurrentCell, OnnxError> {
+        let mut writer = CellWriter::new(self, "head");
         for &leaf in &part.leaves {
             match self.picked(leaf) {
                 Some(sequence) => writer.head_pick(leaf, sequence)?,
@@ -288,8 +298,9 @@ impl<'m> Conversion<'m> {
         Ok(writer.finish(true))
     }
 
-    /// The layer that computes a value, and which of its outputs it is: every state, the last `h`, the last `c`.
-    fn layer_of(&self, value: usize) -> Option<(&Layer<'m>, usize)> {
+    /// Returns the layer that computes a value, with the index of the output: every state, the last
+    /// `h`, the last `c`.
+    fn layer_of(&self, value: usize) -> Option<(&RecurrentLayer<'m>, usize)> {
         self.layers.iter().find_map(|layer| {
             let at = layer.node.outputs.iter().position(|&output| output == Some(value))?;
             Some((layer, at))
@@ -297,18 +308,18 @@ impl<'m> Conversion<'m> {
     }
 }
 
-/// What a tensor of the model is called inside a cell, where other names are ours.
-fn inner(model: &Model, value: usize) -> String {
+/// Returns the name of a model's tensor inside a cell, where other names are generated.
+fn inner(model: &OnnxModel, value: usize) -> String {
     format!("model/{}", model.values[value].name)
 }
 
-/// What a cell calls the output of which the head takes the last.
-fn last_name(model: &Model, value: usize) -> String {
+/// Returns the name of a cell's output whose last value the head takes.
+fn last_name(model: &OnnxModel, value: usize) -> String {
     format!("{}_step", model.values[value].name)
 }
 
-/// A cell in the making, and where its inputs come from.
-struct Writer<'c, 'm> {
+/// A cell under construction, with the sources of its inputs.
+struct CellWriter<'c, 'm> {
     conversion: &'c Conversion<'m>,
     name: String,
     draft: CellDraft,
@@ -316,17 +327,17 @@ struct Writer<'c, 'm> {
     taken: BTreeMap<usize, String>,
 }
 
-impl<'c, 'm> Writer<'c, 'm> {
-    fn new(conversion: &'c Conversion<'m>, name: &str) -> Writer<'c, 'm> {
+impl<'c, 'm> CellWriter<'c, 'm> {
+    fn new(conversion: &'c Conversion<'m>, name: &str) -> CellWriter<'c, 'm> {
         let draft = CellDraft::new(conversion.model, name);
-        Writer { conversion, name: name.to_owned(), draft, inputs: Vec::new(), taken: BTreeMap::new() }
+        CellWriter { conversion, name: name.to_owned(), draft, inputs: Vec::new(), taken: BTreeMap::new() }
     }
 
-    fn model(&self) -> &'m Model {
+    fn model(&self) -> &'m OnnxModel {
         self.conversion.model
     }
 
-    /// One element of a sequence as an input of the cell: [batch, …].
+    /// Adds one element of a sequence as an input of the cell: [batch, …].
     fn step_input(&mut self, leaf: usize) -> Result<String, OnnxError> {
         if let Some(name) = self.taken.get(&leaf) {
             return Ok(name.clone());
@@ -350,7 +361,8 @@ impl<'c, 'm> Writer<'c, 'm> {
         Ok(name)
     }
 
-    /// The same, in the layout that the model's own operators expect. What the cell computes itself is no input.
+    /// Adds an input in the layout that the model's own operators expect. Values that the cell
+    /// computes itself are no inputs.
     fn step_leaf(&mut self, leaf: usize, number: usize) -> Result<(), OnnxError> {
         let own = self.conversion.layers[number].node.outputs.contains(&Some(leaf));
         if own {
@@ -362,7 +374,7 @@ impl<'c, 'm> Writer<'c, 'm> {
         Ok(())
     }
 
-    /// The sizes of one element of a sequence whose length is at `time`.
+    /// Returns the sizes of one element of a sequence whose length is at axis `time`.
     fn row(&self, value: usize, time: usize) -> Result<Vec<i64>, OnnxError> {
         let value_of = &self.model().values[value];
         let first = usize::from(time == 0);
@@ -386,7 +398,7 @@ impl<'c, 'm> Writer<'c, 'm> {
         Ok(())
     }
 
-    /// The last state of a layer, as the operator gives it: [directions, batch, hidden].
+    /// Adds the last state of a layer, in the operator's layout: [directions, batch, hidden].
     fn head_state(&mut self, leaf: usize) -> Result<(), OnnxError> {
         let Some((layer, output @ (1 | 2))) = self.conversion.layer_of(leaf) else {
             return refuse(format!("the end takes '{}'", self.model().values[leaf].name));
@@ -411,7 +423,7 @@ impl<'c, 'm> Writer<'c, 'm> {
         Ok(())
     }
 
-    /// The last element of a sequence, as the operator that takes it gives it.
+    /// Adds the last element of a sequence, in the layout of the operator that takes it.
     fn head_pick(&mut self, leaf: usize, sequence: usize) -> Result<(), OnnxError> {
         let Some(time) = self.conversion.time.axis(sequence) else { return refuse("a last element without a length") };
         let (name, row) = (last_name(self.model(), sequence), self.row(sequence, time)?);
@@ -435,12 +447,12 @@ impl<'c, 'm> Writer<'c, 'm> {
         self.draft.output(&value.name, value.elem, &row);
     }
 
-    /// Operators of the model, their tensors under inner names, their weights with them.
+    /// Adds operators of the model, with inner names for their tensors, and with their weights.
     fn nodes(&mut self, nodes: &[usize]) -> Result<(), OnnxError> {
         let model = self.model();
         for &number in nodes {
             let node = &model.nodes[number];
-            self.conversion.time.check_apart(node)?;
+            self.conversion.time.check_elementwise(node)?;
             let mut proto = node.proto.clone();
             let name = |value: &Option<usize>| value.map_or(String::new(), |value| inner(model, value));
             proto.input = node.inputs.iter().map(name).collect();
@@ -457,8 +469,8 @@ impl<'c, 'm> Writer<'c, 'm> {
         Ok(())
     }
 
-    fn finish(self, once: bool) -> Cell {
+    fn finish(self, once: bool) -> RecurrentCell {
         let file = self.conversion.model.file_around(self.draft.graph).encode_to_vec();
-        Cell { name: self.name, once, inputs: self.inputs, file }
+        RecurrentCell { name: self.name, once, inputs: self.inputs, file }
     }
 }

@@ -1,15 +1,16 @@
-//! Cells of any size with random weights: to measure how a size of state runs on a machine, where what is answered is of no
-//! interest.
+//! Cells of any size with random weights: to measure the performance of a state size on a machine,
+//! where the answers do not matter.
 //!
-//! They are written here, and not by a script, so that whoever has the one binary can measure. A decoder feeds on its own
-//! tokens; its end token is one that it hardly ever chooses, so that it runs to the limit that the model's settings give.
+//! They are generated here, and not by a script, so that the one binary suffices for measurements.
+//! A decoder consumes its own tokens; it hardly ever chooses its end token, so it runs to the limit
+//! in the model's settings.
 
 use super::draft::CellDraft;
 use super::text::quoted;
 use crate::proto::{ModelProto, OperatorSetProto, elem};
 use crate::weights::int_tensor;
 use prost::Message;
-use ripieno_base::Random;
+use ripieno_base::Lcg;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
@@ -23,31 +24,32 @@ const IR_VERSION: i64 = 8;
 pub struct RandomCells {
     /// The folder's name in a repository.
     pub name: &'static str,
-    /// `model.toml`, without the limits of a deployment.
+    /// The content of `model.toml`, without the limits of a deployment.
     pub settings: String,
     /// The files in the walk's order, by name.
     pub blocks: Vec<(&'static str, Vec<u8>)>,
 }
 
 impl RandomCells {
-    /// "lstm": a sequence of vectors of `inputs` numbers, FP32 [1, length, inputs] named x.
+    /// Creates "lstm": a sequence of vectors of `inputs` numbers, FP32 [1, length, inputs] named x.
     pub fn lstm(inputs: usize, hidden: usize, seed: u64) -> RandomCells {
-        let mut cell = Cell::new("cell", seed);
+        let mut cell = RandomCell::new("cell", seed);
         cell.draft.input("x", elem::FLOAT, &[inputs as i64]);
         cell.lstm("x", inputs, hidden);
         let inputs = [("x", "request"), ("h", "previous.h_next"), ("c", "previous.c_next")];
-        let settings = settings("repeat", &[("cell", &inputs, "")], ("h", "cell.h_next", "last"));
+        let settings =
+            settings("repeat", &[("cell", &inputs, "")], OutputText { name: "h", from: "cell.h_next", take: "last" });
         RandomCells { name: "lstm", settings, blocks: vec![("cell", cell.encode())] }
     }
 
-    /// "treelstm": a binary tree of vectors, as above with one for each node, and its table of children.
+    /// Creates "treelstm": a binary tree of such vectors, one per node, and its table of children.
     pub fn tree_lstm(inputs: usize, hidden: usize, seed: u64) -> RandomCells {
-        let mut leaf = Cell::new("leaf", seed);
+        let mut leaf = RandomCell::new("leaf", seed);
         leaf.draft.input("x", elem::FLOAT, &[inputs as i64]);
         leaf.gates("x", inputs, hidden, &["i", "o", "g"]);
         leaf.draft.op("Mul", &["i", "g"], "c_next");
-        leaf.leave(hidden);
-        let mut internal = Cell::new("internal", seed + 1);
+        leaf.write_state(hidden);
+        let mut internal = RandomCell::new("internal", seed + 1);
         for state in ["h0", "c0", "h1", "c1"] {
             internal.draft.input(state, elem::FLOAT, &[hidden as i64]);
         }
@@ -58,13 +60,13 @@ impl RandomCells {
         internal.draft.op("Mul", &["i", "g"], "new");
         internal.draft.op("Add", &["left", "right"], "kept");
         internal.draft.op("Add", &["kept", "new"], "c_next");
-        internal.leave(hidden);
+        internal.write_state(hidden);
         let children =
             [("h0", "child0.h_next"), ("c0", "child0.c_next"), ("h1", "child1.h_next"), ("c1", "child1.c_next")];
         let settings = settings(
             "tree",
             &[("leaf", &[("x", "request")], ""), ("internal", &children, "")],
-            ("h", "root.h_next", "last"),
+            OutputText { name: "h", from: "root.h_next", take: "last" },
         );
         RandomCells {
             name: "treelstm",
@@ -73,13 +75,14 @@ impl RandomCells {
         }
     }
 
-    /// "seq2seq": tokens below `vocabulary`, INT64 [1, length] named token, to as many tokens. The decoder's choice among them
-    /// is one more product of matrices, as costly as an LSTM cell's if `vocabulary` is eight times `hidden`.
+    /// Creates "seq2seq": tokens below `vocabulary`, INT64 [1, length] named token, to as many
+    /// tokens. The decoder's choice of a token is one more product of matrices, as costly as an
+    /// LSTM cell's if `vocabulary` is eight times `hidden`.
     pub fn seq2seq(vocabulary: usize, hidden: usize, seed: u64) -> RandomCells {
-        let mut encoder = Cell::new("encoder", seed);
+        let mut encoder = RandomCell::new("encoder", seed);
         encoder.look_up(vocabulary, hidden);
         encoder.lstm("e", hidden, hidden);
-        let mut decoder = Cell::new("decoder", seed + 1);
+        let mut decoder = RandomCell::new("decoder", seed + 1);
         decoder.look_up(vocabulary, hidden);
         decoder.lstm("e", hidden, hidden);
         decoder.product("h_next", hidden, vocabulary, "logits");
@@ -94,7 +97,7 @@ impl RandomCells {
         let settings = settings(
             "encode-decode",
             &[("encoder", &encode, ""), ("decoder", &decode, begin)],
-            ("tokens", "decoder.token_next", "every"),
+            OutputText { name: "tokens", from: "decoder.token_next", take: "every" },
         );
         let settings = format!("extra_steps = 0\n{settings}");
         RandomCells {
@@ -104,7 +107,8 @@ impl RandomCells {
         }
     }
 
-    /// Writes it into a model repository. `limits` are further lines at the head of `model.toml`, such as `max_batch = 64`.
+    /// Writes the model into a repository. `limits`: further lines at the head of `model.toml`,
+    /// such as `max_batch = 64`.
     pub fn write(&self, repository: &Path, limits: &str) -> io::Result<()> {
         let folder = repository.join(self.name);
         fs::create_dir_all(folder.join("1"))?;
@@ -115,13 +119,20 @@ impl RandomCells {
     }
 }
 
-/// A block's name, where its inputs come from, and further lines of its section.
+/// A block's name, the sources of its inputs, and further lines of its section.
 type BlockText<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
 
-fn settings(walk: &str, blocks: &[BlockText<'_>], (name, from, take): (&str, &str, &str)) -> String {
+/// The keys of the model's output.
+struct OutputText<'a> {
+    name: &'a str,
+    from: &'a str,
+    take: &'a str,
+}
+
+fn settings(walk: &str, blocks: &[BlockText<'_>], output: OutputText<'_>) -> String {
     let mut text = format!("walk = {}\n", quoted(walk));
     for (block, inputs, more) in blocks {
-        // Keys of the block itself stand before its tables.
+        // Keys of the block itself come before its tables.
         let (own, tables) = more.split_at(more.find('[').unwrap_or(more.len()));
         let _ = write!(text, "\n[[block]]\nname = {}\n{own}[block.inputs]\n", quoted(block));
         for (input, from) in *inputs {
@@ -129,26 +140,27 @@ fn settings(walk: &str, blocks: &[BlockText<'_>], (name, from, take): (&str, &st
         }
         text.push_str(tables);
     }
+    let OutputText { name, from, take } = output;
     let _ = write!(text, "\n[[output]]\nname = {}\nfrom = {}\ntake = \"{take}\"\n", quoted(name), quoted(from));
     text
 }
 
-struct Cell {
+struct RandomCell {
     draft: CellDraft,
-    random: Random,
+    random: Lcg,
 }
 
-impl Cell {
-    fn new(name: &str, seed: u64) -> Cell {
-        Cell { draft: CellDraft::named(name, OPSET), random: Random::new(seed.wrapping_mul(2).wrapping_add(1)) }
+impl RandomCell {
+    fn new(name: &str, seed: u64) -> RandomCell {
+        RandomCell { draft: CellDraft::named(name, OPSET), random: Lcg::new(seed.wrapping_mul(2).wrapping_add(1)) }
     }
 
-    /// Between -1 and 1.
+    /// Returns a number between -1 and 1.
     fn number(&mut self) -> f32 {
         (self.random.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// A matrix whose products are about as large as what they are made of.
+    /// Adds a matrix whose products have about the magnitude of their inputs.
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) {
         let scale = (3.0 / rows as f32).sqrt();
         let elements: Vec<f32> = (0..rows * columns).map(|_| self.number() * scale).collect();
@@ -168,7 +180,7 @@ impl Cell {
         self.draft.op("Gather", &["embedding", "token"], "e");
     }
 
-    /// The gates by name; the last one, which is new content, is a tanh.
+    /// Adds the gates by name; the last one, which is new content, is a tanh.
     fn gates(&mut self, from: &str, inputs: usize, hidden: usize, names: &[&str]) {
         self.product(from, inputs, names.len() * hidden, "sums");
         let sums: Vec<String> = names.iter().map(|name| format!("{name}_sum")).collect();
@@ -187,11 +199,11 @@ impl Cell {
         self.draft.op("Mul", &["f", "c"], "kept");
         self.draft.op("Mul", &["i", "g"], "new");
         self.draft.op("Add", &["kept", "new"], "c_next");
-        self.leave(hidden);
+        self.write_state(hidden);
     }
 
-    /// The new state, whose inner part is there.
-    fn leave(&mut self, hidden: usize) {
+    /// Adds the new state, whose inner part exists.
+    fn write_state(&mut self, hidden: usize) {
         self.draft.op("Tanh", &["c_next"], "c_tanh");
         self.draft.op("Mul", &["o", "c_tanh"], "h_next");
         for state in ["h_next", "c_next"] {
@@ -209,13 +221,13 @@ impl Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{Tensors, numbers, run};
+    use crate::fixture::{NamedTensors, numbers, run};
     use rten_tensor::{AsView, Layout};
 
-    /// What rten makes of a cell; all numbers stay within what gates allow.
+    /// Runs a cell in rten and checks that all numbers stay within the range of gates.
     #[track_caller]
     fn check(file: &[u8], inputs: &[(&str, usize)], hidden: usize) {
-        let given: Tensors = inputs.iter().map(|&(name, size)| (name.to_owned(), numbers(&[3, size]))).collect();
+        let given: NamedTensors = inputs.iter().map(|&(name, size)| (name.to_owned(), numbers(&[3, size]))).collect();
         let given = run(file.to_vec(), &given, &["h_next".to_owned(), "c_next".to_owned()]);
         for tensor in given.values() {
             assert_eq!(tensor.shape(), [3, hidden]);

@@ -1,26 +1,28 @@
-//! One step of LSTM, GRU and RNN in plain operators: one product of matrices for all gates where the formulas allow it.
+//! One step of LSTM, GRU and RNN in plain operators: one product of matrices for all gates where
+//! the formulas allow it.
 
 use super::draft::CellDraft;
 use crate::error::{OnnxError, refuse};
-use crate::graph::{Model, Node};
+use crate::graph::{OnnxModel, OpNode};
 
-/// A wider layer is a damaged file.
-const LARGEST: usize = 1 << 20;
+/// Largest width of a layer; a wider one is a damaged file.
+const MAX_WIDTH: usize = 1 << 20;
 
-/// A recurrent operator whose step can be written out.
+/// A recurrent operator whose step can be generated.
 pub(super) struct Recurrence {
-    kind: Kind,
+    kind: CellKind,
     pub(super) hidden: usize,
     inputs: usize,
     pub(super) directions: usize,
-    /// [direction, gate, hidden, input], [direction, gate, hidden, hidden], [direction, 2, gate, hidden].
+    /// Shapes [direction, gate, hidden, input], [direction, gate, hidden, hidden], [direction, 2,
+    /// gate, hidden].
     weights: [Vec<f32>; 3],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CellKind {
     Lstm,
-    /// Whether the reset gate is applied behind the product.
+    /// `linear_before_reset`: whether the reset gate is applied after the product.
     Gru {
         linear_before_reset: bool,
     },
@@ -29,19 +31,19 @@ enum Kind {
     },
 }
 
-impl Kind {
+impl CellKind {
     fn gates(self) -> usize {
         match self {
-            Kind::Lstm => 4,
-            Kind::Gru { .. } => 3,
-            Kind::Rnn { .. } => 1,
+            CellKind::Lstm => 4,
+            CellKind::Gru { .. } => 3,
+            CellKind::Rnn { .. } => 1,
         }
     }
 }
 
 impl Recurrence {
-    /// Reads the operator's settings and weights; refuses what a step cannot do.
-    pub(super) fn read(model: &Model, node: &Node) -> Result<Recurrence, OnnxError> {
+    /// Reads the operator's settings and weights; refuses settings that a step cannot implement.
+    pub(super) fn read(model: &OnnxModel, node: &OpNode) -> Result<Recurrence, OnnxError> {
         let label = node.proto.label();
         let no = |what: &str| refuse(format!("{label} has {what}, which cells do not have"));
         let given = |at: usize| node.inputs.get(at).copied().flatten();
@@ -78,7 +80,7 @@ impl Recurrence {
         let size = |dims: &[i64], at: usize| dims.get(at).and_then(|&dim| usize::try_from(dim).ok()).unwrap_or(0);
         let (directions, inputs, hidden) = (size(w_dims, 0), size(w_dims, 2), size(r_dims, 2));
         let misfit = || OnnxError(format!("{label} has weights of shapes that do not fit each other: export it anew"));
-        if !(1..=2).contains(&directions) || ![inputs, hidden].iter().all(|size| (1..=LARGEST).contains(size)) {
+        if !(1..=2).contains(&directions) || ![inputs, hidden].iter().all(|size| (1..=MAX_WIDTH).contains(size)) {
             return Err(misfit());
         }
         let (w, r) = (model.weight_floats(w)?, model.weight_floats(r)?);
@@ -90,16 +92,16 @@ impl Recurrence {
         Ok(Recurrence { kind, hidden, inputs, directions, weights: [w, r, bias] })
     }
 
-    /// The states of a step, as the operator's outputs count them.
+    /// Returns the states of a step, in the order of the operator's outputs.
     pub(super) fn states(&self) -> &'static [&'static str] {
-        if self.kind == Kind::Lstm { &["h", "c"] } else { &["h"] }
+        if self.kind == CellKind::Lstm { &["h", "c"] } else { &["h"] }
     }
 
-    /// Writes the step of one direction, from `x`, `h` (and `c`) to `h_next` (and `c_next`).
+    /// Adds the step of one direction, from `x`, `h` (and `c`) to `h_next` (and `c_next`).
     pub(super) fn step(&self, draft: &mut CellDraft, x: &str, direction: usize) {
         let hidden = self.hidden;
         match self.kind {
-            Kind::Lstm => {
+            CellKind::Lstm => {
                 self.dense(draft, &[x, "h"], direction, 0..4, "gates");
                 draft.split("gates", &["i_in", "o_in", "f_in", "g_in"], hidden);
                 for (from, op, to) in [
@@ -116,13 +118,13 @@ impl Recurrence {
                 draft.op("Tanh", &["c_next"], "c_out");
                 draft.op("Mul", &["o", "c_out"], "h_next");
             }
-            Kind::Gru { linear_before_reset } => {
+            CellKind::Gru { linear_before_reset } => {
                 self.dense(draft, &[x, "h"], direction, 0..2, "gates");
                 draft.op("Sigmoid", &["gates"], "opened");
                 draft.split("opened", &["z", "r"], hidden);
                 if linear_before_reset {
-                    self.half(draft, x, direction, 0, "n_x");
-                    self.half(draft, "h", direction, 1, "n_h");
+                    self.third_gate(draft, x, direction, 0, "n_x");
+                    self.third_gate(draft, "h", direction, 1, "n_h");
                     draft.op("Mul", &["r", "n_h"], "n_reset");
                     draft.op("Add", &["n_x", "n_reset"], "n_in");
                 } else {
@@ -134,14 +136,14 @@ impl Recurrence {
                 draft.op("Mul", &["z", "gap"], "held");
                 draft.op("Add", &["n", "held"], "h_next");
             }
-            Kind::Rnn { relu } => {
+            CellKind::Rnn { relu } => {
                 self.dense(draft, &[x, "h"], direction, 0..1, "sum");
                 draft.op(if relu { "Relu" } else { "Tanh" }, &["sum"], "h_next");
             }
         }
     }
 
-    /// One product for the input and the state together, for some of the gates.
+    /// Adds one product for the input and the state together, for some of the gates.
     fn dense(
         &self,
         draft: &mut CellDraft,
@@ -164,8 +166,8 @@ impl Recurrence {
         draft.op("Add", &[&product, &format!("{to}_b")], to);
     }
 
-    /// The third gate's product of the input (side 0) or the state (side 1) alone.
-    fn half(&self, draft: &mut CellDraft, from: &str, direction: usize, side: usize, to: &str) {
+    /// Adds the third gate's product of the input (side 0) or the state (side 1) alone.
+    fn third_gate(&self, draft: &mut CellDraft, from: &str, direction: usize, side: usize, to: &str) {
         let columns: Vec<usize> = (2 * self.hidden..3 * self.hidden).collect();
         let rows = [self.inputs, self.hidden][side];
         let matrix: Vec<f32> = self.turned(side, rows, direction, &columns).collect();
@@ -196,25 +198,25 @@ impl Recurrence {
     }
 }
 
-fn kind(node: &Node) -> Result<Kind, OnnxError> {
+fn kind(node: &OpNode) -> Result<CellKind, OnnxError> {
     let named = node.proto.attr("activations").map(|attribute| {
         attribute.strings.iter().map(|name| String::from_utf8_lossy(name).to_lowercase()).collect::<Vec<_>>()
     });
     let activations = named.unwrap_or_default();
     let all = |usual: &[&str]| activations.chunks(usual.len()).all(|chunk| chunk == usual);
     match &*node.proto.op_type {
-        "LSTM" if all(&["sigmoid", "tanh", "tanh"]) => Ok(Kind::Lstm),
+        "LSTM" if all(&["sigmoid", "tanh", "tanh"]) => Ok(CellKind::Lstm),
         "GRU" if all(&["sigmoid", "tanh"]) => {
-            Ok(Kind::Gru { linear_before_reset: node.proto.int("linear_before_reset", 0) != 0 })
+            Ok(CellKind::Gru { linear_before_reset: node.proto.int("linear_before_reset", 0) != 0 })
         }
-        "RNN" if all(&["tanh"]) => Ok(Kind::Rnn { relu: false }),
-        "RNN" if all(&["relu"]) => Ok(Kind::Rnn { relu: true }),
+        "RNN" if all(&["tanh"]) => Ok(CellKind::Rnn { relu: false }),
+        "RNN" if all(&["relu"]) => Ok(CellKind::Rnn { relu: true }),
         _ => refuse(format!("{} has unusual activations: {}", node.proto.label(), activations.join(", "))),
     }
 }
 
-/// Whether a value is zeros whatever the request: a weight of zeros, or what exporters make of one.
-fn is_zero(model: &Model, value: usize, depth: usize) -> bool {
+/// Whether a value is zeros for any request: a weight of zeros, or an exporter's expression of one.
+fn is_zero(model: &OnnxModel, value: usize, depth: usize) -> bool {
     const KEEPS: [&str; 9] =
         ["Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Split"];
     let value = &model.values[value];

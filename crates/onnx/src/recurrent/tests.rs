@@ -1,8 +1,8 @@
-//! Cells stepped through a sequence against the operator that takes it whole, in rten.
+//! Compares cells stepped through a sequence with the operator over the whole sequence, in rten.
 
-use super::Cells;
-use crate::Model;
-use crate::fixture::{Draft, Tensors, assert_close, numbers, perm, run};
+use super::RecurrentCells;
+use crate::OnnxModel;
+use crate::fixture::{Draft, NamedTensors, assert_close, numbers, perm, run};
 use crate::proto::{AttributeProto, NodeProto, elem};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use std::path::Path;
 const FEATURES: i64 = 3;
 const HIDDEN: i64 = 4;
 
-/// Adds a recurrent operator with weights and the node that takes it, time first.
+/// Adds a recurrent operator with weights, time first.
 fn recurrent(draft: &mut Draft, op: &str, [from, to]: [&str; 2], inputs: i64, directions: i64) {
     let gates = match op {
         "LSTM" => 4,
@@ -38,7 +38,7 @@ fn recurrent(draft: &mut Draft, op: &str, [from, to]: [&str; 2], inputs: i64, di
     draft.graph.node.push(NodeProto { attribute: [&node.attribute[..], &[attribute]].concat(), ..node });
 }
 
-/// x [batch, s, 3] turned to time first.
+/// Begins a graph with x [batch, s, 3], transposed to time first.
 fn begun() -> Draft {
     let mut draft = Draft::default();
     draft.input("x", elem::FLOAT, &[-1, -2, FEATURES]);
@@ -52,15 +52,19 @@ fn element(x: &Tensor<f32>, at: usize) -> Tensor<f32> {
     Tensor::from_data(&[batch, features], (0..batch).flat_map(row).map(|at| x[at]).collect::<Vec<_>>())
 }
 
-/// Walks as the server does: what each block gave last is kept; a backward block begins at the end.
-fn walk(cells: &Cells, x: &Tensor<f32>, outputs: &BTreeMap<&str, Vec<&str>>) -> BTreeMap<String, Vec<Tensor<f32>>> {
+/// Walks like the server: each block's last outputs are kept; a backward block begins at the end.
+fn walk(
+    cells: &RecurrentCells,
+    x: &Tensor<f32>,
+    outputs: &BTreeMap<&str, Vec<&str>>,
+) -> BTreeMap<String, Vec<Tensor<f32>>> {
     let [batch, length, _] = x.shape()[..] else { panic!("[batch, length, features]") };
-    let mut kept: Tensors = Tensors::new();
+    let mut kept: NamedTensors = NamedTensors::new();
     let mut every: BTreeMap<String, Vec<Tensor<f32>>> = BTreeMap::new();
     let steps = (0..length).flat_map(|at| cells.blocks.iter().filter(|cell| !cell.once).map(move |cell| (at, cell)));
     for (at, cell) in steps.chain(cells.blocks.iter().filter(|cell| cell.once).map(|cell| (0, cell))) {
         let at = if cell.name == "backward" { length - 1 - at } else { at };
-        let mut given = Tensors::new();
+        let mut given = NamedTensors::new();
         for (input, from) in &cell.inputs {
             let tensor = match from.strip_prefix("previous.") {
                 Some(state) => kept.get(&format!("{}.{state}", cell.name)).cloned(),
@@ -81,7 +85,7 @@ fn walk(cells: &Cells, x: &Tensor<f32>, outputs: &BTreeMap<&str, Vec<&str>>) -> 
 }
 
 fn whole(draft: &Draft, x: &Tensor<f32>, output: &str) -> Tensor<f32> {
-    let inputs = Tensors::from([("x".to_owned(), x.clone())]);
+    let inputs = NamedTensors::from([("x".to_owned(), x.clone())]);
     run(draft.encode(), &inputs, &[output.to_owned()]).remove(output).unwrap()
 }
 
@@ -217,7 +221,7 @@ fn what_does_not_come_apart_is_refused_with_the_operator() {
     assert!(refused(&started).contains("has the initial state 'start'"), "{}", refused(&started));
 }
 
-/// Two layers, a head: something of everything that is converted.
+/// Two layers and a head: an example of each converted part.
 fn stacked() -> Draft {
     let mut draft = begun();
     draft.ints("one", &[1]);
@@ -251,7 +255,7 @@ proptest! {
             let at = place.index(bytes.len());
             bytes[at] = byte;
         }
-        if let Ok(model) = Model::parse(bytes, Path::new("fuzz.onnx")) {
+        if let Ok(model) = OnnxModel::parse(bytes, Path::new("fuzz.onnx")) {
             let _ = model.cells();
         }
     }

@@ -1,10 +1,10 @@
-//! Cells as `model.toml` says them.
+//! Cells in the format of `model.toml`.
 
-use super::Cells;
+use super::RecurrentCells;
 use std::fmt::Write;
 
-impl Cells {
-    /// The walk, the blocks and the outputs, as sections of `model.toml`.
+impl RecurrentCells {
+    /// Returns the walk, the blocks and the outputs, as sections of `model.toml`.
     pub fn to_toml(&self) -> String {
         let mut text = format!("walk = \"{}\"\n", self.walk);
         for cell in &self.blocks {
@@ -23,7 +23,7 @@ impl Cells {
     }
 }
 
-/// A string of TOML.
+/// Returns a TOML string.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {

@@ -1,15 +1,16 @@
-//! Which operators treat each element of a sequence on its own.
+//! Operators that process each element of a sequence independently.
 //!
-//! A cell is the graph with the length set to 1, so every operator around the recurrence must do to an element what it does
-//! to it in a sequence: nothing may act along a dimension that the length is part of, or compute with the length itself.
+//! A cell is the graph with the length set to 1, so every operator around the recurrence must do to
+//! an element the same as in a sequence: none may act along a dimension that contains the length,
+//! or compute with the length itself.
 
 use crate::error::{OnnxError, refuse};
-use crate::graph::{Model, Node};
+use crate::graph::{OnnxModel, OpNode};
 use crate::proto::elem;
 use crate::shapes::axis;
 
-/// Elementwise, or moving elements about without looking at them.
-const APART: [&str; 45] = [
+/// Operators that work elementwise or only move elements.
+const ELEMENTWISE_OPS: [&str; 45] = [
     "Abs",
     "Add",
     "And",
@@ -56,7 +57,7 @@ const APART: [&str; 45] = [
     "Unsqueeze",
     "Where",
 ];
-/// What may take sizes that `Shape` gave: nothing else is known not to compute with the length.
+/// Operators that may take sizes from `Shape`: others could compute with the length.
 const TAKES_SIZES: [&str; 15] = [
     "Add",
     "Cast",
@@ -76,15 +77,15 @@ const TAKES_SIZES: [&str; 15] = [
 ];
 
 /// The dimension that counts the elements of a sequence.
-pub(super) struct Time<'m> {
-    model: &'m Model,
+pub(super) struct TimeAxis<'m> {
+    model: &'m OnnxModel,
     pub(super) length: &'m str,
-    /// Values that follow from sizes alone.
+    /// Whether each value follows from sizes alone.
     sizes: Vec<bool>,
 }
 
-impl<'m> Time<'m> {
-    pub(super) fn new(model: &'m Model) -> Result<Time<'m>, OnnxError> {
+impl<'m> TimeAxis<'m> {
+    pub(super) fn new(model: &'m OnnxModel) -> Result<TimeAxis<'m>, OnnxError> {
         let Some(length) = &model.length else {
             return refuse("it has no dynamic length: export it with a dynamic second dimension");
         };
@@ -97,29 +98,29 @@ impl<'m> Time<'m> {
             let shape = matches!(&*node.proto.op_type, "Shape" | "Size");
             node.outputs.iter().flatten().for_each(|&output| sizes[output] = shape || from_sizes);
         }
-        Ok(Time { model, length, sizes })
+        Ok(TimeAxis { model, length, sizes })
     }
 
-    /// Whether a value has one part for each element.
-    pub(super) fn bears(&self, value: usize) -> bool {
+    /// Whether a value has one part per element.
+    pub(super) fn has_time(&self, value: usize) -> bool {
         self.model.values[value].shape.iter().any(|dim| dim.mentions(self.length))
     }
 
-    /// The axis that is the length and nothing else.
+    /// Returns the axis that is exactly the length.
     pub(super) fn axis(&self, value: usize) -> Option<usize> {
         self.model.values[value].shape.iter().position(|dim| dim.to_string() == self.length)
     }
 
-    fn long(&self, value: usize, at: i64) -> bool {
+    fn is_time_axis(&self, value: usize, at: i64) -> bool {
         let shape = &self.model.values[value].shape;
         axis(at, shape.len()).is_none_or(|at| shape[at].mentions(self.length))
     }
 
-    /// Whether it takes exactly the last element of a sequence.
-    pub(super) fn picks_last(&self, node: &Node) -> bool {
+    /// Whether the node takes exactly the last element of a sequence.
+    pub(super) fn picks_last(&self, node: &OpNode) -> bool {
         let input = |at: usize| node.inputs.get(at).copied().flatten();
         let (Some(data), Some(output)) = (input(0), node.outputs.first().copied().flatten()) else { return false };
-        let Some(time) = self.axis(data).filter(|_| !self.bears(output)) else { return false };
+        let Some(time) = self.axis(data).filter(|_| !self.has_time(output)) else { return false };
         let ints = |at: usize| self.model.known_ints(input(at)?);
         match &*node.proto.op_type {
             "Gather" => {
@@ -135,7 +136,7 @@ impl<'m> Time<'m> {
     }
 
     /// Refuses an operator that mixes the elements of a sequence.
-    pub(super) fn check_apart(&self, node: &Node) -> Result<(), OnnxError> {
+    pub(super) fn check_elementwise(&self, node: &OpNode) -> Result<(), OnnxError> {
         let (name, label) = (&*node.proto.op_type, node.proto.label());
         let input = |at: usize| node.inputs.get(at).copied().flatten();
         let takes_sizes = node.inputs.iter().flatten().any(|&input| self.sizes[input]);
@@ -143,7 +144,7 @@ impl<'m> Time<'m> {
         if takes_sizes && (!TAKES_SIZES.contains(&name) || casts_to_float) {
             return refuse(format!("{label} computes with sizes, perhaps with the length"));
         }
-        if !node.inputs.iter().chain(&node.outputs).flatten().any(|&value| self.bears(value)) {
+        if !node.inputs.iter().chain(&node.outputs).flatten().any(|&value| self.has_time(value)) {
             return Ok(());
         }
         let rank = |value: usize| self.model.values[value].shape.len() as i64;
@@ -151,26 +152,28 @@ impl<'m> Time<'m> {
             "Shape" | "Size" | "ConstantOfShape" => true,
             "MatMul" => {
                 let (Some(a), Some(b)) = (input(0), input(1)) else { return refuse(label) };
-                !self.bears(b) && !self.long(a, -1)
+                !self.has_time(b) && !self.is_time_axis(a, -1)
             }
             "Gemm" => {
                 let (Some(a), Some(b)) = (input(0), input(1)) else { return refuse(label) };
-                !self.bears(b) && node.proto.int("transA", 0) == 0 && !self.long(a, 1)
+                !self.has_time(b) && node.proto.int("transA", 0) == 0 && !self.is_time_axis(a, 1)
             }
-            "Gather" => input(0).is_some_and(|table| !self.bears(table)),
-            "Concat" => node.inputs.iter().flatten().all(|&input| !self.long(input, node.proto.int("axis", 0))),
-            "Split" => input(0).is_some_and(|data| !self.long(data, node.proto.int("axis", 0))),
+            "Gather" => input(0).is_some_and(|table| !self.has_time(table)),
+            "Concat" => node.inputs.iter().flatten().all(|&input| !self.is_time_axis(input, node.proto.int("axis", 0))),
+            "Split" => input(0).is_some_and(|data| !self.is_time_axis(data, node.proto.int("axis", 0))),
             "Slice" => {
                 let axes = input(3).and_then(|axes| self.model.known_ints(axes));
-                input(0).zip(axes).is_some_and(|(data, axes)| axes.into_iter().all(|at| !self.long(data, at)))
+                input(0).zip(axes).is_some_and(|(data, axes)| axes.into_iter().all(|at| !self.is_time_axis(data, at)))
             }
-            "Softmax" | "LogSoftmax" => input(0).is_some_and(|data| !self.long(data, node.proto.int("axis", -1))),
+            "Softmax" | "LogSoftmax" => {
+                input(0).is_some_and(|data| !self.is_time_axis(data, node.proto.int("axis", -1)))
+            }
             "LayerNormalization" => input(0).is_some_and(|data| {
                 let first = node.proto.int("axis", -1);
                 let first = if first < 0 { first + rank(data) } else { first };
-                (first..rank(data)).all(|at| !self.long(data, at))
+                (first..rank(data)).all(|at| !self.is_time_axis(data, at))
             }),
-            _ => APART.contains(&name) || takes_sizes,
+            _ => ELEMENTWISE_OPS.contains(&name) || takes_sizes,
         };
         if apart { Ok(()) } else { refuse(format!("{label} mixes the elements of a sequence")) }
     }

@@ -1,10 +1,10 @@
-//! Operators that keep the shape, broadcast it, or take an axis away.
+//! Operators that keep the shape, broadcast it, or remove an axis.
 
-use super::{Call, Made, axis, values};
+use super::{InferredTensor, OpCall, axis, values};
 use crate::dim::Dim;
 use crate::proto::elem;
 
-/// Operators whose output is like their first input.
+/// Operators whose output has the type and shape of their first input.
 const LIKE_FIRST: [&str; 57] = [
     "Abs",
     "Acos",
@@ -86,14 +86,17 @@ const BROADCAST: [&str; 17] = [
 ];
 const COMPARE: [&str; 5] = ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"];
 
-pub(super) fn infer(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn infer(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let first = call.input(0)?;
     let name = &*call.node.op_type;
     let data = values::elementwise(call);
-    let made = |elem, shape| Some(vec![Made { elem, shape, data: data.clone() }]);
+    let made = |elem, shape| Some(vec![InferredTensor { elem, shape, data: data.clone() }]);
     match name {
         "LayerNormalization" if call.node.output.len() > 1 => None,
-        "Dropout" => Some(vec![Made::new(first.elem, first.shape.clone()), Made::new(elem::BOOL, first.shape.clone())]),
+        "Dropout" => Some(vec![
+            InferredTensor::new(first.elem, first.shape.clone()),
+            InferredTensor::new(elem::BOOL, first.shape.clone()),
+        ]),
         _ if LIKE_FIRST.contains(&name) => made(first.elem, first.shape.clone()),
         "IsInf" | "IsNaN" => made(elem::BOOL, first.shape.clone()),
         "Cast" => made(i32::try_from(call.node.int("to", 0)).ok()?, first.shape.clone()),
@@ -106,16 +109,16 @@ pub(super) fn infer(call: &Call<'_>) -> Option<Vec<Made>> {
     }
 }
 
-pub(super) fn select(call: &Call<'_>) -> Option<Vec<Made>> {
-    Some(vec![Made { elem: call.input(1)?.elem, shape: broadcast_all(call, 0)?, data: values::select(call) }])
+pub(super) fn select(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
+    Some(vec![InferredTensor { elem: call.input(1)?.elem, shape: broadcast_all(call, 0)?, data: values::select(call) }])
 }
 
-fn broadcast_all(call: &Call<'_>, from: usize) -> Option<Vec<Dim>> {
+fn broadcast_all(call: &OpCall<'_>, from: usize) -> Option<Vec<Dim>> {
     let shapes = call.inputs.iter().skip(from).map(|input| input.map(|value| &value.shape[..]));
     shapes.into_iter().try_fold(Vec::new(), |all, shape| broadcast(&all, shape?))
 }
 
-/// The shape that two shapes broadcast to.
+/// Returns the shape that two shapes broadcast to.
 pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
     let (long, short) = if a.len() >= b.len() { (a, b) } else { (b, a) };
     let mut shape = long.to_vec();
@@ -126,7 +129,8 @@ pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Option<Vec<Dim>> {
     Some(shape)
 }
 
-/// Of two unlike sizes one must be 1 when it comes to it: a number above 1 wins, and the batch is never taken for 1.
+/// Returns the size that two sizes broadcast to. Of two different sizes one must be 1 at run time:
+/// a number above 1 wins, and the batch is never taken for 1.
 fn broadcast_dim(a: &Dim, b: &Dim) -> Option<Dim> {
     match (a.value(), b.value()) {
         _ if a == b => Some(a.clone()),
@@ -141,7 +145,7 @@ fn broadcast_dim(a: &Dim, b: &Dim) -> Option<Dim> {
     }
 }
 
-pub(super) fn reduce(call: &Call<'_>, elem: Option<i32>) -> Option<Vec<Made>> {
+pub(super) fn reduce(call: &OpCall<'_>, elem: Option<i32>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let keep = call.node.int("keepdims", 1) != 0;
     let rank = input.shape.len();
@@ -163,10 +167,10 @@ pub(super) fn reduce(call: &Call<'_>, elem: Option<i32>) -> Option<Vec<Made>> {
             false => shape.push(dim.clone()),
         }
     }
-    Made::one(elem.unwrap_or(input.elem), shape)
+    InferredTensor::one(elem.unwrap_or(input.elem), shape)
 }
 
-pub(super) fn top_k(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn top_k(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let count = match call.node.attr("k") {
         Some(attribute) => Dim::known(attribute.i?),
@@ -175,5 +179,5 @@ pub(super) fn top_k(call: &Call<'_>) -> Option<Vec<Made>> {
     let mut shape = input.shape.clone();
     let at = axis(call.node.int("axis", -1), shape.len())?;
     shape[at] = count;
-    Some(vec![Made::new(input.elem, shape.clone()), Made::new(elem::INT64, shape)])
+    Some(vec![InferredTensor::new(input.elem, shape.clone()), InferredTensor::new(elem::INT64, shape)])
 }

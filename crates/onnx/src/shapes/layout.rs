@@ -1,20 +1,20 @@
-//! Operators that move elements about.
+//! Operators that move elements.
 
 use super::elementwise::broadcast;
-use super::{Call, Made, axis};
+use super::{InferredTensor, OpCall, axis};
 use crate::dim::{Dim, product};
 
-/// The input's known elements, if a change of shape keeps them a list of at most one dimension.
-fn kept(call: &Call<'_>, shape: &[Dim]) -> Option<Vec<Dim>> {
+/// Returns the input's known elements, if the new shape is a list of at most one dimension.
+fn kept(call: &OpCall<'_>, shape: &[Dim]) -> Option<Vec<Dim>> {
     call.input(0)?.data.clone().filter(|_| shape.len() <= 1)
 }
 
-fn reshaped(call: &Call<'_>, shape: Vec<Dim>) -> Option<Vec<Made>> {
+fn reshaped(call: &OpCall<'_>, shape: Vec<Dim>) -> Option<Vec<InferredTensor>> {
     let data = kept(call, &shape);
-    Some(vec![Made { elem: call.input(0)?.elem, shape, data }])
+    Some(vec![InferredTensor { elem: call.input(0)?.elem, shape, data }])
 }
 
-pub(super) fn reshape(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn reshape(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (input, wanted) = (call.input(0)?, call.input(1)?);
     let Some(wanted) = &wanted.data else {
         let rank = usize::try_from(wanted.shape.first()?.value()?).ok().filter(|&rank| rank <= 16)?;
@@ -41,15 +41,15 @@ pub(super) fn reshape(call: &Call<'_>) -> Option<Vec<Made>> {
     reshaped(call, shape)
 }
 
-pub(super) fn flatten(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn flatten(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let (at, rank) = (call.node.int("axis", 1), input.shape.len());
     let at = if at == rank as i64 { rank } else { axis(at, rank)? };
     let side = |dims: &[Dim], number: usize| product(dims).unwrap_or_else(|| call.unknown(number));
-    Made::one(input.elem, vec![side(&input.shape[..at], 0), side(&input.shape[at..], 1)])
+    InferredTensor::one(input.elem, vec![side(&input.shape[..at], 0), side(&input.shape[at..], 1)])
 }
 
-pub(super) fn transpose(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn transpose(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let rank = input.shape.len();
     let order = match call.node.ints("perm") {
@@ -61,7 +61,7 @@ pub(super) fn transpose(call: &Call<'_>) -> Option<Vec<Made>> {
     reshaped(call, shape.collect::<Option<_>>()?)
 }
 
-pub(super) fn squeeze(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn squeeze(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let rank = input.shape.len();
     let named = call.node.ints("axes").is_some() || call.has(1);
@@ -73,7 +73,7 @@ pub(super) fn squeeze(call: &Call<'_>) -> Option<Vec<Made>> {
     reshaped(call, left.map(|(_, dim)| dim.clone()).collect())
 }
 
-pub(super) fn unsqueeze(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn unsqueeze(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (input, axes) = (call.input(0)?, call.axes(1)?);
     let rank = input.shape.len().checked_add(axes.len()).filter(|&rank| rank <= 16)?;
     let new = axes.into_iter().map(|at| axis(at, rank)).collect::<Option<Vec<_>>>()?;
@@ -83,7 +83,7 @@ pub(super) fn unsqueeze(call: &Call<'_>) -> Option<Vec<Made>> {
     reshaped(call, shape)
 }
 
-pub(super) fn concat(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn concat(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let first = call.input(0)?;
     let at = axis(call.node.int("axis", 0), first.shape.len())?;
     let (mut shape, mut sum, mut data) = (first.shape.clone(), Dim::known(0), Some(Vec::new()));
@@ -98,10 +98,10 @@ pub(super) fn concat(call: &Call<'_>) -> Option<Vec<Made>> {
         data = data.zip(input.data.as_ref()).map(|(all, more): (Vec<Dim>, _)| [&all[..], more].concat());
     }
     shape[at] = sum;
-    Some(vec![Made { elem: first.elem, shape, data }])
+    Some(vec![InferredTensor { elem: first.elem, shape, data }])
 }
 
-pub(super) fn split(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn split(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let at = axis(call.node.int("axis", 0), input.shape.len())?;
     let count = call.node.output.len() as i64;
@@ -114,12 +114,12 @@ pub(super) fn split(call: &Call<'_>) -> Option<Vec<Made>> {
     let part = |size: Dim| {
         let mut shape = input.shape.clone();
         shape[at] = size;
-        Made::new(input.elem, shape)
+        InferredTensor::new(input.elem, shape)
     };
     (sizes.len() as i64 == count).then(|| sizes.into_iter().map(part).collect())
 }
 
-/// All alike but the last, which may be smaller.
+/// Returns equal parts; the last may be smaller.
 fn equal_parts(whole: &Dim, count: i64) -> Option<Vec<Dim>> {
     let Some(size) = whole.value() else {
         let part = whole.over(&Dim::known(count))?;
@@ -129,7 +129,7 @@ fn equal_parts(whole: &Dim, count: i64) -> Option<Vec<Dim>> {
     Some((0..count).map(|at| Dim::known((size - part.saturating_mul(at)).clamp(0, part))).collect())
 }
 
-pub(super) fn slice(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn slice(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let rank = input.shape.len();
     let old = call.node.attr("starts").is_some();
@@ -156,7 +156,7 @@ pub(super) fn slice(call: &Call<'_>) -> Option<Vec<Made>> {
         shape[at] = range.as_ref().map_or_else(|| call.unknown(at), |(_, size)| size.clone());
         data = data.zip(range).and_then(|(data, (start, size))| pick(&data, start, size.value()?, steps[number]));
     }
-    Some(vec![Made { elem: input.elem, shape, data }])
+    Some(vec![InferredTensor { elem: input.elem, shape, data }])
 }
 
 fn pick(data: &[Dim], start: i64, count: i64, step: i64) -> Option<Vec<Dim>> {
@@ -164,7 +164,7 @@ fn pick(data: &[Dim], start: i64, count: i64, step: i64) -> Option<Vec<Dim>> {
     (0..count.min(data.len() as i64)).map(|number| data.get(at(number)?).cloned()).collect()
 }
 
-/// Where a slice of a dimension begins, and how many elements it has.
+/// Returns the start of a slice of a dimension, and its number of elements.
 fn cut(size: &Dim, start: Option<Dim>, end: Option<Dim>, step: i64) -> Option<(i64, Dim)> {
     let (start, end) = (start?, end?);
     if let (Some(size), Some(start), Some(end)) = (size.value(), start.value(), end.value()) {
@@ -197,7 +197,7 @@ fn cut(size: &Dim, start: Option<Dim>, end: Option<Dim>, step: i64) -> Option<(i
     }
 }
 
-pub(super) fn gather(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn gather(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (input, indices) = (call.input(0)?, call.input(1)?);
     let at = axis(call.node.int("axis", 0), input.shape.len())?;
     let shape = [&input.shape[..at], &indices.shape, &input.shape[at + 1..]].concat();
@@ -206,19 +206,19 @@ pub(super) fn gather(call: &Call<'_>) -> Option<Vec<Made>> {
         indices.into_iter().map(|index| data.get(axis(index, data.len())?).cloned()).collect()
     };
     let data = input.data.as_ref().filter(|_| input.shape.len() == 1).and_then(pick);
-    Some(vec![Made { elem: input.elem, shape, data }])
+    Some(vec![InferredTensor { elem: input.elem, shape, data }])
 }
 
-pub(super) fn expand(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn expand(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
-    Made::one(input.elem, broadcast(&input.shape, call.input(1)?.data.as_ref()?)?)
+    InferredTensor::one(input.elem, broadcast(&input.shape, call.input(1)?.data.as_ref()?)?)
 }
 
-pub(super) fn tile(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn tile(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (input, repeats) = (call.input(0)?, call.input(1)?.data.as_ref());
     let size = |(at, dim): (usize, &Dim)| {
         let times = repeats.and_then(|repeats| dim.times(repeats.get(at)?));
         times.unwrap_or_else(|| call.unknown(at))
     };
-    Made::one(input.elem, input.shape.iter().enumerate().map(size).collect())
+    InferredTensor::one(input.elem, input.shape.iter().enumerate().map(size).collect())
 }

@@ -1,11 +1,11 @@
 //! Products of matrices.
 
 use super::elementwise::broadcast;
-use super::{Call, Made};
+use super::{InferredTensor, OpCall};
 use crate::dim::Dim;
 use std::collections::BTreeMap;
 
-pub(super) fn matmul(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn matmul(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (a, b) = (call.input(0)?, call.input(1)?);
     let (mut left, mut right) = (a.shape.clone(), b.shape.clone());
     if left.is_empty() || right.is_empty() {
@@ -26,18 +26,18 @@ pub(super) fn matmul(call: &Call<'_>) -> Option<Vec<Made>> {
     if !column {
         shape.push(columns);
     }
-    Made::one(a.elem, shape)
+    InferredTensor::one(a.elem, shape)
 }
 
-pub(super) fn gemm(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn gemm(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (a, b) = (call.input(0)?, call.input(1)?);
     let side = |name: &str, plain: usize| if call.node.int(name, 0) == 0 { plain } else { 1 - plain };
     let rows = a.shape.get(side("transA", 0))?.clone();
-    Made::one(a.elem, vec![rows, b.shape.get(side("transB", 1))?.clone()])
+    InferredTensor::one(a.elem, vec![rows, b.shape.get(side("transB", 1))?.clone()])
 }
 
-/// Without an ellipsis, and with the output written out.
-pub(super) fn einsum(call: &Call<'_>) -> Option<Vec<Made>> {
+/// Infers an `Einsum` without an ellipsis and with an explicit output.
+pub(super) fn einsum(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let equation = call.node.text("equation").replace(' ', "");
     let (inputs, output) = equation.split_once("->").filter(|_| !equation.contains('.'))?;
     let mut sizes: BTreeMap<char, Dim> = BTreeMap::new();
@@ -54,5 +54,5 @@ pub(super) fn einsum(call: &Call<'_>) -> Option<Vec<Made>> {
         }
     }
     let shape = output.chars().map(|letter| sizes.get(&letter).cloned()).collect::<Option<_>>()?;
-    Made::one(call.input(0)?.elem, shape)
+    InferredTensor::one(call.input(0)?.elem, shape)
 }

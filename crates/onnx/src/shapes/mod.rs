@@ -1,8 +1,10 @@
-//! Shape inference: what each operator makes of the shapes, and of the small integer tensors that exporters compute shapes with.
+//! Shape inference: each operator's output shapes, and the small integer tensors that exporters
+//! compute shapes with.
 //!
-//! One function a family of operators, from [`Call`] to [`Made`]; none where a shape does not follow. A shape that the
-//! file declares then stands in; where there is neither, the model is refused, since a cut could not be typed. Rejected:
-//! a shape library of an engine, which panics on damaged files and knows no element types.
+//! One function per family of operators, from [`OpCall`] to [`InferredTensor`]; `None` where a
+//! shape does not follow. The file's declared shape is used instead; without either, the model is
+//! refused, since a cut could not be typed. Rejected: a shape library of an engine, which panics on
+//! damaged files and does not know element types.
 
 mod elementwise;
 mod layout;
@@ -13,40 +15,40 @@ mod windows;
 
 use crate::dim::Dim;
 use crate::error::{OnnxError, refuse};
-use crate::graph::{Model, Value};
+use crate::graph::{GraphValue, OnnxModel};
 use crate::proto::{NodeProto, TensorProto, elem};
 
-/// Longer lists of sizes are not followed.
-const MOST_DATA: usize = 1024;
+/// Largest list of sizes whose elements are tracked.
+const MAX_DATA: usize = 1024;
 
-/// An operator and what is known of its inputs.
-pub(crate) struct Call<'a> {
+/// An operator with the known properties of its inputs.
+pub(crate) struct OpCall<'a> {
     pub(crate) node: &'a NodeProto,
-    pub(crate) inputs: Vec<Option<&'a Value>>,
+    pub(crate) inputs: Vec<Option<&'a GraphValue>>,
     pub(crate) weights: &'a [TensorProto],
     pub(crate) opset: i64,
 }
 
-/// What is known of an output.
+/// The known properties of an output.
 #[derive(Clone, Debug)]
-pub(crate) struct Made {
+pub(crate) struct InferredTensor {
     pub(crate) elem: i32,
     pub(crate) shape: Vec<Dim>,
     pub(crate) data: Option<Vec<Dim>>,
 }
 
-impl Made {
-    pub(crate) fn new(elem: i32, shape: Vec<Dim>) -> Made {
-        Made { elem, shape, data: None }
+impl InferredTensor {
+    pub(crate) fn new(elem: i32, shape: Vec<Dim>) -> InferredTensor {
+        InferredTensor { elem, shape, data: None }
     }
 
-    pub(crate) fn one(elem: i32, shape: Vec<Dim>) -> Option<Vec<Made>> {
-        Some(vec![Made::new(elem, shape)])
+    pub(crate) fn one(elem: i32, shape: Vec<Dim>) -> Option<Vec<InferredTensor>> {
+        Some(vec![InferredTensor::new(elem, shape)])
     }
 }
 
-impl<'a> Call<'a> {
-    pub(crate) fn input(&self, at: usize) -> Option<&'a Value> {
+impl<'a> OpCall<'a> {
+    pub(crate) fn input(&self, at: usize) -> Option<&'a GraphValue> {
         self.inputs.get(at).copied().flatten()
     }
 
@@ -54,12 +56,13 @@ impl<'a> Call<'a> {
         self.input(at).is_some()
     }
 
-    /// The elements of a small integer input, as numbers.
+    /// Returns the elements of a small integer input, as numbers.
     pub(crate) fn ints(&self, at: usize) -> Option<Vec<i64>> {
         self.input(at)?.data.as_ref()?.iter().map(Dim::value).collect()
     }
 
-    /// The axes of an operator that took them as an attribute once and takes them as an input now.
+    /// Returns the axes of an operator, which are an attribute in old versions and an input in
+    /// newer ones.
     pub(crate) fn axes(&self, at: usize) -> Option<Vec<i64>> {
         match self.node.ints("axes") {
             Some(axes) => Some(axes.to_vec()),
@@ -67,25 +70,26 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A size that nothing is known of.
+    /// Returns an unknown size.
     pub(crate) fn unknown(&self, axis: usize) -> Dim {
         let name = self.node.output.first().map_or("", String::as_str);
         Dim::symbol(&format!("?{name}.{axis}"))
     }
 }
 
-/// An axis counted from the front.
+/// Returns an axis counted from the front.
 pub(crate) fn axis(axis: i64, rank: usize) -> Option<usize> {
     let axis = if axis < 0 { axis.checked_add(rank as i64)? } else { axis };
     usize::try_from(axis).ok().filter(|&axis| axis < rank)
 }
 
-/// Gives every value its element type and shape, or says at which operator that ends.
-pub(crate) fn infer(model: &mut Model, opset: i64) -> Result<(), OnnxError> {
+/// Gives every value its element type and shape; an error names the first operator for which that
+/// fails.
+pub(crate) fn infer(model: &mut OnnxModel, opset: i64) -> Result<(), OnnxError> {
     for at in 0..model.nodes.len() {
         let node = &model.nodes[at];
         let inputs = node.inputs.iter().map(|input| input.map(|value| &model.values[value])).collect();
-        let call = Call { node: &node.proto, inputs, weights: &model.weights, opset };
+        let call = OpCall { node: &node.proto, inputs, weights: &model.weights, opset };
         let made = if node.proto.is_standard() { of(&call) } else { None };
         for (number, output) in node.outputs.clone().into_iter().enumerate() {
             let Some(output) = output else { continue };
@@ -108,9 +112,9 @@ fn unknown_shape(node: &NodeProto, output: &str) -> String {
     )
 }
 
-/// Takes what was inferred, and from what was declared the sizes that inference does not know.
-fn complete(value: &mut Value, made: Made) {
-    let Made { elem, mut shape, data } = made;
+/// Sets the inferred properties, with the declared sizes where inference has none.
+fn complete(value: &mut GraphValue, made: InferredTensor) {
+    let InferredTensor { elem, mut shape, data } = made;
     if value.elem != 0 && value.shape.len() == shape.len() {
         for (dim, declared) in shape.iter_mut().zip(&value.shape) {
             let open = dim.value().is_none() && !dim.is_batch();
@@ -120,13 +124,13 @@ fn complete(value: &mut Value, made: Made) {
         }
     }
     let count = shape.first().map_or(Some(1), Dim::value);
-    let fits = |data: &Vec<Dim>| data.len() <= MOST_DATA && shape.len() <= 1 && count == Some(data.len() as i64);
+    let fits = |data: &Vec<Dim>| data.len() <= MAX_DATA && shape.len() <= 1 && count == Some(data.len() as i64);
     let integer = matches!(elem, elem::INT32 | elem::INT64 | elem::BOOL);
     value.data = data.filter(|data| integer && fits(data));
     (value.elem, value.shape) = (elem, shape);
 }
 
-fn of(call: &Call<'_>) -> Option<Vec<Made>> {
+fn of(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     match &*call.node.op_type {
         "Conv" | "MaxPool" | "AveragePool" | "LpPool" => windows::slide(call),
         "ConvTranspose" => windows::transposed(call),
@@ -147,7 +151,7 @@ fn of(call: &Call<'_>) -> Option<Vec<Made>> {
         "Split" => layout::split(call),
         "Slice" => layout::slice(call),
         "Gather" => layout::gather(call),
-        "GatherElements" => Made::one(call.input(0)?.elem, call.input(1)?.shape.clone()),
+        "GatherElements" => InferredTensor::one(call.input(0)?.elem, call.input(1)?.shape.clone()),
         "Expand" => layout::expand(call),
         "Tile" => layout::tile(call),
         "Shape" => values::shape(call),

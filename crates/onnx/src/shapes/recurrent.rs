@@ -1,17 +1,17 @@
 //! Recurrent operators, time first.
 
-use super::{Call, Made};
+use super::{InferredTensor, OpCall};
 use crate::dim::Dim;
 
-pub(super) fn recurrent(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn recurrent(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (input, recurrence) = (call.input(0)?, call.input(2)?);
     let [first, second, _] = &input.shape[..] else { return None };
     let [directions, _, hidden] = &recurrence.shape[..] else { return None };
-    let state = |dims: [&Dim; 3]| Made::new(input.elem, dims.into_iter().cloned().collect());
+    let state = |dims: [&Dim; 3]| InferredTensor::new(input.elem, dims.into_iter().cloned().collect());
     let (every, last) = match call.node.int("layout", 0) {
         0 => (vec![first, directions, second, hidden], state([directions, second, hidden])),
         _ => (vec![first, second, directions, hidden], state([first, directions, hidden])),
     };
-    let every = Made::new(input.elem, every.into_iter().cloned().collect());
+    let every = InferredTensor::new(input.elem, every.into_iter().cloned().collect());
     Some(vec![every, last.clone(), last])
 }

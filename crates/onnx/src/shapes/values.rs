@@ -1,11 +1,12 @@
-//! Following the small integer tensors that graphs compute shapes with: `Shape`, and arithmetic on what it gives.
+//! Tracks the small integer tensors that graphs compute shapes with: `Shape`, and arithmetic on its
+//! output.
 
-use super::{Call, MOST_DATA, Made};
+use super::{InferredTensor, MAX_DATA, OpCall};
 use crate::dim::{Dim, product};
 use crate::proto::elem;
 use crate::weights;
 
-pub(super) fn shape(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn shape(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let dims = &call.input(0)?.shape;
     let rank = dims.len() as i64;
     let bound = |name: &str, default: i64| {
@@ -14,31 +15,31 @@ pub(super) fn shape(call: &Call<'_>) -> Option<Vec<Made>> {
     };
     let (start, end) = (bound("start", 0), bound("end", rank));
     let data: Vec<Dim> = dims.get(start..end.max(start))?.to_vec();
-    Some(vec![Made { elem: elem::INT64, shape: vec![Dim::known(data.len() as i64)], data: Some(data) }])
+    Some(vec![InferredTensor { elem: elem::INT64, shape: vec![Dim::known(data.len() as i64)], data: Some(data) }])
 }
 
-pub(super) fn size(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn size(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let data = product(&call.input(0)?.shape).map(|size| vec![size]);
-    Some(vec![Made { elem: elem::INT64, shape: vec![], data }])
+    Some(vec![InferredTensor { elem: elem::INT64, shape: vec![], data }])
 }
 
-pub(super) fn constant_of_shape(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn constant_of_shape(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let sizes = call.input(0)?;
     let value = call.node.attr("value").and_then(|attribute| attribute.t.as_deref());
     let elem = value.map_or(elem::FLOAT, |value| value.data_type);
     let rank = sizes.shape.first()?.value().and_then(|rank| usize::try_from(rank).ok())?;
     let shape = match &sizes.data {
         Some(data) => data.clone(),
-        None if rank <= MOST_DATA => (0..rank).map(|axis| call.unknown(axis)).collect(),
+        None if rank <= MAX_DATA => (0..rank).map(|axis| call.unknown(axis)).collect(),
         None => return None,
     };
-    let count = product(&shape).and_then(|size| size.value()).filter(|&count| (0..=MOST_DATA as i64).contains(&count));
+    let count = product(&shape).and_then(|size| size.value()).filter(|&count| (0..=MAX_DATA as i64).contains(&count));
     let element = value.and_then(weights::small_ints).and_then(|ints| ints.first().copied());
     let data = count.zip(element).map(|(count, element)| vec![Dim::known(element); count as usize]);
-    Some(vec![Made { elem, shape, data }])
+    Some(vec![InferredTensor { elem, shape, data }])
 }
 
-pub(super) fn range(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn range(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let bound = |at: usize| call.input(at)?.data.as_ref()?.first().cloned();
     let length = || {
         let (start, limit, step) = (bound(0)?, bound(1)?, bound(2)?);
@@ -52,11 +53,11 @@ pub(super) fn range(call: &Call<'_>) -> Option<Vec<Made>> {
             _ => None,
         }
     };
-    Made::one(call.input(0)?.elem, vec![length().unwrap_or_else(|| call.unknown(0))])
+    InferredTensor::one(call.input(0)?.elem, vec![length().unwrap_or_else(|| call.unknown(0))])
 }
 
-/// The elements of an elementwise operator on integers, where they follow.
-pub(super) fn elementwise(call: &Call<'_>) -> Option<Vec<Dim>> {
+/// Returns the elements of an elementwise operator on integers, where they follow.
+pub(super) fn elementwise(call: &OpCall<'_>) -> Option<Vec<Dim>> {
     let first = call.input(0)?.data.as_ref()?;
     let known = |result: bool| Some(Dim::known(i64::from(result)));
     let by: fn(&Dim, &Dim) -> Option<Dim> = match &*call.node.op_type {
@@ -78,7 +79,7 @@ pub(super) fn elementwise(call: &Call<'_>) -> Option<Vec<Dim>> {
     pairs(first, second)?.map(|(a, b)| by(a, b)).collect()
 }
 
-pub(super) fn select(call: &Call<'_>) -> Option<Vec<Dim>> {
+pub(super) fn select(call: &OpCall<'_>) -> Option<Vec<Dim>> {
     let data = |at: usize| call.input(at)?.data.as_ref();
     let (test, yes, no) = (data(0)?, data(1)?, data(2)?);
     let count = [test, yes, no].iter().map(|list| list.len()).max()?;
@@ -100,7 +101,8 @@ fn divide(a: &Dim, b: &Dim) -> Option<Dim> {
     a.over(b).or_else(|| Dim::opaque(&format!("({a} // {b})")))
 }
 
-/// Sizes are never below 0, and those that only a request knows are never taken for 0: exporters ask whether one is -1.
+/// Compares two sizes. Sizes are never below 0, and those that only a request determines are never
+/// taken for 0: exporters compare them with -1.
 fn equal(a: &Dim, b: &Dim) -> Option<Dim> {
     let equal = match (a.value(), b.value()) {
         (Some(a), Some(b)) => a == b,

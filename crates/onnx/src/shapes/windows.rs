@@ -1,11 +1,11 @@
 //! Operators that slide windows over images or signals, and those that resize them.
 
-use super::{Call, Made};
+use super::{InferredTensor, OpCall};
 use crate::dim::Dim;
 use crate::proto::TensorProto;
 
-/// A per-axis list attribute.
-struct Lists {
+/// Per-axis attributes of a window.
+struct WindowAttributes {
     kernel: Vec<i64>,
     strides: Vec<i64>,
     dilations: Vec<i64>,
@@ -13,15 +13,15 @@ struct Lists {
     auto: String,
 }
 
-impl Lists {
-    fn of(call: &Call<'_>, kernel: Vec<i64>) -> Option<Lists> {
+impl WindowAttributes {
+    fn of(call: &OpCall<'_>, kernel: Vec<i64>) -> Option<WindowAttributes> {
         let axes = kernel.len();
         let list = |name: &str, count: usize, default: i64| {
             let list = call.node.ints(name).map_or_else(|| vec![default; count], <[i64]>::to_vec);
             (list.len() == count).then_some(list)
         };
         let auto = call.node.text("auto_pad");
-        Some(Lists {
+        Some(WindowAttributes {
             strides: list("strides", axes, 1)?,
             dilations: list("dilations", axes, 1)?,
             pads: list("pads", 2 * axes, 0)?,
@@ -34,7 +34,7 @@ impl Lists {
         self.kernel.len()
     }
 
-    /// How far a window reaches.
+    /// Returns the extent of a dilated window.
     fn reach(&self, axis: usize) -> Option<i64> {
         self.kernel[axis].checked_sub(1)?.checked_mul(self.dilations[axis])?.checked_add(1)
     }
@@ -44,17 +44,17 @@ impl Lists {
     }
 }
 
-/// The kernel's sizes: the attribute, or the last dimensions of the weights.
-fn kernel(call: &Call<'_>) -> Option<Vec<i64>> {
+/// Returns the kernel's sizes: the attribute, or the last dimensions of the weights.
+fn kernel(call: &OpCall<'_>) -> Option<Vec<i64>> {
     match call.node.ints("kernel_shape") {
         Some(kernel) => Some(kernel.to_vec()),
         None => call.input(1)?.shape.get(2..)?.iter().map(Dim::value).collect(),
     }
 }
 
-pub(super) fn slide(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn slide(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
-    let lists = Lists::of(call, kernel(call)?)?;
+    let lists = WindowAttributes::of(call, kernel(call)?)?;
     if input.shape.len() != lists.axes() + 2 {
         return None;
     }
@@ -67,14 +67,14 @@ pub(super) fn slide(call: &Call<'_>) -> Option<Vec<Made>> {
     for axis in 0..lists.axes() {
         shape.push(windows(&input.shape[axis + 2], &lists, axis, ceil)?);
     }
-    let mut made = vec![Made::new(input.elem, shape.clone())];
+    let mut made = vec![InferredTensor::new(input.elem, shape.clone())];
     if call.node.op_type == "MaxPool" {
-        made.push(Made::new(crate::proto::elem::INT64, shape));
+        made.push(InferredTensor::new(crate::proto::elem::INT64, shape));
     }
     Some(made)
 }
 
-fn windows(size: &Dim, lists: &Lists, axis: usize, ceil: bool) -> Option<Dim> {
+fn windows(size: &Dim, lists: &WindowAttributes, axis: usize, ceil: bool) -> Option<Dim> {
     let stride = lists.strides[axis].max(1);
     if lists.auto.starts_with("SAME") {
         return match size.value() {
@@ -89,7 +89,7 @@ fn windows(size: &Dim, lists: &Lists, axis: usize, ceil: bool) -> Option<Dim> {
         Some(span) if span < 0 => None,
         Some(span) => {
             let count = if ceil { span.checked_add(stride - 1)? / stride } else { span / stride } + 1;
-            // A window that begins in the padding behind the end does not count.
+            // A window that begins in the padding after the end does not count.
             let begins = (count - 1).checked_mul(stride)?;
             let outside = ceil && begins >= size.value()?.checked_add(lists.pads[axis])?;
             Some(Dim::known(count - i64::from(outside)))
@@ -99,9 +99,9 @@ fn windows(size: &Dim, lists: &Lists, axis: usize, ceil: bool) -> Option<Dim> {
     }
 }
 
-pub(super) fn transposed(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn transposed(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let (input, weights) = (call.input(0)?, call.input(1)?);
-    let lists = Lists::of(call, kernel(call)?)?;
+    let lists = WindowAttributes::of(call, kernel(call)?)?;
     if input.shape.len() != lists.axes() + 2 {
         return None;
     }
@@ -121,17 +121,17 @@ pub(super) fn transposed(call: &Call<'_>) -> Option<Vec<Made>> {
             }
         });
     }
-    Made::one(input.elem, shape)
+    InferredTensor::one(input.elem, shape)
 }
 
-pub(super) fn global(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn global(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let channels = input.shape.get(..2)?.to_vec();
     let ones = vec![Dim::known(1); input.shape.len() - 2];
-    Made::one(input.elem, [channels, ones].concat())
+    InferredTensor::one(input.elem, [channels, ones].concat())
 }
 
-pub(super) fn resize(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn resize(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let old = call.node.op_type == "Upsample" || call.opset < 11;
     let rank = input.shape.len();
@@ -144,13 +144,13 @@ pub(super) fn resize(call: &Call<'_>) -> Option<Vec<Made>> {
         for (&axis, size) in axes.iter().zip(sizes) {
             shape[axis] = size.clone();
         }
-        return Made::one(input.elem, shape);
+        return InferredTensor::one(input.elem, shape);
     }
     let scales = scales(call, if old { 1 } else { 2 })?;
     for (&axis, &scale) in axes.iter().zip(&scales) {
         shape[axis] = scaled(&input.shape[axis], scale).unwrap_or_else(|| call.unknown(axis));
     }
-    Made::one(input.elem, shape)
+    InferredTensor::one(input.elem, shape)
 }
 
 fn scaled(size: &Dim, scale: f32) -> Option<Dim> {
@@ -164,14 +164,14 @@ fn scaled(size: &Dim, scale: f32) -> Option<Dim> {
     }
 }
 
-fn scales(call: &Call<'_>, at: usize) -> Option<Vec<f32>> {
+fn scales(call: &OpCall<'_>, at: usize) -> Option<Vec<f32>> {
     if let Some(attribute) = call.node.attr("scales") {
         return Some(attribute.floats.clone());
     }
     floats(call.weights.get(call.input(at)?.weight?)?)
 }
 
-/// The elements of a small tensor of floats that lies in the file itself.
+/// Returns the elements of a small tensor of floats in the file itself.
 fn floats(tensor: &TensorProto) -> Option<Vec<f32>> {
     match &tensor.raw_data {
         Some(raw) if tensor.data_type == crate::proto::elem::FLOAT => {
@@ -182,7 +182,7 @@ fn floats(tensor: &TensorProto) -> Option<Vec<f32>> {
     }
 }
 
-pub(super) fn pad(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn pad(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let rank = input.shape.len();
     let pads = call.node.ints("pads").map(<[i64]>::to_vec).or_else(|| call.ints(1))?;
@@ -193,10 +193,10 @@ pub(super) fn pad(call: &Call<'_>) -> Option<Vec<Made>> {
         let more = pads.get(number)?.checked_add(*pads.get(axes.len() + number)?)?;
         shape[at] = shape[at].plus(&Dim::known(more))?;
     }
-    Made::one(input.elem, shape)
+    InferredTensor::one(input.elem, shape)
 }
 
-pub(super) fn depth_and_space(call: &Call<'_>) -> Option<Vec<Made>> {
+pub(super) fn depth_and_space(call: &OpCall<'_>) -> Option<Vec<InferredTensor>> {
     let input = call.input(0)?;
     let [batch, depth, height, width] = &input.shape[..] else { return None };
     let size = call.node.int("blocksize", 1);
@@ -205,5 +205,5 @@ pub(super) fn depth_and_space(call: &Call<'_>) -> Option<Vec<Made>> {
         "DepthToSpace" => [depth.over(&area)?, height.times(&side)?, width.times(&side)?],
         _ => [depth.times(&area)?, height.over(&side)?, width.over(&side)?],
     };
-    Made::one(input.elem, [&[batch.clone()][..], &shape].concat())
+    InferredTensor::one(input.elem, [&[batch.clone()][..], &shape].concat())
 }

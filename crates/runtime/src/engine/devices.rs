@@ -9,7 +9,7 @@ use crate::devices::{DeviceRefused, DeviceState, SharedDevice};
 use crate::mailbox::EngineCommand;
 use crate::schedulers::{Schedulers, Stopped};
 use ripieno_base::DeviceId;
-use ripieno_executor::{Engine as Executor, Sink};
+use ripieno_executor::{Executor, Sink};
 use ripieno_sched::{Limits, shard_of};
 use std::sync::Arc;
 
@@ -45,9 +45,11 @@ impl Engine {
         let _one_at_a_time = self.0.orders.lock();
         match self.0.devices.state(id) {
             Some(DeviceState::Serving) if !lost && self.0.devices.serving() == 1 => Err(DeviceRefused::Last(id.0)),
-            Some(state) if state == DeviceState::Serving || (lost && state == DeviceState::Leaving) => {
-                self.0.schedulers.command_all(|_| EngineCommand::Leave { id, lost }).map_err(|Stopped| DeviceRefused::Stopped)
-            }
+            Some(state) if state == DeviceState::Serving || (lost && state == DeviceState::Leaving) => self
+                .0
+                .schedulers
+                .command_all(|_| EngineCommand::Leave { id, lost })
+                .map_err(|Stopped| DeviceRefused::Stopped),
             _ => Err(DeviceRefused::NotServing(id.0)),
         }
     }

@@ -3,17 +3,17 @@
 use super::devices::open_all;
 use super::{Engine, EngineConfig, Inner, Recording, StartError};
 use crate::Clock;
-use crate::capacity::CapacityLimits;
 use crate::answer::DrainGate;
+use crate::capacity::CapacityLimits;
 use crate::core::Core;
 use crate::devices::DeviceDirectory;
-use crate::failures::FailureHistory;
 use crate::dispatcher::Dispatcher;
+use crate::failures::FailureHistory;
 use crate::jobs::JobTable;
 use crate::joiner::Joiner;
 use crate::metrics::{DeviceMetrics, SchedulerMetrics};
-use crate::recorder::{Header, Recorder, VERSION};
 use crate::model_ids::ModelIds;
+use crate::recorder::{Header, Recorder, VERSION};
 use crate::scheduler_loop::SchedulerLoop;
 use crate::schedulers::Schedulers;
 use crate::shards;
@@ -71,7 +71,7 @@ impl Engine {
             policy: config.policy,
             gate,
             capacity: admission,
-            model_ids: model_ids,
+            model_ids,
             metrics,
             scheduler_metrics: turns,
             devices,

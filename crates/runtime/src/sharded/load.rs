@@ -2,7 +2,7 @@
 //! without cost, whose batches end when their profile says. The remaining cost is the scheduler's:
 //! queues, batches, mailboxes, clock.
 
-use ripieno_base::{BlockId, ModelId, Nanos, Random, RequestSlot, TaskId, Time};
+use ripieno_base::{BlockId, Lcg, ModelId, Nanos, RequestSlot, TaskId, Time};
 use ripieno_model::{Extent, Model};
 use ripieno_report::Latencies;
 use ripieno_sched::{Limits, Request, RequestClass};
@@ -45,7 +45,7 @@ pub(super) struct ShardTally {
 pub(super) struct ShardLoad {
     plan: ShardLoadPlan,
     next: Time,
-    random: Random,
+    random: Lcg,
     live: Vec<Request>,
     free: Vec<RequestSlot>,
     ends: BinaryHeap<Reverse<(Time, TaskId)>>,
@@ -65,7 +65,7 @@ impl ShardLoad {
         };
         ShardLoad {
             next: Time::ORIGIN,
-            random: Random::new(1 + u64::from(plan.own[0].0)),
+            random: Lcg::new(1 + u64::from(plan.own[0].0)),
             live: vec![none; limits.requests],
             free: (0..limits.requests as u32).rev().map(RequestSlot).collect(),
             ends: BinaryHeap::with_capacity(limits.tasks()),
@@ -129,7 +129,7 @@ impl ShardLoad {
     }
 
     /// Starts a batch of `rows` requests.
-    pub(super) fn start(&mut self, now: Time, task: TaskId, (model, block): (ModelId, BlockId), rows: usize) {
+    pub(super) fn start(&mut self, now: Time, task: TaskId, model: ModelId, block: BlockId, rows: usize) {
         let latency = self.plan.models[model.index()].blocks[block.index()].profile.latency(rows);
         self.ends.push(Reverse((now + latency, task)));
         if now >= self.plan.counted_from {

@@ -64,7 +64,7 @@ impl ShardThread {
             shard.on_task_done(now, &TaskDone { task, outcome: Outcome::Ok, ended: &[], skips: &[] })
         });
         while let Some(mail) = self.mailbox.pop() {
-            let Mail::Grant(grant) = mail else { unreachable!("nobody else writes") };
+            let Mail::Grant(grant) = mail else { unreachable!("only the matchmaker writes") };
             shard.on_grant(now, grant);
             inputs += 1;
         }
@@ -82,7 +82,7 @@ impl ShardThread {
         for action in self.out.actions() {
             match *action {
                 Action::Start { task, model, block, .. } => {
-                    self.load.start(now, task, (model, block), self.shard.members(task).len());
+                    self.load.start(now, task, model, block, self.shard.members(task).len());
                     started = true;
                 }
                 Action::Finish { request } => self.load.finish(now, request),

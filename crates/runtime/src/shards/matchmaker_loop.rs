@@ -2,8 +2,8 @@
 
 use super::MatchmakerInbox;
 use crate::Clock;
-use crate::mailbox::{Mail, Mailbox};
 use crate::event_loop::EventLoop;
+use crate::mailbox::{Mail, Mailbox};
 use ripieno_base::Time;
 use ripieno_sched::{Matchmaker, Offer, ToMatchmaker, shard_of};
 use std::sync::Arc;

@@ -19,9 +19,9 @@ pub(crate) use matchmaker_loop::MatchmakerLoop;
 
 use crate::Clock;
 use crate::answer::DrainGate;
+use crate::event_loop::{EventLoop, Inbox, LoopRunner};
 use crate::mailbox::{Mail, Mailbox};
 use crate::parking::Parking;
-use crate::event_loop::{Inbox, EventLoop, LoopRunner};
 use crossbeam_queue::ArrayQueue;
 use offers::{OfferTable, OfferWriter};
 use ripieno_sched::{Limits, Matchmaker, ToMatchmaker};

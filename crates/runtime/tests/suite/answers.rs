@@ -1,10 +1,10 @@
-//! Every accepted job gets exactly one answer, whatever happens meanwhile.
+//! Every accepted job gets exactly one answer under all circumstances.
 
 use crate::common::device::Doubling;
 use crate::common::{Client, bytes, data, in_one_piece_and_in_shards, limits, served, start};
 use ripieno_base::{BlockId, ModelId, Nanos};
 use ripieno_model::Profile;
-use ripieno_runtime::{JobResult, Engine, Failure, Job, ModelRefused, Refused};
+use ripieno_runtime::{Engine, Failure, Job, JobResult, ModelRefused, Refused};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -45,7 +45,7 @@ in_one_piece_and_in_shards! {
         let client = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
         client.submit(0, 20, None).unwrap();
         assert_eq!(client.next().1.unwrap_err(), Failure::Failed("the device stumbled".to_owned()));
-        // All slots come back.
+        // All slots are freed.
         while client.submit(1, 4 * 16, None).is_err() {
             std::thread::yield_now();
         }
@@ -53,7 +53,7 @@ in_one_piece_and_in_shards! {
     }
 }
 
-/// Counts how often each job was answered.
+/// Counts the answers of each job.
 struct Tally {
     accepted: AtomicUsize,
     refused: AtomicUsize,
@@ -62,7 +62,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Submits until accepted, but for every tenth job, which may be refused.
+    /// Submits until accepted, except for every tenth job, which may be refused.
     fn submit(self: &Arc<Tally>, engine: &Engine, model: ModelId, number: usize) {
         loop {
             match engine.submit(self.job(model, number)) {
@@ -111,8 +111,9 @@ impl Tally {
 }
 
 in_one_piece_and_in_shards! {
-    /// Threads submit, cancel and let expire, the device fails now and then, a model comes and goes; then the server
-    /// drains. Four small bounds make sure that refusals happen too.
+    /// Threads submit, cancel and let requests expire, the device fails now and then, a model is
+    /// loaded and unloaded; then the server drains. Four small bounds ensure that refusals happen
+    /// too.
     fn many_threads_cancels_expiries_failures_and_unloads(shards: usize) {
         const THREADS: usize = 4;
         const EACH: usize = 3_000;
@@ -156,7 +157,7 @@ in_one_piece_and_in_shards! {
         engine.unload(ids[2]).unwrap();
         assert_eq!(engine.unload(ids[2]), Err(ModelRefused::NotLoaded));
         let again = loop {
-            // The id is free once the scheduler thread has let go of it.
+            // The id is free once the scheduler thread has removed its model.
             match engine.load(served(1, LONG)) {
                 Ok(id) => break id,
                 Err(ModelRefused::TooMany(_)) => std::thread::yield_now(),

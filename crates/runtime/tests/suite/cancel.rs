@@ -1,10 +1,11 @@
-//! A scheduler that cancels a running task: its result is discarded, its members run again, every client is answered once.
+//! A scheduler that cancels a running task: its result is discarded, its members run again, every
+//! client is answered once.
 
 use crate::common::device::{Doubling, Gatekeeper};
 use crate::common::fifo::Fifo;
 use crate::common::{Client, SAFETY, config, data, limits, served, setup};
 use ripieno_base::{RequestSlot, TaskId, Time};
-use ripieno_executor::Engine as Executor;
+use ripieno_executor::Executor;
 use ripieno_runtime::Engine;
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, TaskDone};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::time::Duration;
 struct Fickle {
     inner: Fifo,
     arrived: usize,
-    /// Told when it has decided to cancel.
+    /// Notified when it has decided to cancel.
     decided: Sender<()>,
     cancelled: Arc<AtomicUsize>,
 }
@@ -44,7 +45,7 @@ impl Scheduler for Fickle {
         if self.arrived == 2 {
             self.arrived += 1;
             out.push(Action::Cancel { task: TaskId(0) });
-            // A test that has seen enough may be gone.
+            // The test may have ended already.
             let _ = self.decided.send(());
         }
     }
@@ -69,7 +70,8 @@ fn a_cancelled_batch_runs_again_and_each_client_is_answered_once() {
     config.scheduler = Box::new(scheduler).into();
     let engine = Engine::start(config).unwrap();
     let client = Client::new(&engine, engine.load(served(1, Duration::from_secs(600))).unwrap());
-    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than
+    // hangs.
     let gatekeeper = gatekeeper;
     client.submit(3, 1, None).unwrap();
     gatekeeper.begun.recv_timeout(SAFETY).unwrap();

@@ -1,8 +1,8 @@
-//! What the driver tells a scheduler of its requests' classes: their shape, and who is to run alone.
+//! The classes of requests as the driver passes them to a scheduler: their shape, and isolation.
 
 use crate::common::catalogue::source;
 use ripieno_base::{ModelId, Nanos, RequestSlot, TaskId, Time};
-use ripieno_executor::{CpuEngine, CpuOptions, Engine as Executor, ModelSource, Tensor};
+use ripieno_executor::{CpuEngine, CpuOptions, Executor, ModelSource, Tensor};
 use ripieno_model::{DataType, Graph, Model, Profile};
 use ripieno_runtime::{Engine, EngineConfig, Failure, Job, ServedModel};
 use ripieno_sched::{Control, Limits, Options, Outbox, Request, Scheduler, Setup, Shape, TaskDone, build};
@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A policy of the catalogue, and the shapes that it was told of.
+/// A policy of the catalogue that records the shapes it receives.
 struct Noting {
     policy: Box<dyn Scheduler>,
     shapes: Arc<Mutex<Vec<Shape>>>,
@@ -41,7 +41,7 @@ impl Scheduler for Noting {
     }
 }
 
-/// A server of one model of one file, and what its scheduler is told.
+/// A server of one model of one file, with the classes that its scheduler receives.
 struct Stand {
     engine: Engine,
     model: ModelId,
@@ -64,7 +64,8 @@ impl Stand {
         Stand { engine, model, shapes }
     }
 
-    /// Asks, waits for the answer, and returns it with the shape that the scheduler was told.
+    /// Submits a request, waits for the answer, and returns it with the shape that the scheduler
+    /// received.
     fn ask(&self, name: &str, shape: &[i64], numbers: &[f32]) -> (Result<(), Failure>, Shape) {
         let data = numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into();
         let input = Tensor { name: name.into(), datatype: DataType::Fp32, shape: shape.to_vec(), data };
@@ -100,7 +101,7 @@ fn requests_of_one_shape_have_one_number() {
     let (four, five) = (wide(4), wide(5));
     assert!(four != five && four != Shape::ALONE && five != Shape::ALONE);
     assert_eq!([wide(5), wide(4), wide(4)], [five, four, four]);
-    // A client may make up as many as it likes.
+    // A client may choose any number of shapes.
     for width in 6..400 {
         wide(width);
     }
@@ -108,15 +109,15 @@ fn requests_of_one_shape_have_one_number() {
 }
 
 #[test]
-fn a_model_of_one_shape_has_one_number_and_who_poisons_runs_alone() {
+fn a_model_of_one_shape_has_one_number_and_bad_clients_run_alone() {
     let stand = Stand::new("pick_third");
     let (well, shape) = stand.ask("g", &[1], &[5.0]);
     assert!(well.is_ok() && shape == Shape::default());
     let poison = || stand.ask("g", &[1], &[1_000.0]);
     let (failed, first) = poison();
     assert!(matches!(failed, Err(Failure::Failed(_))) && first == Shape::default());
-    // How many it takes depends on how fast they come, for they fade.
+    // The required number depends on their rate, since failures decay.
     assert!((0..100).any(|_| poison().1 == Shape::ALONE));
     let (well, shape) = stand.ask("g", &[1], &[7.0]);
-    assert!(well.is_ok() && shape == Shape::ALONE, "nobody tells the clients of the model apart");
+    assert!(well.is_ok() && shape == Shape::ALONE, "the clients of the model are not identified");
 }

@@ -1,9 +1,9 @@
-//! What happens while the device is busy: expiry, cancellation, refusal, drain. The device ends its task only when the
-//! test says so.
+//! Behaviour while the device is busy: expiry, cancellation, refusal, drain. The device ends its
+//! task only when the test allows it.
 
 use crate::common::device::{Doubling, Gatekeeper};
 use crate::common::{Client, SAFETY, config, data, in_one_piece_and_in_shards, limits, served, start};
-use ripieno_executor::Engine as Executor;
+use ripieno_executor::Executor;
 use ripieno_runtime::{Ending, Engine, Failure, Refused, ServedModel};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_millis(5);
 /// Long enough for a task to begin on a loaded machine.
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// An engine whose one device is busy with job 0 of 4 rows.
+/// Starts an engine whose one device is busy with job 0 of 4 rows.
 fn busy(served: ServedModel, shards: usize) -> (Engine, Client, Gatekeeper) {
     let (executor, gatekeeper): (Arc<dyn Executor>, Gatekeeper) = Doubling::gated();
     let engine = start(&executor, 1, limits(16), shards);
@@ -36,7 +36,7 @@ in_one_piece_and_in_shards! {
         expired.sort_by_key(|(number, _)| *number);
         assert_eq!(expired, [(0, Failure::Expired), (1, Failure::Expired)]);
         assert_eq!(count(&engine, &client, Ending::Expired), 2);
-        // What ran is discarded, and the device is free for the next.
+        // The running task is discarded, and the device is free for the next.
         let patient = Client::new(&engine, engine.load(served(1, LONG)).unwrap());
         patient.submit(7, 1, None).unwrap();
         drop(gatekeeper.release);
@@ -62,7 +62,7 @@ in_one_piece_and_in_shards! {
         assert!(matches!(client.submit(2, 1, None), Err(Refused::QueueFull { bound: 16, .. })));
         waiting.cancel();
         assert_eq!(client.next_failure(), (1, Failure::Cancelled));
-        // Its slots come back although the device is busy still.
+        // Its slots are freed although the device is still busy.
         let running = loop {
             match client.submit(3, 4 * 15, None) {
                 Ok(ticket) => break ticket,
@@ -99,7 +99,7 @@ in_one_piece_and_in_shards! {
         assert_eq!(client.next_failure(), (1, Failure::Unloaded));
         assert_eq!(client.submit(2, 1, None).err(), Some(Refused::NotLoaded));
         assert!(engine.model_metrics(client.model).is_none());
-        // The id is not given away while the old model runs.
+        // The id is not reassigned while the old model runs.
         let other = engine.load(served(1, LONG)).unwrap();
         assert_ne!(other, client.model);
         drop(gatekeeper.release);
@@ -122,7 +122,7 @@ in_one_piece_and_in_shards! {
         let (engine, client, gatekeeper) = busy(served(1, LONG), shards);
         client.submit(1, 1, None).unwrap();
         let Client { engine: second, sender, answers, .. } = client;
-        // The last handle waits for the device, but nobody waits for the handle.
+        // The last handle waits for the device, but no thread waits for the handle.
         let dropping = std::thread::spawn(move || drop((engine, second, sender)));
         for _ in 0..2 {
             let (_, answer) = answers.recv_timeout(SAFETY).unwrap();
@@ -138,7 +138,8 @@ in_one_piece_and_in_shards! {
         let mut config = config(&executor, 1, limits(16), shards);
         config.max_queued_bytes = 10;
         let engine = Engine::start(config).unwrap();
-        // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+        // Dropped before the engine, which waits for its device: a failing test fails, rather than
+        // hangs.
         let gatekeeper = gatekeeper;
         let client = Client::new(&engine, engine.load(ServedModel { max_queue: 3, ..served(1, LONG) }).unwrap());
         client.submit(0, 4, None).unwrap();

@@ -1,14 +1,14 @@
-//! Devices come, go, hang and are lost while requests run: each has exactly one answer, the right one or an error by which its
-//! client may ask again, under every policy; and what was decided replays.
+//! Devices join, leave, hang and are lost while requests run: each request has exactly one answer,
+//! the right one or an error that allows a retry, under every policy; and the decisions replay.
 
 use crate::common::hanging::Hanging;
 use crate::common::stepping::{DEPTH, Stepping, answer_to, counting, sequence};
 use crate::common::{Client, SAFETY, bytes, data, in_one_piece_and_in_shards, policy};
 use ripieno_base::{DeviceId, ModelId, Nanos};
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, TensorSpec, Walk};
 use ripieno_runtime::{
-    JobResult, DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, OnStep, Recording,
+    DeviceRefused, DeviceState, Engine, EngineConfig, Failure, HangBound, Header, Job, JobResult, OnStep, Recording,
     ServedModel, replay,
 };
 use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup, build, find};
@@ -24,7 +24,8 @@ fn hanging() -> Arc<Hanging> {
     Hanging::over(EmulatedEngine::new(EmulatedOptions::default()).with_depth(LIMITS.depth))
 }
 
-/// A model of so many blocks that answers with its input; nobody is refused for being late.
+/// A model of this number of blocks that answers with its input; no request is refused for
+/// lateness.
 fn emulated(executor: &Hanging, blocks: usize, ms: f64) -> ServedModel {
     let profile = Profile::linear(ms / 4.0, ms, LIMITS.batch).unwrap();
     let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
@@ -67,7 +68,7 @@ fn is_lost(answer: &JobResult) -> bool {
     matches!(answer, Err(Failure::Outage { cause, .. }) if cause.contains("was lost"))
 }
 
-/// What became of the requests of a run.
+/// Outcomes of the requests of a run.
 #[derive(Default)]
 struct Tally {
     asked: AtomicUsize,
@@ -76,7 +77,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Asks, eight requests at a time, until told to stop, and checks each answer.
+    /// Sends eight requests at a time until stopped, and checks each answer.
     fn ask(&self, client: &Client, stop: &AtomicBool) {
         let mut number = 0;
         while !stop.load(Ordering::SeqCst) {
@@ -107,7 +108,8 @@ impl Tally {
     }
 }
 
-/// All that may happen to devices, one after the other. Two of four serve at first, and two at last.
+/// Makes all kinds of device changes in sequence. Two of four devices serve at the start, and two
+/// at the end.
 fn change(engine: &Engine, executor: &Hanging, tally: &Tally) {
     let gone = |id: DeviceId| until("is gone", || state(engine, id).is_none());
     tally.go_on();
@@ -116,7 +118,7 @@ fn change(engine: &Engine, executor: &Hanging, tally: &Tally) {
     engine.remove_device(DeviceId(0)).unwrap();
     gone(DeviceId(0));
     tally.go_on();
-    // At once, in the midst of its tasks; the second one hangs besides.
+    // Lost immediately, in the midst of its tasks; the second one also hangs.
     engine.lose_device(DeviceId(1)).unwrap();
     assert_eq!(engine.add_device().map(|id| id == DeviceId(1)).map(drop), Ok(()));
     tally.go_on();
@@ -132,7 +134,7 @@ fn change(engine: &Engine, executor: &Hanging, tally: &Tally) {
     tally.go_on();
 }
 
-/// A test that fails ends.
+/// Stops the clients when a test fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -142,7 +144,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 impl Tally {
-    /// Waits until a device that hangs holds something.
+    /// Waits until a hanging device holds a task.
     fn go_on_with(&self, device: &crate::common::hanging::Hold) {
         device.await_tasks(device.tasks().max(1));
     }
@@ -186,7 +188,7 @@ fn under_every_policy_devices_come_and_go_and_everybody_has_one_answer() {
     }
 }
 
-/// A server with so many devices that all hang, and a client of a model that takes so long.
+/// Starts a server whose devices all hang, and a client of a model with this latency.
 fn all_hang(devices: usize, ms: f64, shards: usize) -> (Arc<Hanging>, Engine, Client) {
     let executor = hanging();
     let engine = Engine::start(config("eager", &executor, devices, shards)).unwrap();
@@ -195,7 +197,7 @@ fn all_hang(devices: usize, ms: f64, shards: usize) -> (Arc<Hanging>, Engine, Cl
     (executor, engine, client)
 }
 
-/// Two devices, of which the first hangs; it is found out after a tenth of a second.
+/// Starts two devices, of which the first hangs; it is detected after a tenth of a second.
 fn one_hangs(shards: usize) -> (Arc<Hanging>, Engine, Client) {
     let executor = hanging();
     let hang = HangBound { times: 1, least: Nanos::from_millis(100) };
@@ -205,7 +207,7 @@ fn one_hangs(shards: usize) -> (Arc<Hanging>, Engine, Client) {
     (executor, engine, client)
 }
 
-/// The device that holds the only task, but for those that were lost.
+/// Returns the device that holds the only task, apart from lost ones.
 fn holder(executor: &Hanging, lost: &[usize]) -> usize {
     let holds = |at: &usize| !lost.contains(at) && executor.device(*at).tasks() > 0;
     let find = || (0..executor.opened()).find(holds);
@@ -214,7 +216,7 @@ fn holder(executor: &Hanging, lost: &[usize]) -> usize {
 }
 
 in_one_piece_and_in_shards! {
-    fn who_was_lost_runs_again_once_and_then_may_ask_again(shards: usize) {
+    fn a_lost_request_restarts_once_and_then_may_retry(shards: usize) {
         let (executor, engine, client) = all_hang(3, 0.1, shards);
         client.submit(7, 1, None).unwrap();
         let first = holder(&executor, &[]);
@@ -250,10 +252,10 @@ in_one_piece_and_in_shards! {
             assert_eq!(data(client.next().1), [number as u8]);
         }
         assert!(engine.drain(SAFETY));
-        assert!(client.answers.try_recv().is_err(), "nobody is answered twice");
+        assert!(client.answers.try_recv().is_err(), "no job is answered twice");
     }
 
-    fn who_could_not_be_in_time_any_more_does_not_run_again(shards: usize) {
+    fn a_lost_request_that_would_be_late_does_not_restart(shards: usize) {
         // Alone it takes 62.5 s.
         let (executor, engine, client) = all_hang(3, 50_000.0, shards);
         client.submit(1, 1, Some(Duration::from_secs(62))).unwrap();
@@ -309,7 +311,7 @@ in_one_piece_and_in_shards! {
 
     fn a_device_that_hangs_is_found_out_and_comes_again_once_it_has_ended(shards: usize) {
         let (executor, engine, client) = one_hangs(shards);
-        // By the clock of a slow machine the other one may seem to hang, too; but everybody is answered.
+        // On a slow machine the other one may seem to hang, too; but every request is answered.
         let ask = |numbers: std::ops::Range<usize>| {
             numbers.clone().for_each(|number| drop(client.submit(number, 1, None).unwrap()));
             numbers.filter(|_| client.next().1.is_ok()).count()
@@ -326,26 +328,26 @@ in_one_piece_and_in_shards! {
         let (executor, engine, client) = one_hangs(shards);
         client.submit(1, 1, None).unwrap();
         executor.device(0).await_tasks(1);
-        // The device may have been found out already, or the other one, by the clock of a slow machine.
+        // The device may have been detected already, or the other one, on a slow machine.
         let leaves = engine.remove_device(DeviceId(0)).is_ok();
         until("is lost", || state(&engine, DeviceId(0)) == Some(DeviceState::Lost));
         let _ = client.next();
         executor.device(0).let_go();
         if leaves {
             until("is gone", || state(&engine, DeviceId(0)).is_none());
-            assert_eq!(engine.add_device(), Ok(DeviceId(0)), "nobody took its id");
+            assert_eq!(engine.add_device(), Ok(DeviceId(0)), "no device took its id");
         }
     }
 }
 
-/// A device that comes, on a machine so slow that others take longer to go than it waits for them.
+/// Adds a device, on a machine so slow that others may take longer to leave than the call waits.
 fn add(engine: &Engine) -> Result<DeviceId, DeviceRefused> {
     let again = |added: &Result<_, _>| matches!(added, Err(DeviceRefused::NotEnded(_)));
     std::iter::repeat_with(|| engine.add_device()).find(|added| !again(added)).expect("it repeats for ever")
 }
 
 in_one_piece_and_in_shards! {
-    /// Who was just given up is gone in a moment: a device that comes takes its place, whatever the bound.
+    /// A device that was given up is gone in a moment: a new device takes its place at any bound.
     fn a_device_comes_in_the_place_of_one_that_was_just_given_up(shards: usize) {
         let executor = hanging();
         let engine = Engine::start(config("eager", &executor, 4, shards)).unwrap();
@@ -372,7 +374,8 @@ in_one_piece_and_in_shards! {
     }
 }
 
-/// A sequence that takes four steps to encode and six to decode, on devices of which only the first waits for the test.
+/// Runs a sequence of four encoder and six decoder steps, on devices of which only the first waits
+/// for the test.
 fn lose_a_walk(steps: usize, streams: bool) -> JobResult {
     let (executor, release) = Stepping::gated();
     let limits = Limits { requests: 8, models: 1, devices: 2, lanes: 1, depth: DEPTH, batch: 8, nodes: 64 };
@@ -405,29 +408,29 @@ fn a_walk_whose_device_was_lost_begins_anew() {
     for steps in [0, 1, 3, 5, 7] {
         assert_eq!(lose_a_walk(steps, false).unwrap().outputs[0].data, answer_to(&SEQUENCE), "after {steps} steps");
     }
-    assert!(lose_a_walk(2, true).is_ok(), "nobody has seen a step of it");
+    assert!(lose_a_walk(2, true).is_ok(), "no client has seen a step of it");
 }
 
 #[test]
-fn who_has_had_a_step_of_the_answer_does_not_get_it_again() {
+fn a_request_with_streamed_steps_does_not_restart() {
     assert!(is_lost(&lose_a_walk(5, true)));
 }
 
 in_one_piece_and_in_shards! {
-    fn a_device_that_is_slower_than_the_other_is_told_apart_until_it_recovers(shards: usize) {
+    fn a_slower_device_is_reported_until_it_recovers(shards: usize) {
         let executor = hanging();
         let engine = Engine::start(config("eager", &executor, 2, shards)).unwrap();
         let client = Client::new(&engine, engine.load(emulated(&executor, 1, 0.2)).unwrap());
         let ask_until = |what: &str, is: &dyn Fn([u32; 2]) -> bool| {
             until(what, || {
-                // Full batches, so that both have some.
+                // Full batches, so that both devices get some.
                 (0..4).for_each(|number| drop(client.submit(number, 8, None).unwrap()));
                 (0..4).for_each(|_| drop(data(client.next().1)));
                 let seen = engine.device_metrics();
                 is([seen[0].percent, seen[1].percent])
             });
         };
-        // By more than a slow machine adds, and not so much that it is given nothing.
+        // More than a slow machine adds, but little enough that it still gets tasks.
         executor.device(1).slow(Duration::from_millis(12));
         ask_until("is told apart", &|[first, second]| first == 100 && second > 150);
         executor.device(1).slow(Duration::ZERO);

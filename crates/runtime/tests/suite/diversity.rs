@@ -1,21 +1,21 @@
-//! Requests of any length, and requests that leave a chain on the way, under every policy of the catalogue that serves such models:
-//! each has exactly one answer, the one that it has alone.
+//! Requests of any length, and requests that leave a chain early, under every policy of the
+//! catalogue that serves such models: each has exactly one answer, the same as alone.
 
 use crate::common::catalogue::{MAX_BATCH, PATIENCE, scrambled, source, start, submit};
 use bytes::Bytes;
 use ripieno_base::{BlockId, ModelId, Nanos};
 use ripieno_executor::{
-    BlockSource, Comparison, CpuEngine, CpuOptions, Engine as Executor, InputLength, LengthDims, ModelSource,
-    OutputLength, Rule, Tensor,
+    BlockSource, ComparisonOperator, CpuEngine, CpuOptions, Executor, InputLength, LengthDims, ModelSource,
+    OutputLength, Tensor, TensorRule,
 };
-use ripieno_model::{Block, DataType, DropRule, Lengths, Model, Profile, Walk};
+use ripieno_model::{Block, DataType, DropRule, LengthProfiles, Model, Profile, Walk};
 use ripieno_runtime::{Job, Refused, ServedModel};
 use ripieno_sched::{CATALOGUE, Policy, find};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 const LONGEST: usize = 24;
-/// For each policy.
+/// Number of requests per policy.
 const REQUESTS: usize = 10_000;
 /// Averages looked-up rows under a mask, in two blocks.
 fn pool() -> ModelSource {
@@ -28,27 +28,29 @@ fn pool() -> ModelSource {
 /// Three blocks: rows that begin above 1 leave after the first, those at most -1 skip the second.
 fn ways() -> ModelSource {
     let mut source = source(&["way_first", "way_second", "way_third"]);
-    let rule = |comparison, number| Rule { tensor: "confidence".to_owned(), comparison, number };
-    source.blocks[0].exit = Some(rule(Comparison::Above, 1.0));
-    source.blocks[0].skip = Some((rule(Comparison::AtMost, -1.0), BlockId(2)));
+    let rule = |comparison, number| TensorRule { tensor: "confidence".to_owned(), comparison, number };
+    source.blocks[0].exit = Some(rule(ComparisonOperator::Above, 1.0));
+    source.blocks[0].skip = Some((rule(ComparisonOperator::AtMost, -1.0), BlockId(2)));
     source.blocks[0].exit_outputs = vec![("y".to_owned(), "early".to_owned())];
     source
 }
 
-/// The scheduler's view: as if longer batches and early blocks cost more, so that policies have something to decide.
+/// The scheduler's view: with higher costs for longer batches and early blocks, so that policies
+/// have a choice.
 fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
     let loaded = executor.load(source).unwrap();
     let linear = |scale: f64| Profile::linear(0.01 * scale, 0.05 * scale, MAX_BATCH).unwrap();
-    let lengths = loaded
-        .lengths()
-        .map(|_| Lengths::new(vec![(4, linear(1.0)), (12, linear(2.0)), (LONGEST as u32, linear(4.0))]).unwrap());
+    let lengths = loaded.lengths().map(|_| {
+        LengthProfiles::new(vec![(4, linear(1.0)), (12, linear(2.0)), (LONGEST as u32, linear(4.0))]).unwrap()
+    });
     let block = |block: &BlockSource| Block {
         lengths: lengths.clone(),
         skips: block.skip.is_some(),
         ..Block::new(&block.name, linear(4.0))
     };
     let blocks = source.blocks.iter().map(block).collect();
-    // Nobody is refused for being late, however slow the machine, and who defers does so for a moment at most.
+    // No request is refused for lateness on a slow machine, and deferred batching defers only
+    // briefly.
     let whole = Model::whole(&source.name, linear(4.0), Nanos::from_millis(500));
     let model = Model { blocks, walk: Walk::Chain, drop: Some(DropRule::Never), ..whole };
     ServedModel { model, loaded, max_queue: 256, answer_late: true }
@@ -149,13 +151,13 @@ fn every_answer_is_that_of_the_request_alone_under_every_policy() {
     assert_eq!(served, expected);
 }
 
-/// What requests of a test ask for.
+/// The requests of a test.
 struct Kind {
     source: fn() -> ModelSource,
     case: fn(usize) -> Case,
 }
 
-/// Those that a policy serves.
+/// Returns the kinds that a policy serves.
 fn kinds(policy: &Policy) -> Vec<Kind> {
     let executor = CpuEngine::new(CpuOptions::default());
     let all = [Kind { source: pool, case: pool_case }, Kind { source: ways, case: way_case }];
@@ -194,7 +196,7 @@ fn serve_all(policy: &'static Policy, kinds: &[Kind]) {
             2 => ((metrics.useful_elements, 0), (2 * brought, 0)),
             _ => ((metrics.skips, metrics.early_exits), (of_way(2), of_way(0))),
         };
-        // Who preempts runs some blocks again.
+        // Preemptive policies run some blocks again.
         assert!(seen == once || (name == "shepherd" && seen.0 > once.0), "{name}: each block once: {seen:?}, {once:?}");
         let wide = metrics.batch_rows.sum as u64 > metrics.batches;
         assert!(wide || name == "serial", "{name}: no batch had two rows, so nothing was tested");

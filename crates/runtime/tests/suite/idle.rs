@@ -1,9 +1,10 @@
-//! Live, on emulated devices: a lone request on an idle server is answered as fast as the model runs, whatever came before on
-//! another model. Bounds are generous: what is told apart is milliseconds from the ten seconds of the SLO.
+//! Live, on emulated devices: a lone request on an idle server is answered as fast as the model
+//! runs, after any load on another model. Bounds are generous: they distinguish milliseconds from
+//! the ten seconds of the SLO.
 
 use crate::common::{Client, emulated};
 use ripieno_base::Nanos;
-use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Objective, Setup, build, choose, find};

@@ -1,12 +1,12 @@
-//! A model whose engine's process dies under load: each request has one answer, those of the neighbour are all good, and the
-//! model is back.
+//! A model whose engine process dies under load: each request has one answer, those of the other
+//! model are all good, and the model comes back.
 
 use ripieno_base::{ModelId, Nanos};
 use ripieno_executor::{
-    BlockSource, CpuEngine, CpuOptions, Engine as Executor, InputRange, Isolation, ModelSource, Tensor, serve_engine,
+    BlockSource, CpuEngine, CpuOptions, Executor, InputRange, Isolation, ModelSource, Tensor, serve_engine,
 };
 use ripieno_model::{DataType, Model, Profile};
-use ripieno_runtime::{JobResult, Ending, Engine, EngineConfig, Failure, Job, EngineProcesses, Refused, ServedModel};
+use ripieno_runtime::{Ending, Engine, EngineConfig, EngineProcesses, Failure, Job, JobResult, Refused, ServedModel};
 use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 2, batch: 4, nodes: 0 };
-/// A filter that leaves out nothing, and that nobody else gives to this program.
+/// An argument unique to these processes: a test filter that skips nothing.
 const STARTED_BY_A_KEEPER: &str = "--skip=started-by-a-keeper";
 
-/// Not a test, but the process of the engine.
+/// The engine process; not a test.
 #[test]
 fn engine_process() {
     if std::env::args().any(|arg| arg == STARTED_BY_A_KEEPER) {
@@ -31,7 +31,8 @@ fn source(name: &str) -> ModelSource {
     ModelSource::new(name, vec![BlockSource { path: Some(path), ..BlockSource::new(name) }], LIMITS.batch)
 }
 
-/// Adds to each number what takes the square of the largest one of the batch, and cannot have that of [`KILLER`].
+/// Allocates the square of the largest number of the batch, which fails for [`KILLER`], and adds it
+/// to each number.
 fn greedy() -> ModelSource {
     let args = ["isolated::engine_process", "--exact", "--nocapture", STARTED_BY_A_KEEPER].map(str::to_owned).to_vec();
     let (program, task_limit) = (std::env::current_exe().unwrap(), Isolation::TASK_LIMIT);
@@ -59,7 +60,7 @@ fn submit(engine: &Engine, model: ModelId, client: u16, input: Tensor, on_answer
 
 type OnAnswer = Box<dyn FnOnce(JobResult) + Send>;
 
-/// Asks so many requests of a model, a few at a time; their answers, each once.
+/// Sends `count` requests to a model, a few at a time; returns the answer of each.
 fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> Tensor) -> Vec<JobResult> {
     let (sender, answers) = channel();
     let mut got: Vec<Option<JobResult>> = (0..count).map(|_| None).collect();
@@ -78,7 +79,7 @@ fn ask(engine: &Engine, model: ModelId, count: usize, input: impl Fn(usize) -> T
     got.into_iter().flatten().collect()
 }
 
-/// Sends these at once; what became of each, be it at the door.
+/// Sends these numbers together; returns the outcome of each, including refusals.
 fn send(engine: &Engine, model: ModelId, client: u16, numbers: &[i64]) -> Vec<Result<JobResult, Refused>> {
     let outcomes = numbers.iter().map(|&n| {
         let (sender, answer) = channel();
@@ -93,7 +94,7 @@ fn send(engine: &Engine, model: ModelId, client: u16, numbers: &[i64]) -> Vec<Re
     outcomes.into_iter().map(|outcome| outcome.map(wait)).collect()
 }
 
-/// Asks until the model answers; how many were told to come again.
+/// Sends requests until the model answers; returns the number of those that were told to retry.
 fn until_back(engine: &Engine, model: ModelId) -> u64 {
     let (begun, mut again) = (Instant::now(), 0);
     loop {
@@ -119,13 +120,13 @@ fn start(executor: &Arc<dyn Executor>) -> Engine {
 fn load(engine: &Engine, executor: &Arc<dyn Executor>, source: &ModelSource) -> ModelId {
     let loaded = executor.load(source).unwrap();
     let profile = Profile::linear(0.01, 0.5, LIMITS.batch).unwrap();
-    // Nothing is refused here for being late: what is counted is something else.
+    // No request is refused for lateness here, since other outcomes are counted.
     let model = Model::whole(&source.name, profile, Nanos::from_millis(600_000));
     engine.load(ServedModel { model, loaded, max_queue: 1_024, answer_late: false }).unwrap()
 }
 
 #[test]
-fn what_dies_takes_nobody_with_it() {
+fn a_crashed_process_affects_no_other_model() {
     let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions::default()));
     let engine = start(&executor);
     let (greedy, double) = (load(&engine, &executor, &greedy()), load(&engine, &executor, &source("double")));
@@ -154,7 +155,7 @@ fn what_dies_takes_nobody_with_it() {
 }
 
 #[test]
-fn who_was_in_a_process_that_ended_runs_alone_for_a_while() {
+fn clients_of_a_crashed_process_run_alone_for_a_while() {
     let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions::default()));
     let engine = start(&executor);
     let greedy = load(&engine, &executor, &greedy());

@@ -1,18 +1,19 @@
-//! The tests of `ripieno-runtime` from outside, in one binary: each binary more is built and linked anew.
+//! External tests of `ripieno-runtime`, in one binary: each further binary would be built and
+//! linked separately.
 
 mod answers;
+mod bad_requests;
 mod cancel;
 mod classes;
 mod common;
-mod culprits;
 mod deadlines;
 mod devices;
 mod diversity;
-mod elsewhere;
 mod idle;
 mod isolated;
 mod policies;
 mod profiles;
+mod remote;
 mod replay;
 mod shards;
 mod steps;

@@ -2,7 +2,7 @@
 
 use crate::common::{Client, data, emulated, policy};
 use ripieno_base::Nanos;
-use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
 use ripieno_runtime::{Engine, EngineConfig, Header, Recording, ServedModel, replay};
 use ripieno_sched::{CATALOGUE, Limits, Options, Served, Setup};
@@ -22,7 +22,8 @@ fn built(header: &Header) -> Result<Served, String> {
     Ok(policy(&header.policy, &header.setup, &options, header.shards))
 }
 
-/// Two models at once, from a thread each; requests of up to three batches, some with no time to lose.
+/// Drives two models concurrently, from a thread each; requests of up to three batches, some with
+/// tight deadlines.
 fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
     std::thread::scope(|scope| {
         for name in ["a", "b"] {
@@ -35,7 +36,8 @@ fn drive(engine: &Engine, executor: &Arc<dyn Executor>) {
                     let tickets: Vec<_> = tickets.collect();
                     for _ in &tickets {
                         let (number, answer) = client.next();
-                        // How many are in time depends on the machine and the policy; none may be wrong.
+                        // The number in time depends on the machine and the policy; none may be
+                        // wrong.
                         if answer.is_ok() {
                             let expected: Vec<u8> = (0..1 + number % 20).map(|row| (number + row) as u8).collect();
                             assert_eq!(data(answer), expected);

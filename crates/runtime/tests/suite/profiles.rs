@@ -1,9 +1,10 @@
-//! Live, on emulated devices: a model whose profile is wrong is served as well as its batches allow. Bounds are generous: what
-//! is told apart is milliseconds from seconds, and some answers from none.
+//! Live, on emulated devices: a model whose profile is wrong is served as well as its batches
+//! allow. Bounds are generous: they distinguish milliseconds from seconds, and some answers from
+//! none.
 
 use crate::common::Client;
 use ripieno_base::{BlockId, Nanos};
-use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Engine as Executor, ModelSource};
+use ripieno_executor::{BlockSource, EmulatedEngine, EmulatedOptions, Executor, ModelSource};
 use ripieno_model::{DataType, Model, Profile, TensorSpec};
 use ripieno_runtime::{Engine, EngineConfig, ServedModel};
 use ripieno_sched::{Limits, Objective, Options, Setup, build_served, find, served_options};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const LIMITS: Limits = Limits { requests: 1_024, models: 2, devices: 1, lanes: 1, depth: 1, batch: 8, nodes: 0 };
 
-/// Batches of b rows take 2 + 0.1·b ms, whatever the profile says.
+/// A model whose batches of b rows take 2 + 0.1·b ms, regardless of the profile.
 fn emulated(executor: &Arc<dyn Executor>, profile: Profile, slo: Nanos) -> ServedModel {
     let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
     let truth = Profile::linear(0.1, 2.0, 8).unwrap();
@@ -37,7 +38,7 @@ fn corrections(engine: &Engine, client: &Client) -> u64 {
     engine.model_metrics(client.model).unwrap().profile_corrections
 }
 
-/// Asks until the profile has been corrected once more than `before` times.
+/// Sends requests until the profile has been corrected once more than `before` times.
 fn until_corrected(engine: &Engine, client: &Client, before: u64) {
     let asked = Instant::now();
     while corrections(engine, client) <= before {
@@ -46,7 +47,8 @@ fn until_corrected(engine: &Engine, client: &Client, before: u64) {
     }
 }
 
-/// Asks one request after the other until so many in a row were answered in time; how many were not.
+/// Sends one request after the other until `in_a_row` were answered in time; returns the number of
+/// those that were not.
 fn until_served(client: &Client, in_a_row: usize) -> usize {
     let (asked, mut good, mut bad) = (Instant::now(), 0, 0);
     while good < in_a_row {
@@ -66,7 +68,7 @@ fn a_profile_by_which_every_request_is_hopeless_is_found_out() {
     for policy in ["deferred", "timeout", "dva", "lazy", "clockwork"] {
         let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
         let engine = start(policy, &executor);
-        // As a stall of 309 ms left it: ℓ(1), and the rest extrapolated in proportion.
+        // After a stall of 309 ms: ℓ(1), and the rest extrapolated in proportion.
         let stalled = Profile::linear(309.0, 0.0, 8).unwrap();
         let served = emulated(&executor, stalled, Nanos::from_millis(200));
         let client = Client::new(&engine, engine.load(served).unwrap());
@@ -84,7 +86,7 @@ fn a_profile_that_is_too_long_is_corrected_by_what_runs() {
     let served = emulated(&executor, Profile::linear(60.0, 20.0, 8).unwrap(), Nanos::from_millis(10_000));
     let client = Client::new(&engine, engine.load(served).unwrap());
     until_corrected(&engine, &client, 0);
-    // A new profile from outside is taken as any other, and corrected as well.
+    // A new profile from outside is treated like any other, and corrected as well.
     let before = corrections(&engine, &client);
     engine.replace_profile(client.model, BlockId(0), Profile::linear(500.0, 100.0, 8).unwrap()).unwrap();
     until_corrected(&engine, &client, before);

@@ -55,7 +55,7 @@ fn built(header: &Header) -> Result<Served, String> {
     }
 }
 
-/// First in, first out, but it forgets to decide once, when the first request has come.
+/// First in, first out, but it omits one decision, when the first request has arrived.
 struct Forgetful {
     inner: Fifo,
     arrived: bool,

@@ -1,14 +1,14 @@
-//! Several that decide and a matchmaker, beside one that decides for all: the same load has the same outcomes, and no
-//! shard goes on without the others.
+//! Several shards and a matchmaker compared with one scheduler: the same load has the same
+//! outcomes, and no shard continues without the others.
 
 use crate::common::device::Doubling;
 use crate::common::fifo::{Fifo, Told};
 use crate::common::hanging::Hanging;
 use crate::common::{Client, SAFETY, data, eager, emulated, limits, policy, served, setup};
 use ripieno_base::{BlockId, Nanos};
-use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
-use ripieno_runtime::{JobResult, DeviceState, Engine, EngineConfig, Failure, HangBound, StartError};
+use ripieno_runtime::{DeviceState, Engine, EngineConfig, Failure, HangBound, JobResult, StartError};
 use ripieno_sched::{Options, build_shards};
 use ripieno_workload::{below, stream};
 use std::collections::BTreeMap;
@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// What a client is told, and in a batch of how many rows.
+/// A client's answer, with the number of rows of its batch.
 type Outcome = Result<(Vec<u8>, usize), Failure>;
 
-/// Waits for a turn of each shard that begins after this: what was said before has reached the matchmaker.
+/// Waits for a turn of each shard that begins after this: all earlier messages have then reached
+/// the matchmaker.
 fn sync(engine: &Engine, clients: &[Client]) {
     for _ in 0..2 {
         for client in clients {
@@ -31,14 +32,16 @@ fn sync(engine: &Engine, clients: &[Client]) {
     }
 }
 
-/// Requests of four models for one device that works when it is let, in an order that is drawn: some are cancelled,
-/// some have no time, of some the device fails. Returns what became of each, in the order of the answers.
+/// Sends requests of four models to one gated device, in random order: some are cancelled, some
+/// have no time left, on some the device fails. Returns the outcome of each, in the order of the
+/// answers.
 fn stepped(shards: usize, seed: u64) -> Vec<(usize, Outcome)> {
     let (executor, gatekeeper) = Doubling::gated_and_failing(5);
     let setup = setup(1, limits(256));
     let scheduler = build_shards("eager", &setup, &eager(), shards).unwrap();
     let engine = Engine::start(EngineConfig::new(scheduler, setup, vec![executor])).unwrap();
-    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than
+    // hangs.
     let gatekeeper = gatekeeper;
     let clients = [1, 1, 2, 1].map(|blocks| Client::new(&engine, engine.load(served(blocks, LONG)).unwrap()));
     let (mut random, mut log, mut running) = (stream(seed, 0), Vec::new(), 0);
@@ -74,7 +77,7 @@ fn stepped(shards: usize, seed: u64) -> Vec<(usize, Outcome)> {
         sync(&engine, &clients);
         if running == 1 {
             gatekeeper.release.send(()).unwrap();
-            // Until the next task has begun, or there is none: then everybody has been answered.
+            // Until the next task has begun, or there is none: then all clients have been answered.
             let until = Instant::now() + SAFETY;
             while gatekeeper.begun.try_recv().is_err() {
                 assert!(Instant::now() < until, "neither a task nor the last answer");
@@ -113,9 +116,9 @@ fn shards_answer_a_load_as_one_piece_does() {
     }
 }
 
-/// A device that has nothing to do is lent to one of them; the other must look for another thread.
+/// The idle device runs the turn of one shard; the other must use another thread.
 #[test]
-fn shards_that_are_asked_at_once_both_decide() {
+fn shards_that_get_requests_together_both_decide() {
     let executor: Arc<dyn Executor> = Arc::new(EmulatedEngine::new(EmulatedOptions::default()));
     let setup = setup(1, limits(16));
     let scheduler = policy("eager", &setup, &eager(), 2);
@@ -128,7 +131,8 @@ fn shards_that_are_asked_at_once_both_decide() {
     }
 }
 
-/// Only the shard whose task hangs can see it; the other must not be given the device any more, nor wait for it.
+/// Only the shard whose task hangs can detect it; the other must neither get the device any more
+/// nor wait for it.
 #[test]
 fn a_device_that_one_shard_finds_hanging_is_lost_to_all() {
     let executor = Hanging::over(EmulatedEngine::new(EmulatedOptions::default()));
@@ -141,7 +145,7 @@ fn a_device_that_one_shard_finds_hanging_is_lost_to_all() {
     let model = || emulated(&engines, "m", Profile::linear(0.01, 0.1, 4).unwrap(), Nanos::from_millis(600_000));
     let clients = [model(), model()].map(|model| Client::new(&engine, engine.load(model).unwrap()));
     executor.device(0).hang();
-    // The first device is taken first.
+    // The first device is used first.
     clients[0].submit(7, 1, None).unwrap();
     executor.device(0).await_tasks(1);
     for number in 0..20 {

@@ -1,11 +1,13 @@
-//! Walks that unfold, with steps queued ahead: right answers, streams, waste, and one answer whatever goes wrong.
+//! Walks that unfold, with steps queued ahead: right answers, streams, waste, and one answer under
+//! all failures.
 
 use crate::common::SAFETY;
 use crate::common::stepping::{DEPTH, LONGEST, Stepping, answer_to, counting, sequence};
 use ripieno_base::{BlockId, ModelId};
-use ripieno_executor::Engine as Executor;
+use ripieno_executor::Executor;
 use ripieno_runtime::{
-    JobResult, Engine, EngineConfig, Failure, Job, ModelRefused, OnStep, Recording, Refused, StreamedStep, Ticket, replay,
+    Engine, EngineConfig, Failure, Job, JobResult, ModelRefused, OnStep, Recording, Refused, StreamedStep, Ticket,
+    replay,
 };
 use ripieno_sched::{Limits, Options, Setup, build, find};
 use std::path::Path;
@@ -29,7 +31,7 @@ fn config_with(policy: &str, executor: &Arc<dyn Executor>, devices: usize, reque
 
 fn job(model: ModelId, bytes: &[u8]) -> (Job, Receiver<JobResult>) {
     let (send, answers) = channel();
-    // A test that has seen enough may be gone.
+    // The test may have ended already.
     let on_answer = Box::new(move |answer| drop(send.send(answer)));
     (
         Job {
@@ -79,7 +81,7 @@ fn sequences_of_all_lengths_are_answered_as_if_alone() {
         engine.shutdown();
         let seen = engine.model_metrics(model).unwrap();
         assert_eq!(seen.success.count, 400);
-        // Steps that were still queued when the engine went down are in no count.
+        // Steps that were still queued when the engine shut down are not counted.
         assert!(seen.batch_rows.sum as u64 >= useful as u64, "{seen:?}");
         assert!(seen.batch_rows.sum as u64 - seen.wasted_rows - seen.padding_rows <= useful as u64, "{seen:?}");
     }
@@ -90,16 +92,18 @@ fn a_request_is_answered_at_its_end_and_its_slot_kept_until_its_last_step_has_ru
     let (executor, release) = Stepping::gated();
     let engine = Engine::start(config(&executor, 1, 1)).unwrap();
     let model = engine.load(counting(LONG)).unwrap();
-    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than
+    // hangs.
     let release = release;
-    // Two steps to encode, and the sum is 7: one step to decode, of the up to four that are queued at once.
+    // Two steps to encode, and the sum is 7: one step to decode, of up to four that are queued
+    // together.
     let bytes = [3, 4];
     let (first, answers) = job(model, &bytes);
     engine.submit(first).unwrap();
     (0..3).for_each(|_| release.send(()).unwrap());
     let answered = answers.recv_timeout(SAFETY).unwrap().unwrap();
     assert_eq!(answered.outputs[0].data, answer_to(&bytes));
-    // Its further steps have not run, so nobody may have its slot.
+    // Its further steps have not run, so its slot is not free.
     let full = engine.submit(job(model, &bytes).0).err().unwrap();
     assert!(matches!(full, Refused::QueueFull { bound: 1, .. }), "{full}");
     drop(release);
@@ -125,11 +129,12 @@ fn submit_when_there_is_room(engine: &Engine, model: ModelId, bytes: &[u8]) -> (
 }
 
 #[test]
-fn the_rest_of_a_walk_that_nobody_waits_for_is_not_run() {
+fn the_rest_of_a_cancelled_walk_is_not_run() {
     let (executor, release) = Stepping::gated();
     let engine = Engine::start(config(&executor, 1, 1)).unwrap();
     let model = engine.load(counting(LONG)).unwrap();
-    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than
+    // hangs.
     let release = release;
     let (long, answers) = job(model, &[1; LONGEST]);
     let ticket = engine.submit(long).unwrap();
@@ -137,7 +142,7 @@ fn the_rest_of_a_walk_that_nobody_waits_for_is_not_run() {
     ticket.cancel();
     assert_eq!(answers.recv_timeout(SAFETY).unwrap().unwrap_err(), Failure::Cancelled);
     drop(release);
-    // It has its slot once the steps that were queued have run.
+    // The slot is free once the queued steps have run.
     let (_, answers) = submit_when_there_is_room(&engine, model, &[7]);
     assert_eq!(answers.recv_timeout(SAFETY).unwrap().unwrap().outputs[0].data, answer_to(&[7]));
     let seen = engine.model_metrics(model).unwrap();
@@ -167,7 +172,7 @@ fn steps_come_in_order_and_before_the_answer() {
         job.on_step = Some(Box::new(move |step| send.send(step).unwrap()));
         engine.submit(job).unwrap();
         let whole = answers.recv_timeout(SAFETY).unwrap().unwrap().outputs[0].data.clone();
-        // The sender has gone by now, so this ends.
+        // The sender is gone by this point, so this ends.
         let steps: Vec<StreamedStep> = steps.try_iter().collect();
         let together: Vec<u8> = steps.iter().flat_map(|step| step.outputs[0].data.to_vec()).collect();
         assert_eq!((together.as_slice(), &whole[..]), (&answer_to(&bytes)[..], &answer_to(&bytes)[..]));
@@ -177,24 +182,25 @@ fn steps_come_in_order_and_before_the_answer() {
 }
 
 #[test]
-fn a_task_that_fails_takes_its_own_members_along_and_nobody_of_those_queued_behind_it() {
+fn a_failed_task_fails_its_own_members_and_none_queued_behind_it() {
     let (executor, release) = Stepping::gated_and_failing(2);
     let engine = Engine::start(config(&executor, 1, 16)).unwrap();
     let model = engine.load(counting(LONG)).unwrap();
-    // Dropped before the engine, which waits for its device: a failing test fails, rather than hangs.
+    // Dropped before the engine, which waits for its device: a failing test fails, rather than
+    // hangs.
     let release = release;
     let submit = |bytes: &[u8]| {
         let (job, answers) = job(model, bytes);
         engine.submit(job).unwrap();
         (bytes.to_vec(), answers)
     };
-    // An order is carried out after the mail before it.
+    // A command is executed after earlier mail.
     let profile = counting(LONG).model.blocks[0].profile.clone();
     let until_read = || engine.replace_profile(model, BlockId(0), profile.clone()).unwrap();
     let first = submit(&[1]);
     until_read();
-    // The device holds the first one's step; when that ends, four of these fill a task, and the fifth stands with three of
-    // them in the tasks behind it.
+    // The device holds the first one's step; when that ends, four of these fill a task, and the
+    // fifth shares the tasks behind it with three of them.
     let four = [&[2][..], &[3, 4, 5], &[6, 7, 8], &[9, 10, 11]].map(submit);
     let fifth = submit(&[12, 13, 14]);
     until_read();
@@ -249,12 +255,13 @@ struct Tally {
     accepted: AtomicUsize,
     answered: AtomicUsize,
     good: AtomicUsize,
-    /// Other outputs than those of the request alone, and an end that nothing here brings about.
+    /// Number of outputs that differ from those of the request alone, and of impossible endings.
     wrong: AtomicUsize,
 }
 
 impl Tally {
-    /// A client thread: jobs of random lengths, some with little time, some streamed, some withdrawn at once or later.
+    /// A client thread: jobs of random lengths, some with little time, some streamed, some
+    /// cancelled immediately or later.
     fn client(self: &Arc<Tally>, engine: &Engine, models: [ModelId; 2], thread: usize) {
         let begun = Instant::now();
         for number in (thread * 1_000..).take(300) {
@@ -287,7 +294,8 @@ impl Tally {
             };
         });
         let timeout = number.is_multiple_of(3).then(|| Duration::from_micros((number % 97) as u64 * 20));
-        let on_step: Option<OnStep> = number.is_multiple_of(2).then(|| Box::new(|step: StreamedStep| drop(step)) as OnStep);
+        let on_step: Option<OnStep> =
+            number.is_multiple_of(2).then(|| Box::new(|step: StreamedStep| drop(step)) as OnStep);
         let model = models[usize::from(number.is_multiple_of(11))];
         Job {
             model,
@@ -318,7 +326,7 @@ fn every_job_is_answered_once_under_cancellations_deadlines_unloads_and_failures
             scope.spawn(move || tally.client(engine, models, thread));
         }
         scope.spawn(|| {
-            // In the midst of it all, one of the models goes and another comes.
+            // In the midst of the load, one of the models is unloaded and another loaded.
             (0..50).for_each(|_| std::thread::yield_now());
             engine.unload(models[1]).unwrap();
             engine.load(counting(LONG)).unwrap();

@@ -1,12 +1,13 @@
-//! The thread of a device takes the turn that its own task's end calls for, and nothing hangs on whose thread it was.
+//! The thread of a device takes the turn that follows the end of its own task, and the outcome does
+//! not depend on the thread.
 
 use crate::common::device::Doubling;
 use crate::common::fifo::{Fifo, Told};
 use crate::common::{Client, SAFETY, bytes, config, emulated, limits, served, setup, start};
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{EmulatedEngine, EmulatedOptions, Engine as Executor};
+use ripieno_executor::{EmulatedEngine, EmulatedOptions, Executor};
 use ripieno_model::Profile;
-use ripieno_runtime::{JobResult, Engine, EngineConfig, Failure, HangBound, Job};
+use ripieno_runtime::{Engine, EngineConfig, Failure, HangBound, Job, JobResult};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ fn job(model: ModelId, on_answer: Box<dyn FnOnce(JobResult) + Send>) -> Job {
     }
 }
 
-/// The scheduler's thread may happen to be at a turn when a task ends, but not each time.
+/// The scheduler's thread may be in a turn when a task ends, but not each time.
 #[test]
 fn a_device_that_has_nothing_else_to_do_answers_itself() {
     let executor = Doubling::prompt();
@@ -51,7 +52,7 @@ fn a_device_that_has_nothing_to_do_is_woken_for_a_request() {
     let note = move || sender.send(std::thread::current().name().map(str::to_owned)).unwrap();
     let scheduler = Box::new(Told(Fifo::new(&setup), note, || {}));
     let mut config = EngineConfig::new(scheduler, setup, vec![Arc::clone(&executor)]);
-    // A batch of 0.1 ms seems to hang on a machine that stands still for a moment.
+    // A batch of 0.1 ms seems to hang on a machine that stalls for a moment.
     config.hang = HangBound { times: 1, least: Nanos::from_millis(3_600_000) };
     let engine = Engine::start(config).unwrap();
     let model = emulated(&executor, "m", Profile::linear(0.01, 0.1, 4).unwrap(), Nanos::from_millis(3_600_000));
@@ -65,12 +66,12 @@ fn a_device_that_has_nothing_to_do_is_woken_for_a_request() {
 }
 
 #[test]
-fn a_policy_that_panics_on_a_devices_thread_leaves_nobody_unanswered() {
+fn a_policy_that_panics_on_a_devices_thread_leaves_no_job_unanswered() {
     let (executor, gatekeeper) = Doubling::gated();
     let setup = setup(1, limits(16));
     let scheduler = Box::new(Told(Fifo::new(&setup), || {}, || panic!("the policy's own fault")));
     let mut config = EngineConfig::new(scheduler, setup, vec![executor]);
-    // Or the device would be taken for hung, which is noticed by the scheduler's own thread.
+    // Otherwise the device would be considered hung, which the scheduler's own thread detects.
     config.hang = HangBound { times: 1, least: Nanos::from_millis(3_600_000) };
     let engine = Engine::start(config).unwrap();
     let gatekeeper = gatekeeper;
@@ -86,7 +87,7 @@ fn a_policy_that_panics_on_a_devices_thread_leaves_nobody_unanswered() {
     assert!(client.submit(6, 1, None).is_err());
 }
 
-/// The receiver of an answer holds the last handle, and drops it on the very thread that must end.
+/// The receiver of an answer holds the last handle, and drops it on the thread that must end.
 #[test]
 fn the_last_handle_may_go_on_a_devices_thread() {
     for _ in 0..50 {
@@ -105,7 +106,7 @@ fn the_last_handle_may_go_on_a_devices_thread() {
         drop(engine);
         let_go.send(()).unwrap();
         dropped.recv_timeout(SAFETY).expect("the handle goes without waiting for its own thread");
-        // The devices end, and with them their engine is free.
+        // The devices end, and then their engine is free.
         let until = Instant::now() + SAFETY;
         while Arc::strong_count(&executor) > 1 {
             assert!(Instant::now() < until, "the devices do not end");

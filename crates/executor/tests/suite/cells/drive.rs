@@ -1,4 +1,4 @@
-//! Runs requests in random batches on any number of devices, as no scheduler would but any may.
+//! Runs requests in random batches on any number of devices: stricter than any real scheduler.
 
 use super::models::{Random, Sent};
 use crate::common::*;
@@ -12,12 +12,12 @@ use std::sync::mpsc::{Receiver, channel};
 /// A model on some devices of one engine.
 pub(crate) struct Bench {
     pub(crate) devices: Vec<(Box<dyn Device>, Receiver<TaskResult>)>,
-    pub(crate) model: Arc<dyn Loaded>,
+    pub(crate) model: Arc<dyn LoadedModel>,
     pub(crate) source: ModelSource,
 }
 
 impl Bench {
-    pub(crate) fn new(engine: &dyn Engine, source: ModelSource, devices: usize) -> Bench {
+    pub(crate) fn new(engine: &dyn Executor, source: ModelSource, devices: usize) -> Bench {
         let model = engine.load(&source).unwrap_or_else(|cause| panic!("{cause}"));
         let open = |_| {
             let (sender, results) = channel();
@@ -28,12 +28,12 @@ impl Bench {
         Bench { devices: (0..devices).map(open).collect(), model, source }
     }
 
-    pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Result<Arc<Entry>, RequestError> {
+    pub(crate) fn entry(&self, inputs: Vec<Tensor>) -> Result<Arc<RequestEntry>, RequestError> {
         let (extent, graph) = self.model.describe(&inputs)?;
-        Ok(Arc::new(Entry { extent, graph: graph.map(Arc::new), ..Entry::of(inputs.into()) }))
+        Ok(Arc::new(RequestEntry { extent, graph: graph.map(Arc::new), ..RequestEntry::of(inputs.into()) }))
     }
 
-    pub(crate) fn submit(&self, device: usize, block: usize, members: Vec<Member>) {
+    pub(crate) fn submit(&self, device: usize, block: usize, members: Vec<TaskMember>) {
         let task = Task {
             id: TaskId(0),
             model: ModelId(0),
@@ -46,16 +46,17 @@ impl Bench {
         self.devices[device].0.submit(task).unwrap();
     }
 
-    pub(crate) fn result(&self, device: usize) -> Result<Vec<Progress>, ExecError> {
+    pub(crate) fn result(&self, device: usize) -> Result<Vec<MemberProgress>, ExecError> {
         self.devices[device].1.recv_timeout(PATIENCE).unwrap().outcome
     }
 
-    pub(crate) fn run(&self, device: usize, block: usize, members: Vec<Member>) -> Vec<Progress> {
+    pub(crate) fn run(&self, device: usize, block: usize, members: Vec<TaskMember>) -> Vec<MemberProgress> {
         self.submit(device, block, members);
         self.result(device).unwrap_or_else(|cause| panic!("{cause}"))
     }
 
-    /// All answers, by requests in their order; up to `live` requests at once, in batches of what chance picks.
+    /// Returns all answers, in the order of the requests; up to `live` requests run concurrently,
+    /// in random batches.
     pub(crate) fn answer_all(&self, requests: &[Vec<Tensor>], live: usize, random: &mut Random) -> Vec<Vec<Tensor>> {
         let mut answers = vec![Vec::new(); requests.len()];
         let mut next = requests.iter().enumerate();
@@ -95,10 +96,10 @@ impl Bench {
     }
 }
 
-/// A request on its way.
+/// A request in progress.
 struct Live {
     number: usize,
-    entry: Arc<Entry>,
+    entry: Arc<RequestEntry>,
     known_on: BTreeSet<usize>,
     /// Block and node.
     ready: Vec<(usize, u32)>,
@@ -115,12 +116,12 @@ impl Live {
         live
     }
 
-    fn member(&mut self, slot: usize, node: u32, device: usize) -> Member {
+    fn member(&mut self, slot: usize, node: u32, device: usize) -> TaskMember {
         let entry = self.known_on.insert(device).then(|| Arc::clone(&self.entry));
-        Member { node, ..Member::new(RequestSlot(slot as u32), 1, entry) }
+        TaskMember { node, ..TaskMember::new(RequestSlot(slot as u32), 1, entry) }
     }
 
-    /// Whether nothing is left.
+    /// Advances a request; returns whether it is complete.
     fn advance(&mut self, source: &ModelSource, block: usize, node: u32, ended: bool) -> bool {
         self.done.insert((block, node));
         self.over |= ended && source.blocks[block].steps == Steps::UntilEnd;

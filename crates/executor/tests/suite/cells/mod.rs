@@ -1,4 +1,5 @@
-//! Cells, over every engine: whatever way requests share batches and devices, each gets the answer that it gets alone.
+//! Cells on every engine: each request gets the same answer as alone, regardless of how requests
+//! share batches and devices.
 
 mod drive;
 mod models;
@@ -45,12 +46,13 @@ fn every_answer_is_the_one_alone_in_any_batches_on_one_and_two_devices() {
     }
 }
 
-/// What a recurrent cell rounds differently in another batch its further steps may amplify without bound, so every row must
-/// be computed alike in any batch, bit by bit. The cell is a trained one, for small ones have nothing to round.
+/// Later steps of a recurrent cell may amplify a rounding difference without bound, so every row
+/// must be computed bit by bit the same in any batch. The cell is a trained one, since small ones
+/// have nothing to round.
 #[test]
 fn a_row_is_computed_in_any_batch_as_alone_bit_by_bit() {
     let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/repository/sentiment/1/cell.onnx");
-    let links = ["h", "c"].map(|state| models::link(state, Source::Previous(format!("{state}_next"))));
+    let links = ["h", "c"].map(|state| models::link(state, InputSource::Previous(format!("{state}_next"))));
     let cell = BlockSource { path: Some(file), steps: Steps::Length, links: links.into(), ..BlockSource::new("cell") };
     let answers = vec![models::last("h", 0, "h_next")];
     let source = ModelSource { walk: Walk::Repeat, answers, ..ModelSource::new("sentiment", vec![cell], MAX_BATCH) };
@@ -86,17 +88,20 @@ fn answers_have_the_declared_shapes() {
     }
 }
 
-/// Members that step on together, in their order, whose state is never moved.
+/// Members that step together, in constant order: their state is never moved.
 #[test]
 fn nothing_is_copied_while_the_membership_stays() {
     for engine in engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
         let sent: Vec<Sent> = (0..4).map(|at| Sent { tokens: vec![at, 1, 2, 3, 4], children: vec![] }).collect();
-        let entries: Vec<Arc<Entry>> =
+        let entries: Vec<Arc<RequestEntry>> =
             sent.iter().map(|sent| bench.entry(sent.tensors(Walk::Repeat)).unwrap()).collect();
-        let batch = |slots: &[usize], node: u32| -> Vec<Member> {
+        let batch = |slots: &[usize], node: u32| -> Vec<TaskMember> {
             let entry = |slot: usize| (node == 0).then(|| Arc::clone(&entries[slot]));
-            slots.iter().map(|&slot| Member { node, ..Member::new(RequestSlot(slot as u32), 1, entry(slot)) }).collect()
+            slots
+                .iter()
+                .map(|&slot| TaskMember { node, ..TaskMember::new(RequestSlot(slot as u32), 1, entry(slot)) })
+                .collect()
         };
         let counts = || (bench.devices[0].0.rows_gathered(), bench.devices[0].0.tasks_without_copy());
         bench.run(0, 0, batch(&[0, 1, 2, 3], 0));
@@ -115,7 +120,8 @@ fn nothing_is_copied_while_the_membership_stays() {
     }
 }
 
-/// Steps that were queued ahead of an end change nothing, move nobody, and leave the slot to its next owner.
+/// Steps that were queued ahead of an end change nothing, move no state, and leave the slot to its
+/// next request.
 #[test]
 fn steps_beyond_the_end_are_discarded() {
     for engine in engines() {
@@ -129,7 +135,7 @@ fn steps_beyond_the_end_are_discarded() {
         let entries = [long, short, long].map(|sent| bench.entry(sent.tensors(Walk::EncodeDecode)).unwrap());
         let member = |slot: usize, node: u32| {
             let entry = (node == 0).then(|| Arc::clone(&entries[slot]));
-            Member { node, ..Member::new(RequestSlot(slot as u32), 1, entry) }
+            TaskMember { node, ..TaskMember::new(RequestSlot(slot as u32), 1, entry) }
         };
         for (slot, entry) in entries.iter().enumerate() {
             (0..entry.extent.length).for_each(|node| drop(bench.run(0, 0, vec![member(slot, node)])));
@@ -137,7 +143,8 @@ fn steps_beyond_the_end_are_discarded() {
         let mut ended = [None, None, None];
         let mut before = (0, 0);
         for node in 0..steps(long) as u32 {
-            let progress = bench.run(0, 1, (0..3).map(|slot| Member { entry: None, ..member(slot, node) }).collect());
+            let progress =
+                bench.run(0, 1, (0..3).map(|slot| TaskMember { entry: None, ..member(slot, node) }).collect());
             for (slot, progress) in progress.into_iter().enumerate() {
                 assert!(ended[slot].is_none() || (!progress.ended && progress.outputs.is_empty()));
                 if progress.ended {
@@ -145,35 +152,36 @@ fn steps_beyond_the_end_are_discarded() {
                 }
             }
             let counts = (bench.devices[0].0.rows_gathered(), bench.devices[0].0.tasks_without_copy());
-            assert!(node == 0 || counts == (before.0, before.1 + 1), "an early end moves nobody");
+            assert!(node == 0 || counts == (before.0, before.1 + 1), "an early end moves no state");
             before = counts;
         }
         for (slot, sent) in [long, short, long].into_iter().enumerate() {
             check(Walk::EncodeDecode, sent, ended[slot].as_ref().unwrap());
         }
-        // Another stale step, then the next owner of the slot, who is not disturbed by it.
-        let stale = Member { node: steps(short) as u32 + 1, entry: None, ..member(1, 0) };
+        // Another stale step, then the next request of the slot, which it does not disturb.
+        let stale = TaskMember { node: steps(short) as u32 + 1, entry: None, ..member(1, 0) };
         assert!(!bench.run(0, 1, vec![stale])[0].ended);
         let again = bench.answer_all(&[short.tensors(Walk::EncodeDecode)], 2, &mut random);
         check(Walk::EncodeDecode, short, &again[0]);
     }
 }
 
-/// The padding baselines run shorter requests along with longer ones.
+/// The padding baselines run shorter requests with longer ones.
 #[test]
 fn a_padded_batch_answers_as_each_alone() {
     for engine in engines() {
         for walk in [Walk::Repeat, Walk::Stacked, Walk::Bidirectional] {
             let bench = Bench::new(&*engine, model(walk), 1);
             let sent = mixed(walk, 6, &mut Random::new(11));
-            let entries: Vec<Arc<Entry>> = sent.iter().map(|sent| bench.entry(sent.tensors(walk)).unwrap()).collect();
+            let entries: Vec<Arc<RequestEntry>> =
+                sent.iter().map(|sent| bench.entry(sent.tensors(walk)).unwrap()).collect();
             let longest = sent.iter().map(|sent| sent.tokens.len()).max().unwrap() as u32;
             let mut answers = vec![None; sent.len()];
             for (block, of) in bench.source.blocks.iter().enumerate() {
                 for node in 0..(if of.steps == Steps::Once { 1 } else { longest }) {
-                    let member = |slot: usize| Member {
+                    let member = |slot: usize| TaskMember {
                         node,
-                        ..Member::new(RequestSlot(slot as u32), 1, Some(Arc::clone(&entries[slot])))
+                        ..TaskMember::new(RequestSlot(slot as u32), 1, Some(Arc::clone(&entries[slot])))
                     };
                     for (slot, progress) in bench.run(0, block, (0..6).map(member).collect()).into_iter().enumerate() {
                         if progress.ended {
@@ -193,8 +201,9 @@ fn a_stream_has_every_step_as_it_comes() {
         let bench = Bench::new(&*engine, model(Walk::EncodeDecode), 1);
         let sent = Sent { tokens: vec![3, 1, 4, 1, 5], children: vec![] };
         let entry = bench.entry(sent.tensors(Walk::EncodeDecode)).unwrap();
-        let entry = Arc::new(Entry { stream: true, ..(*entry).clone() });
-        let member = |node: u32| vec![Member { node, ..Member::new(RequestSlot(0), 1, Some(Arc::clone(&entry))) }];
+        let entry = Arc::new(RequestEntry { stream: true, ..(*entry).clone() });
+        let member =
+            |node: u32| vec![TaskMember { node, ..TaskMember::new(RequestSlot(0), 1, Some(Arc::clone(&entry))) }];
         (0..5).for_each(|node| assert!(bench.run(0, 0, member(node))[0].step.is_empty()));
         let mut streamed = Vec::new();
         for node in 0.. {
@@ -216,8 +225,8 @@ fn a_task_out_of_order_fails_and_says_why() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
         let sent = Sent { tokens: vec![1, 2, 3], children: vec![] };
         let entry = bench.entry(sent.tensors(Walk::Repeat)).unwrap();
-        let run = |slot: u32, node: u32, rows: usize, entry: Option<Arc<Entry>>| {
-            bench.submit(0, 0, vec![Member { node, ..Member::new(RequestSlot(slot), rows, entry) }]);
+        let run = |slot: u32, node: u32, rows: usize, entry: Option<Arc<RequestEntry>>| {
+            bench.submit(0, 0, vec![TaskMember { node, ..TaskMember::new(RequestSlot(slot), rows, entry) }]);
             bench.result(0).unwrap_err().0
         };
         assert!(run(5, 0, 1, None).contains("slot 5 holds no walk: its first task must bring an entry"));
@@ -226,23 +235,23 @@ fn a_task_out_of_order_fails_and_says_why() {
     }
 }
 
-/// What stands with the members of a failed task in tasks that were queued behind it is not harmed, nor is who comes next
-/// in their slots.
+/// Other members of tasks that were queued behind a failed one are not affected, nor are the next
+/// requests in the failed members' slots.
 #[test]
-fn a_culprit_in_cells_ends_its_own_walk_and_no_other() {
+fn a_bad_request_in_cells_ends_its_own_walk_and_no_other() {
     for engine in engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 1);
         let sent = |tokens: &[i64]| Sent { tokens: tokens.to_vec(), children: vec![] };
-        // No row of the embedding has this number, and the engine finds out at its second step.
+        // No row of the embedding has this number, which the engine detects at its second step.
         let requests = [sent(&[1, 1_000, 2, 3]), sent(&[4, 5, 6, 7]), sent(&[8, 9, 10])];
         let entries = requests.each_ref().map(|sent| {
             let inputs = sent.tensors(Walk::Repeat).into();
             let extent = Extent { length: sent.tokens.len() as u32, limit: 0 };
-            Arc::new(Entry { extent, ..Entry::of(inputs) })
+            Arc::new(RequestEntry { extent, ..RequestEntry::of(inputs) })
         });
         let member = |slot: usize, node: u32| {
             let entry = (node == 0).then(|| Arc::clone(&entries[slot]));
-            Member { node, ..Member::new(RequestSlot(slot as u32), 1, entry) }
+            TaskMember { node, ..TaskMember::new(RequestSlot(slot as u32), 1, entry) }
         };
         bench.run(0, 0, vec![member(0, 0), member(1, 0)]);
         let second = bench.run(0, 0, vec![member(0, 1), member(1, 1)]);
@@ -265,9 +274,10 @@ fn a_culprit_in_cells_ends_its_own_walk_and_no_other() {
     }
 }
 
-/// A request begins anew on another device, while the first one, which was given up, is still at its old walk.
+/// A request restarts on another device, while the first one, which was given up, still runs its
+/// old walk.
 #[test]
-fn who_still_goes_an_earlier_walk_of_a_slot_harms_no_later_one() {
+fn a_stale_walk_of_a_slot_does_not_affect_a_later_one() {
     for engine in engines() {
         let bench = Bench::new(&*engine, model(Walk::Repeat), 2);
         let sent = Sent { tokens: vec![1, 2, 3], children: vec![] };
@@ -275,7 +285,7 @@ fn who_still_goes_an_earlier_walk_of_a_slot_harms_no_later_one() {
         let (old, new) = (next_walk(), next_walk());
         let member = |walk: u64, node: u32| {
             let entry = (node == 0).then(|| Arc::clone(&entry));
-            vec![Member { node, walk, ..Member::new(RequestSlot(0), 1, entry) }]
+            vec![TaskMember { node, walk, ..TaskMember::new(RequestSlot(0), 1, entry) }]
         };
         bench.run(0, 0, member(old, 0));
         bench.run(1, 0, member(new, 0));
@@ -304,7 +314,7 @@ fn cells_are_measured_on_an_example() {
     }
 }
 
-/// Nothing computes a length here, so the request says it or it is made up of what it holds.
+/// No length is computed here, so the request declares it or it derives from a hash of the request.
 #[test]
 fn emulated_cells_walk_as_real_ones() {
     let engine = EmulatedEngine::new(EmulatedOptions::default());

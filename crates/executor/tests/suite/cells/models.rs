@@ -1,4 +1,5 @@
-//! Models in cells, requests for them, and what they must answer, by the formulas of `make_models.py`.
+//! Models in cells, requests for them, and their expected answers, by the formulas of
+//! `make_models.py`.
 
 use crate::common::*;
 use bytes::Bytes;
@@ -50,17 +51,17 @@ pub(crate) fn model(walk: Walk) -> ModelSource {
         Walk::Bidirectional => {
             let backward = BlockSource { backward: true, beside: true, ..rnn("backward", &[]) };
             let ends = [
-                link("a", Source::Last(BlockId(0), "h_next".into())),
-                link("b", Source::Last(BlockId(1), "h_next".into())),
+                link("a", InputSource::Last(BlockId(0), "h_next".into())),
+                link("b", InputSource::Last(BlockId(1), "h_next".into())),
             ];
             let blocks = vec![rnn("forward", &[]), backward, cell("head", "cell_head", Steps::Once, &ends)];
             (blocks, vec![every("back", 1, "y"), last("score", 2, "score")])
         }
         Walk::EncodeDecode => {
-            let initial = |from: Initial, link: Link| Link { initial: Some(from), ..link };
+            let initial = |from: Initial, link: InputLink| InputLink { initial: Some(from), ..link };
             let links = [
-                initial(Initial::Number(2.0), link("token", Source::Previous("token_next".into()))),
-                initial(Initial::Last(BlockId(0), "h_next".into()), link("h", Source::Previous("h_next".into()))),
+                initial(Initial::Number(2.0), link("token", InputSource::Previous("token_next".into()))),
+                initial(Initial::Last(BlockId(0), "h_next".into()), link("h", InputSource::Previous("h_next".into()))),
             ];
             let decoder = cell("decoder", "cell_decoder", Steps::UntilEnd, &links);
             (
@@ -69,12 +70,12 @@ pub(crate) fn model(walk: Walk) -> ModelSource {
             )
         }
         _ => {
-            let child = |at: u32| Source::Child(at, "h_next".into());
+            let child = |at: u32| InputSource::Child(at, "h_next".into());
             let leaf = cell("leaf", "cell_leaf", Steps::Nodes, &[]);
             let internal =
                 cell("internal", "cell_internal", Steps::Nodes, &[link("h0", child(0)), link("h1", child(1))]);
-            let root = AnswerSource { name: "h".into(), block: None, tensor: "h_next".into(), take: Take::Last };
-            let ends = ["a", "b"].map(|input| link(input, Source::Root("h_next".into())));
+            let root = AnswerSource { name: "h".into(), block: None, tensor: "h_next".into(), take: AnswerSteps::Last };
+            let ends = ["a", "b"].map(|input| link(input, InputSource::Root("h_next".into())));
             let head = cell("head", "cell_head", Steps::Once, &ends);
             match walk {
                 Walk::Tree => (vec![leaf, internal, head], vec![root, last("score", 2, "score")]),
@@ -91,42 +92,44 @@ pub(crate) fn model(walk: Walk) -> ModelSource {
     }
 }
 
-fn cell(name: &str, file: &str, steps: Steps, links: &[Link]) -> BlockSource {
+fn cell(name: &str, file: &str, steps: Steps, links: &[InputLink]) -> BlockSource {
     BlockSource { path: Some(model_path(file)), steps, links: links.to_vec(), ..BlockSource::new(name) }
 }
 
-fn rnn(name: &str, links: &[Link]) -> BlockSource {
-    let links = [links, &[link("h", Source::Previous("h_next".into()))]].concat();
+fn rnn(name: &str, links: &[InputLink]) -> BlockSource {
+    let links = [links, &[link("h", InputSource::Previous("h_next".into()))]].concat();
     cell(name, "cell_rnn", Steps::Length, &links)
 }
 
 fn layer(name: &str, below: u16) -> BlockSource {
-    let links = [link("x", Source::Step(BlockId(below), "y".into())), link("h", Source::Previous("h_next".into()))];
+    let links =
+        [link("x", InputSource::Step(BlockId(below), "y".into())), link("h", InputSource::Previous("h_next".into()))];
     BlockSource { beside: true, ..cell(name, "cell_layer", Steps::Length, &links) }
 }
 
-pub(crate) fn link(input: &str, from: Source) -> Link {
-    Link { input: input.into(), from, initial: None }
+pub(crate) fn link(input: &str, from: InputSource) -> InputLink {
+    InputLink { input: input.into(), from, initial: None }
 }
 
 fn every(name: &str, block: u16, tensor: &str) -> AnswerSource {
-    AnswerSource { take: Take::Every, ..last(name, block, tensor) }
+    AnswerSource { take: AnswerSteps::Every, ..last(name, block, tensor) }
 }
 
 pub(crate) fn last(name: &str, block: u16, tensor: &str) -> AnswerSource {
-    AnswerSource { name: name.into(), block: Some(BlockId(block)), tensor: tensor.into(), take: Take::Last }
+    AnswerSource { name: name.into(), block: Some(BlockId(block)), tensor: tensor.into(), take: AnswerSteps::Last }
 }
 
-/// What a client sends, before it is a tensor.
+/// A client's request, before it is converted to a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) tokens: Vec<i64>,
-    /// Two for each node; empty for a sequence.
+    /// Two children per node; empty for a sequence.
     pub(crate) children: Vec<[i64; 2]>,
 }
 
 impl Sent {
-    /// A sequence, tree or graph of up to `longest` elements; a tree has an odd number of them, in a shuffled table.
+    /// A sequence, tree or graph of up to `longest` elements; a tree has an odd number of them, in
+    /// a shuffled table.
     pub(crate) fn random(walk: Walk, random: &mut Random, longest: usize) -> Sent {
         let length = 1 + random.below(longest);
         let length = if walk == Walk::Tree { length | 1 } else { length };
@@ -152,7 +155,7 @@ impl Sent {
         tensors
     }
 
-    /// The answers by name.
+    /// Returns the expected answers by name.
     pub(crate) fn expected(&self, walk: Walk) -> Vec<(&'static str, Vec<f32>)> {
         let run = |tokens: &mut dyn Iterator<Item = i64>| -> Vec<State> {
             let next = |h: &mut State, token: i64| {
@@ -198,7 +201,7 @@ impl Sent {
         }
     }
 
-    /// The state of the root of a tree, or of a graph's last node.
+    /// Returns the state of the root of a tree, or of a graph's last node.
     fn root(&self, last: usize) -> State {
         let is_child = |node: usize| self.children.iter().flatten().any(|&child| child == node as i64);
         let root = if last > 0 { last } else { (0..self.children.len()).find(|&node| !is_child(node)).unwrap() };
@@ -217,7 +220,7 @@ impl Sent {
     }
 }
 
-/// Joins two random roots until one is left, then numbers the nodes anew.
+/// Joins two random roots until one is left, then renumbers the nodes.
 fn tree(length: usize, random: &mut Random) -> Vec<[i64; 2]> {
     let leaves = length.div_ceil(2);
     let mut roots: Vec<i64> = (0..leaves as i64).collect();
@@ -236,7 +239,7 @@ fn tree(length: usize, random: &mut Random) -> Vec<[i64; 2]> {
     table
 }
 
-/// Each node takes up to two of those before it, which may be shared, or the same twice.
+/// Each node takes up to two earlier nodes, which may be shared or the same twice.
 fn graph(length: usize, random: &mut Random) -> Vec<[i64; 2]> {
     (0..length)
         .map(|node| [0, 1].map(|_| random.below(node + 2) as i64 - 1).map(|child| child.min(node as i64 - 1)))
@@ -248,7 +251,7 @@ pub(crate) fn int64(name: &str, shape: &[i64], elements: &[i64]) -> Tensor {
     Tensor { name: name.into(), datatype: DataType::Int64, shape: shape.to_vec(), data }
 }
 
-/// A tensor's numbers, of either kind.
+/// Returns a tensor's numbers, of either datatype.
 pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
     match tensor.datatype {
         DataType::Int64 => tensor.data.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes) as f32).collect(),
@@ -256,7 +259,7 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<f32> {
     }
 }
 
-/// Numbers that are the same in each run.
+/// Reproducible random numbers.
 pub(crate) struct Random(ripieno_workload::Random);
 
 impl Random {

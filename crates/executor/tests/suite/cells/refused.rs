@@ -1,4 +1,4 @@
-//! What is refused: requests before they take a slot, models before they serve.
+//! Refusals: of requests before they take a slot, and of models before they serve.
 
 use super::models::{int64, link, model};
 use crate::common::*;
@@ -94,13 +94,13 @@ fn load_error(change: impl Fn(&mut ModelSource), walk: Walk) -> String {
 #[test]
 fn every_mistake_in_the_links_gives_one_clear_error() {
     type Change = Box<dyn Fn(&mut ModelSource)>;
-    let relink = |block: usize, input: &'static str, from: Source| -> Change {
+    let relink = |block: usize, input: &'static str, from: InputSource| -> Change {
         Box::new(move |source| {
             source.blocks[block].links.retain(|link| link.input != input);
             source.blocks[block].links.push(link(input, from.clone()));
         })
     };
-    let previous = |name: &str| Source::Previous(name.to_owned());
+    let previous = |name: &str| InputSource::Previous(name.to_owned());
     let cases: Vec<(Walk, Change, &str)> = vec![
         (Walk::Repeat, relink(0, "z", previous("h_next")), "has no input 'z'; its inputs are token, h"),
         (Walk::Repeat, relink(0, "h", previous("c")), "which has no such output; its outputs are h_next, y"),
@@ -111,13 +111,13 @@ fn every_mistake_in_the_links_gives_one_clear_error() {
         ),
         (
             Walk::Repeat,
-            relink(0, "h", Source::Child(0, "h_next".into())),
+            relink(0, "h", InputSource::Child(0, "h_next".into())),
             "but only the cells of a tree or graph have children",
         ),
-        (Walk::Repeat, relink(0, "h", Source::Step(BlockId(0), "y".into())), "which must stand before it"),
+        (Walk::Repeat, relink(0, "h", InputSource::Step(BlockId(0), "y".into())), "which must stand before it"),
         (Walk::Tree, relink(1, "h0", previous("h_next")), "takes 'previous.h_next', but the cell does not repeat"),
-        (Walk::Tree, relink(1, "h0", Source::Child(0, "c".into())), "takes 'c' of block 'leaf' ("),
-        (Walk::Tree, relink(2, "a", Source::Last(BlockId(0), "h_next".into())), "a head takes \"root.h_next\""),
+        (Walk::Tree, relink(1, "h0", InputSource::Child(0, "c".into())), "takes 'c' of block 'leaf' ("),
+        (Walk::Tree, relink(2, "a", InputSource::Last(BlockId(0), "h_next".into())), "a head takes \"root.h_next\""),
         (Walk::EncodeDecode, Box::new(|source| source.blocks[1].end = None), "the key end is missing"),
         (Walk::EncodeDecode, Box::new(|source| source.blocks[1].end = Some("over".into())), "is none of its outputs"),
         (

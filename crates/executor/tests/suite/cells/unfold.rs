@@ -1,4 +1,4 @@
-//! Graphs that the embedder's code makes of requests.
+//! Graphs that the embedder's code creates from requests.
 
 use super::drive::Bench;
 use super::models::{Random, Sent, int64, model};
@@ -8,7 +8,7 @@ use ripieno_executor::*;
 use ripieno_model::{Graph, Walk};
 use std::sync::Arc;
 
-/// Leaves look ids up, one each; neighbours are joined in pairs until one is left.
+/// Leaves look up one id each; neighbours are joined in pairs until one is left.
 #[derive(Debug)]
 struct Pairs;
 
@@ -39,7 +39,8 @@ impl Unfold for Pairs {
     }
 }
 
-/// Makes mistakes: a block that is a head or none, too many inputs, an element that is not there.
+/// Creates invalid graphs: a node with a head or a missing block, too many inputs, a missing
+/// element.
 #[derive(Debug)]
 struct Wrong(&'static str);
 

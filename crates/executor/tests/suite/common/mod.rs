@@ -1,4 +1,5 @@
-//! What the tests of all engines share: the models, what they must answer, and a device that is easy to ask.
+//! Shared parts of the tests of all engines: models, their expected answers, and a device with a
+//! simple interface.
 
 use crate::isolated::Isolating;
 use bytes::Bytes;
@@ -11,24 +12,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// No test waits so long unless it fails.
+/// Time limit of a wait; only a failing test reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The largest batch of every model here.
 pub(crate) const MAX_BATCH: usize = 16;
 
-/// An engine and, for each kind of model, what it loads for it.
+/// An engine with the model sources of each kind.
 pub(crate) struct Fixture {
-    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) engine: Box<dyn Executor>,
     /// FP32 "x" [-1, 4] to FP32 "y".
     pub(crate) whole: ModelSource,
-    /// The same in two blocks.
+    /// The same model in two blocks.
     pub(crate) chain: ModelSource,
     /// FP32 "x" [-1, -1] to "y".
     pub(crate) any_width: ModelSource,
-    /// What `whole` and `chain` answer to a row.
+    /// The expected answer of `whole` and `chain` to a row.
     pub(crate) answer: fn(&[f32]) -> Vec<f32>,
-    /// How many lanes its devices have.
+    /// Number of lanes of its devices.
     pub(crate) lanes: usize,
 }
 
@@ -51,7 +52,7 @@ pub(crate) fn onnxruntime_of_two_lanes() -> Fixture {
 }
 
 /// The engines that run files, in this process and in others.
-pub(crate) fn engines() -> [Box<dyn Engine>; 4] {
+pub(crate) fn engines() -> [Box<dyn Executor>; 4] {
     [cpu().engine, onnxruntime().engine, isolated_cpu().engine, isolated_onnxruntime_of_two_lanes().engine]
 }
 
@@ -75,7 +76,8 @@ pub(crate) fn onnxruntime() -> Fixture {
     onnx(Box::new(onnxruntime_engine()))
 }
 
-/// These tests need the library: without it they fail and say how to get it.
+/// Creates the engine. These tests need the library: without it they fail with instructions to get
+/// it.
 pub(crate) fn onnxruntime_engine() -> OnnxRuntimeEngine {
     OnnxRuntimeEngine::new(OnnxRuntimeOptions::default()).unwrap_or_else(|cause| panic!("{cause}"))
 }
@@ -98,7 +100,7 @@ pub(crate) fn emulated() -> Fixture {
     }
 }
 
-fn onnx(engine: Box<dyn Engine>) -> Fixture {
+fn onnx(engine: Box<dyn Executor>) -> Fixture {
     Fixture {
         engine,
         whole: files(&["mlp"]),
@@ -109,7 +111,7 @@ fn onnx(engine: Box<dyn Engine>) -> Fixture {
     }
 }
 
-/// A model whose blocks are these files of `tests/models`.
+/// Returns a model whose blocks are these files of `tests/models`.
 pub(crate) fn files(names: &[&str]) -> ModelSource {
     let block = |name: &&str| BlockSource { path: Some(model_path(name)), ..BlockSource::new(*name) };
     empty(names[0], names.iter().map(block).collect())
@@ -123,7 +125,7 @@ pub(crate) fn empty(name: &str, blocks: Vec<BlockSource>) -> ModelSource {
     ModelSource::new(name, blocks, MAX_BATCH)
 }
 
-/// The MLP of `make_models.py`, with the weights' formula.
+/// Computes the MLP of `make_models.py`, with the weights' formula.
 pub(crate) fn mlp(x: &[f32]) -> Vec<f32> {
     let weight = |at: usize, factor: usize| ((at * factor % 17) as f32 - 8.0) / 8.0;
     let layer = |x: &[f32], columns: usize, w: usize, b: usize| -> Vec<f32> {
@@ -134,7 +136,7 @@ pub(crate) fn mlp(x: &[f32]) -> Vec<f32> {
     layer(&hidden, 3, 7, 11)
 }
 
-/// Numbers that differ from row to row and from seed to seed.
+/// Returns numbers that differ from row to row and from seed to seed.
 pub(crate) fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|at| (((at + 1) * (seed + 3) * 7919 % 201) as f32 - 100.0) / 40.0).collect()
 }
@@ -149,27 +151,27 @@ pub(crate) fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.data.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
-/// One request as the fixture's `whole` and `chain` take it.
-pub(crate) fn request(slot: u32, x: &[f32]) -> Member {
+/// Creates a request for the fixture's `whole` and `chain`.
+pub(crate) fn request(slot: u32, x: &[f32]) -> TaskMember {
     wide_request(slot, x, 4)
 }
 
-pub(crate) fn wide_request(slot: u32, x: &[f32], width: usize) -> Member {
+pub(crate) fn wide_request(slot: u32, x: &[f32], width: usize) -> TaskMember {
     let rows = x.len() / width;
-    Member::new(RequestSlot(slot), rows, entry(fp32("x", &[rows as i64, width as i64], x)))
+    TaskMember::new(RequestSlot(slot), rows, entry(fp32("x", &[rows as i64, width as i64], x)))
 }
 
-/// What a request of one tensor brings.
-pub(crate) fn entry(tensor: Tensor) -> Option<Arc<Entry>> {
-    Some(Arc::new(Entry::of([tensor].into())))
+/// Creates the entry of a request of one tensor.
+pub(crate) fn entry(tensor: Tensor) -> Option<Arc<RequestEntry>> {
+    Some(Arc::new(RequestEntry::of([tensor].into())))
 }
 
 /// The same request in a later block.
-pub(crate) fn later(member: &Member) -> Member {
-    Member { entry: None, ..member.clone() }
+pub(crate) fn later(member: &TaskMember) -> TaskMember {
+    TaskMember { entry: None, ..member.clone() }
 }
 
-pub(crate) fn task(id: u32, block: u16, members: Vec<Member>) -> Task {
+pub(crate) fn task(id: u32, block: u16, members: Vec<TaskMember>) -> Task {
     let lengths = members.iter().filter_map(|member| Some(member.entry.as_ref()?.extent.length));
     let (block, length) = (BlockId(block), lengths.max().unwrap_or(1));
     Task { id: TaskId(id), model: ModelId(0), block, lane: LaneId(0), length, members, not_before: None }
@@ -179,29 +181,29 @@ pub(crate) fn task(id: u32, block: u16, members: Vec<Member>) -> Task {
 pub(crate) struct Stand {
     pub(crate) device: Box<dyn Device>,
     pub(crate) results: Receiver<TaskResult>,
-    pub(crate) model: Arc<dyn Loaded>,
-    /// Tasks so far: they take the lanes in turn.
+    pub(crate) model: Arc<dyn LoadedModel>,
+    /// Number of tasks: lanes are used round robin.
     count: AtomicUsize,
 }
 
 impl Stand {
-    pub(crate) fn new(engine: &dyn Engine, source: &ModelSource) -> Stand {
+    pub(crate) fn new(engine: &dyn Executor, source: &ModelSource) -> Stand {
         Stand::of_lanes(engine, source, 1)
     }
 
-    pub(crate) fn of_lanes(engine: &dyn Engine, source: &ModelSource, lanes: usize) -> Stand {
+    pub(crate) fn of_lanes(engine: &dyn Executor, source: &ModelSource, lanes: usize) -> Stand {
         let model = engine.load(source).unwrap_or_else(|cause| panic!("{cause}"));
         Stand::of_model(engine, model, lanes)
     }
 
-    pub(crate) fn of_model(engine: &dyn Engine, model: Arc<dyn Loaded>, lanes: usize) -> Stand {
+    pub(crate) fn of_model(engine: &dyn Executor, model: Arc<dyn LoadedModel>, lanes: usize) -> Stand {
         let (sender, results) = channel();
         let device = engine.open(lanes, Arc::new(move |result| drop(sender.send(result)))).unwrap();
         device.attach(ModelId(0), Arc::clone(&model));
         Stand { device, results, model, count: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn run(&self, block: u16, members: Vec<Member>) -> Result<Vec<Progress>, ExecError> {
+    pub(crate) fn run(&self, block: u16, members: Vec<TaskMember>) -> Result<Vec<MemberProgress>, ExecError> {
         let lane = self.count.fetch_add(1, Ordering::Relaxed) % self.device.lanes();
         self.device.submit(Task { lane: LaneId(lane as u16), ..task(0, block, members) }).unwrap();
         self.result().outcome
@@ -211,10 +213,10 @@ impl Stand {
         self.results.recv_timeout(PATIENCE).unwrap()
     }
 
-    /// Runs a model of one block whose request is one tensor; the outputs.
+    /// Runs a model of one block with a request of one tensor; returns the outputs.
     pub(crate) fn ask(&self, tensor: Tensor) -> Result<Vec<Tensor>, ExecError> {
         let rows = tensor.shape[0] as usize;
-        let member = Member::new(RequestSlot(0), rows, entry(tensor));
+        let member = TaskMember::new(RequestSlot(0), rows, entry(tensor));
         Ok(self.run(0, vec![member])?.remove(0).outputs)
     }
 }

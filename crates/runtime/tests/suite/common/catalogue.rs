@@ -1,8 +1,8 @@
 //! Models of the executor's tests, served on a CPU under a policy of the catalogue.
 
 use ripieno_base::ModelId;
-use ripieno_executor::{BlockSource, Engine as Executor, ModelSource, Tensor};
-use ripieno_runtime::{JobResult, Engine, EngineConfig, Job, Refused};
+use ripieno_executor::{BlockSource, Executor, ModelSource, Tensor};
+use ripieno_runtime::{Engine, EngineConfig, Job, JobResult, Refused};
 use ripieno_sched::{Limits, Options, Policy, Setup};
 use ripieno_workload::{below, stream};
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub(crate) const MAX_BATCH: usize = 8;
-/// No answer takes so long unless the test fails.
+/// Time limit of an answer; only a failing test reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A model whose blocks are these files.
+/// Returns a model whose blocks are these files.
 pub(crate) fn source(names: &[&str]) -> ModelSource {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../executor/tests/models");
     let block = |name: &&str| {
@@ -38,7 +38,7 @@ pub(crate) fn start(policy: &'static Policy, executor: &Arc<dyn Executor>, shard
     Engine::start(config).unwrap()
 }
 
-/// Submits, waiting for a place where there is none.
+/// Submits a job, waiting for a free slot.
 pub(crate) fn submit(
     engine: &Engine,
     model: ModelId,

@@ -1,8 +1,8 @@
-//! Devices that double bytes: at once, with errors now and then, or only when the test lets them.
+//! Devices that double bytes: immediately, with occasional errors, or only when the test allows it.
 
 use ripieno_base::{ModelId, RequestSlot};
 use ripieno_executor::{
-    Device, Engine as Executor, ExecError, LoadError, Loaded, ModelSource, Progress, Sink, Task, TaskResult, Tensor,
+    Device, ExecError, Executor, LoadError, LoadedModel, MemberProgress, ModelSource, Sink, Task, TaskResult, Tensor,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,16 +15,17 @@ use std::time::Instant;
 pub(crate) struct Doubling {
     every: usize,
     gate: Mutex<Option<Receiver<()>>>,
-    /// Tasks begun, of all devices.
+    /// Number of tasks begun on all devices.
     begun: Arc<AtomicUsize>,
     memory: Memory,
     announce: Mutex<Option<Sender<()>>>,
 }
 
-/// What a block left for the next: one memory for all devices, for the test's scheduler does not keep a request on one.
+/// Outputs of a block for the next: shared by all devices, since the test's scheduler may move a
+/// request.
 type Memory = Arc<Mutex<HashMap<RequestSlot, Vec<Tensor>>>>;
 
-/// The test's hold on a gated device.
+/// The test's control of a gated device.
 pub(crate) struct Gatekeeper {
     /// Each message lets one task end.
     pub(crate) release: Sender<()>,
@@ -41,12 +42,12 @@ impl Doubling {
         Arc::new(Doubling::new(every))
     }
 
-    /// One device only, whose tasks wait for the gatekeeper.
+    /// Opens one device, whose tasks wait for the gatekeeper.
     pub(crate) fn gated() -> (Arc<dyn Executor>, Gatekeeper) {
         Doubling::gated_and_failing(usize::MAX)
     }
 
-    /// Likewise, and one task in so many fails.
+    /// Opens such a device on which every `every`-th task fails.
     pub(crate) fn gated_and_failing(every: usize) -> (Arc<dyn Executor>, Gatekeeper) {
         let ((release, gate), (announce, begun)) = (channel(), channel());
         let mut doubling = Doubling::new(every);
@@ -70,7 +71,7 @@ impl Executor for Doubling {
         "doubling".to_owned()
     }
 
-    fn load(&self, _: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, _: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         Ok(Arc::new(super::Doubler(1)))
     }
 
@@ -108,7 +109,7 @@ impl Device for DoublingDevice {
         1
     }
 
-    fn attach(&self, id: ModelId, model: Arc<dyn Loaded>) {
+    fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>) {
         self.send(Message::Attach(id, model.blocks()));
     }
 
@@ -164,11 +165,11 @@ impl Worker {
         let (id, started) = (task.id, Instant::now());
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(announce) = &self.announce {
-            // A test that has seen enough may be gone.
+            // The test may have ended already.
             let _ = announce.send(());
         }
         if let Some(gate) = &self.gate {
-            // Nobody holds the gate any more: it stands open.
+            // Once the gatekeeper is dropped, the gate is open.
             let _ = gate.recv();
         }
         let outcome = match number % self.every {
@@ -178,7 +179,7 @@ impl Worker {
         (self.sink)(TaskResult {
             id,
             outcome,
-            again: None,
+            rerun: None,
             lost: None,
             started,
             finished: Instant::now(),
@@ -186,7 +187,7 @@ impl Worker {
         });
     }
 
-    fn execute(&mut self, task: Task) -> Vec<Progress> {
+    fn execute(&mut self, task: Task) -> Vec<MemberProgress> {
         let mut progress = Vec::new();
         for member in task.members {
             let inputs = match member.entry {
@@ -199,7 +200,7 @@ impl Worker {
             if !ended {
                 self.memory.lock().unwrap().insert(member.slot, outputs.clone());
             }
-            progress.push(if ended { Progress::ended(outputs) } else { Progress::default() });
+            progress.push(if ended { MemberProgress::ended(outputs) } else { MemberProgress::default() });
         }
         progress
     }

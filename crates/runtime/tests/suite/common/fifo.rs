@@ -1,14 +1,15 @@
-//! First in, first out: each free device takes the requests of the oldest one's model and block, up to a batch.
+//! First in, first out: each free device takes the requests of the oldest one's model and block, up
+//! to a batch.
 
 use ripieno_base::{BlockId, DeviceId, LaneId, ModelId, RequestSlot, TaskId, Time};
 use ripieno_sched::{Action, Control, Outbox, Outcome, Request, Scheduler, Setup, TaskDone, Why};
 use std::collections::VecDeque;
 
 pub(crate) struct Fifo {
-    /// Largest batch and number of blocks, by model.
+    /// Largest batch and number of blocks of each model.
     models: Vec<Option<(u32, usize)>>,
     queue: VecDeque<(Request, BlockId)>,
-    /// By device, which is also the task's id.
+    /// Running task of each device; the device's index is also the task's id.
     running: Vec<Option<Running>>,
     members: Vec<Vec<RequestSlot>>,
     ending: Vec<Action>,
@@ -112,7 +113,7 @@ impl Scheduler for Fifo {
     }
 }
 
-/// The first-in-first-out scheduler, and what else happens when it is told of a request or of an end.
+/// The first-in-first-out scheduler, with callbacks for each request and each end of a task.
 pub(crate) struct Told<R, E>(pub(crate) Fifo, pub(crate) R, pub(crate) E);
 
 impl<R: FnMut() + Send, E: FnMut() + Send> Scheduler for Told<R, E> {

@@ -1,22 +1,24 @@
-//! Devices of a real engine that a test may have hang: their results are kept back until it lets go.
+//! Devices of a real engine that a test can make hang: their results are held back until it
+//! releases them.
 
 use ripieno_base::{ModelId, TaskId};
-use ripieno_executor::{Device, Engine as Executor, LoadError, Loaded, ModelSource, Sink, Spent, Task, TaskResult};
+use ripieno_executor::{Device, Executor, LoadError, LoadedModel, ModelSource, PhaseTimes, Sink, Task, TaskResult};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// Opens such devices.
 pub(crate) struct Hanging {
     inner: Arc<dyn Executor>,
-    /// By the order in which they were opened.
+    /// Devices in the order in which they were opened.
     opened: Mutex<Vec<Arc<Hold>>>,
 }
 
-/// The test's hold on a device.
+/// The test's control of a device.
 pub(crate) struct Hold {
     state: Mutex<Held>,
     let_go: Condvar,
-    /// Tasks given to it so far. Apart from `state`, which is locked while results are reported: that may bring new tasks.
+    /// Number of tasks submitted to it. Separate from `state`, which is locked while results are
+    /// reported: that may submit new tasks.
     submitted: Mutex<usize>,
     given: Condvar,
     sink: Sink,
@@ -25,7 +27,7 @@ pub(crate) struct Hold {
 #[derive(Default)]
 struct Held {
     hangs: bool,
-    /// By how much longer it says that its tasks take.
+    /// Delay that it adds to the reported durations of its tasks.
     slowed: Duration,
     kept: Vec<TaskResult>,
 }
@@ -35,24 +37,24 @@ impl Hanging {
         Arc::new(Hanging { inner: Arc::new(inner), opened: Mutex::default() })
     }
 
-    /// The device that was opened as the n-th, from 0.
+    /// Returns the n-th opened device, from 0.
     pub(crate) fn device(&self, nth: usize) -> Arc<Hold> {
         Arc::clone(&self.opened.lock().unwrap()[nth])
     }
 
-    /// How many were opened.
+    /// Returns the number of opened devices.
     pub(crate) fn opened(&self) -> usize {
         self.opened.lock().unwrap().len()
     }
 }
 
 impl Hold {
-    /// Keeps its results back from now on.
+    /// Holds its results back from this call on.
     pub(crate) fn hang(&self) {
         self.state.lock().unwrap().hangs = true;
     }
 
-    /// Hangs no more: what it has kept back is reported, however late.
+    /// Ends the hang: the held results are reported, however late.
     pub(crate) fn let_go(&self) {
         let mut state = self.state.lock().unwrap();
         state.hangs = false;
@@ -60,19 +62,19 @@ impl Hold {
         self.let_go.notify_all();
     }
 
-    /// Says from now on that its tasks take so much longer than they do.
+    /// Adds this delay to the reported durations of its tasks.
     pub(crate) fn slow(&self, by: Duration) {
         self.state.lock().unwrap().slowed = by;
     }
 
-    /// Waits until it has been given so many tasks.
+    /// Waits until this number of tasks was submitted to it.
     pub(crate) fn await_tasks(&self, count: usize) {
         let waited =
             self.given.wait_timeout_while(self.submitted.lock().unwrap(), super::SAFETY, |given| *given < count);
         assert!(!waited.unwrap().1.timed_out(), "it is never given {count} tasks");
     }
 
-    /// How many tasks it was given so far.
+    /// Returns the number of tasks submitted to it.
     pub(crate) fn tasks(&self) -> usize {
         *self.submitted.lock().unwrap()
     }
@@ -87,7 +89,7 @@ impl Executor for Hanging {
         self.inner.device_key()
     }
 
-    fn load(&self, source: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, source: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         self.inner.load(source)
     }
 
@@ -124,7 +126,7 @@ impl Device for HangingDevice {
         self.inner.depth()
     }
 
-    fn attach(&self, id: ModelId, model: Arc<dyn Loaded>) {
+    fn attach(&self, id: ModelId, model: Arc<dyn LoadedModel>) {
         self.inner.attach(id, model);
     }
 
@@ -143,13 +145,13 @@ impl Device for HangingDevice {
         self.inner.cancel(id);
     }
 
-    fn spent(&self) -> Spent {
+    fn spent(&self) -> PhaseTimes {
         self.inner.spent()
     }
 }
 
 impl Drop for HangingDevice {
-    /// As a device whose thread is at its task: ends when that ends.
+    /// Like a device whose thread runs a task: ends when the task ends.
     fn drop(&mut self) {
         drop(self.hold.let_go.wait_while(self.hold.state.lock().unwrap(), |held| held.hangs));
     }

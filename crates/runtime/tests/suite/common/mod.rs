@@ -1,4 +1,5 @@
-//! A first-in-first-out scheduler, devices that tests control, and clients that remember their answers.
+//! A first-in-first-out scheduler, devices that tests control, and clients that store their
+//! answers.
 
 pub(crate) mod catalogue;
 pub(crate) mod device;
@@ -8,22 +9,22 @@ pub(crate) mod stepping;
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos};
-use ripieno_executor::{BlockSource, Engine as Executor, Loaded, ModelSource, Tensor};
+use ripieno_executor::{BlockSource, Executor, LoadedModel, ModelSource, Tensor};
 use ripieno_model::{Block, DataType, Model, Profile, TensorSpec, Walk};
-use ripieno_runtime::{JobResult, Engine, EngineConfig, Failure, Job, Refused, ServedModel, Ticket};
+use ripieno_runtime::{Engine, EngineConfig, Failure, Job, JobResult, Refused, ServedModel, Ticket};
 use ripieno_sched::{Limits, OptionValue, Options, Served, Setup, build, build_shards};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// Generous: only a hang takes so long.
+/// Generous time limit: only a hang reaches it.
 pub(crate) const SAFETY: Duration = Duration::from_secs(60);
 
-/// Doubles every byte, as often as it has blocks.
+/// Doubles every byte once per block.
 pub(crate) struct Doubler(pub usize);
 
-impl Loaded for Doubler {
+impl LoadedModel for Doubler {
     fn inputs(&self) -> &[TensorSpec] {
         &[]
     }
@@ -46,7 +47,8 @@ pub(crate) fn setup(devices: usize, limits: Limits) -> Setup {
     Setup { models: Vec::new(), devices, limits }
 }
 
-/// Runs each test twice: with what decides in one piece, and in shards; it is told in how many.
+/// Runs each test twice: with an unsharded scheduler and with shards; it receives the number of
+/// shards.
 macro_rules! in_one_piece_and_in_shards {
     ($($(#[$said:meta])* fn $name:ident($shards:ident: usize) $body:block)*) => {$(
         $(#[$said])*
@@ -69,7 +71,7 @@ macro_rules! in_one_piece_and_in_shards {
 }
 pub(crate) use in_one_piece_and_in_shards;
 
-/// A policy of the catalogue in its own form, or in so many shards as a server runs it.
+/// Creates a policy of the catalogue, unsharded or in this number of shards.
 pub(crate) fn policy(name: &str, setup: &Setup, options: &Options, shards: usize) -> Served {
     match shards {
         1 => build(name, setup, options).unwrap().into(),
@@ -77,7 +79,8 @@ pub(crate) fn policy(name: &str, setup: &Setup, options: &Options, shards: usize
     }
 }
 
-/// An engine with the first-in-first-out scheduler, or in so many shards with the policy that is most like it.
+/// Configures an engine with the first-in-first-out scheduler, or with the most similar policy in
+/// shards.
 pub(crate) fn config(executor: &Arc<dyn Executor>, devices: usize, limits: Limits, shards: usize) -> EngineConfig {
     let setup = setup(devices, limits);
     let scheduler = match shards {
@@ -87,7 +90,7 @@ pub(crate) fn config(executor: &Arc<dyn Executor>, devices: usize, limits: Limit
     EngineConfig::new(scheduler, setup, vec![Arc::clone(executor); devices])
 }
 
-/// What makes "eager" refuse nobody and take requests as they come.
+/// Options that make "eager" refuse no request and take them in order.
 pub(crate) fn eager() -> Options {
     let word = |key: &str, value: &str| (key.to_owned(), OptionValue::Text(value.to_owned()));
     Options::from([word("drop", "never"), word("gather", "fifo")])
@@ -108,7 +111,8 @@ pub(crate) fn served(blocks: usize, slo: Duration) -> ServedModel {
     ServedModel { model, loaded: Arc::new(Doubler(blocks)), max_queue: 100_000, answer_late: false }
 }
 
-/// A model of one block that emulated devices answer with its input, in batches as large as the profile has them.
+/// A model of one block that emulated devices answer with its input, with the profile's largest
+/// batch.
 pub(crate) fn emulated(executor: &Arc<dyn Executor>, name: &str, profile: Profile, slo: Nanos) -> ServedModel {
     let spec = TensorSpec { name: "x".to_owned(), datatype: DataType::Uint8, shape: vec![-1, 1] };
     let block = BlockSource { profile: Some(profile.clone()), ..BlockSource::new(name) };
@@ -124,12 +128,12 @@ pub(crate) fn bytes(rows: usize, first: u8) -> Arc<[Tensor]> {
     vec![Tensor { name: "x".into(), datatype: DataType::Uint8, shape, data: Bytes::from(data) }].into()
 }
 
-/// The bytes of an answer.
+/// Returns the bytes of an answer.
 pub(crate) fn data(answer: JobResult) -> Vec<u8> {
     answer.expect("an answer with outputs").outputs[0].data.to_vec()
 }
 
-/// Submits and collects all answers in one place.
+/// Submits jobs and collects all their answers.
 pub(crate) struct Client {
     pub(crate) engine: Engine,
     pub(crate) model: ModelId,
@@ -143,10 +147,10 @@ impl Client {
         Client { engine: engine.clone(), model, sender, answers }
     }
 
-    /// Submits a job that its answers carry the number of.
+    /// Submits a job; its answers carry `number`.
     pub(crate) fn submit(&self, number: usize, rows: usize, timeout: Option<Duration>) -> Result<Ticket, Refused> {
         let sender = self.sender.clone();
-        // A test that has seen enough may be gone.
+        // The test may have ended already.
         let on_answer = Box::new(move |answer| drop(sender.send((number, answer))));
         self.engine.submit(Job {
             model: self.model,
@@ -161,13 +165,13 @@ impl Client {
         })
     }
 
-    /// The next answer, which is a failure.
+    /// Returns the next answer, which must be a failure.
     pub(crate) fn next_failure(&self) -> (usize, Failure) {
         let (number, answer) = self.next();
         (number, answer.expect_err("a failure"))
     }
 
-    /// The next answer, whosever it is.
+    /// Returns the next answer of any job.
     pub(crate) fn next(&self) -> (usize, JobResult) {
         self.answers.recv_timeout(SAFETY).expect("an answer")
     }

@@ -1,10 +1,11 @@
-//! Devices that run an encoder and a decoder over bytes: the encoder adds them up, the decoder counts on from the sum.
+//! Devices that run an encoder and a decoder over bytes: the encoder adds them up, the decoder
+//! counts from the sum.
 
 use bytes::Bytes;
 use ripieno_base::{ModelId, Nanos, RequestSlot};
 use ripieno_executor::{
-    Device, Engine as Executor, Entry, ExecError, LoadError, Loaded, Member, ModelSource, Progress, RequestError, Sink,
-    Task, TaskResult, Tensor,
+    Device, ExecError, Executor, LoadError, LoadedModel, MemberProgress, ModelSource, RequestEntry, RequestError, Sink,
+    Task, TaskMember, TaskResult, Tensor,
 };
 use ripieno_model::{Block, DataType, Extent, Graph, Model, Profile, Steps, TensorSpec, Walk};
 use ripieno_runtime::ServedModel;
@@ -20,10 +21,10 @@ use std::time::{Duration, Instant};
 pub(crate) const LONGEST: usize = 12;
 /// Steps of the decoder beyond the length of the input.
 const EXTRA: usize = 2;
-/// Tasks that a device holds.
+/// Number of tasks that a device holds.
 pub(crate) const DEPTH: usize = 5;
 
-/// What the model answers to a sequence, worked out at once.
+/// Returns the model's expected answer to a sequence.
 pub(crate) fn answer_to(sequence: &[u8]) -> Vec<u8> {
     let sum = sequence.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
     let steps = (usize::from(sum % 7) + 1).min(sequence.len() + EXTRA);
@@ -41,7 +42,7 @@ fn tensor(bytes: &[u8]) -> Tensor {
 
 struct Counting;
 
-impl Loaded for Counting {
+impl LoadedModel for Counting {
     fn inputs(&self) -> &[TensorSpec] {
         &[]
     }
@@ -75,9 +76,9 @@ pub(crate) fn counting(slo: Duration) -> ServedModel {
 /// Opens such devices; they share the state of requests.
 #[derive(Default)]
 pub(crate) struct Stepping {
-    /// Each task of this number fails; 0 for none.
+    /// Every task with a multiple of this number fails; 0 for none.
     every: usize,
-    /// The task of this number fails; 0 for none.
+    /// The task with this number fails; 0 for none.
     nth: usize,
     begun: Arc<AtomicUsize>,
     states: States,
@@ -87,7 +88,7 @@ pub(crate) struct Stepping {
 type States = Arc<Mutex<HashMap<RequestSlot, State>>>;
 
 struct State {
-    entry: Arc<Entry>,
+    entry: Arc<RequestEntry>,
     walk: u64,
     encoded: u32,
     sum: u8,
@@ -100,12 +101,12 @@ impl Stepping {
         Arc::new(Stepping { every, ..Stepping::default() })
     }
 
-    /// One device only; each message lets one task begin.
+    /// Opens one device; each message lets one task begin.
     pub(crate) fn gated() -> (Arc<dyn Executor>, Sender<()>) {
         Stepping::gated_and_failing(0)
     }
 
-    /// Likewise; the `nth` task fails.
+    /// Opens one such device; the `nth` task fails.
     pub(crate) fn gated_and_failing(nth: usize) -> (Arc<dyn Executor>, Sender<()>) {
         let (release, gate) = channel();
         (Arc::new(Stepping { nth, gate: Mutex::new(Some(gate)), ..Stepping::default() }), release)
@@ -121,7 +122,7 @@ impl Executor for Stepping {
         "stepping".to_owned()
     }
 
-    fn load(&self, _: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, _: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         Ok(Arc::new(Counting))
     }
 
@@ -133,21 +134,21 @@ impl Executor for Stepping {
         let thread = std::thread::spawn(move || {
             for task in received {
                 if let Some(gate) = &gate {
-                    // Nobody holds the gate any more: it stands open.
+                    // Once the sender is dropped, the gate is open.
                     let _ = gate.recv();
                 }
                 let (id, started) = (task.id, Instant::now());
                 let number = begun.fetch_add(1, Ordering::Relaxed) + 1;
                 let fails = number == nth || (every > 0 && number.is_multiple_of(every));
                 let mut states = states.lock().unwrap();
-                let progress: Vec<Progress> =
+                let progress: Vec<MemberProgress> =
                     task.members.iter().map(|member| run(&mut states, task.block.index(), member, fails)).collect();
                 drop(states);
                 let outcome = if fails { Err(ExecError("the device stumbled".to_owned())) } else { Ok(progress) };
                 sink(TaskResult {
                     id,
                     outcome,
-                    again: None,
+                    rerun: None,
                     lost: None,
                     started,
                     finished: Instant::now(),
@@ -160,11 +161,11 @@ impl Executor for Stepping {
 }
 
 /// Runs a step and checks that it is the next one of its request.
-fn run(states: &mut HashMap<RequestSlot, State>, block: usize, member: &Member, fails: bool) -> Progress {
+fn run(states: &mut HashMap<RequestSlot, State>, block: usize, member: &TaskMember, fails: bool) -> MemberProgress {
     let (known, walk) = (states.get(&member.slot), member.walk);
     if known.is_some_and(|state| state.walk > walk) {
-        // A device that was given up is still at it.
-        return Progress::default();
+        // A device that was given up still runs an old walk.
+        return MemberProgress::default();
     }
     if let Some(entry) = &member.entry
         && known.is_none_or(|state| state.walk < walk || !Arc::ptr_eq(&state.entry, entry))
@@ -177,20 +178,21 @@ fn run(states: &mut HashMap<RequestSlot, State>, block: usize, member: &Member, 
     state.over |= fails;
     let Extent { length, limit } = state.entry.extent;
     if state.over || member.node >= [length, limit][block] {
-        return Progress::default();
+        return MemberProgress::default();
     }
     if block == 0 {
         assert_eq!(member.node, state.encoded, "the encoder's steps run in order, each once");
         state.sum = state.sum.wrapping_add(state.entry.inputs()[0].data[member.node as usize]);
         state.encoded += 1;
-        return Progress::default();
+        return MemberProgress::default();
     }
     assert_eq!(state.encoded, length, "the decoder follows the encoder");
     assert_eq!(member.node as usize, state.decoded.len(), "the decoder's steps run in order, each once");
     let value = state.sum.wrapping_add(member.node as u8);
     state.decoded.push(value);
     state.over = state.decoded.len() == usize::from(state.sum % 7) + 1 || state.decoded.len() == limit as usize;
-    let mut progress = if state.over { Progress::ended(vec![tensor(&state.decoded)]) } else { Progress::default() };
+    let mut progress =
+        if state.over { MemberProgress::ended(vec![tensor(&state.decoded)]) } else { MemberProgress::default() };
     if state.entry.stream {
         progress.step = vec![tensor(&[value])];
     }
@@ -207,7 +209,7 @@ impl Device for SteppingDevice {
         DEPTH
     }
 
-    fn attach(&self, _: ModelId, _: Arc<dyn Loaded>) {}
+    fn attach(&self, _: ModelId, _: Arc<dyn LoadedModel>) {}
 
     fn detach(&self, _: ModelId) {}
 

@@ -1,10 +1,11 @@
-//! Requests that the engine fails on, and requests of other shapes, under every policy of the catalogue: their neighbours are
-//! answered as if they were alone.
+//! Requests that the engine fails on, and requests of other shapes, under every policy of the
+//! catalogue: other requests are answered as if alone.
 
 use crate::common::catalogue::{MAX_BATCH, PATIENCE, scrambled, source, start, submit};
 use ripieno_base::{BlockId, Nanos};
 use ripieno_executor::{
-    AnswerSource, BlockSource, CpuEngine, CpuOptions, Engine as Executor, Link, ModelSource, Source, Take, Tensor,
+    AnswerSource, AnswerSteps, BlockSource, CpuEngine, CpuOptions, Executor, InputLink, InputSource, ModelSource,
+    Tensor,
 };
 use ripieno_model::{Block, DataType, DropRule, Model, Profile, Steps, Walk};
 use ripieno_runtime::{Failure, ModelSnapshot, ServedModel};
@@ -14,15 +15,15 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 const REQUESTS: usize = 400;
-/// The table that the models look up has so many rows; row i is [i, -i].
+/// Number of rows of the table that the models look up; row i is [i, -i].
 const ROWS: usize = 100;
-/// What requests of a test ask for.
+/// The requests of a test.
 struct Kind {
     name: &'static str,
     source: fn() -> ModelSource,
-    /// The input of a request.
+    /// Returns the input of a request.
     input: fn(usize) -> Tensor,
-    /// Its answer; none if the engine fails on it.
+    /// Returns its answer; `None` if the engine fails on it.
     answer: fn(usize) -> Option<Vec<f32>>,
 }
 
@@ -38,13 +39,13 @@ const KINDS: [Kind; 4] = [
     Kind { name: "shapes", source: || source(&["double"]), input: wide, answer: |at| Some(doubled(at)) },
 ];
 
-/// Each culprit asks for a row of its own that is not there.
-fn is_culprit(at: usize) -> bool {
+/// Whether the request is bad: it looks up a row of its own that does not exist.
+fn is_bad(at: usize) -> bool {
     scrambled(at).is_multiple_of(12)
 }
 
 fn row(at: usize) -> usize {
-    if is_culprit(at) { 1_000 + at } else { scrambled(at + 1) % ROWS }
+    if is_bad(at) { 1_000 + at } else { scrambled(at + 1) % ROWS }
 }
 
 fn floats(name: &str, shape: &[i64], numbers: &[f32]) -> Tensor {
@@ -57,19 +58,21 @@ fn number(name: &str, row: usize) -> Tensor {
 }
 
 fn looked_up(at: usize) -> Option<Vec<f32>> {
-    (!is_culprit(at)).then(|| vec![row(at) as f32, -(row(at) as f32)])
+    (!is_bad(at)).then(|| vec![row(at) as f32, -(row(at) as f32)])
 }
 
-/// Adds up the rows that it looks up, one a step.
+/// Adds up the rows that it looks up, one per step.
 fn sums() -> ModelSource {
     let mut source = source(&["cell_pick"]);
     source.blocks[0].steps = Steps::Length;
-    source.blocks[0].links = vec![Link { input: "h".into(), from: Source::Previous("h_next".into()), initial: None }];
-    let answer = AnswerSource { name: "h".into(), block: Some(BlockId(0)), tensor: "h_next".into(), take: Take::Last };
+    source.blocks[0].links =
+        vec![InputLink { input: "h".into(), from: InputSource::Previous("h_next".into()), initial: None }];
+    let answer =
+        AnswerSource { name: "h".into(), block: Some(BlockId(0)), tensor: "h_next".into(), take: AnswerSteps::Last };
     ModelSource { walk: Walk::Repeat, answers: vec![answer], ..source }
 }
 
-/// A culprit is one at any of its steps, the first and the last included.
+/// A bad request may be bad at any of its steps, including the first and the last.
 fn numbers(at: usize) -> Vec<f32> {
     let length = 1 + scrambled(at + 2) % 6;
     let bad = scrambled(at + 3) % length;
@@ -84,10 +87,10 @@ fn sequence(at: usize) -> Tensor {
 
 fn added_up(at: usize) -> Option<Vec<f32>> {
     let sum: f32 = numbers(at).iter().sum();
-    (!is_culprit(at)).then(|| vec![sum, -sum])
+    (!is_bad(at)).then(|| vec![sum, -sum])
 }
 
-/// Rows of four or five numbers, and now and then of some other width.
+/// Rows of four or five numbers, and occasionally of another width.
 fn wide(at: usize) -> Tensor {
     let width = [4, 5, 4, 5, 4, 5, 4, 1 + at % 40][scrambled(at) % 8];
     let numbers: Vec<f32> = (0..width).map(|place| (at * 7 + place) as f32).collect();
@@ -98,7 +101,8 @@ fn doubled(at: usize) -> Vec<f32> {
     wide(at).data.as_chunks().0.iter().map(|&bytes| 2.0 * f32::from_le_bytes(bytes)).collect()
 }
 
-/// The scheduler's view: nobody is refused for being late, however slow the machine, and who defers does so for a moment.
+/// The scheduler's view: no request is refused for lateness on a slow machine, and deferred
+/// batching defers briefly.
 fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
     let loaded = executor.load(source).unwrap();
     let profile = Profile::linear(0.05, 0.2, MAX_BATCH).unwrap();
@@ -113,7 +117,7 @@ fn served(executor: &dyn Executor, source: &ModelSource) -> ServedModel {
     ServedModel { model, loaded, max_queue: 256, answer_late: true }
 }
 
-/// Sends requests, and checks that each has its one answer. Returns what was counted.
+/// Sends requests, and checks that each gets its one answer. Returns the metrics.
 fn serve(policy: &'static Policy, kind: &Kind, shards: usize) -> ModelSnapshot {
     let name = format!("{}, {}, {shards} shards", policy.name, kind.name);
     let executor: Arc<dyn Executor> = Arc::new(CpuEngine::new(CpuOptions { threads: 2 }));
@@ -135,7 +139,7 @@ fn serve(policy: &'static Policy, kind: &Kind, shards: usize) -> ModelSnapshot {
                 assert_eq!(found, expected, "{name}: request {at}");
             }
             (None, Err(Failure::Failed(text))) => {
-                let others = (0..REQUESTS).filter(|&other| other != at && is_culprit(other));
+                let others = (0..REQUESTS).filter(|&other| other != at && is_bad(other));
                 let told =
                     |other: usize| text.split(|c: char| !c.is_ascii_digit()).any(|n| n == row(other).to_string());
                 assert!(others.into_iter().all(|other| !told(other)), "{name}: request {at} hears of another: {text}");
@@ -145,7 +149,7 @@ fn serve(policy: &'static Policy, kind: &Kind, shards: usize) -> ModelSnapshot {
     }
     assert!(seen.iter().all(|&count| count == 1));
     assert!(engine.drain(PATIENCE));
-    // The last slot is given back right after its answer.
+    // The last slot is freed right after its answer.
     let until = Instant::now() + PATIENCE;
     let counted = loop {
         let counted = engine.model_metrics(model).unwrap();
@@ -163,7 +167,7 @@ fn served_by(policy: &Policy, kind: &Kind) -> bool {
     policy.check_walk(&served(&CpuEngine::new(CpuOptions::default()), &(kind.source)()).model).is_ok()
 }
 
-/// Under every policy that serves models of a kind; how many those are.
+/// Runs under every policy that serves models of a kind; returns the number of these policies.
 fn under_every_policy(kind: usize, judge: impl Fn(&str, &ModelSnapshot)) -> usize {
     let kind = &KINDS[kind];
     let policies: Vec<&'static Policy> = CATALOGUE.iter().filter(|policy| served_by(policy, kind)).collect();
@@ -173,27 +177,27 @@ fn under_every_policy(kind: usize, judge: impl Fn(&str, &ModelSnapshot)) -> usiz
     policies.len()
 }
 
-/// Each culprit was found, and told from neighbours that it had.
-fn culprits_were_found(policy: &str, counted: &ModelSnapshot) {
-    let culprits = (0..REQUESTS).filter(|&at| is_culprit(at)).count() as u64;
-    assert_eq!(counted.bad_requests, culprits, "{policy}");
+/// Checks that each bad request was found and separated from its neighbours.
+fn bad_requests_were_found(policy: &str, counted: &ModelSnapshot) {
+    let bad = (0..REQUESTS).filter(|&at| is_bad(at)).count() as u64;
+    assert_eq!(counted.bad_requests, bad, "{policy}");
     let alone = counted.batch_rows.sum as u64 == counted.batches;
-    assert!(counted.batches_again > 0 || alone, "{policy}: no culprit had a neighbour, so nothing was tested");
+    assert!(counted.batches_again > 0 || alone, "{policy}: no bad request had a neighbour, so nothing was tested");
 }
 
 #[test]
-fn a_culprit_fails_alone_in_whole_models() {
-    assert!(under_every_policy(0, culprits_were_found) >= 9);
+fn a_bad_request_fails_alone_in_whole_models() {
+    assert!(under_every_policy(0, bad_requests_were_found) >= 9);
 }
 
 #[test]
-fn a_culprit_of_the_third_block_fails_alone_in_chains() {
-    assert!(under_every_policy(1, culprits_were_found) >= 9);
+fn a_bad_request_of_the_third_block_fails_alone_in_chains() {
+    assert!(under_every_policy(1, bad_requests_were_found) >= 9);
 }
 
 #[test]
-fn a_culprit_fails_alone_in_cells() {
-    assert!(under_every_policy(2, culprits_were_found) >= 3);
+fn a_bad_request_fails_alone_in_cells() {
+    assert!(under_every_policy(2, bad_requests_were_found) >= 3);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! One bad request in a batch, or several: whoever shares the batch with them is answered as if they were not there.
+//! One or several bad requests in a batch: the other requests are answered as if these were absent.
 
 use crate::common::*;
 use ripieno_base::RequestSlot;
@@ -6,24 +6,27 @@ use ripieno_executor::*;
 use ripieno_model::{DataType, Extent, Steps, Walk};
 use std::sync::Arc;
 
-/// Rows of the table that the model looks up; row i is [i, -i].
+/// Number of rows of the table that the model looks up; row i is [i, -i].
 const ROWS: usize = 100;
 const NEIGHBOURS: usize = 12;
 
-/// Brings a number that looks up a row. It is no id that a client sends, so nobody sees beforehand that no row has it.
-fn pick(slot: usize, row: usize, input: &str) -> Member {
-    Member::new(RequestSlot(slot as u32), 1, entry(fp32(input, &[1], &[row as f32])))
+/// Creates a request for a row by number. The number is not a checked id, so an invalid one is
+/// detected only in the engine.
+fn pick(slot: usize, row: usize, input: &str) -> TaskMember {
+    TaskMember::new(RequestSlot(slot as u32), 1, entry(fp32(input, &[1], &[row as f32])))
 }
 
-/// The rows that twelve requests look up; those in `bad` ask for rows that are not there, each for another one.
+/// The rows that twelve requests look up; those in `bad` look up rows that do not exist, each a
+/// different one.
 fn asked(bad: &[usize]) -> Vec<usize> {
     (0..NEIGHBOURS).map(|slot| if bad.contains(&slot) { ROWS + 1 + 7 * slot } else { slot * 8 % ROWS }).collect()
 }
 
 const CASES: [&[usize]; 5] = [&[5], &[0], &[2, 9], &[10, 11], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]];
 
-/// Who asked for a row that is there has it, the others have an error that speaks of their own number alone.
-fn judge(asked: &[usize], progress: &[Progress], sign: f32) {
+/// Checks that requests for an existing row have it, and the others have an error that contains
+/// only their own number.
+fn judge(asked: &[usize], progress: &[MemberProgress], sign: f32) {
     assert_eq!(asked.len(), progress.len());
     for (&row, progress) in asked.iter().zip(progress) {
         match &progress.failed {
@@ -39,7 +42,7 @@ fn judge(asked: &[usize], progress: &[Progress], sign: f32) {
     }
 }
 
-/// Of the numbers in a message, none is another request's.
+/// Checks that no number in a message is another request's.
 fn speaks_of(cause: &ExecError, own: usize, asked: &[usize]) {
     let others = asked.iter().filter(|&&row| row != own && row >= ROWS);
     let digits =
@@ -49,7 +52,7 @@ fn speaks_of(cause: &ExecError, own: usize, asked: &[usize]) {
 }
 
 #[test]
-fn the_culprits_of_a_batch_fail_alone() {
+fn the_bad_requests_of_a_batch_fail_alone() {
     for engine in engines() {
         let stand = Stand::new(&*engine, &files(&["pick_third"]));
         for bad in CASES {
@@ -57,8 +60,9 @@ fn the_culprits_of_a_batch_fail_alone() {
             let members = rows.iter().enumerate().map(|(slot, &row)| pick(slot, row, "g"));
             stand.device.submit(task(0, 0, members.collect())).unwrap();
             let result = stand.result();
-            let runs = result.again.expect("the batch failed").runs as usize;
-            // A tree of halves: 2 runs a level for each culprit, and never more than it has nodes.
+            let runs = result.rerun.expect("the batch failed").runs as usize;
+            // A tree of halves: 2 runs per level for each bad request, and never more than it has
+            // nodes.
             assert!(runs <= (2 * 4 * bad.len()).min(2 * NEIGHBOURS - 2), "{runs} further runs for {bad:?}");
             judge(&rows, &result.outcome.unwrap(), 1.0);
         }
@@ -66,14 +70,14 @@ fn the_culprits_of_a_batch_fail_alone() {
 }
 
 #[test]
-fn culprits_of_the_third_block_leave_a_chain_alone() {
+fn bad_requests_of_the_third_block_leave_a_chain_alone() {
     for engine in engines() {
         let stand = Stand::new(&*engine, &files(&["pick_first", "pick_second", "pick_third"]));
         for bad in CASES {
             let rows = asked(bad);
-            let members: Vec<Member> = rows.iter().enumerate().map(|(slot, &row)| pick(slot, row, "x")).collect();
+            let members: Vec<TaskMember> = rows.iter().enumerate().map(|(slot, &row)| pick(slot, row, "x")).collect();
             stand.run(0, members.clone()).unwrap();
-            let go_on: Vec<Member> = members.iter().map(later).collect();
+            let go_on: Vec<TaskMember> = members.iter().map(later).collect();
             assert!(stand.run(1, go_on.clone()).unwrap().iter().all(|progress| progress.failed.is_none()));
             judge(&rows, &stand.run(2, go_on.clone()).unwrap(), 1.0);
             let gone = stand.run(2, go_on).unwrap();
@@ -82,9 +86,9 @@ fn culprits_of_the_third_block_leave_a_chain_alone() {
     }
 }
 
-/// Adds up the rows that it looks up, one a step.
+/// Adds up the rows that it looks up, one per step.
 fn sums() -> ModelSource {
-    let carried = Link { input: "h".into(), from: Source::Previous("h_next".into()), initial: None };
+    let carried = InputLink { input: "h".into(), from: InputSource::Previous("h_next".into()), initial: None };
     let cell = BlockSource {
         path: Some(model_path("cell_pick")),
         steps: Steps::Length,
@@ -95,13 +99,13 @@ fn sums() -> ModelSource {
         name: "h".into(),
         block: Some(ripieno_base::BlockId(0)),
         tensor: "h_next".into(),
-        take: Take::Last,
+        take: AnswerSteps::Last,
     };
     ModelSource { walk: Walk::Repeat, answers: vec![answer], ..empty("sums", vec![cell]) }
 }
 
 #[test]
-fn culprits_in_cells_fail_alone_at_whichever_step() {
+fn bad_requests_in_cells_fail_alone_at_any_step() {
     for engine in engines() {
         let stand = Stand::new(&*engine, &sums());
         for (bad, at) in CASES.iter().zip([0, 2, 1, 2, 0]) {
@@ -110,28 +114,28 @@ fn culprits_in_cells_fail_alone_at_whichever_step() {
             let sequences: Vec<Vec<f32>> =
                 (0..NEIGHBOURS).map(|slot| (0..3).map(|step| number(slot, step) as f32).collect()).collect();
             let extent = Extent { length: 3, limit: 0 };
-            let entries: Vec<Arc<Entry>> = sequences
+            let entries: Vec<Arc<RequestEntry>> = sequences
                 .iter()
-                .map(|of| Arc::new(Entry { extent, ..Entry::of([fp32("g", &[1, 3], of)].into()) }))
+                .map(|of| Arc::new(RequestEntry { extent, ..RequestEntry::of([fp32("g", &[1, 3], of)].into()) }))
                 .collect();
             let mut over = [false; NEIGHBOURS];
             for step in 0..3 {
-                let member = |slot: usize| Member {
+                let member = |slot: usize| TaskMember {
                     node: step as u32,
-                    ..Member::new(RequestSlot(slot as u32), 1, Some(Arc::clone(&entries[slot])))
+                    ..TaskMember::new(RequestSlot(slot as u32), 1, Some(Arc::clone(&entries[slot])))
                 };
-                // Those that failed stay in the batches that were queued ahead.
+                // The failed members stay in the batches that were queued ahead.
                 let progress = stand.run(0, (0..NEIGHBOURS).map(member).collect()).unwrap();
                 for (slot, progress) in progress.into_iter().enumerate() {
-                    let culprit = bad.contains(&slot) && step == at;
+                    let bad_one = bad.contains(&slot) && step == at;
                     assert_eq!(
                         progress.failed.is_some(),
-                        culprit,
+                        bad_one,
                         "request {slot} at step {step}: {:?}",
                         progress.failed
                     );
                     progress.failed.iter().for_each(|cause| speaks_of(cause, last[slot], &last));
-                    over[slot] |= culprit;
+                    over[slot] |= bad_one;
                     assert_eq!(progress.ended, step == 2 && !over[slot]);
                     if progress.ended {
                         let sum: f32 = sequences[slot].iter().sum();
@@ -144,9 +148,10 @@ fn culprits_in_cells_fail_alone_at_whichever_step() {
 }
 
 #[test]
-fn whoever_is_not_waited_for_any_more_is_not_run_again() {
+fn a_request_without_a_waiting_client_is_not_run_again() {
     let stand = Stand::new(&*cpu().engine, &files(&["pick_third"]));
-    let mut members: Vec<Member> = asked(&[3]).iter().enumerate().map(|(slot, &row)| pick(slot, row, "g")).collect();
+    let mut members: Vec<TaskMember> =
+        asked(&[3]).iter().enumerate().map(|(slot, &row)| pick(slot, row, "g")).collect();
     members[8].until = Some(std::time::Instant::now());
     let progress = stand.run(0, members).unwrap();
     let failed: Vec<usize> = (0..NEIGHBOURS).filter(|&slot| progress[slot].failed.is_some()).collect();
@@ -169,7 +174,7 @@ fn text_that_is_none_fails_alone() {
             data: elements.collect::<Vec<u8>>().into(),
         }
     };
-    let members = (0..NEIGHBOURS).map(|slot| Member::new(RequestSlot(slot as u32), 1, entry(strings(slot))));
+    let members = (0..NEIGHBOURS).map(|slot| TaskMember::new(RequestSlot(slot as u32), 1, entry(strings(slot))));
     for (slot, progress) in stand.run(0, members.collect()).unwrap().into_iter().enumerate() {
         assert_eq!(progress.failed.is_some(), slot == 4);
         assert!(slot == 4 || progress.outputs[0].data == strings(slot).data);

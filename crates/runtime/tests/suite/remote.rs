@@ -1,25 +1,26 @@
-//! Requests whose inputs lie with a front end elsewhere, on devices that join an engine which began without any.
+//! Requests whose inputs are on a remote frontend, on devices that join an engine which started
+//! without any.
 
 use crate::common::{SAFETY, eager, limits, policy, served, setup};
 use ripieno_base::ModelId;
 use ripieno_executor::{
-    Device, Engine as Executor, ExecError, LoadError, Loaded, Loss, Member, ModelSource, Origin, Payload, Progress,
-    Sink, Task, TaskResult,
+    Device, ExecError, Executor, LoadError, LoadedModel, Loss, MemberProgress, ModelSource, Payload, RemoteRows, Sink,
+    Task, TaskMember, TaskResult,
 };
 use ripieno_model::Extent;
-use ripieno_runtime::{JobResult, Engine, EngineConfig, Failure, Refused, RemoteJob};
+use ripieno_runtime::{Engine, EngineConfig, Failure, JobResult, Refused, RemoteJob};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// A device that tells which rows it was given and then does with each member what it is told to.
+/// A device that records the rows it receives and then applies a given function to each member.
 struct Far {
     seen: Sender<Rows>,
-    does: fn(&Member) -> Progress,
+    does: fn(&TaskMember) -> MemberProgress,
 }
 
-/// First row, and how many.
+/// First row and number of rows.
 type Rows = (u32, usize);
 
 impl Executor for Far {
@@ -31,7 +32,7 @@ impl Executor for Far {
         "far".to_owned()
     }
 
-    fn load(&self, _: &ModelSource) -> Result<Arc<dyn Loaded>, LoadError> {
+    fn load(&self, _: &ModelSource) -> Result<Arc<dyn LoadedModel>, LoadError> {
         Err(LoadError("models are elsewhere".to_owned()))
     }
 
@@ -43,7 +44,7 @@ impl Executor for Far {
     }
 }
 
-fn run(task: &Task, seen: &Sender<Rows>, does: fn(&Member) -> Progress) -> TaskResult {
+fn run(task: &Task, seen: &Sender<Rows>, does: fn(&TaskMember) -> MemberProgress) -> TaskResult {
     for member in &task.members {
         let entry = member.entry.as_ref().expect("each runs one block");
         let Payload::Elsewhere(origin) = entry.payload else { panic!("no inputs are here") };
@@ -51,7 +52,7 @@ fn run(task: &Task, seen: &Sender<Rows>, does: fn(&Member) -> Progress) -> TaskR
         seen.send((origin.first_row, member.rows)).unwrap();
     }
     let (now, outcome) = (Instant::now(), Ok(task.members.iter().map(does).collect()));
-    TaskResult { id: task.id, outcome, again: None, lost: None, started: now, finished: now, holds_next: false }
+    TaskResult { id: task.id, outcome, rerun: None, lost: None, started: now, finished: now, holds_next: false }
 }
 
 struct FarDevice(Mutex<Sender<Task>>);
@@ -60,7 +61,7 @@ impl Device for FarDevice {
     fn depth(&self) -> usize {
         1
     }
-    fn attach(&self, _: ModelId, _: Arc<dyn Loaded>) {}
+    fn attach(&self, _: ModelId, _: Arc<dyn LoadedModel>) {}
     fn detach(&self, _: ModelId) {}
     fn submit(&self, task: Task) -> Result<(), Task> {
         self.0.lock().unwrap().send(task).expect("the device's thread listens");
@@ -74,8 +75,8 @@ struct Bench {
     seen: Receiver<Rows>,
 }
 
-/// An engine that began without devices, and has one now.
-fn bench(does: fn(&Member) -> Progress) -> Bench {
+/// Starts an engine without devices, and adds one.
+fn bench(does: fn(&TaskMember) -> MemberProgress) -> Bench {
     let setup = setup(0, limits(8));
     let scheduler = policy("eager", &setup, &eager(), 1);
     let engine = Engine::start(EngineConfig::new(scheduler, setup, Vec::new())).unwrap();
@@ -89,7 +90,7 @@ impl Bench {
     fn submit(&self, rows: usize, extent: Extent) -> Result<Receiver<JobResult>, Refused> {
         let (send, answer) = channel();
         let on_answer = Box::new(move |answer| send.send(answer).unwrap());
-        let origin = Origin { frontend: 3, request: 70, first_row: 0 };
+        let origin = RemoteRows { frontend: 3, request: 70, first_row: 0 };
         let (model, timeout, bytes) = (self.model, None, rows);
         let job =
             RemoteJob { model, origin, rows, extent, sizes: None, bytes, timeout, client: 0, priority: 0, on_answer };
@@ -100,8 +101,8 @@ impl Bench {
 }
 
 #[test]
-fn each_batch_is_told_which_rows_of_the_request_are_its_own() {
-    let bench = bench(|_| Progress::ended(Vec::new()));
+fn each_batch_gets_its_own_rows_of_the_request() {
+    let bench = bench(|_| MemberProgress::ended(Vec::new()));
     let answer = bench.submit(6, Extent::ONE).unwrap().recv_timeout(SAFETY).unwrap().unwrap();
     assert!(answer.outputs.is_empty());
     let mut rows: Vec<Rows> = bench.seen.try_iter().collect();
@@ -113,7 +114,7 @@ fn each_batch_is_told_which_rows_of_the_request_are_its_own() {
 fn whose_inputs_were_lost_may_ask_again_and_is_not_to_blame() {
     let bench = bench(|_| {
         let lost = Some(Loss { retry_after: Duration::from_secs(1), inside: false });
-        Progress { lost, ..Progress::failed(ExecError("its front end is gone".to_owned())) }
+        MemberProgress { lost, ..MemberProgress::failed(ExecError("its front end is gone".to_owned())) }
     });
     let failure = bench.submit(1, Extent::ONE).unwrap().recv_timeout(SAFETY).unwrap().unwrap_err();
     assert!(matches!(failure, Failure::Outage { .. }), "{failure}");
@@ -122,7 +123,7 @@ fn whose_inputs_were_lost_may_ask_again_and_is_not_to_blame() {
 
 #[test]
 fn a_length_that_the_model_does_not_have_is_refused() {
-    let bench = bench(|_| Progress::ended(Vec::new()));
+    let bench = bench(|_| MemberProgress::ended(Vec::new()));
     let refused = bench.submit(1, Extent { length: 2, limit: 0 }).unwrap_err();
     assert!(matches!(refused, Refused::Invalid(_)), "{refused}");
 }

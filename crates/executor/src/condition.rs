@@ -1,4 +1,4 @@
-//! What may decide that members leave a batch on the way: a comparison with a number, or code of the embedder's own.
+//! Conditions for members to leave a batch: a comparison with a number, or the embedder's code.
 
 use crate::rows::Rows;
 use half::{bf16, f16};
@@ -6,50 +6,53 @@ use ripieno_base::BlockId;
 use ripieno_model::DataType;
 use std::fmt::Debug;
 
-/// Decides after each block which members leave, where a comparison with a number is not enough.
+/// Decides after each block which members leave, where a comparison with a number is not
+/// sufficient.
 pub trait Condition: Debug + Send + Sync {
-    /// What it may do after this block; asked once, at load, and checked against the model.
-    fn may(&self, block: BlockId) -> May;
+    /// Returns the decisions that it may make after this block; called once, at load, and checked
+    /// against the model.
+    fn may(&self, block: BlockId) -> AllowedExits;
 
-    /// What becomes of the walk that this row belongs to; asked after the block for each row, on a device's thread.
-    fn judge(&self, block: BlockId, row: &Row<'_>) -> Verdict;
+    /// Decides how the walk of this row continues; called after the block for each row, on a
+    /// device's thread.
+    fn judge(&self, block: BlockId, row: &OutputRow<'_>) -> BlockDecision;
 }
 
-/// What a [`Condition`] may do after a block.
+/// The decisions that a [`Condition`] may make after a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct May {
-    /// End walks. The block then has all outputs of the model, under their names or as
-    /// [`BlockSource::exit_outputs`](crate::BlockSource::exit_outputs) says.
+pub struct AllowedExits {
+    /// Whether it may end walks. The block must then have all outputs of the model, under their
+    /// names or mapped by [`BlockSource::exit_outputs`](crate::BlockSource::exit_outputs).
     pub exit: bool,
-    /// Send walks on to these blocks.
+    /// The blocks that it may skip to.
     pub skip_to: Vec<BlockId>,
 }
 
-/// How a walk goes on after a block.
+/// Continuation of a walk after a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// With the next block.
+pub enum BlockDecision {
+    /// Continue with the next block.
     Go,
-    /// Not at all: the answer is there.
+    /// End: the answer is complete.
     Exit,
-    /// With this later block.
+    /// Skip to this later block.
     Skip(BlockId),
 }
 
-/// A comparison of a tensor that has one number a row.
+/// A comparison of a tensor that has one number per row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rule {
+pub struct TensorRule {
     /// An output of the block.
     pub tensor: String,
-    /// How it is compared.
-    pub comparison: Comparison,
-    /// With what.
+    /// The comparison operator.
+    pub comparison: ComparisonOperator,
+    /// The bound.
     pub number: f64,
 }
 
-/// How numbers are compared.
+/// Comparison operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub enum ComparisonOperator {
     /// `>`
     Above,
     /// `>=`
@@ -60,33 +63,34 @@ pub enum Comparison {
     AtMost,
 }
 
-impl Comparison {
+impl ComparisonOperator {
     pub(crate) fn holds(self, number: f64, bound: f64) -> bool {
         match self {
-            Comparison::Above => number > bound,
-            Comparison::AtLeast => number >= bound,
-            Comparison::Below => number < bound,
-            Comparison::AtMost => number <= bound,
+            ComparisonOperator::Above => number > bound,
+            ComparisonOperator::AtLeast => number >= bound,
+            ComparisonOperator::Below => number < bound,
+            ComparisonOperator::AtMost => number <= bound,
         }
     }
 }
 
-/// One row of what a block gave.
+/// One row of a block's outputs.
 #[derive(Debug)]
-pub struct Row<'a> {
+pub struct OutputRow<'a> {
     pub(crate) outputs: &'a [(&'a str, Rows)],
     pub(crate) row: usize,
 }
 
-impl Row<'_> {
-    /// The numbers of an output of the block; none if it has no such output, or one of strings.
+impl OutputRow<'_> {
+    /// Returns the numbers of an output of the block; `None` if it has no such output, or one of
+    /// strings.
     pub fn numbers(&self, tensor: &str) -> Option<Vec<f64>> {
         let (_, rows) = self.outputs.iter().find(|(name, _)| *name == tensor)?;
         numbers(rows.datatype(), rows.at(self.row).bytes())
     }
 }
 
-/// The elements as numbers; none of strings.
+/// Converts elements to numbers; `None` for strings.
 pub(crate) fn numbers(datatype: DataType, bytes: &[u8]) -> Option<Vec<f64>> {
     macro_rules! of {
         ($number:ty) => {
